@@ -26,8 +26,7 @@ from fl_lightning.errors import Stopped, Terminated, require
 from fl_lightning.federation.agreement import agreed_part
 from fl_lightning.federation.app import write_app
 from fl_lightning.federation.data import OneSite, Sites
-from fl_lightning.federation.link import present_link
-from fl_lightning.federation.server import ClientsAtSites, check_suits
+from fl_lightning.federation.server import ClientsAtSites, check_suits, present_link
 from fl_lightning.federation.site import Site, answer_messages
 from fl_lightning.method import Method, MethodList
 from fl_lightning.records.partition import save_partition

@@ -20,7 +20,7 @@ def server_app(config: Path) -> Any:
     @app.main()
     def main(grid: Any, context: Any) -> None:
         # imports torch when the run begins, not when Flower inspects the app
-        from fl_lightning.federation.link import FlowerLink, reached_by
+        from fl_lightning.federation.server import FlowerLink, reached_by
 
         given = context.run_config
         command = ["fit", "--config", str(config)]

@@ -1,10 +1,10 @@
 """Data sets, and their partition over clients."""
 
-from fl_lightning.data.array_datasets import Digits, NpyImages
+from fl_lightning.data.array_datasets import CIFAR10, CIFAR100, MNIST, STL10, SVHN, Digits, FashionMNIST, NpyImages
 from fl_lightning.data.augmentation import Augmentation, AutoAugment, RandomCrop, RandomFlip, RandomRotation
 from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule, ImageDataModule, Images
 from fl_lightning.data.femnist import FEMNIST
-from fl_lightning.data.folders import HAM10000, PACS, ImageFolderImages, OfficeHome, TinyImageNet
+from fl_lightning.data.folders import HAM10000, PACS, ImageFolderImages, OfficeHome, SiteImageFolders, TinyImageNet
 from fl_lightning.data.loaders import Batches, ClientLoader, Rows
 from fl_lightning.data.partitioned import Partitioned
 from fl_lightning.data.partitioners import (
@@ -22,9 +22,7 @@ from fl_lightning.data.partitioners import (
     Shards,
 )
 from fl_lightning.data.plan import Plan
-from fl_lightning.data.sites import SiteImageFolders
 from fl_lightning.data.synthetic import Synthetic, SyntheticPerClass
-from fl_lightning.data.vision import CIFAR10, CIFAR100, MNIST, STL10, SVHN, FashionMNIST
 
 __all__ = [
     "CIFAR10",

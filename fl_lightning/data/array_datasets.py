@@ -1,7 +1,9 @@
-"""Data sets of images that need no download: embedded digits, and NumPy files of one's own."""
+"""Data sets of images in arrays: embedded digits, NumPy files of one's own, and the sets that torchvision knows."""
 
 from __future__ import annotations
 
+import gzip
+import pickle
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from fl_lightning.seeding import numpy_rng
 
 # height and width to which images are resized: the whole data set lies in memory
 LARGEST_IN_MEMORY = 512
+# images of an offline data set
+TRAIN, TEST = 200, 100
 
 
 class Digits(ImageDataModule):
@@ -105,6 +109,211 @@ class NpyImages(FileDataModule):
             np.save(root / f"{split}_labels.npy", labels)
 
 
+class TorchvisionDataModule(FileDataModule):
+    """A data set that torchvision can download.
+
+    Args:
+        root: folder of torchvision's copy.
+        download: download the data set into ``root`` if it is not there.
+        offline: use a small generated data set instead.
+        **kwargs: see :class:`ImageDataModule`.
+    """
+
+    original: str
+    layout: str
+    # arguments of torchvision's class for the training set and for the test set
+    splits: tuple[dict[str, Any], dict[str, Any]] = ({"train": True}, {"train": False})
+
+    def __init__(self, root: str = "data", download: bool = False, offline: bool = False, **kwargs: Any) -> None:
+        super().__init__(root, offline, **kwargs)
+        self.download = download
+
+    def prepare_data(self) -> None:
+        """Download the data set if ``download`` is set.
+
+        Raises:
+            UsageError: the download failed.
+        """
+        if self.download and not self.offline:
+            try:
+                for split in self.splits:
+                    self.source(self.root, download=True, **split)
+            except (OSError, RuntimeError) as error:
+                hint = f"the download into {self.root} failed: {error}; put {self.layout} there yourself"
+                raise UsageError(f"data.download=True: {hint}") from error
+
+    @property
+    def source(self) -> Any:
+        """Torchvision's class, imported on first use."""
+        from torchvision import datasets
+
+        return getattr(datasets, self.original)
+
+    def read(self, root: Path) -> Images:
+        # an offline data set does not have the checksums of the published files
+        source = unchecked(self.source) if self.offline else self.source
+        try:
+            train, test = (source(str(root), **split) for split in self.splits)
+        except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            hint = f"{self.layout} not found there, or damaged; give its folder, or set data.download: true"
+            raise UsageError(f"data.root={str(root)!r}: {hint}") from error
+        return Images(*self.arrays(train), *self.arrays(test))
+
+    def arrays(self, dataset: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Images ``(N, H, W, C)`` and labels ``(N,)`` of one of torchvision's data sets."""
+        return dataset.data, np.asarray(dataset.targets)
+
+
+class CIFAR10(TorchvisionDataModule):
+    """CIFAR-10: 50,000 training and 10,000 test images of 32 x 32 pixels, 10 classes."""
+
+    original = "CIFAR10"
+    layout = "cifar-10-batches-py"
+    mean, std = (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)
+    label_key = "labels"
+
+    def write_offline(self, root: Path) -> None:
+        folder = root / self.source.base_folder
+        folder.mkdir()
+        names = [name for name, _ in self.source.train_list]
+        for index, name in enumerate([*names, self.source.test_list[0][0]]):
+            labels = cycled(self.num_classes, TEST if index == len(names) else TRAIN // len(names))
+            rows = patterns(labels, 32, 3, index).transpose(0, 3, 1, 2).reshape(len(labels), -1)
+            (folder / name).write_bytes(pickle.dumps({"data": rows, self.label_key: labels.tolist()}))
+        meta = self.source.meta
+        classes = [str(c) for c in range(self.num_classes)]
+        (folder / meta["filename"]).write_bytes(pickle.dumps({meta["key"]: classes}))
+
+
+class CIFAR100(CIFAR10):
+    """CIFAR-100: 50,000 training and 10,000 test images of 32 x 32 pixels, 100 classes."""
+
+    original = "CIFAR100"
+    layout = "cifar-100-python"
+    mean, std = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
+    num_classes = 100
+    label_key = "fine_labels"
+
+
+class MNIST(TorchvisionDataModule):
+    """MNIST: 60,000 training and 10,000 test images of 28 x 28 grey pixels, 10 digits.
+
+    The four idx files may be in ``root`` or where torchvision puts them, compressed (``.gz``) or not.
+    """
+
+    original = "MNIST"
+    layout = "train-images-idx3-ubyte(.gz) and its three companions"
+    mean, std = (0.1307,), (0.3081,)
+
+    def read(self, root: Path) -> Images:
+        folders = [root, root / self.source.__name__ / "raw", root / self.source.__name__]
+        arrays = []
+        for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+            paths = [folder / f"{name}-ubyte{ending}" for folder in folders for ending in ("", ".gz")]
+            path = next((path for path in paths if path.is_file()), None)
+            hint = f"{self.layout} not found there; give its folder, or set data.download: true"
+            require(path is not None, "data.root", str(root), hint)
+            arrays.append(read_idx(path))  # type: ignore[arg-type]
+        images, labels, test_images, test_labels = arrays
+        return Images(images[..., None], labels.astype(np.int64), test_images[..., None], test_labels.astype(np.int64))
+
+    def write_offline(self, root: Path) -> None:
+        for split, number in (("train", TRAIN), ("t10k", TEST)):
+            labels = cycled(10, number)
+            write_idx(root / f"{split}-images-idx3-ubyte.gz", patterns(labels, 28, 1, number)[..., 0])
+            write_idx(root / f"{split}-labels-idx1-ubyte.gz", labels.astype(np.uint8))
+
+
+class FashionMNIST(MNIST):
+    """Fashion-MNIST: 60,000 training and 10,000 test images of 28 x 28 grey pixels, 10 kinds of clothes.
+
+    The four idx files may be in ``root`` or where torchvision puts them, compressed (``.gz``) or not.
+    """
+
+    original = "FashionMNIST"
+    mean, std = (0.2860,), (0.3530,)
+
+
+class _Split(TorchvisionDataModule):
+    """A data set whose class in torchvision takes the name of the split and stores channels first."""
+
+    splits = ({"split": "train"}, {"split": "test"})
+
+    def arrays(self, dataset: Any) -> tuple[np.ndarray, np.ndarray]:
+        return np.ascontiguousarray(dataset.data.transpose(0, 2, 3, 1)), dataset.labels.astype(np.int64)
+
+
+class SVHN(_Split):
+    """SVHN: 73,257 training and 26,032 test images of 32 x 32 pixels, 10 digits of house numbers."""
+
+    original = "SVHN"
+    layout = "train_32x32.mat and test_32x32.mat"
+    mean, std = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
+
+    def write_offline(self, root: Path) -> None:
+        from scipy.io import savemat
+
+        for split, number in (("train", TRAIN), ("test", TEST)):
+            labels = cycled(10, number)
+            images = patterns(labels, 32, 3, number).transpose(1, 2, 3, 0)
+            # in the file, the digit 0 has label 10
+            savemat(root / f"{split}_32x32.mat", {"X": images, "y": np.where(labels == 0, 10, labels)[:, None]})
+
+
+class STL10(_Split):
+    """STL-10: 5,000 training and 8,000 test images of 96 x 96 pixels, 10 classes; without the unlabelled images."""
+
+    original = "STL10"
+    layout = "stl10_binary"
+    mean, std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+
+    @property
+    def source(self) -> Any:
+        labelled = super().source
+        return type("STL10", (labelled,), {"train_list": labelled.train_list[:2]})
+
+    def write_offline(self, root: Path) -> None:
+        folder = root / "stl10_binary"
+        folder.mkdir()
+        for split, number in (("train", TRAIN // 2), ("test", TEST // 2)):
+            labels = cycled(10, number)
+            images = patterns(labels, 96, 3, number)
+            # the file counts classes from 1, and stores columns before rows
+            (folder / f"{split}_X.bin").write_bytes(images.transpose(0, 3, 2, 1).tobytes())
+            (folder / f"{split}_y.bin").write_bytes((labels + 1).astype(np.uint8).tobytes())
+        (folder / "class_names.txt").write_text("\n".join(map(str, range(10))))
+
+
+def unchecked(source: Any) -> type:
+    """A subclass of one of torchvision's data sets that does not verify the checksums of the published files."""
+    changed: dict[str, Any] = {"_check_integrity": lambda self: True}
+    if hasattr(source, "meta"):
+        changed["meta"] = source.meta | {"md5": None}
+    if hasattr(source, "split_list"):
+        changed["split_list"] = {split: [*entry[:2], None] for split, entry in source.split_list.items()}
+    return type(source.__name__, (source,), changed)
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """Read an idx file of bytes, compressed or not."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            head = file.read(4)
+            shape = np.frombuffer(file.read(4 * head[3]), ">i4")
+            values = np.frombuffer(bytearray(file.read()), np.uint8)
+        whole = head[:3] == b"\x00\x00\x08" and len(values) == shape.prod(dtype=np.int64)
+    except (OSError, EOFError, IndexError, ValueError):
+        whole = False
+    require(whole, "data.root", str(path.parent), f"{path.name} is not a complete idx file of bytes; download it again")
+    return values.reshape(shape)
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    """Write a uint8 array as a compressed idx file."""
+    head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+    path.write_bytes(gzip.compress(head + array.tobytes(), mtime=0))
+
+
 @cache
 def embedded_digits() -> Any:
     """scikit-learn's digits; parsing its file takes longer than a round on them."""
@@ -114,11 +323,7 @@ def embedded_digits() -> Any:
 
 
 def open_array(path: Path) -> np.ndarray:
-    """The array in a .npy file, memory-mapped and copied on write. Arrays of objects are refused and never unpickled.
-
-    Raises:
-        UsageError: the file is not a readable .npy file of numbers.
-    """
+    """Open a .npy file of numbers, memory-mapped and copied on write; objects are refused and never unpickled."""
     try:
         return np.lib.format.open_memmap(path, mode="c")
     except (ValueError, OSError, EOFError) as error:

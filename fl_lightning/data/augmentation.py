@@ -139,12 +139,7 @@ class AutoAugment(Augmentation):
 # follow are the same in torchvision 0.21 and 0.29.
 @lru_cache(maxsize=8)
 def operation_pairs(policy: str, height: int, width: int) -> list[tuple[tuple[str, float, float, bool], ...]]:
-    """The pairs of operations of one of AutoAugment's policies, for images of ``height`` x ``width``.
-
-    Returns:
-        For each operation its name in torchvision, the probability of applying it, its magnitude (0 where it has none),
-        and whether the magnitude is negated with probability 1/2.
-    """
+    """The pairs of a policy; each operation is its name, probability, magnitude (0 without one) and random sign."""
     transform = _transform(policy)
 
     def operation(name: str, probability: float, level: int | None) -> tuple[str, float, float, bool]:
@@ -156,7 +151,7 @@ def operation_pairs(policy: str, height: int, width: int) -> list[tuple[tuple[st
 
 
 def apply_operation(images: Tensor, name: str, magnitude: float) -> Tensor:
-    """An operation of torchvision's AutoAugment on images ``(n, C, H, W)``, all with the same magnitude."""
+    """Apply an operation of torchvision's AutoAugment to images ``(n, C, H, W)``."""
     transform = _transform("cifar10")  # operations do not depend on the policy
     return transform._apply_image_or_video_transform(
         images, name, magnitude, interpolation=transform.interpolation, fill=transform._fill

@@ -31,14 +31,7 @@ Range = tuple[float, float]
 def decoded(
     folder: Path | None, paths: Sequence[Path], size: int, value_range: Range | None, training: np.ndarray
 ) -> tuple[np.ndarray, Range | None]:
-    """Image files as one uint8 array ``(N, size, size, 3)``, decoded once and then opened from the cache.
-
-    The array is memory-mapped and copied on write, see :func:`cached`. With it comes the range that was used, None if
-    all images have 8 bits. A ``value_range`` of None is measured on the images ``training`` ``(n,)``.
-
-    Raises:
-        UsageError: a file is not an image, or a part of it is missing.
-    """
+    """Decode image files once to uint8 ``(N, size, size, 3)``; also returns the value range used by 16-bit images."""
     make = partial(decode, paths, size, value_range, training)
     images, others = cached(folder, paths, (size, value_range), make)
     if not others["bits"].any():
@@ -50,40 +43,31 @@ def decoded(
 
 
 def measured_range(bits: np.ndarray) -> Range:
-    """0 and the largest number of as many bits as images ``(n,)`` use; the full range where no image uses any."""
+    """Return 0 and the largest number of the bits that images ``(n,)`` use; 16 bits where none uses any."""
     return (0.0, 2.0 ** int(bits.max()) - 1) if bits.any() else FULL_RANGE
 
 
 def cached(
     folder: Path | None, paths: Iterable[Path], made: object, make: Callable[[Path], dict[str, np.ndarray]]
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Images as one uint8 array, memory-mapped and copied on write, and smaller arrays that belong to them.
-
-    The cache has two files: ``NAME.images`` holds the bytes of the images, ``NAME.npz`` the smaller arrays and a
-    checksum of those bytes. If one of them is missing or damaged, both are written again, each of them atomically.
-    NAME is a hash of ``made`` and of the name, size and time of change of each file of the data set.
-
-    Args:
-        folder: folder of the cache; None is :func:`cache_folder`.
-        paths: files of the data set.
-        made: a value that names what is made of them.
-        make: writes the bytes of the images into the file at the given path, and returns the smaller arrays. Among
-            them is ``shape``, the shape of the images.
-
-    Raises:
-        UsageError: the cache cannot be written, for example because the disk is full.
-    """
+    """Open images and smaller arrays from the cache, or ``make`` both; ``made`` names the recipe in its key."""
     digest = hashlib.blake2b(f"{VERSION} {made}".encode(), digest_size=12)
     for path in paths:
         status = path.stat()
         digest.update(f"{path.absolute()} {status.st_size} {status.st_mtime_ns}\n".encode())
     images = (folder or cache_folder()) / f"{digest.hexdigest()}.images"
-    beside = images.with_suffix(".npz")
+    beside, others = images.with_suffix(".npz"), dict[str, np.ndarray]()
     with suppress(Exception):  # a file is missing, or damaged, for which NumPy raises errors of many kinds
         with np.load(beside, allow_pickle=False) as file:
-            others = dict(file)
-        if others["checksum"] == checksum(images):
-            return opened(images, others), others
+            stored = dict(file)
+        others = stored if stored["checksum"] == checksum(images) else {}
+    if not others:
+        others = written(images, beside, make)
+    return np.memmap(images, np.uint8, "c", shape=tuple(others["shape"].tolist())), others
+
+
+def written(images: Path, beside: Path, make: Callable[[Path], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Write both files of a cache, each atomically; returns the smaller arrays."""
     new_images = images.with_suffix(f".{os.getpid()}.partial")
     new_beside = new_images.with_suffix(".npz")
     try:
@@ -98,23 +82,11 @@ def cached(
     finally:
         for file in (new_images, new_beside):
             file.unlink(missing_ok=True)
-    return opened(images, others), others
-
-
-def opened(path: Path, others: dict[str, np.ndarray]) -> np.ndarray:
-    """The images in a file, memory-mapped and copied on write."""
-    return np.memmap(path, np.uint8, "c", shape=tuple(others["shape"].tolist()))
+    return others
 
 
 def cache_folder() -> Path:
-    """The user's folder of caches, ``$XDG_CACHE_HOME/fl_lightning`` or ``~/.cache/fl_lightning``, made if necessary.
-
-    Where it cannot be written to, it is a folder of the user's own in the system's temporary folder. A cache never lies
-    beside the data: a loop of the user's over the folders of a data set would find it there.
-
-    Raises:
-        UsageError: none of them can be written to.
-    """
+    """Return ``$XDG_CACHE_HOME/fl_lightning``, else ``~/.cache/fl_lightning``, else a private temporary folder."""
     user = os.geteuid() if hasattr(os, "geteuid") else None
     usual = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fl_lightning"
     own = Path(tempfile.gettempdir()) / f"fl_lightning-{'cache' if user is None else user}"
@@ -133,11 +105,7 @@ def cache_folder() -> Path:
 
 
 def checksum(path: Path) -> int:
-    """CRC-32 of a whole file.
-
-    Training reads all of it anyway. The file is read in blocks, not mapped, so that it does not count as memory of
-    the process.
-    """
+    """CRC-32 of a file, read in blocks so that it does not count as memory of the process."""
     value = 0
     with open(path, "rb") as file:
         while block := file.read(2**20):
@@ -148,11 +116,7 @@ def checksum(path: Path) -> int:
 def decode(
     paths: Sequence[Path], size: int, value_range: Range | None, training: np.ndarray, target: Path
 ) -> dict[str, np.ndarray]:
-    """Decode image files on all cores into the file ``target``; returns their ``shape``, ``bits`` and ``value_range``.
-
-    Raises:
-        UsageError: files are no images, or a part of them is missing; it names the first ones.
-    """
+    """Decode image files on all cores into ``target``; returns ``shape``, ``bits`` and ``value_range``."""
     shape = (len(paths), size, size, 3)
     with open(target, "wb") as file:
         if hasattr(os, "posix_fallocate"):
@@ -222,6 +186,6 @@ def decode_image(path: Path, size: int, value_range: Range | None = None) -> tup
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first names, and how many more there are."""
+    """Join the first names, and count the others."""
     given = list(names)
     return ", ".join(given[:SHOWN]) + (f" and {len(given) - SHOWN} more" if len(given) > SHOWN else "")

@@ -357,11 +357,7 @@ class ImageDataModule(FederatedDataModule):
 
 
 def check_images(data: Images) -> Images:
-    """Check that images and labels have the right types and shapes and belong together, and return them.
-
-    Raises:
-        UsageError: a wrong dtype or shape, different lengths, no example, or a negative label.
-    """
+    """Refuse wrong types, shapes, lengths and labels; returns the data."""
     splits = (("train", *data[:2], data.train_rows), ("test", *data[2:4], data.test_rows))
     for split, images, labels, rows in splits:
         usable = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape[1:]) > 0
@@ -379,11 +375,7 @@ def check_images(data: Images) -> Images:
 
 
 def check_scale(mean: Sequence[float], std: Sequence[float], channels: int) -> None:
-    """Check that mean and standard deviation fit the images.
-
-    Raises:
-        UsageError: there is neither one number nor one for each channel, or a standard deviation is not above 0.
-    """
+    """Refuse statistics that do not fit the channels."""
     for key, values in (("data.mean", mean), ("data.std", std)):
         hint = f"give {channels} numbers, one for each channel" if channels > 1 else "give one number"
         require(len(values) in (1, channels), key, list(values), hint)
@@ -392,11 +384,7 @@ def check_scale(mean: Sequence[float], std: Sequence[float], channels: int) -> N
 
 
 def held_out(rows: np.ndarray, labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
-    """Hold out a share of each class, drawn by the base seed.
-
-    Returns:
-        The rows that are left and the rows held out, both in ascending order.
-    """
+    """Hold out a seeded share of each class; returns the remaining and the held-out rows, ascending."""
     rng, kept = numpy_rng(base_seed(), "validation"), np.ones(len(rows), bool)
     for label in np.unique(labels[rows]) if fraction else ():
         members = rng.permutation(np.flatnonzero(labels[rows] == label))
@@ -405,18 +393,7 @@ def held_out(rows: np.ndarray, labels: np.ndarray, fraction: float) -> tuple[np.
 
 
 def balanced_subset(labels: np.ndarray, size: float | None, key: str, rows: np.ndarray | None = None) -> np.ndarray:
-    """Indices of ``size`` random samples, as evenly spread over the classes as possible, in ascending order.
-
-    Args:
-        labels: label of each sample ``(N,)``.
-        size: how many to draw; a float in (0, 1) draws this share of each class, but at least one sample in all; None
-            takes all.
-        key: ``train_size`` or ``test_size``: each has a random stream of its own.
-        rows: the samples to draw from, in ascending order; None for all.
-
-    Raises:
-        UsageError: ``size`` is below 1 or above the number of samples, or a float outside (0, 1).
-    """
+    """Draw ``size`` rows, balanced over the classes; a float draws this share of each class. Ascending."""
     rows = np.arange(len(labels)) if rows is None else rows
     if size is None:
         return rows

@@ -77,19 +77,7 @@ class FEMNIST(FileDataModule):
 
 
 def convert(splits: Sequence[Sequence[Path]], target: Path) -> dict[str, np.ndarray]:
-    """Write the images of all files into the file ``target``, as uint8 ``(N, 28, 28, 1)``.
-
-    Args:
-        splits: the files of the training set and those of the test set.
-        target: the file to write.
-
-    Returns:
-        ``shape`` of the images, ``labels`` and ``writers`` ``(N,)``, ``names`` of the writers, and ``train``, the
-        number of training images, which come first.
-
-    Raises:
-        UsageError: a file is not one of LEAF's, or a split has no images.
-    """
+    """Write all images into ``target`` as uint8 ``(N, 28, 28, 1)``, training images first; returns the other arrays."""
     names: dict[str, int] = {}
     labels, writers, ends = [], [], [0]
     with open(target, "wb") as images:
@@ -110,12 +98,7 @@ def convert(splits: Sequence[Sequence[Path]], target: Path) -> dict[str, np.ndar
 
 
 def read_writers(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
-    """Images ``(n, 784)`` uint8, labels ``(n,)`` and name of each writer in a file; one writer is in memory at a time.
-
-    Raises:
-        UsageError: the file is not one of LEAF's: it has no writers, an image does not have 784 values in [0, 1], or a
-            label is not an integer.
-    """
+    """Yield images ``(n, 784)`` uint8, labels ``(n,)`` and name of each writer; one writer is in memory at a time."""
     try:
         with open(file, "rb") as stream:
             empty = True
@@ -138,21 +121,12 @@ def read_writers(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
 
 
 class ShallowFile:
-    """A JSON file that may not be nested deeply: the parser's memory grows with the square of the depth.
-
-    Args:
-        file: the file, opened in binary mode.
-    """
+    """Limits the nesting of a JSON file: the parser's memory grows with the square of the depth."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._depth = file, 0
 
     def read(self, size: int) -> bytes:
-        """The next ``size`` bytes.
-
-        Raises:
-            ValueError: more than 1,000 objects and arrays are open at the end of these bytes.
-        """
         block = self._file.read(size)
         # brackets within strings count as well; LEAF's names of writers have none
         self._depth += block.count(b"{") + block.count(b"[") - block.count(b"}") - block.count(b"]")

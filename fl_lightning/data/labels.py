@@ -51,13 +51,9 @@ def dataset_labels(dataset: Dataset) -> np.ndarray | None:
 def domains_of(dataset: Dataset, from_parts: bool = False, key: str | None = None) -> np.ndarray | None:
     """Domain of each example ``(N,)``, an integer or a name; None if the data set has none.
 
-    They are an attribute or a column of the data set, or, for a Subset or a ConcatDataset, of what is inside. A single
-    name, such as ``site = "north"``, is that of all examples.
-
-    Args:
-        dataset: the data set.
-        from_parts: for a ConcatDataset that has no such column, number its parts.
-        key: name of the attribute or column; None tries those of :data:`DOMAIN_KEYS`.
+    They are the attribute or column ``key`` (None tries :data:`DOMAIN_KEYS`) of the data set, or of what a Subset or a
+    ConcatDataset holds. A single name, such as ``site = "north"``, is the domain of all examples. With ``from_parts``,
+    the parts of a ConcatDataset without such a column are numbered.
     """
     number = len(dataset)  # type: ignore[arg-type]
     for name in DOMAIN_KEYS if key is None else (key,):
@@ -96,7 +92,7 @@ def class_names_of(dataset: Any, number: int) -> list[str]:
 
 
 def _columns(dataset: Dataset) -> Iterator[Any]:
-    """What may be the labels of all examples, the most likely first."""
+    """Candidates for the labels of all examples, the most likely first."""
     for name in LABEL_ATTRIBUTES:
         yield getattr(dataset, name, None)
     for key in LABEL_KEYS:
@@ -113,7 +109,7 @@ def _columns(dataset: Dataset) -> Iterator[Any]:
 
 
 def _named_column(dataset: Any, key: str) -> Any:
-    """A column of a Hugging Face set as it is stored, without the set's own transform; None if there is none."""
+    """A stored column of a Hugging Face set, without the set's transform."""
     names = getattr(dataset, "column_names", None)
     if not isinstance(names, (list, tuple)) or key not in names:
         return None
@@ -122,7 +118,6 @@ def _named_column(dataset: Any, key: str) -> Any:
 
 
 def _labels_of_items(dataset: Dataset, number: int) -> np.ndarray | None:
-    """The labels of all items; None if one of them has none."""
     labels: list[int] = []
     try:
         # a user's augmentation draws from the global generators, which must not be moved
@@ -148,7 +143,7 @@ def label_entries(item: Any) -> list[Any]:
 
 
 def _integers(values: Any, number: int) -> np.ndarray | None:
-    """``values`` as int64 ``(N,)``; None unless they are N integers or booleans, in one or two dimensions."""
+    """``values`` as int64 ``(N,)``; None unless they are N integers or booleans."""
     try:
         array = _array(values)
     except (TypeError, ValueError):  # nested lists of different lengths, a type that NumPy does not have

@@ -102,11 +102,7 @@ def as_client_loader(loader: Any) -> ClientLoader:
 
 
 def num_batches(data: Any, k: int) -> int:
-    """The batches in a pass over the training data of client ``k``.
-
-    Raises:
-        UsageError: its loader fails, is no iterable with a length, or combines others in a way in which nobody trains.
-    """
+    """Number of batches in a pass over the training data of client ``k``; a loader without one is refused."""
     key = f"data={type(data).__name__}: train_dataloader({k})"
     try:
         loader = data.train_dataloader(k)
@@ -128,10 +124,7 @@ def num_batches(data: Any, k: int) -> int:
 
 
 def last_batch(data: Any, k: int) -> str:
-    """Return the kind of the last batch of client ``k``: ``full``, ``short``, ``single`` (one example), ``dropped``.
-
-    ``unknown`` where the loader does not know its batch size.
-    """
+    """Kind of the last batch of client ``k``: full, short, single (one example), dropped or unknown."""
     loader = data.train_dataloader(k)
     size = getattr(loader, "batch_size", None)
     if not size:
@@ -153,7 +146,7 @@ def without_singles(data: Any) -> str:
 
 
 def leaves_of(loaders: Any) -> Iterator[Any]:
-    """What lies in nested lists, tuples and mappings."""
+    """Leaves of nested lists, tuples and mappings."""
     if isinstance(loaders, (list, tuple, Mapping)):
         for part in loaders.values() if isinstance(loaders, Mapping) else loaders:
             yield from leaves_of(part)
@@ -167,26 +160,17 @@ def is_loader(value: Any) -> bool:
 
 
 def is_iterable(value: Any) -> bool:
-    """Whether a value can be gone through, batch by batch."""
+    """Whether a value yields batches."""
     return isinstance(value, ClientLoader) or hasattr(value, "__iter__") or hasattr(value, "__getitem__")
 
 
 def is_combined(loader: Any) -> bool:
-    """Whether a loader is a ``CombinedLoader`` of Lightning's, of either distribution."""
+    """Whether a loader is Lightning's ``CombinedLoader``, of either distribution."""
     return hasattr(loader, "flattened") and hasattr(loader, "limits")
 
 
 class PlainLoader:
-    """Any iterable with a length, such as a ``DataLoader``, as a :class:`ClientLoader`.
-
-    It knows no rows, leaves the memory format as it is, and assumes that an example may differ from pass to pass.
-
-    Of a ``CombinedLoader`` it gives the batches without their indices.
-
-    Args:
-        loader: the iterable; its ``generator`` and those of its samplers are seeded if it has them, or else those of
-            the loaders that it combines.
-    """
+    """Adapts any iterable with a length; a ``CombinedLoader`` gives its batches without their indices."""
 
     deterministic = False
 
@@ -203,17 +187,13 @@ class PlainLoader:
         return LENGTHS[combined._mode](int(min(len(p), most)) for p, most in zip(self._combined, limits, strict=True))
 
     def seed(self, seed: int) -> None:
-        """Seed the ``generator`` of the wrapped loader and of its samplers, where they have one."""
         for part in self._parts():
             generator = getattr(part, "generator", None)
             if isinstance(generator, torch.Generator):
                 generator.manual_seed(seed)
 
     def close(self) -> None:
-        """End the processes that a ``DataLoader`` keeps from pass to pass.
-
-        Left to the garbage collector, they are no longer told to end, and it waits five seconds for each.
-        """
+        """End the worker processes of a ``DataLoader``; the garbage collector would wait 5 s for each."""
         for loader in self._combined or [self.loader]:
             iterator: Any = getattr(loader, "_iterator", None)
             if hasattr(iterator, "_shutdown_workers"):
@@ -227,10 +207,7 @@ class PlainLoader:
     def share(
         self, rank: int, size: int, limit: int | None = None, channels_last: bool = False
     ) -> Iterator[tuple[int, Any]]:
-        """The batches of one worker; those of the other workers are loaded as well and dropped.
-
-        A loader that shuffles gives the same order in every pass, so that the workers agree on it.
-        """
+        """Load all batches and keep one worker's; a shuffled loader repeats one order, on which workers agree."""
         for part in self._parts():
             if isinstance(part, (DataLoader, Sampler)) and getattr(part, "generator", 0) is None:
                 part.generator = torch.Generator()  # type: ignore[union-attr]
@@ -238,28 +215,13 @@ class PlainLoader:
         return itertools.islice(enumerate(self.loader), rank, limit, size)
 
     def _parts(self) -> Iterator[Any]:
-        """The loader, or those that it combines, and their samplers; None for those that they do not have."""
         for loader in self._combined or [self.loader]:
             batches = getattr(loader, "batch_sampler", None)
             yield from (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
 
 
 class IndexedLoader(ABC):
-    """A :class:`ClientLoader` of some rows of tensors, which the loaders of several clients may share.
-
-    The engine gathers the batches of several clients at once where their loaders are alike. Subclasses implement
-    :meth:`gather` and :meth:`is_like`.
-
-    Args:
-        rows: indices ``(n,)`` into the tensors.
-        batch_size: examples of a full batch.
-        shuffle: whether each pass has an order of its own.
-
-    Attributes:
-        generator: the only source of its randomness.
-        deterministic: whether an example is the same in every pass.
-        drop_last: whether a last batch that is not full is left out; ``singletons``, only one of a single example.
-    """
+    """A :class:`ClientLoader` of some rows of tensors, which the loaders of several clients may share."""
 
     deterministic = True
     drop_last: bool | Literal["singletons"] = False
@@ -289,7 +251,6 @@ class IndexedLoader(ABC):
         self.generator.manual_seed(seed)
 
     def batches(self, channels_last: bool = False) -> Iterator[tuple[Rows, Any]]:
-        """One pass: each batch together with its rows."""
         places, number = self._places(), len(self.rows)
         parts = zip(places.split(self.batch_size), self.rows[places].split(self.batch_size), strict=True)
         for chosen, rows in itertools.islice(parts, len(self)):
@@ -312,16 +273,7 @@ class IndexedLoader(ABC):
 
 
 class ArrayBatches(IndexedLoader):
-    """Batches of some rows of tensors, a list of one tensor for each.
-
-    The order of a pass equals that of a ``DataLoader`` with the same generator.
-
-    Args:
-        arrays: tensors ``(N, ...)``.
-        rows: indices ``(n,)`` into them.
-        batch_size: examples of a batch.
-        shuffle: whether each pass has an order of its own.
-    """
+    """Batches of some rows of tensors, a list of one tensor for each, in the order of a seeded ``DataLoader``."""
 
     def __init__(self, arrays: Sequence[Tensor], rows: Tensor, batch_size: int, shuffle: bool = False) -> None:
         super().__init__(rows, batch_size, shuffle)
@@ -416,18 +368,7 @@ class Batches(IndexedLoader):
 def scaling(
     mean: tuple[float, ...], std: tuple[float, ...], size: tuple[int, int], channels_last: bool
 ) -> tuple[Tensor, Tensor]:
-    """The factor and the summand that normalise values of 0 to 255.
-
-    Args:
-        mean: mean of each channel, of values in [0, 1].
-        std: standard deviation of each channel.
-        size: H and W of the result; (1, 1) leaves them to broadcasting.
-        channels_last: order the result as the memory of a channels_last image. There, a factor for each value of an
-            image is faster than one for each channel that is broadcast.
-
-    Returns:
-        Two tensors ``(C, H, W)``, or ``(H, W, C)`` if ``channels_last``.
-    """
+    """Factor and summand that normalise 0 to 255: ``(C, H, W)``, or ``(H, W, C)`` if ``channels_last``."""
     deviation = torch.tensor(std).view(-1, 1, 1)
     by_channel = (1 / (255 * deviation), -torch.tensor(mean).view(-1, 1, 1) / deviation)
     expanded = [part.expand(-1, *size) for part in by_channel]

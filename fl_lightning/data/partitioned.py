@@ -1,20 +1,30 @@
-"""Any LightningDataModule, partitioned over clients."""
+"""Any LightningDataModule, partitioned over clients, with its own samplers and loader arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from lightning.fabric.utilities.seed import pl_worker_init_function
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule
 from fl_lightning.data.labels import class_names_of, dataset_labels, domains_of
 from fl_lightning.data.partitioners import Partitioner
 from fl_lightning.data.plan import Plan
-from fl_lightning.data.samplers import KEPT, DividedLoader
 from fl_lightning.errors import require
 from fl_lightning.namespaces import LightningDataModule, is_overridden
 from fl_lightning.seeding import ambient, base_seed
@@ -23,10 +33,25 @@ from fl_lightning.seeding import ambient, base_seed
 STAGES_OF_A_RUN = ("fit", "test")
 # larger labels than this, and than there are examples, are no classes; the table of all of them would fill the memory
 LABELS_IN_MEMORY = 100_000
+# arguments of a DataLoader that hold for any part of its data
+KEPT = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+)
+# methods of a DataLoader with which a subclass changes what a pass gives
+PASS = ("__iter__", "__len__", "_get_iterator", "_index_sampler", "_auto_collation")
+SAMPLERS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+USUAL = "give shuffle, or a RandomSampler, SubsetRandomSampler or WeightedRandomSampler"
 
 
 def of_user(hook: str) -> Callable[..., Any]:
-    """A hook of the user's data module; :func:`own_module_of` says which module to ask whether it has it."""
+    """Delegate a hook to the user's data module."""
     return lambda self, *args, **kwargs: getattr(self.datamodule, hook)(*args, **kwargs)
 
 
@@ -38,7 +63,7 @@ class Partitioned(FederatedDataModule):
     an attribute or column ``domains``, ``domain``, ``sites`` or ``site`` of the data set, or of the parts of a
     ConcatDataset; for partitioners that need domains, parts without names are domains, too. The sampler and the other
     arguments of the user's training loader are kept on each client's part, see
-    :class:`~fl_lightning.data.samplers.DividedLoader`. Validation and test loaders are used as they are. Hooks, state
+    :class:`~fl_lightning.data.partitioned.DividedLoader`. Validation and test loaders are used unchanged. Hooks, state
     and ``trainer`` are those of the user's data module.
 
     The test data of a domain are the test examples of that domain, which the test set names as the training set does;
@@ -68,8 +93,6 @@ class Partitioned(FederatedDataModule):
     ) -> None:
         self._ready_for: int | None = None
         self.datamodule, self.domains = datamodule, domains
-        self._tested: TestData | None = None
-        self._lack: str | None = None
         trainer = getattr(datamodule, "trainer", None)  # which the next line sets to None
         super().__init__(num_clients, partitioner)
         self.trainer, self.prepare_data_per_node = trainer, getattr(datamodule, "prepare_data_per_node", True)
@@ -99,7 +122,7 @@ class Partitioned(FederatedDataModule):
         has_loader = is_overridden("train_dataloader", self.datamodule)
         require(has_loader, "data.datamodule", self._kind, "it has no train_dataloader; define one")
         self._divided = DividedLoader(self.datamodule.train_dataloader(), self._kind)
-        self._tested = self._lack = None
+        self._forget_test_data()
         plan = self._plan(dataset_labels(self._divided.dataset))
         self._divided.check_parts(plan.parts)
         self.plan, self._ready_for = plan, base_seed()
@@ -107,7 +130,8 @@ class Partitioned(FederatedDataModule):
     def teardown(self, stage: str | None = None) -> None:
         """Tear down the user's data module for what it was set up for; the next ``setup`` sets it up again."""
         if self._ready_for is not None:
-            self._ready_for = self._tested = self._lack = None
+            self._ready_for = None
+            self._forget_test_data()
             for name in STAGES_OF_A_RUN:
                 self.datamodule.teardown(name)
 
@@ -142,8 +166,6 @@ class Partitioned(FederatedDataModule):
         return tested.on(self.own_test_rows(k, lambda: tested.labels, domains))
 
     def lack_of_own_test_data(self) -> str:
-        if self._lack is None:
-            self._lack = self._find_lack()
         return self._lack
 
     def test_dataloaders_by_domain(self) -> dict[str, Any]:
@@ -156,14 +178,16 @@ class Partitioned(FederatedDataModule):
         known = self.plan.domains is not None
         return TestData(self.val_dataloader(), names, self.domains).by_domain(names) if known else {}
 
-    @property
+    @cached_property
     def _test_data(self) -> TestData:
-        if self._tested is None:
-            self._tested = TestData(self.test_dataloader(), self.plan.domain_names, self.domains)
-        return self._tested
+        return TestData(self.test_dataloader(), self.plan.domain_names, self.domains)
 
-    def _find_lack(self) -> str:
-        """Why the clients have no test data of their own, with the remedy; empty where they have."""
+    def _forget_test_data(self) -> None:
+        for name in ("_test_data", "_lack"):
+            vars(self).pop(name, None)
+
+    @cached_property
+    def _lack(self) -> str:
         tested = self._test_data
         if tested.lack:
             return tested.lack
@@ -218,18 +242,7 @@ class Partitioned(FederatedDataModule):
 
 
 class TestData:
-    """The user's test loaders, and what is known of their examples.
-
-    Args:
-        loaders: what the user's ``test_dataloader()`` returns.
-        names: names of the domains of the training set.
-        key: attribute or column that names the domain of each example; None takes the usual ones.
-
-    Attributes:
-        by_name: a loader for each domain, where the user gives a dictionary of them.
-        domains: names of the domains of the examples ``(N,)``; None where they are not known.
-        lack: why examples cannot be picked one by one, with the remedy; empty where they can be.
-    """
+    """The user's test loaders, with the domains and labels of their examples."""
 
     __test__ = False  # no test case of pytest
 
@@ -250,7 +263,7 @@ class TestData:
         self.domains = None if domains is None else domains.astype(str)
 
     def by_domain(self, trained: Sequence[str]) -> dict[str, Any]:
-        """A loader for each domain, by its name: those of the training set first; empty where they are not known."""
+        """A loader for each domain, by name: domains of the training set first."""
         if self.domains is None:
             return self.by_name
         present = set(self.domains.tolist())
@@ -260,13 +273,127 @@ class TestData:
 
     @cached_property
     def labels(self) -> Any:
-        """The labels of the examples ``(N,)``; None if there are none."""
         return dataset_labels(self.loader.dataset)
 
     def on(self, rows: np.ndarray) -> DataLoader:
-        """A loader of some examples, in their order."""
         kept = {name: getattr(self.loader, name) for name in KEPT if name != "persistent_workers"}
         return DataLoader(Subset(self.loader.dataset, rows.tolist()), self.loader.batch_size, **kept)
+
+
+class DividedLoader:
+    """A user's training loader, whose data set is divided over the clients.
+
+    On a client's part the loader's sampler becomes one of the same kind. Here, a share of ``num_samples`` is in
+    proportion to the rows of the part, rounded to the nearest whole number, and at least 1.
+
+    - ``SequentialSampler``: the rows of the part in the order of the data set.
+    - ``RandomSampler``: ``replacement`` is kept; ``num_samples`` is the part's share.
+    - ``SubsetRandomSampler``: those of its indices that are in the part.
+    - ``WeightedRandomSampler``: the weights of the part's rows; ``replacement`` is kept; ``num_samples`` is the part's
+      share, without replacement at most the number of rows of positive weight.
+
+    Every other argument of the loader is kept. Its ``generator`` is a new one for each loader, from which the sampler
+    and the worker processes of the loader get all their random numbers. A loader that cannot be divided is refused.
+    """
+
+    def __init__(self, loader: Any, owner: str) -> None:
+        self.owner = owner
+        self._check_loader(loader)
+        self.loader, self.dataset = loader, loader.dataset
+        batches = loader.batch_sampler
+        # without automatic batching, a batch is what the sampler gives: an example, or a list of them
+        self._batching = {
+            "batch_size": getattr(batches, "batch_size", None),
+            "drop_last": getattr(batches, "drop_last", False),
+        }
+        self._sampler = self._base = loader.sampler if batches is None else batches.sampler
+        while type(self._base) is BatchSampler:
+            self._base = self._base.sampler
+        self._check_sampler(self._base)
+        self._times = self._times_drawn(self._base)
+        self.drawn = self._times > 0
+
+    def check_parts(self, parts: list[np.ndarray]) -> None:
+        """Refuse a part that has rows, of which the sampler can draw none."""
+        for k, rows in enumerate(parts):
+            hint = f"its {type(self._base).__name__} draws none of the {len(rows)} examples of client {k}; "
+            hint += "give fewer clients, another partitioner, or a sampler that draws from every part"
+            self._require(not len(rows) or bool(self.drawn[rows].any()), hint)
+
+    def on(self, rows: np.ndarray) -> DataLoader:
+        """The loader of a part ``(n,)``, seeded by its ``generator`` alone."""
+        generator = torch.Generator()
+        # the partitioner shuffles the rows; a sequential pass is in the order of the data set
+        rows = np.sort(rows) if type(self._base) is SequentialSampler else rows
+        kept = {name: getattr(self.loader, name) for name in KEPT}
+        kept |= {**self._batching, "generator": generator}
+        sampler = self._sampler_on(self._sampler, rows, generator)
+        # Lightning's own, in which the rank of this process must not count
+        init = self.loader.worker_init_fn or partial(pl_worker_init_function, rank=0)
+        return DataLoader(Subset(self.dataset, rows.tolist()), sampler=sampler, worker_init_fn=init, **kept)
+
+    def _sampler_on(self, sampler: Any, rows: np.ndarray, generator: torch.Generator) -> Iterable[Any]:
+        if type(sampler) is BatchSampler:
+            inner = self._sampler_on(sampler.sampler, rows, generator)
+            return BatchSampler(inner, sampler.batch_size, sampler.drop_last)
+        if type(sampler) is SequentialSampler or not len(rows):
+            return SequentialSampler(rows)
+        if type(sampler) is SubsetRandomSampler:
+            places = np.repeat(np.arange(len(rows)), self._times[rows])
+            return SubsetRandomSampler(places.tolist(), generator)
+        number = self._share(sampler.num_samples, len(rows))
+        if type(sampler) is RandomSampler:
+            return RandomSampler(rows, sampler.replacement, number, generator)
+        most = number if sampler.replacement else int(self.drawn[rows].sum())
+        weights = sampler.weights[torch.from_numpy(rows)]
+        return WeightedRandomSampler(weights, min(number, most), sampler.replacement, generator)
+
+    def _share(self, number: int, size: int) -> int:
+        whole = len(self.dataset)
+        return max(1, (2 * number * size + whole) // (2 * whole))
+
+    def _times_drawn(self, sampler: Any) -> np.ndarray:
+        """How often a sampler lists each row ``(N,)``; 0 or 1 for one that draws at random."""
+        number = len(self.dataset)
+        if isinstance(sampler, SubsetRandomSampler):
+            indices = np.array([int(index) for index in sampler.indices], np.int64)
+            within = bool((indices >= -number).all() and (indices < number).all())
+            self._require(within, f"its SubsetRandomSampler has indices beyond the {number} examples; remove them")
+            return np.bincount(indices % number, minlength=number)
+        if isinstance(sampler, WeightedRandomSampler):
+            return (sampler.weights > 0).numpy().astype(np.int64)
+        return np.ones(number, np.int64)
+
+    def _check_loader(self, loader: Any) -> None:
+        kind, hint = type(loader).__name__, "return one DataLoader over a data set that has a length"
+        self._require(isinstance(loader, DataLoader), f"its train_dataloader() returns a {kind}; {hint}")
+        changed = [name for name in PASS if getattr(type(loader), name) is not getattr(DataLoader, name)]
+        data, batches = loader.dataset, loader.batch_sampler
+        hint = f"its training loader {kind} has its own {', '.join(changed)}, which a client's part would lose; return "
+        self._require(not changed, hint + "a DataLoader, and put the change into collate_fn or the data set")
+        hint = f"its training set {type(data).__name__} is iterable and cannot be divided; give one that has a length "
+        indexed = hasattr(data, "__len__") and not isinstance(data, IterableDataset)
+        self._require(indexed, hint + "and indices")
+        hint = "in_order=False gives batches in an order that depends on time; remove it"
+        self._require(getattr(loader, "in_order", True), hint)
+        hint = f"its batch_sampler {type(batches).__name__} is not known on a client's part; give batch_size, and "
+        known = batches is None or type(batches) is BatchSampler
+        self._require(known, hint + USUAL.removeprefix("give "))
+
+    def _check_sampler(self, sampler: Sampler) -> None:
+        kind, number = type(sampler), len(self.dataset)
+        hint = f"its sampler {kind.__name__} is not known on a client's part; {USUAL}"
+        self._require(kind in SAMPLERS, hint)
+        if isinstance(sampler, WeightedRandomSampler):
+            hint = f"its WeightedRandomSampler has {len(sampler.weights)} weights for {number} examples"
+            self._require(len(sampler.weights) == number, hint + "; give one for each")
+        if isinstance(sampler, (RandomSampler, SequentialSampler)):
+            theirs = len(sampler.data_source)
+            hint = f"its {kind.__name__} is that of {theirs} examples, the data set has {number}; give it this set"
+            self._require(theirs == number, hint)
+
+    def _require(self, condition: bool, hint: str) -> None:
+        require(condition, "data.datamodule", self.owner, hint)
 
 
 def own_module_of(data: Any) -> Any:

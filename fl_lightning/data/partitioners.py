@@ -399,11 +399,7 @@ class Natural(Partitioner):
 
 
 def check_min_size(kind: str, min_size: int, num_clients: int, number: int) -> None:
-    """Check that there are enough samples for every client to hold ``min_size``.
-
-    Raises:
-        UsageError: there are fewer than ``min_size`` samples for each client.
-    """
+    """Refuse a ``min_size`` that ``number`` samples cannot give to every client."""
     hint = (
         f"{num_clients} clients cannot hold that many of {number} samples each; "
         f"give at most {number // num_clients}, or fewer clients"
@@ -419,13 +415,7 @@ def round_shares(shares: np.ndarray, number: int) -> np.ndarray:
 
 
 def deal(codes: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> Parts:
-    """Give ``table[k, c]`` random samples of class c to client k.
-
-    Args:
-        codes: class of each sample ``(N,)``, from 0.
-        table: numbers of samples ``(K, C)``; its columns add up to the sizes of the classes.
-        rng: the random generator to draw from.
-    """
+    """Give ``table[k, c]`` random samples of class c to client k."""
     owner = np.empty(len(codes), np.int64)
     for code in range(table.shape[1]):
         members = rng.permutation(np.flatnonzero(codes == code))
@@ -434,23 +424,13 @@ def deal(codes: np.ndarray, table: np.ndarray, rng: np.random.Generator) -> Part
 
 
 def by_owner(owner: np.ndarray, num_clients: int) -> Parts:
-    """The samples of each client, given the client of each sample ``(N,)``."""
+    """Samples of each client, from the client of each sample ``(N,)``."""
     order = np.argsort(owner, kind="stable")
     return np.split(order, np.searchsorted(owner[order], np.arange(1, num_clients)))
 
 
 def repair(owner: np.ndarray, labels: np.ndarray, num_clients: int, min_size: int) -> int:
-    """Fill every client up to ``min_size``, in place, with samples of the largest client's most frequent class.
-
-    Args:
-        owner: client of each sample ``(N,)``; overwritten.
-        labels: label of each sample ``(N,)``.
-        num_clients: K, with ``K * min_size <= N``.
-        min_size: the number of samples that every client must hold.
-
-    Returns:
-        The number of samples that were moved.
-    """
+    """Fill clients up to ``min_size``, in place, from the largest client's commonest class; returns the moves."""
     _, codes = np.unique(labels, return_inverse=True)
     counts = np.zeros((num_clients, codes.max() + 1), np.int64)
     np.add.at(counts, (owner, codes), 1)

@@ -53,12 +53,8 @@ class Synthetic(FederatedDataModule):
         iid: bool = False,
     ) -> None:
         super().__init__(num_clients)
-        require(
-            num_clients <= MOST_CLIENTS,
-            "data.num_clients",
-            num_clients,
-            f"give at most {MOST_CLIENTS}, which fill the memory",
-        )
+        hint = f"give at most {MOST_CLIENTS}, which fill the memory"
+        require(num_clients <= MOST_CLIENTS, "data.num_clients", num_clients, hint)
         require(0 <= alpha < math.inf, "Synthetic.alpha", alpha, "give 0 or more")
         require(0 <= beta < math.inf, "Synthetic.beta", beta, "give 0 or more")
         require(batch_size >= 1, "data.batch_size", batch_size, "give 1 or more")

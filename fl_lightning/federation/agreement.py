@@ -20,45 +20,32 @@ from fl_lightning.foreach import norms
 
 # of the trainer, what each machine may have of its own
 OF_THE_MACHINE = {*FREE_OF_TRAINER, "accelerator", "threads_per_worker", "compile"} - {"max_rounds"}
+PARTS = {"parameters", "change", "buffers", "frozen", "payload", "weight", "drift", "num_bytes", "logged"}
 SECTIONS = ("seed_everything", "model", "method", "trainer")
-# bytes of a message beside its arrays
-TEXT_ROOM = 2**24
 
 
 def agreed_part(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a resolved config that server and sites must have the same."""
+    """Select the part of a resolved config that server and sites must have the same."""
     part = {key: config.get(key) for key in SECTIONS}
     trainer = part["trainer"] or {}
     return {**part, "trainer": {key: value for key, value in trainer.items() if key not in OF_THE_MACHINE}}
 
 
 def digest_of_part(part: Mapping[str, Any]) -> str:
-    """What tells one agreed part from another."""
+    """SHA-256 of an agreed part."""
     return hashlib.sha256(json.dumps(part, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def different_keys(theirs: Any, ours: Mapping[str, Any]) -> str:
-    """The keys in which two agreed parts differ, with both values; empty where they are the same."""
+    """Keys in which two agreed parts differ, with both values; empty where none does."""
     # as JSON has them: without the difference of lists and tuples
     there, here = (json.loads(json.dumps(part, default=str)) for part in (theirs, ours))
-    changes = differing(there, here, "config")
-    shown = [f"{key.removeprefix('config.')}: there {there!r}, here {here!r}" for key, (there, here) in changes.items()]
-    return "; ".join(shown)
+    changes = differing(there, here, "config").items()
+    return "; ".join(f"{key.removeprefix('config.')}: there {there!r}, here {here!r}" for key, (there, here) in changes)
 
 
 def check_state(what: str, state: Any, expected: Mapping[str, Tensor], largest: float, names: Collection[str]) -> None:
-    """Refuse a state that is not what a message may hold.
-
-    Args:
-        what: what it is, for the error.
-        state: the state.
-        expected: tensors of the same names, types and shapes.
-        largest: the largest number that it may hold.
-        names: the names that it must have.
-
-    Raises:
-        BadMessageError: it has other names, types or shapes, or a number that is nan or too large.
-    """
+    """Refuse a state unless it has these names, the expected types and shapes, and numbers up to ``largest``."""
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise BadMessageError(f"{what} is no dictionary of tensors")
     for name in (*names, *state):
@@ -76,11 +63,7 @@ def check_state(what: str, state: Any, expected: Mapping[str, Tensor], largest: 
 
 
 def check_numbers(what: str, values: Mapping[str, Tensor], largest: float) -> None:
-    """Refuse floating numbers that are nan, infinite or too large.
-
-    Raises:
-        BadMessageError: there is one; names it.
-    """
+    """Refuse floating numbers that are nan, infinite or above ``largest``."""
     floats = {name: value for name, value in values.items() if value.is_floating_point() and value.numel()}
     for name, size in zip(floats, norms(list(floats.values()), math.inf), strict=True):
         if not float(size) <= largest:
@@ -88,14 +71,7 @@ def check_numbers(what: str, values: Mapping[str, Tensor], largest: float) -> No
 
 
 def check_update(contents: Any, declared: Collection[Entry], frozen: Collection[str]) -> None:
-    """Refuse an update with something that was not declared.
-
-    A part that was declared may be missing, as that of a method that has nothing to send. Frozen parameters that have
-    changed are there in any number.
-
-    Raises:
-        BadMessageError: an entry is not declared, or has another shape; or there are too many logged values.
-    """
+    """Refuse undeclared entries; declared ones may be missing, and changed frozen parameters may be added."""
     known = {entry.name: entry for entry in declared}
     for entry in entries_of(contents):
         part, _, name = entry.name.partition("/")
@@ -106,29 +82,18 @@ def check_update(contents: Any, declared: Collection[Entry], frozen: Collection[
         wide = known[entry.name]
         types = {entry.dtype, wide.dtype}
         if entry.shape != wide.shape or not (len(types) == 1 or types == {"float32", "float64"}):
-            raise BadMessageError(
-                f"{entry.name} is {entry.shape} {entry.dtype}, and was declared as {wide.shape} {wide.dtype}"
-            )
+            was = f"and was declared as {wide.shape} {wide.dtype}"
+            raise BadMessageError(f"{entry.name} is {entry.shape} {entry.dtype}, {was}")
     logged = contents.get("logged")
     fits = isinstance(logged, dict) and len(logged) <= MOST_LOGGED
     if not fits or any(not isinstance(name, str) or len(name) > LONGEST_NAME for name in logged):
-        raise BadMessageError(
-            f"more than {MOST_LOGGED} logged values, or one with a name of over {LONGEST_NAME} letters"
-        )
+        raise BadMessageError(f"over {MOST_LOGGED} logged values, or a name of over {LONGEST_NAME} letters among them")
     if extra := contents.keys() - PARTS:
         raise BadMessageError(f"the update has the undeclared part {sorted(extra)[0]!r}")
 
 
-PARTS = {"parameters", "change", "buffers", "frozen", "payload", "weight", "drift", "num_bytes", "logged"}
-
-
-def room(declared: Collection[Entry]) -> int:
-    """Bytes of the largest message with such an update."""
-    return TEXT_ROOM + sum(torch.Size(entry.shape).numel() * 8 for entry in declared)
-
-
 def digest_of_state(state: Mapping[str, Tensor]) -> str:
-    """What tells one state from another: names, types, shapes and numbers."""
+    """SHA-256 of names, types, shapes and numbers of a state."""
     digest = hashlib.sha256()
     for name, value in state.items():
         digest.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
@@ -142,13 +107,10 @@ def scrubbed(error: BaseException) -> str:
 
     The text of another exception may hold what the data hold. It stays in the log of the site.
     """
-    cause: BaseException | None = error
-    while cause is not None and type(cause).__module__.startswith("fl_lightning."):
-        cause, last = cause.__cause__, cause
-        if cause is None:
-            return " ".join(str(last).split())[:500]
-    if cause is None:
-        return type(error).__name__
-    where = located(cause)
-    head = where.split("): ")[0] + ")" if "): " in where else type(cause).__name__
+    while type(error).__module__.startswith("fl_lightning."):
+        if error.__cause__ is None:
+            return " ".join(str(error).split())[:500]
+        error = error.__cause__
+    where = located(error)
+    head = where.split("): ")[0] + ")" if "): " in where else type(error).__name__
     return f"{head[:200]}; the log of the site has its text"

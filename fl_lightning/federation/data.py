@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -28,28 +28,16 @@ CHECKPOINTS = 2
 
 @dataclass(frozen=True)
 class Facts:
-    """What a site tells of its data.
-
-    Args:
-        num_examples: number of its training examples.
-        batches: batches in a pass over them.
-        evaluation: number of its examples of each phase of which it has any.
-        class_names: names of its classes, in the order of their labels; empty where they have none.
-    """
+    """A site's numbers of training examples, batches, and examples by phase, and the names of its classes."""
 
     num_examples: int = 0
     batches: int = 0
-    evaluation: tuple[tuple[str, int], ...] = ()
+    evaluation: dict[str, int] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
 
 
 class AtSite:
-    """Stands for the training batches of a site, of which only the number is known here.
-
-    Args:
-        name: that of the site.
-        batches: the number.
-    """
+    """Stands for the training batches of a site, whose number alone is known here."""
 
     def __init__(self, name: str, batches: int) -> None:
         self.name, self._batches = name, batches
@@ -66,7 +54,7 @@ class PlanOfSites(Plan):
 
     @cached_property
     def hash(self) -> str:
-        """That of the sites' names: a late site tells its size late."""
+        """SHA-256 of the sites' names: a late site tells its size late."""
         return hashlib.sha256("\n".join(self.domain_names).encode()).hexdigest()
 
 
@@ -127,7 +115,6 @@ class Sites(FederatedDataModule):
         self.plan = PlanOfSites(parts, domains=sites, domain_names=tuple(self.names))
 
     def fact(self, k: int) -> Facts:
-        """What is known of a site; nothing as long as it has not joined."""
         return self.facts.get(k, Facts())
 
     def info(self, k: int) -> ClientInfo:
@@ -143,7 +130,6 @@ class Sites(FederatedDataModule):
         return [] if self.server_data is None else self.server_data.test_dataloader()
 
     def state_dict(self) -> dict[str, Any]:
-        """The run, and which visit of each site was the last that the server has taken."""
         if self.accepted not in self.saved:
             self.saved = [*self.saved, dict(self.accepted)][-CHECKPOINTS:]
         return {"run": self.run_id, "accepted": dict(self.accepted)}
@@ -158,15 +144,7 @@ class Sites(FederatedDataModule):
 
 
 class OneSite(Partitioned):
-    """The data of one site: the training data of a data module, or of one of its clients, are those of one client.
-
-    Args:
-        data: the site's data module, federated or not.
-        part: of a federated one, the client whose part the site stands for; None where it has one client alone.
-
-    Raises:
-        UsageError: there is no such part, or it is not said which.
-    """
+    """The data of one site: a data module, or ``part`` of a federated one, as one client."""
 
     def __init__(self, data: Any, part: int | None = None) -> None:
         federated = isinstance(data, FederatedDataModule)
@@ -174,9 +152,7 @@ class OneSite(Partitioned):
         number = self.inner.num_clients
         hint = f"there are {number} clients; give the number of one, from 0"
         require(part is None or 0 <= part < number, "part", part, hint)
-        hint = (
-            "the data of a site are those of one client; give 1, or part: the number of the client that it stands for"
-        )
+        hint = "a site has the data of one client; give 1, or part: the number of the client that it stands for"
         require(part is not None or number == 1, "data.num_clients", number, hint)
         self.part, self.is_whole = part or 0, part is None
         super().__init__(own_module_of(self.inner), num_clients=1)
@@ -216,4 +192,4 @@ class OneSite(Partitioned):
 
     def facts(self, evaluation: dict[str, int]) -> Facts:
         names = tuple(map(str, getattr(self.inner, "class_names", None) or ()))
-        return Facts(self.info(0).num_examples, num_batches(self, 0), tuple(evaluation.items()), names)
+        return Facts(self.info(0).num_examples, num_batches(self, 0), evaluation, names)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
+import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from fl_lightning.callbacks.base import Callback
@@ -24,12 +27,10 @@ from fl_lightning.federation.agreement import (
     check_update,
     digest_of_part,
     digest_of_state,
-    room,
 )
 from fl_lightning.federation.data import Facts, Sites
-from fl_lightning.federation.link import Answer, Link
 from fl_lightning.federation.messages import decoded, encoded
-from fl_lightning.federation.wire import LARGEST, BadMessageError, Packet
+from fl_lightning.federation.wire import LARGEST, BadMessageError, Packet, as_records, of_records
 from fl_lightning.method import Method
 from fl_lightning.records.summary import is_defined
 from fl_lightning.state import State, select
@@ -38,28 +39,86 @@ from fl_lightning.systems import Fate
 
 # seconds between two looks for answers
 LOOK = 0.25
+# bytes of a message beside its arrays
+TEXT_ROOM = 2**24
 # letters of the name of a class
 LONGEST_CLASS = 200
 # phases of a visit that sites measure
 PHASES_OF_A_VISIT = ("load", "data", "forward_backward", "correct", "step", "collect")
 
+# what a node answers: a message, or a text that says why there is none
+Answer = Packet | str
+
+_link: ContextVar[Any] = ContextVar("link", default=None)
+
+
+@contextmanager
+def reached_by(link: Any) -> Iterator[None]:
+    """In this block a run whose data are ``Sites`` reaches them by this link."""
+    token = _link.set(link)
+    try:
+        yield
+    finally:
+        _link.reset(token)
+
+
+def present_link() -> Any:
+    """Return the link of the present run."""
+    link = _link.get()
+    if link is None:
+        hint = "sites are reached by Flower alone; start the run by: flwr run APP CONNECTION"
+        raise UsageError(f"data='Sites': {hint}")
+    return link
+
+
+class FlowerLink:
+    """Flower's grid, with a limit on the bytes of an answer."""
+
+    def __init__(self, grid: Any, limit: int = LARGEST) -> None:
+        self.grid, self.limit = grid, limit
+        # answers to messages that Flower did not take, by a number that is not one of its own
+        self.unsent: dict[str, Answer] = {}
+
+    def nodes(self) -> list[int]:
+        return sorted(self.grid.get_node_ids())
+
+    def send(self, node: int, packet: Packet) -> str:
+        from flwr.app import Message
+
+        # without a time to live: past a deadline Flower would call the site lost, which is at work all the same
+        message = Message(as_records(packet), dst_node_id=node, message_type="train")
+        try:
+            number = next(iter(self.grid.push_messages([message])), None)
+            why = "its SuperLink refuses it"
+        except Exception as error:  # its own, of no public class; one that all messages meet comes again from nodes()
+            number, why = None, f"{type(error).__name__}: {error}"
+        if number is None:
+            number = f"unsent-{uuid.uuid4().hex}"
+            self.unsent[number] = f"lost: Flower could not send the message; {clipped(why, 300)}"
+        return number
+
+    def receive(self, messages: Collection[str]) -> dict[str, Answer]:
+        answers = {number: self.unsent.pop(number) for number in messages if number in self.unsent}
+        sent = [number for number in messages if number not in answers]
+        for message in self.grid.pull_messages(sent) if sent else ():
+            number = message.metadata.reply_to_message_id
+            if message.has_error():
+                answers[number] = f"lost: {message.error.reason or f'error {message.error.code}'}"
+                continue
+            try:
+                answers[number] = of_records(message.content, self.limit)
+            except BadMessageError as error:
+                answers[number] = str(error)
+        return answers
+
 
 class ClientsAtSites:
-    """The clients of a run are sites: a round sends each of its cohort the state, and adds up what they send back.
-
-    Args:
-        sites: their names, and what is known of them.
-        link: what carries the messages.
-        agreed: the part of the config that all have the same.
-        warn: tells the user something.
-        on_client_error: ``raise``, or ``skip`` what fails.
-        min_clients: sites that a round needs.
-    """
+    """The clients of a run are sites: a round sends each of its cohort the state, and sums their updates."""
 
     def __init__(
         self,
         sites: Sites,
-        link: Link,
+        link: Any,
         agreed: Mapping[str, Any],
         warn: Callable[[str], None],
         on_client_error: str = "raise",
@@ -80,11 +139,7 @@ class ClientsAtSites:
 
     # ------------------------------------------------------------------ who is there
     def join(self) -> None:
-        """Wait until all sites have joined, or as long as the user has said.
-
-        Raises:
-            UsageError: a site refuses the run, where no client may fail; or too few have come.
-        """
+        """Wait up to ``join_within`` seconds for all sites; too few are an error."""
         end, names = time.monotonic() + self.sites.seconds_to_join, self.sites.names
         while len(self.nodes) < len(names) and time.monotonic() < end:
             self.greet()
@@ -99,7 +154,7 @@ class ClientsAtSites:
             self.warn(f"{text}; they may join later")
 
     def greet(self) -> None:
-        """Tell the nodes that are new what the run is, and take down the sites that have answered."""
+        """Introduce the run to new nodes, and admit the sites that have answered."""
         there = self.link.nodes()
         self._known &= {*there}
         for node in there:
@@ -127,30 +182,24 @@ class ClientsAtSites:
             return
         try:
             name, facts, entries = answer["name"], answer["facts"], answer["declared"]
-            sizes = tuple((str(phase), int(size)) for phase, size in facts["evaluation"].items())
+            sizes = {str(phase): int(size) for phase, size in facts["evaluation"].items()}
             classes = tuple(clipped(str(one), LONGEST_CLASS) for one in facts["class_names"])
             known = Facts(int(facts["num_examples"]), int(facts["batches"]), sizes, classes)
             declared = [Entry(str(n), str(d), tuple(map(int, shape))) for n, d, shape in entries]
-            sensible = min(known.num_examples, known.batches, *(size for _, size in sizes), 0) == 0
-            sensible = sensible and known.num_examples < 2**40 and {phase for phase, _ in sizes} <= {*PHASES}
+            sensible = min(known.num_examples, known.batches, *sizes.values()) >= 0
+            sensible = sensible and known.num_examples < 2**40 and {*sizes} <= {*PHASES}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise BadMessageError("its answer is of another form") from None
         if name not in self.sites.names:
-            self._refuse(
-                f"node {node} claims to be site {clipped(repr(name), 80)}, which is none of {self.sites.names}"
-            )
-            return
+            raise BadMessageError(f"it claims to be site {clipped(repr(name), 80)}, none of {self.sites.names}")
         k = self.sites.names.index(name)
         if self.nodes.get(k, node) != node and self.nodes[k] in there:
-            self._refuse(f"nodes {self.nodes[k]} and {node} both claim to be site {name!r}; the first one stays")
-            return
+            raise BadMessageError(f"it and node {self.nodes[k]} both claim to be site {name!r}; the first one stays")
         others = [site for other, site in enumerate(self.sites.names) if other in self.nodes and other != k]
         shapes, known_shapes = ({entry.name: entry.shape for entry in some} for some in (declared, self.declared))
         if not sensible or (others and shapes != known_shapes):
-            self._refuse(
-                f"site {name!r} declares updates of other entries than {others[0] if others else 'any can have'}"
-            )
-            return
+            others = others or ["any can have"]
+            raise BadMessageError(f"site {name!r} declares updates of other entries than {others[0]}")
         # a label is the place of its class among the names
         told = {self.sites.names[other]: fact.class_names for other, fact in self.sites.facts.items() if other != k}
         first = next((site for site, names in told.items() if names), None)
@@ -163,13 +212,13 @@ class ClientsAtSites:
         self.sites.facts[k] = known
 
     def _refuse(self, text: str, ends: bool = False) -> None:
-        """Tell of a node that takes no part; with ``ends``, it ends a run in which no client may fail."""
+        """Warn of a refused node; with ``ends``, end a run in which no client may fail."""
         if self.strict and ends:
             raise UsageError(text)
         self.warn(text)
 
     def present(self, run: Run, round_: int) -> Sequence[int]:
-        """The sites that are there and have answered all they were asked."""
+        """Sites that are connected and have no open answer."""
         end = time.monotonic() + self.sites.seconds_to_join
         while True:
             for number in self.link.receive([*self.busy.values()]):
@@ -211,11 +260,7 @@ class ClientsAtSites:
     def _taken(
         self, run: Run, k: int, answer: Mapping[str, Any], totals: Totals, outcome: Outcome
     ) -> Mapping[str, float]:
-        """Check what a site sends, add it, and count its visit.
-
-        Raises:
-            BadMessageError: it sends what it may not.
-        """
+        """Check the answer of a site, add its update, and return the seconds of its visit by phase."""
         contents = move_data_to_device(answer.get("update"), run.fabric.device)
         client, largest = run.client, self.sites.largest_number
         if not isinstance(contents, dict):
@@ -241,18 +286,13 @@ class ClientsAtSites:
             totals.add(update)
             outcome.arrived.append(k)
             outcome.rates[k] = rate
-        outcome.counts.update(
-            visits=1, stepped=steps > 0, idle=self.sites.fact(k).batches == 0, skipped=skipped, lost=lost
-        )
+        idle = self.sites.fact(k).batches == 0
+        outcome.counts.update(visits=1, stepped=steps > 0, idle=idle, skipped=skipped, lost=lost)
         outcome.scalings += scalings
         return seconds
 
     def _check_weight(self, run: Run, k: int, weight: float) -> None:
-        """Refuse a weight that is not that of the site.
-
-        Raises:
-            BadMessageError: it is another one than its number of examples, or out of range.
-        """
+        """Refuse a weight that does not belong to the site."""
         own = any(type(method).client_weight is not Method.client_weight for method in run.methods.methods)
         if own:
             fits = weight == 0 or LEAST_WEIGHT <= weight <= LARGEST_WEIGHT
@@ -271,24 +311,14 @@ class ClientsAtSites:
         take: Callable[[int, Mapping[str, Any]], None],
         errors: dict[int, Exception],
     ) -> None:
-        """Send a message to some sites, and take each answer when it comes.
-
-        Args:
-            run: the run.
-            kind: what is asked: ``train`` or ``evaluate``.
-            state: the state that goes down.
-            own: what each client is told beside what all are told.
-            take: takes the answer of a client.
-            errors: filled with what went wrong, by client.
-        """
+        """Send a message to some sites, and pass each answer to ``take``; failures go to ``errors`` by client."""
         self.sites.run_id, self._bytes = self.sites.run_id or uuid.uuid4().hex, [0, 0]
         shared = self._shared(run, kind, state)
         seconds, where = self.sites.seconds_to_answer, f"round {run.server.round}"
-        waiting = {}
-        for k, words in own.items():
-            waiting[self._send(k, joined(shared, encoded({"client": k, **words})))] = k
+        waiting = {self._send(k, joined(shared, encoded({"client": k, **words}))): k for k, words in own.items()}
         end = None if seconds is None else time.monotonic() + seconds
-        limit = room(self.declared)
+        # the text of a message beside its arrays
+        limit = TEXT_ROOM + sum(torch.Size(entry.shape).numel() * 8 for entry in self.declared)
         while waiting and (end is None or time.monotonic() < end):
             answers = self.link.receive([*waiting])
             for number, answer in answers.items():
@@ -341,11 +371,6 @@ class ClientsAtSites:
         )
 
     def _read(self, answer: Answer, limit: int) -> Mapping[str, Any]:
-        """The contents of an answer.
-
-        Raises:
-            BadMessageError: there is none, or it is not of the agreed form.
-        """
         if isinstance(answer, str):
             raise BadMessageError(answer)
         contents = decoded(answer, limit)
@@ -364,9 +389,7 @@ class ClientsAtSites:
         asked = {
             k: {"phases": phases, "memory": self.sites.accepted.get(k)}
             for k, node in sorted(self.nodes.items())
-            if node in there
-            and k not in self.busy
-            and any(phase in phases for phase, _ in self.sites.fact(k).evaluation)
+            if node in there and k not in self.busy and {*phases} & {*self.sites.fact(k).evaluation}
         }
         if not asked:
             return
@@ -383,24 +406,19 @@ class ClientsAtSites:
                 raise error
             self.warn(f"not evaluated: {error}")
         for phase in phases:
-            sizes = {k: 1 if own else dict(self.sites.fact(k).evaluation).get(phase, 0) for k in found}
-            run.metrics.update(
-                over_sites({self.sites.names[k]: (sizes[k], found[k].get(phase, {})) for k in sorted(found)})
-            )
+            sizes = {k: 1 if own else self.sites.fact(k).evaluation.get(phase, 0) for k in sorted(found)}
+            values = {self.sites.names[k]: (size, found[k].get(phase, {})) for k, size in sizes.items()}
+            run.metrics.update(over_sites(values))
 
 
 def rest_of(run: Run) -> State:
-    """The entries of the global state that sites have without being sent them."""
+    """Entries of the global state that sites have without being sent them."""
     travels = {*sent_down(run)}
     return {name: value for name, value in run.server.state.items() if name not in travels}
 
 
 def over_sites(values: Mapping[str, tuple[int, Mapping[str, float]]]) -> dict[str, float]:
-    """Metrics over sites: the weighted mean, that of each site, and the worst.
-
-    Args:
-        values: by the name of a site, its weight and its metrics by tag.
-    """
+    """Metrics over sites, from weight and metrics by name: the weighted mean, each site's value, and the worst."""
     sums, logged = Sums(), dict[str, float]()
     tags: dict[str, list[float]] = {}
     for name, (weight, metrics) in values.items():
@@ -416,11 +434,7 @@ def over_sites(values: Mapping[str, tuple[int, Mapping[str, float]]]) -> dict[st
 
 
 def metrics_of(answer: Mapping[str, Any], phases: Sequence[str]) -> dict[str, dict[str, float]]:
-    """The metrics that a site sends, by phase and tag.
-
-    Raises:
-        BadMessageError: they are of another form.
-    """
+    """Metrics sent by a site, by phase and tag."""
     try:
         found = {phase: answer["metrics"].get(phase, {}) for phase in phases}
         values = {phase: {str(tag): float(v) for tag, v in tags.items()} for phase, tags in found.items()}
@@ -432,17 +446,13 @@ def metrics_of(answer: Mapping[str, Any], phases: Sequence[str]) -> dict[str, di
 
 
 def joined(shared: Packet, own: Packet) -> Packet:
-    """Two messages as one: what all are told, and what one is told beside it."""
+    """Join the message to all with the message to one, without encoding the first again."""
     text = f'{{"dict":[["shared",{shared.text}],["own",{own.text}]]}}'
     return Packet(text, {**shared.arrays, **own.arrays})
 
 
 def check_suits(trainer: Any) -> None:
-    """Refuse what a run at sites cannot do.
-
-    Raises:
-        UsageError: an argument needs the clients' data, or simulates what sites do by themselves.
-    """
+    """Refuse arguments that need the clients' data, or simulate what sites do by themselves."""
     hint = "it simulates what sites do by themselves; leave it out"
     require(trainer.systems is None, "trainer.systems", type(trainer.systems).__name__, hint)
     hint = "its passes over the clients' data are not done at sites; give average, keep or local"

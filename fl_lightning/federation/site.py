@@ -48,16 +48,7 @@ RUN_ID = 32
 
 
 class Site:
-    """A site, which trains its client when the server asks it to.
-
-    Args:
-        run: the run, in which it has the only client.
-        name: its name.
-        agreed: the part of the config that it has the same as the server.
-        folder: where it keeps what its client remembers.
-        largest: the largest number that a state may hold.
-        limit: bytes of the largest message that it takes.
-    """
+    """A site, which trains its client when the server asks it to."""
 
     def __init__(
         self, run: Run, name: str, agreed: Mapping[str, Any], folder: Path, largest: float, limit: int
@@ -65,8 +56,9 @@ class Site:
         self.run, self.name, self.agreed, self.folder = run, name, agreed, folder
         self.largest, self.limit, self.digest = largest, limit, digest_of_part(agreed)
         self.data: OneSite = run.data  # type: ignore[assignment]
+        # examples of each phase, or batches where examples cannot be counted
         self.evaluation = {
-            phase: examples_of(run, phase)
+            phase: sum(num_pickable(loader) or len(loader) for loader in run.loaders.evaluation(phase))
             for phase in PHASES
             if run.evaluator.has_data(phase) and step_name(run.client.module, phase) is not None
         }
@@ -74,7 +66,7 @@ class Site:
 
     # ------------------------------------------------------------------ messages
     def answer(self, packet: Packet) -> Packet:
-        """The answer to a message of the server; what went wrong is in it, and in full on stderr."""
+        """Answer a message of the server; an error is in the answer, and in full on stderr."""
         try:
             message = decoded(packet, self.limit)
             if not isinstance(message, dict):
@@ -92,15 +84,16 @@ class Site:
         return encoded({"refused": str(error), "name": self.name})
 
     def join(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Tell what the site has and sends, unless the server's config is another one."""
+        """Tell what the site has and sends, unless the server's config differs."""
         theirs = json.loads(str(message.get("agreed")))
         differing = different_keys(theirs, self.agreed)
+        # the digest also tells apart values that compare equal, such as 1 and 1.0
         if differing or digest_of_part(theirs) != self.digest:
             raise BadMessageError(f"the server runs another config than this site: {differing or 'another form'}")
         self.tell(f"joined a run of {len(message.get('names', []))} sites")
         return {
             "name": self.name,
-            "facts": {**asdict(self.data.facts(self.evaluation)), "evaluation": self.evaluation},
+            "facts": asdict(self.data.facts(self.evaluation)),
             "declared": [[entry.name, entry.dtype, list(entry.shape)] for entry in self.declared],
         }
 
@@ -115,7 +108,7 @@ class Site:
         return self.train(shared, own) if shared["kind"] == "train" else self.evaluate(shared, own)
 
     def restore(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-        """Bring server state and methods to where the round begins; false where the site lacks a part of the state."""
+        """Bring server state and methods to the start of the round; false where the site lacks a part of the state."""
         run, server = self.run, self.run.server
         numbers: list[Any] = [shared.get(name) for name in ("round", "num_clients", "num_examples")]
         numbers.append(own.get("client"))
@@ -155,7 +148,6 @@ class Site:
         return True
 
     def train(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """The visit of the client: what it sends, and how it went."""
         run, k, round_ = self.run, own["client"], shared["round"]
         memories, client = run.client.memories(), run.client
         run.stopwatch.reset()
@@ -194,34 +186,27 @@ class Site:
         return {"metrics": metrics}
 
     def report(self, path: Path) -> str:
-        """Where the site listens, and what leaves it, on lines."""
+        """Say where the site listens, and what leaves it."""
         facts = self.data.facts(self.evaluation)
         lines = [f"{entry.name}  {entry.dtype} {entry.shape}  {entry.num_bytes:,} bytes" for entry in self.declared]
         total = sum(entry.num_bytes for entry in self.declared)
         told = f"its name, {facts.num_examples} examples in {facts.batches} batches"
         told += "".join(f", {size} examples of {phase} data" for phase, size in self.evaluation.items())
         told += f", its classes {', '.join(facts.class_names)}" if facts.class_names else ""
-        sent = (
-            f"what leaves it in a round: {total:,} bytes in {len(lines)} entries, its weight, means of what is logged"
-        )
-        return "\n  ".join(
-            [f"site {self.name} is ready, at {path.absolute()}; it tells the server {told}", sent, *lines]
-        )
+        ready = f"site {self.name} is ready, at {path.absolute()}; it tells the server {told}"
+        sent = f"it sends in a round: {total:,} bytes in {len(lines)} entries, its weight, means of what is logged"
+        return "\n  ".join([ready, sent, *lines])
 
     # ------------------------------------------------------------------ what the client remembers
     def file(self, shared: Mapping[str, Any], round_: int) -> Path:
-        """The file of what the client remembers after its visit in a round of a run."""
+        """Path of the client's memory after its visit in a round of a run."""
         run_id = shared.get("run")
         if not isinstance(run_id, str) or len(run_id) != RUN_ID or not run_id.isalnum():
             raise BadMessageError("the number of the run is none")
         return self.folder / run_id / f"{int(round_)}.pt"
 
     def memory(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """What the client remembers after the last visit whose update the server has taken; nothing before the first.
-
-        Raises:
-            BadMessageError: the site has no such memory.
-        """
+        """Load the client's memory after the last visit whose update the server took; empty before the first."""
         last = own.get("memory")
         if last is None:
             return {}
@@ -238,7 +223,6 @@ class Site:
                 path.unlink(missing_ok=True)
 
     def counted(self, round_: int) -> str:
-        """A round as the console of the server shows it."""
         return f"round {round_}/{self.run.trainer.max_rounds - 1}"
 
     def tell(self, text: str) -> None:
@@ -246,7 +230,7 @@ class Site:
 
 
 def declared_of(run: Run) -> list[Entry]:
-    """What the updates of the client consist of, from two visits of one batch each, of which nothing is left."""
+    """Entries of the client's updates, from two rehearsed visits of one batch each."""
     found: dict[str, Entry] = {}
     begun = run.server.state
     with run.client.rehearsing(run.methods):
@@ -260,20 +244,8 @@ def declared_of(run: Run) -> list[Entry]:
     return [entry for entry in found.values() if not entry.name.startswith("frozen/")]
 
 
-def examples_of(run: Run, phase: str) -> int:
-    """The examples of an evaluation; its batches where the examples cannot be counted."""
-    loaders = run.loaders.evaluation(phase)
-    return sum(num_pickable(loader) or len(loader) for loader in loaders)
-
-
 def answer_messages(run: Run, make: Callable[[Run], Site], path: Path) -> None:
-    """Answer messages on a socket, one at a time, until the process is ended.
-
-    Args:
-        run: the run of the site.
-        make: makes the site.
-        path: the socket, which only this user may open.
-    """
+    """Answer messages on a socket, one at a time, until the process ends."""
     prepare_fit(run, None, None, False)
     begin_fit(run, fresh=True)
     site = make(run)
@@ -291,11 +263,7 @@ def answer_messages(run: Run, make: Callable[[Run], Site], path: Path) -> None:
 
 
 def listening(path: Path) -> socket.socket:
-    """A socket that listens, in place of one that a process that is gone has left.
-
-    Raises:
-        UsageError: another process listens there, or the path is too long.
-    """
+    """Listen on a socket that only this user may open, in place of one that an ended process left."""
     hint = f"a socket's path has at most {LONGEST_PATH} letters; give a shorter one"
     require(len(str(path)) <= LONGEST_PATH, "socket", str(path), hint)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -90,14 +90,6 @@ def test_rows_belong_to_their_batch_also_where_batches_are_prepared_ahead(ahead)
     assert torch.cat(seen).sort().values.tolist() == list(range(10))
 
 
-def test_a_pass_with_rows_has_the_bits_of_one_without():
-    loader = images(shuffle=True, augment=[RandomFlip()], noise=0.1, mean=[0.5] * 3, std=[0.25] * 3)
-    loader.seed(7)
-    with_rows = [batch for _, batch in loader.batches()]
-    loader.seed(7)
-    assert all(map(equal, with_rows, list(loader)))
-
-
 @pytest.mark.parametrize(("drop_last", "least"), [(False, 1), ("singletons", 2), (True, 4)])
 def test_a_last_batch_that_is_not_full_or_of_one_example_can_be_dropped(drop_last, least):
     for number, sizes in ((10, [4, 4, 2]), (9, [4, 4, 1]), (3, [3]), (1, [1]), (8, [4, 4])):

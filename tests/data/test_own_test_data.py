@@ -81,6 +81,10 @@ def test_a_name_for_each_part_divides_the_test_data_too():
     for k, loader in enumerate(data.test_dataloader(k) for k in range(3)):
         torch.testing.assert_close(torch.cat([x for x, _ in loader]), named((8, 6, 9)).datasets[k].tensors[0])
     assert len(data.test_dataloader().dataset) == 23
+    data.teardown()
+    data.datamodule.test = named((3, 4, 5))
+    data.setup()
+    assert sizes(data) == ({"kent": 3, "oslo": 4, "pisa": 5}, [3, 4, 5])
 
 
 @pytest.mark.parametrize(("key", "named"), [("domains", {}), ("hospital", {"domains": "hospital"})])

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.errors import refused
-from helpers.runs import small_trainer
-from helpers.tiny import TinyModule
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import (
     BatchSampler,
@@ -22,7 +20,7 @@ from torch.utils.data import (
 )
 
 from fl_lightning import Partitioned
-from fl_lightning.data import Dirichlet, Partitioner
+from fl_lightning.data import Partitioner
 from fl_lightning.data.loaders import last_batch
 
 N = 90
@@ -267,18 +265,3 @@ def test_items_get_their_random_numbers_from_the_generator_in_worker_processes()
     assert torch.equal(one_pass(1), first) and not torch.equal(one_pass(2), first)
     # the noise of items in different worker processes differs
     assert len((first % 1).unique()) == 20
-
-
-def trained(tmp_path, workers=1, **how):
-    torch.manual_seed(0)
-    model = TinyModule()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    data = Partitioned(Module(lambda: DataLoader(Noisy(), batch_size=8, **how)), Dirichlet(1.0, 5), num_clients=3)
-    small_trainer(tmp_path, devices=workers, enable_progress_bar=False).fit(model, data)
-    return before, model.state_dict()
-
-
-def test_a_run_trains_what_the_loader_draws(tmp_path, undrawn):
-    """Class 0 alone, on every client: the bias of the others falls."""
-    before, after = trained(tmp_path, sampler=WeightedRandomSampler((Y == 0).float(), N))
-    assert (after["head.bias"] - before["head.bias"]).sign().tolist() == [1, -1, -1]

@@ -13,8 +13,8 @@ from helpers.flower import Flower
 from helpers.runs import assert_same_bits
 from helpers.sites import SMALL, Here, alone, app_of, numbers_of, serve, sites_here, workers
 
-from fl_lightning.federation.link import FlowerLink
 from fl_lightning.federation.messages import decoded, encoded
+from fl_lightning.federation.server import FlowerLink
 from fl_lightning.federation.wire import BadMessageError, as_records, of_records
 from fl_lightning.storage.checkpoint import read, unpack_rows
 
