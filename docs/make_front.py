@@ -25,8 +25,8 @@ from quotes import Stored  # noqa: E402, found through the path above
 
 from fl_lightning.bench import load_suite  # noqa: E402, found through the path above
 from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
-from fl_lightning.pictures.drawing import in_style, logarithmic  # noqa: E402
-from fl_lightning.pictures.style import LIGHT, LINE_COLOURS  # noqa: E402
+from fl_lightning.plotting.drawing import in_style, logarithmic  # noqa: E402
+from fl_lightning.plotting.style import LIGHT, LINE_COLOURS  # noqa: E402
 
 PAPERS = ROOT / "experiments" / "papers"
 RESULTS = PAPERS / "results"

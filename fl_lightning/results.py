@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
 
-    from fl_lightning.pictures.drawing import CurveLine, Draw
-    from fl_lightning.pictures.figure import ShownFigure
+    from fl_lightning.plotting.drawing import CurveLine, Draw
+    from fl_lightning.plotting.figures import ShownFigure
 
 # of the cells of a table in a notebook
 CELL = 'style="text-align:right;padding:2px 10px"'
@@ -186,9 +186,9 @@ def curves_of(results: Sequence[FitResult], tags: Sequence[str]) -> ShownFigure:
     # matplotlib takes a while, and not all who read runs draw them
     import numpy as np
 
-    from fl_lightning.pictures.drawing import CurveLine
-    from fl_lightning.pictures.figure import IN_AXES, laid_out
-    from fl_lightning.pictures.style import line_style
+    from fl_lightning.plotting.drawing import CurveLine
+    from fl_lightning.plotting.figures import IN_AXES, laid_out
+    from fl_lightning.plotting.style import line_style
 
     known = list(dict.fromkeys(tag for one in results for row in one.history for tag in row if tag != "round"))
     wanted = list(tags or shown_tags(results))
@@ -240,7 +240,7 @@ def over_rounds(lines: Sequence[CurveLine], tag: str) -> Draw:
     """A drawing of curves whose places are rounds."""
     from matplotlib.ticker import MaxNLocator
 
-    from fl_lightning.pictures.drawing import curves
+    from fl_lightning.plotting.drawing import curves
 
     def draw(axes: Axes) -> None:
         curves(lines, xlabel="round", ylabel=tag)(axes)

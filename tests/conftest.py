@@ -84,7 +84,7 @@ def run(tmp_path):
 @pytest.fixture
 def undrawn(monkeypatch):
     """Leave out the figures, which take most of the time of a small run, and have tests of their own."""
-    monkeypatch.setattr("fl_lightning.pictures.figure.figure_of", lambda *args: None)
+    monkeypatch.setattr("fl_lightning.plotting.figures.figures", lambda plots: ())
     monkeypatch.setattr(RunAccess, "log_figure", lambda *args: None)
 
 

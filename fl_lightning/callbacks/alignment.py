@@ -16,8 +16,6 @@ from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, choices, require
 from fl_lightning.functional import singular_alignment
-from fl_lightning.pictures import diagonal
-from fl_lightning.pictures.shipped import ALIGNMENT
 from fl_lightning.state import State
 from fl_lightning.sums import Sums, Weighted
 
@@ -49,7 +47,7 @@ class LayerAlignment(Measurement):
         UsageError: an argument out of its range, a layer that is not linear, or no two layers that fit.
     """
 
-    file, pictures = ALIGNMENT.file, ALIGNMENT.pictures
+    file = "layer_alignment.npz"
 
     def __init__(self, every_n_rounds: int = 10, layers: list[str] | None = None, number: int = 10) -> None:
         super().__init__(every_n_rounds)
@@ -100,14 +98,6 @@ class LayerAlignment(Measurement):
                 measured[what][place, : matrix.shape[0], : matrix.shape[1]] = matrix.numpy()
                 trainer.log(f"alignment/{self._pairs[place][1]}/{what}", float(matrix.diagonal().mean()))
         self.keep(trainer, measured)
-
-    def shown(self) -> dict[str, np.ndarray]:
-        arrays = super().shown()
-        for what in ("global", "local"):
-            pairs = zip(arrays["pairs"][-1], diagonal(arrays[what][-1]), strict=True)
-            titles = [f"{first} to {second}\nmean of the diagonal {mean:.2f}" for (first, second), mean in pairs]
-            arrays[f"{what}_titles"] = np.array([titles])
-        return arrays
 
     def _of(self, state: State) -> dict[int, Tensor]:
         """The alignment of each pair, by its place."""

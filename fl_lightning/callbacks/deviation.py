@@ -48,7 +48,6 @@ from fl_lightning.callbacks.by_client import (
 from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import as_rows, calibrated_logits, class_sums
-from fl_lightning.pictures.shipped import BOUNDS, DEVIATION
 
 
 class DeviationBound(ClientMeasurement):
@@ -86,7 +85,7 @@ class DeviationBound(ClientMeasurement):
             layer which reads ``representation`` and has a row of weights for each class.
     """
 
-    file, pictures = DEVIATION.file, DEVIATION.pictures
+    file = "deviation.npz"
     requires = ("representation", "logits")
 
     def __init__(
@@ -129,17 +128,6 @@ class DeviationBound(ClientMeasurement):
             self.append(trainer, name, {k: values[name] for k, values in clients.items()})
             every[name] = np.stack([values[name] for values in clients.values()])
         log_finite(trainer, {f"deviation/{name}": value for name, value in logged_shares(every).items()})
-
-    def shown(self) -> dict[str, np.ndarray]:
-        arrays = super().shown()
-        for name in BOUNDS:
-            ratio, own = arrays[name].ravel(), arrays["own"].ravel()
-            known = (ratio > 0) & np.isfinite(own)
-            predicted, down = ratio[known] > 1, own[known] < 0
-            arrays[f"{name}_signs"] = np.stack([ratio[known], own[known]], 1)[None]
-            arrays[f"{name}_kinds"] = np.where(predicted & ~down, "against the theorem", "as the theorem allows")[None]
-            arrays[f"{name}_note"] = np.array([f"of {predicted.sum()} above 1, {down[predicted].sum()} deviate"])
-        return arrays
 
     def _means(self, trainer: RunAccess, client: Client, counts: Tensor) -> Means | None:
         """The means over the training examples of each class, under the state that the client has received."""

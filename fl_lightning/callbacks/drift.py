@@ -34,8 +34,6 @@ from fl_lightning.callbacks.by_client import (
     quotient,
 )
 from fl_lightning.client import Client
-from fl_lightning.pictures.declared import row_shares
-from fl_lightning.pictures.shipped import DRIFT
 
 
 class Drift(ClientMeasurement):
@@ -71,7 +69,7 @@ class Drift(ClientMeasurement):
             ``logits`` that is no layer with a row of weights for each class.
     """
 
-    file, pictures = DRIFT.file, DRIFT.pictures
+    file = "drift.npz"
 
     def __init__(self, every_n_rounds: int = 10, max_clients: int = 20, classifier: bool = True) -> None:
         super().__init__(every_n_rounds, max_clients)
@@ -128,16 +126,6 @@ class Drift(ClientMeasurement):
             correlations = [values[f"{what}_correlation"] for values in clients.values()]
             logged[f"drift/classifier/{what}"] = finite_mean(correlations)
         log_finite(trainer, logged)
-
-    def shown(self) -> dict[str, np.ndarray]:
-        arrays = super().shown()
-        for what, values in {"row_norm": "row_norms", "bias": "biases"}.items() if self.classifier else ():
-            mean = finite_mean(arrays[f"{what}_correlation"][-1])
-            shares = 100 * row_shares(arrays["label_counts"][-1])
-            arrays[f"{what}_by_share"] = np.stack([shares.ravel(), arrays[values][-1].ravel()], 1)[None]
-            note = f"mean correlation {mean:.2f}" if np.isfinite(mean) else "no correlation is defined"
-            arrays[f"{what}_note"] = np.array([note])
-        return arrays
 
     def _gram(self, trainer: RunAccess, names: list[str]) -> np.ndarray:
         """The inner products (m, m) of all clients' changes of some parameters; all workers call this.

@@ -19,7 +19,6 @@ from fl_lightning.callbacks.measurement import Measurement, require_test_data
 from fl_lightning.client import Client
 from fl_lightning.client.taps import resolve_taps, with_paths
 from fl_lightning.errors import require
-from fl_lightning.pictures.shipped import EMBEDDING
 from fl_lightning.seeding import address
 from fl_lightning.state import State
 
@@ -66,7 +65,7 @@ class Embedding(Measurement):
         UsageError: an argument out of its range, a tap that is not there, no test data, or data without labels.
     """
 
-    file, pictures = EMBEDDING.file, EMBEDDING.pictures
+    file = "embedding.npz"
 
     def __init__(
         self,
@@ -158,15 +157,10 @@ class Embedding(Measurement):
             [f"{c} ({int(counts[name][c])})" if counts.get(name) is not None else str(c) for c in labels]
             for name in models
         ]
-        self._drawn = {"models": np.array([list(models)]), "apart": apart[None], "classes": np.array([held])}
-        if len(models) > 1:
-            of_model = np.repeat(list(models), len(labels))
-            self._drawn |= {"together": together[None], "of_model": of_model[None]}
-        self.draw(trainer)
+        parts = np.stack(np.split(together, len(models)))
+        drawn = {"models": np.array(list(models)), "apart": apart, "held": np.array(held), "together": parts}
+        self.draw(trainer, drawn)
         project(trainer.summary_writers, models, trainer.server.round)
-
-    def shown(self) -> dict[str, np.ndarray]:
-        return super().shown() | self._drawn
 
     def on_fit_end(self, trainer: RunAccess) -> None:
         """Its figures are drawn with each measurement."""

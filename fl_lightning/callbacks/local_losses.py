@@ -11,16 +11,18 @@ import hashlib
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.measurement import Periodic, keep_other, log_pictures
+from fl_lightning.callbacks.measurement import Periodic, keep_other
 from fl_lightning.client import Client
-from fl_lightning.pictures import Panel, Picture, Shown
 from fl_lightning.storage.atomic_io import write_atomically
+
+if TYPE_CHECKING:
+    from fl_lightning.plotting.figures import Plot
 
 Row = dict[str, float]
 KEYS = ("round", "client", "epoch")
@@ -70,9 +72,12 @@ class LocalLosses(Periodic):
             self._append(sorted(rows, key=lambda row: (row["client"], row["epoch"])))
 
     def on_fit_end(self, trainer: RunAccess) -> None:
-        terms = [term for term in self._columns if term not in KEYS]
-        for term in terms if self._latest else ():
-            log_pictures(trainer, [picture_of(term, self._latest)], partial(arrays_of, term, self._latest))
+        if self._path is not None and self._latest:
+            from fl_lightning.plotting.figures import figures
+
+            terms = [term for term in self._columns if term not in KEYS]
+            for name, figure in figures(plot_term(term, self._latest) for term in terms):
+                trainer.log_figure(name, figure)
 
     def state_dict(self) -> dict[str, Any]:
         # the rows themselves are in the file
@@ -138,18 +143,18 @@ def update(digest: Any, rows: list[Row]) -> None:
         digest.update(repr(sorted((key, float(value)) for key, value in row.items())).encode())
 
 
-def picture_of(term: str, rows: list[Row]) -> Picture:
-    """What a figure shows of a term in the visits of one round: a line for each client, over the local epochs."""
-    lines = tuple(Shown(f"client {k}", f"client {k}") for k in sorted({int(row["client"]) for row in rows}))
-    panel = Panel("curves", lines, axis="local epoch", names=("epochs",), values=f"{term}, mean over the epoch")
-    return Picture(f"local_losses/{term}", f"{term} within the visits", (panel,))
+def plot_term(term: str, rows: list[Row]) -> Plot:
+    """Plot a term in the visits of one round: a curve for each client, over the local epochs."""
+    from fl_lightning.plotting.drawing import curves, numbered_line
+    from fl_lightning.plotting.figures import Plot
 
-
-def arrays_of(term: str, rows: list[Row]) -> dict[str, np.ndarray]:
-    """The arrays of :func:`picture_of`: the rows as values ``(1, E)`` of each client, nan where there is none."""
-    number = 1 + max(int(row["epoch"]) for row in rows)
-    arrays = {"rounds": np.array([int(rows[0]["round"])]), "epochs": np.arange(1, number + 1)[None]}
-    for row in rows:
-        values = arrays.setdefault(f"client {int(row['client'])}", np.full((1, number), np.nan))
-        values[0, int(row["epoch"])] = row.get(term, np.nan)
-    return arrays
+    epochs, lines = 1 + max(int(row["epoch"]) for row in rows), []
+    for number, client in enumerate(sorted({int(row["client"]) for row in rows})):
+        values = np.full(epochs, np.nan)
+        for row in rows:
+            if int(row["client"]) == client:
+                values[int(row["epoch"])] = row.get(term, np.nan)
+        lines.append(numbered_line(number, values, f"client {client}"))
+    ticks = [str(epoch) for epoch in range(1, epochs + 1)]
+    draw = curves(lines, ticks=ticks, xlabel="local epoch", ylabel=f"{term}, mean over the epoch")
+    return Plot(f"local_losses/{term}", f"{term} within the visits, round {int(rows[0]['round'])}", [draw])

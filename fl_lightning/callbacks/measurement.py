@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
@@ -16,8 +16,10 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.errors import UsageError, require
-from fl_lightning.pictures import Picture
 from fl_lightning.storage.atomic_io import set_aside, write_atomically
+
+if TYPE_CHECKING:
+    from fl_lightning.plotting.figures import Plot, Runs
 
 # what reading a file that was altered, cut or removed may raise
 UNREADABLE = (
@@ -106,12 +108,10 @@ class Measurement(Periodic):
 
     Attributes:
         file: name of the ``.npz`` file in the run's folder.
-        pictures: what the figures of a run show of the arrays, drawn at its end.
         series: what has been measured so far: ``rounds`` (R,), and arrays of the subclass whose first axis is R.
     """
 
     file: ClassVar[str]
-    pictures: ClassVar[Sequence[Picture]] = ()
 
     def on_fit_start(self, trainer: RunAccess) -> None:
         super().on_fit_start(trainer)
@@ -121,13 +121,24 @@ class Measurement(Periodic):
         if self.series:
             self.draw(trainer)
 
-    def shown(self) -> dict[str, np.ndarray]:
-        """The arrays that the pictures may name: those of the series, and what a subclass derives from them."""
-        return self.series.arrays()
+    def plot(self, runs: Runs) -> Iterable[Plot]:
+        """Yield the figures of the run, drawn at its end; none by default for a file of your own.
 
-    def draw(self, trainer: RunAccess) -> None:
-        """Log the figures of the last measurement, on the worker that writes."""
-        log_pictures(trainer, self.pictures, self.shown)
+        Args:
+            runs: the arrays of the file, as ``{"": [arrays]}``; a report gives the plot functions of this package the
+                arrays of each seed by the label of the runs.
+        """
+        from fl_lightning.plotting.plots import PLOTS
+
+        return PLOTS[self.file][1](runs) if self.file in PLOTS else ()
+
+    def draw(self, trainer: RunAccess, more: Mapping[str, np.ndarray] | None = None) -> None:
+        """Log the figures, on the worker that writes; ``more`` are arrays for the figures that the file lacks."""
+        if trainer.run_dir is not None:
+            from fl_lightning.plotting.figures import figures
+
+            for name, figure in figures(self.plot({"": [{**self.series.arrays(), **(more or {})}]})):
+                trainer.log_figure(name, figure)
 
     def keep(self, trainer: RunAccess, measured: Mapping[str, Any] | None = None) -> None:
         """Append what was ``measured``, by name, note the round of all that was appended, and write the file."""
@@ -151,19 +162,6 @@ class Measurement(Periodic):
         if self._source is not None:
             self.series.read(self._source / self.file, state.get("stamps", {}))
             self._continues = bool(self.series)
-
-
-def log_pictures(
-    trainer: RunAccess, pictures: Sequence[Picture], shown: Callable[[], Mapping[str, np.ndarray]]
-) -> None:
-    """Log the figures of what pictures declare, on the worker that writes; those of which there is nothing are none."""
-    from fl_lightning.pictures.figure import figure_of
-
-    arrays = {} if trainer.run_dir is None else shown()
-    for picture in pictures if arrays else ():
-        figure = figure_of(picture, arrays) if picture.name else None
-        if figure is not None:
-            trainer.log_figure(picture.name, figure)
 
 
 def keep_other(path: Path) -> None:

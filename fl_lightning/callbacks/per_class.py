@@ -27,7 +27,7 @@ from fl_lightning.callbacks.by_client import (
 from fl_lightning.callbacks.measurement import require_test_data
 from fl_lightning.client import Client
 from fl_lightning.errors import require
-from fl_lightning.pictures.shipped import CLASS_GROUPS, PER_CLASS
+from fl_lightning.plotting.values import CLASS_GROUPS
 
 if TYPE_CHECKING:
     from fl_lightning.callbacks.access import Observed
@@ -66,7 +66,7 @@ class PerClassAccuracy(ClientMeasurement):
         UsageError: an argument out of its range, clients without label counts, or no test data.
     """
 
-    file, pictures = PER_CLASS.file, PER_CLASS.pictures
+    file = "per_class.npz"
     requires = ("logits",)
 
     def __init__(
@@ -88,11 +88,6 @@ class PerClassAccuracy(ClientMeasurement):
                 "label_counts": counts.numpy(),
                 "before": self._confusion(trainer, client.state()),
             }
-
-    def shown(self) -> dict[str, np.ndarray]:
-        arrays = super().shown()
-        titles = [f"client {k}" for k in arrays["clients"][-1] if k >= 0]
-        return {**arrays, "client_titles": np.array([titles])}
 
     def _confusion(self, trainer: RunAccess, state: Any) -> np.ndarray:
         """The confusion matrix (C, C) of a state, of this worker's share of the test examples."""

@@ -29,7 +29,7 @@ from fl_lightning.callbacks.by_client import (
 from fl_lightning.callbacks.measurement import Measurement, has_test_data_of, require_test_data
 from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import as_rows
-from fl_lightning.pictures.shipped import MODELS, PERSONAL
+from fl_lightning.plotting.values import MODELS
 from fl_lightning.records.summary import aligned, told
 from fl_lightning.state import State
 
@@ -70,7 +70,7 @@ class PersonalAccuracy(Measurement):
         UsageError: an argument out of its range, no test data, or none for a client.
     """
 
-    file, pictures = PERSONAL.file, PERSONAL.pictures
+    file = "personal.npz"
     requires = ("logits",)
 
     def __init__(
@@ -117,15 +117,6 @@ class PersonalAccuracy(Measurement):
         again = bool(measured) and int(measured[-1]) == trainer.server.round
         if not again or (self.fine_tune_steps and self.fine_tune == "last"):
             self._measure(trainer, True)
-
-    def shown(self) -> dict[str, np.ndarray]:
-        # sorted, so that the worst clients are on the left
-        arrays = super().shown()
-        order = np.argsort(arrays["own"][-1], kind="stable")
-        known = [what for what in ("clients", *MODELS) if what in arrays]
-        means = [f"{MODELS[what]} {100 * finite_mean(arrays[what][-1]):.1f} %" for what in known[1:]]
-        ordered = {f"{what}_ordered": arrays[what][-1:, order] for what in known}
-        return {**arrays, **ordered, "means": np.array([f"mean: {', '.join(means)}"])}
 
     def summary_of_fit(self) -> str:
         return aligned(self._lines) + "\n" if self._lines else ""

@@ -21,8 +21,6 @@ from fl_lightning.client import Client
 from fl_lightning.client.taps import resolve_taps, with_paths
 from fl_lightning.errors import require
 from fl_lightning.functional import similarities, unbiased_gram
-from fl_lightning.pictures import off_diagonal
-from fl_lightning.pictures.shipped import SIMILARITY
 from fl_lightning.state import State
 
 if TYPE_CHECKING:
@@ -60,7 +58,7 @@ class LayerSimilarity(Measurement):
         UsageError: an argument out of its range, a layer that is not there, or no test data.
     """
 
-    file, pictures = SIMILARITY.file, SIMILARITY.pictures
+    file = "layer_similarity.npz"
 
     def __init__(
         self,
@@ -112,12 +110,6 @@ class LayerSimilarity(Measurement):
         self._log(trainer, measured)
         self.keep(trainer, measured)
         self._local, self._before = {}, {}
-
-    def shown(self) -> dict[str, np.ndarray]:
-        arrays = super().shown()
-        means = off_diagonal(arrays["between_clients"][-1])
-        titles = [f"{layer}: mean {mean:.2f}" for layer, mean in zip(arrays["layers"][-1], means, strict=True)]
-        return {**arrays, "layer_titles": np.array([titles])}
 
     def _of_global(self, trainer: RunAccess) -> Grams:
         """This worker's batches of the global model."""

@@ -7,7 +7,7 @@ the trailing singular values fall towards 0, and the representation collapses in
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +27,15 @@ from fl_lightning.functional import (
     singular_values,
     stable_rank,
 )
-from fl_lightning.pictures.shipped import SPECTRA, SPECTRUM_TITLES
-from fl_lightning.pictures.style import VISIBLE
+from fl_lightning.plotting.style import VISIBLE
+from fl_lightning.plotting.values import SPECTRUM_TITLES
 from fl_lightning.state import State
 from fl_lightning.sums import Sums, Weighted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from fl_lightning.plotting.figures import Plot, Runs
 
 
 class Covariance:
@@ -102,7 +104,7 @@ class SpectrumMonitor(Measurement):
         UsageError: an argument out of its range, or the tap ``logits`` is no layer with a weight matrix.
     """
 
-    file, pictures = SPECTRA.file, SPECTRA.pictures
+    file = "spectra.npz"
     requires = ("representation", "logits")
 
     def __init__(
@@ -186,14 +188,10 @@ class SpectrumMonitor(Measurement):
         elif self.local_due(trainer.server.round):
             self.save(trainer)
 
-    def shown(self) -> dict[str, np.ndarray]:
-        arrays = super().shown()
-        same = np.isin(arrays.get("rounds", ()), arrays.get("local_rounds", [])[-1:])
-        if same.any():
-            arrays["global_classifier"] = arrays["classifier"][same]
-        if "probe_representation" in arrays:
-            arrays["global_representation"] = arrays["probe_representation"]
-        return {**arrays, "threshold": np.array([self.threshold])}
+    def plot(self, runs: Runs) -> Iterable[Plot]:
+        from fl_lightning.plotting.plots import spectra
+
+        return spectra(runs, self.threshold)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "rounds" not in state:
@@ -269,8 +267,8 @@ def compare(
     Raises:
         UsageError: a run has no such spectrum.
     """
-    from fl_lightning.pictures.drawing import curves, numbered_line, visible
-    from fl_lightning.pictures.figure import laid_out
+    from fl_lightning.plotting.drawing import curves, numbered_line, visible
+    from fl_lightning.plotting.figures import laid_out
 
     lines = []
     for number, (label, folder) in enumerate(runs.items()):

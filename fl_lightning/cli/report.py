@@ -174,7 +174,7 @@ def write_figure(made: object, name: str, output: Path) -> None:
     Raises:
         UsageError: the report has none of this name, or it cannot be written.
     """
-    from fl_lightning.pictures.drawing import in_style
+    from fl_lightning.plotting.drawing import in_style
 
     cards = {card.name: card for *_, card in made.cards()}  # type: ignore[attr-defined]
     require(name in cards, "--figure", name, f"the report has none of this name; it has {choices(cards, name)}")
@@ -190,7 +190,7 @@ def write_figures(made: object, folder: Path) -> int:
     Raises:
         UsageError: they cannot be written.
     """
-    from fl_lightning.pictures.drawing import in_style
+    from fl_lightning.plotting.drawing import in_style
 
     number = 0
     with in_style(), writing_into("--figures", folder):

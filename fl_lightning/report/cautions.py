@@ -9,7 +9,7 @@ from itertools import combinations, groupby
 
 from fl_lightning.report.measured import not_drawn
 from fl_lightning.report.reading import INFINITE
-from fl_lightning.report.run import ReportedRun
+from fl_lightning.report.run import PLAN, ReportedRun
 from fl_lightning.report.sections import Group, Section
 
 # what is skipped, one and several
@@ -47,7 +47,8 @@ def cautions_of_run(section: Section, run: ReportedRun) -> Iterator[str]:
         yield f"{run.name} was stopped: {run.told.partition(', ')[2]}, {last}; it is not in the means."
     if run.state == "failed":
         yield f"{run.name} failed: {run.reason or 'for an unknown reason'}."
-    yield from (f"{run.name}: {note}." for note in (*run.notes, *not_drawn(run)))
+    of_arrays = [note for file in run.files(".npz") if file != PLAN for note in not_drawn(run, file)]
+    yield from (f"{run.name}: {note}." for note in (*run.notes, *of_arrays))
     # the report's own metric, or a loss
     for tag in dict.fromkeys(tag for row in run.rows for tag in row if tag == section.metric.tag or "loss" in tag):
         values = run.values(tag)

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.pictures.drawing import CurveLine, curves
-from fl_lightning.pictures.style import line_style
-from fl_lightning.report.figures import Drawing, curve_id
+from fl_lightning.plotting.drawing import CurveLine, curves, numbered_line
+from fl_lightning.report.figures import Drawing
 from fl_lightning.report.reading import INFINITE
 from fl_lightning.report.run import ReportedRun
 from fl_lightning.report.sections import Group, Section
@@ -39,10 +38,10 @@ class Curve:
     deviation: np.ndarray
     n: np.ndarray
 
-    def line(self, x: np.ndarray, unit: float, number: int) -> CurveLine:
+    def line(self, x: np.ndarray, unit: float, number: int, label: str) -> CurveLine:
         """What is drawn of it over ``x`` as curve ``number``: the mean in a unit, and its deviation as a band."""
         band = (unit * (self.mean - self.deviation), unit * (self.mean + self.deviation))
-        return CurveLine(x, unit * self.mean, {**line_style(number), "gid": curve_id(number)}, band)
+        return replace(numbered_line(number, unit * self.mean, label, x), band=band)
 
 
 def few_bands(lines: Sequence[CurveLine]) -> list[CurveLine]:
@@ -93,11 +92,6 @@ def averaged(values: Sequence[dict[int, float]]) -> Curve | None:
     return Curve(*map(np.array, zip(*columns, strict=True)))
 
 
-def legend_of(section: Section, groups: Sequence[Group]) -> list[tuple[int, str]]:
-    """The number and the label of each curve."""
-    return [(number_of(section, group), group.line) for group in groups]
-
-
 def band(groups: Sequence[Group]) -> str:
     """What a band shows, where there is one."""
     if all(len(group.runs) == 1 for group in groups):
@@ -117,7 +111,7 @@ def against_rounds(
     setting: str,
     wanted: Mapping[str, tuple[str, float]],
     values_of: Callable[[ReportedRun, str], dict[int, float]],
-) -> tuple[list[Drawing], list[list[Any]], list[tuple[int, str]]]:
+) -> tuple[list[Drawing], list[list[Any]]]:
     """Curves of some quantities against the rounds.
 
     Args:
@@ -127,22 +121,20 @@ def against_rounds(
         values_of: the values of a quantity in a run, by round.
 
     Returns:
-        A drawing for each, their data with the columns name, curve, round, mean, deviation and seeds, and the legend.
+        A drawing for each, their data with the columns name, curve, round, mean, deviation and seeds.
     """
     drawings, rows = list[Drawing](), list[list[Any]]()
-    groups: dict[str, Group] = {}
     for name, (label, unit) in wanted.items():
         lines = []
         for group in section.at(setting):
             curve = averaged([values_of(run, name) for run in group.runs.values()])
             if curve is None:
                 continue
-            lines.append(curve.line(curve.rounds, unit, number_of(section, group)))
+            lines.append(curve.line(curve.rounds, unit, number_of(section, group), group.line))
             columns = (curve.rounds, curve.mean, curve.deviation, curve.n)
             rows += [[name, group.line, *row] for row in zip(*(column.tolist() for column in columns), strict=True)]
-            groups[group.line] = group
         if lines:
             drawings.append(
                 Drawing(curves(few_bands(lines), xlabel="round", ylabel=label), f"{label} against rounds", name=name)
             )
-    return drawings, rows, legend_of(section, list(groups.values()))
+    return drawings, rows

@@ -7,30 +7,30 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
-from matplotlib.ticker import FixedFormatter
+from matplotlib.ticker import FixedLocator
 
 from fl_lightning.bench.cells_csv import csv_text
-from fl_lightning.pictures.drawing import Draw, bar_style
-from fl_lightning.pictures.style import FONT, LIGHT, LINE_COLOURS, line_style
+from fl_lightning.plotting.drawing import Draw
+from fl_lightning.plotting.style import FONT, LIGHT, LINE_COLOURS
 
 WIDTH, HEIGHT = 4.3, 3.0
-MARGINS = (0.72, 0.48, 0.12, 0.14)
-# of a map, with room for its title and its scale
-HEAT_MARGINS = (0.55, 0.48, 0.85, 0.3)
 # of a legend below a drawing
 LEGEND_COLUMNS = 3
 # inches of a column of a paper, and names of a legend side by side within it
 COLUMN, COLUMN_LEGEND = 3.3, 2
+# columns of the data of curves and bars; values of a matrix in a file of data at most
+HEAD, MOST_CELLS = ("drawing", "curve", "x", "y"), 10_000
 COLOURS = {LIGHT["ink"]: "ink", LIGHT["grid"]: "grid", LIGHT["quiet"]: "quiet", LIGHT["card"]: "card"}
 COLOURS |= {colour: f"line-{at}" for at, colour in enumerate(LINE_COLOURS)}
 OF_PAGE = re.compile("|".join(COLOURS))
@@ -47,77 +47,86 @@ class Drawing:
 
     Args:
         draw: draws it into axes.
-        told: what it shows, in words.
-        height: in inches, without its legend.
-        legend: number and label of each of its bars.
-        margins: left, bottom, right and top of its axes, in inches.
-        name: what tells it from the others of its figure; empty for its number.
+        told: description for readers who do not see it.
+        height: height in inches, without its legend.
+        name: name among the drawings of its figure; empty for its number.
     """
 
     draw: Draw
     told: str
     height: float = HEIGHT
-    legend: Sequence[tuple[int, str]] = ()
-    margins: tuple[float, float, float, float] = MARGINS
     name: str = ""
 
     def alone(self) -> Figure:
-        """The drawing alone; its margins are given, since to measure all texts takes as long as to draw them."""
-        below = 0.2 * -(-len(self.legend) // LEGEND_COLUMNS)
-        left, bottom, right, top = self.margins
+        """Return the drawing alone. Its margins are estimated: to measure all texts takes as long as to draw them."""
+        figure = Figure()
+        axes = figure.add_axes((0.1, 0.1, 0.8, 0.8))
+        self.draw(axes)
+        bars = bar_legend(axes)
+        below = 0.2 * -(-len(bars) // LEGEND_COLUMNS)
+        left, bottom, right, top = margins(axes)
         whole, width, height = self.height + below, WIDTH - left - right, self.height - bottom - top
-        figure = Figure(figsize=(WIDTH, whole))
-        self.draw(figure.add_axes((left / WIDTH, (bottom + below) / whole, width / WIDTH, height / whole)))
-        add_legend(figure, self.legend, LEGEND_COLUMNS, bar_handle, "lower center")
+        figure.set_size_inches(WIDTH, whole)
+        axes.set_position((left / WIDTH, (bottom + below) / whole, width / WIDTH, height / whole))
+        add_legend(figure, bars, LEGEND_COLUMNS, "lower center")
         return figure
 
 
-@dataclass(frozen=True)
+@dataclass
 class Card:
     """A figure: drawings that belong together.
 
     Args:
         name: its name on the command line.
-        title: what it shows.
+        title: its title.
         caption: how to read it.
         drawings: its drawings.
-        legend: number and label of each of its curves.
         head: names of the columns of its data.
-        rows: its data.
+        rows: its data; by default those of the drawn curves, bars and matrices.
     """
 
     name: str
     title: str
     caption: str
     drawings: Sequence[Drawing]
-    legend: Sequence[tuple[int, str]] = ()
     head: Sequence[str] = ()
-    rows: Sequence[Sequence[Any]] = field(default_factory=list)
+    rows: Sequence[Sequence[Any]] = ()
+
+    @cached_property
+    def figures(self) -> list[Figure]:
+        """Each of its drawings alone."""
+        return [drawing.alone() for drawing in self.drawings]
+
+    @property
+    def legend(self) -> dict[int, str]:
+        """The label of each of its curves, by number."""
+        found = [curve for figure in self.figures for curve in curves_of(figure.axes[0])]
+        return {number: str(line.get_label()) for number, line in sorted(dict(found).items())}
 
     def elements(self) -> Iterator[str]:
-        """Its drawings as elements of a page."""
-        for at, drawing in enumerate(self.drawings):
+        """Yield its drawings as elements of a page."""
+        for at, (drawing, figure) in enumerate(zip(self.drawings, self.figures, strict=True)):
             # names may be long, and a drawing has many ids
-            yield inline(
-                drawing.alone(), f"f{zlib.crc32(self.name.encode(errors='backslashreplace')):x}-{at}", drawing.told
-            )
+            yield inline(figure, f"f{zlib.crc32(self.name.encode(errors='backslashreplace')):x}-{at}", drawing.told)
 
     def csv(self) -> str:
-        """Its data as CSV, with six digits."""
-        rows = ([f"{one:.6g}" if isinstance(one, float) else one for one in row] for row in self.rows)
-        return csv_text([self.head, *rows])
+        """Return its data as CSV, with six digits."""
+        head, rows = self.head, self.rows
+        if not rows:
+            head = ("drawing", "row", "column", "value") if self.figures[0].axes[0].images else HEAD
+            rows = [row for figure in self.figures for row in data_of(figure.axes[0])]
+        return csv_text([head, *([f"{one:.6g}" if isinstance(one, float) else one for one in row] for row in rows)])
 
     def printed(self) -> Iterator[tuple[str, Figure]]:
-        """Each of its drawings as a figure of its own that is as wide as a column, with its legend; and its name."""
+        """Yield the name of each of its drawings, and a figure as wide as a column of a paper, with its legend."""
         for at, drawing in enumerate(self.drawings, 1):
-            entries = (*self.legend, *drawing.legend)
-            rows = -(-len(entries) // COLUMN_LEGEND)
+            figure = Figure(figsize=(COLUMN, drawing.height), layout="constrained")
+            axes = figure.subplots()
+            drawing.draw(axes)
+            entries = {str(line.get_label()): line for _, line in curves_of(axes)} | bar_legend(axes)
             scale = COLUMN / WIDTH if drawing.height >= HEIGHT else 1.0
-            size = (COLUMN, drawing.height * scale + 0.2 * rows)
-            figure = Figure(figsize=size, layout="constrained")
-            drawing.draw(figure.subplots())
-            add_legend(figure, self.legend, COLUMN_LEGEND, lambda at: Line2D([], [], **line_style(at)))
-            add_legend(figure, drawing.legend, COLUMN_LEGEND, bar_handle)
+            figure.set_size_inches(COLUMN, drawing.height * scale + 0.2 * -(-len(entries) // COLUMN_LEGEND))
+            add_legend(figure, entries, COLUMN_LEGEND)
             for artist in figure.findobj(lambda one: one.get_gid() is not None):
                 artist.set_gid(None)  # what a script looks for
             own = re.sub(r"[^a-z0-9.]+", "-", (drawing.name or str(at)).lower()).strip("-")
@@ -125,38 +134,70 @@ class Card:
             yield f"{self.name}-{own}" if len(self.drawings) > 1 else self.name, figure
 
     def figure(self) -> Figure:
-        """All of it as one figure with its legend, as for a paper."""
+        """Return all drawings as one figure with its legend, as for a paper."""
         size = (WIDTH * len(self.drawings), max(drawing.height for drawing in self.drawings))
-        figure = Figure(figsize=size, layout="constrained")
+        figure, entries = Figure(figsize=size, layout="constrained"), dict[str, Any]()
         for axes, drawing in zip(figure.subplots(1, len(self.drawings), squeeze=False)[0], self.drawings, strict=True):
             drawing.draw(axes)
-        add_legend(figure, self.legend, 3 * len(self.drawings), lambda at: Line2D([], [], **line_style(at)))
-        of_bars = dict.fromkeys(entry for drawing in self.drawings for entry in drawing.legend)
-        add_legend(figure, list(of_bars), 3 * len(self.drawings), bar_handle)
+            entries |= {str(line.get_label()): line for _, line in curves_of(axes)} | bar_legend(axes)
+        add_legend(figure, entries, 3 * len(self.drawings))
         return figure
 
 
-def add_legend(
-    figure: Figure,
-    entries: Sequence[tuple[int, str]],
-    columns: int,
-    handle: Callable[[int], Any],
-    place: Any = "outside lower center",
-) -> None:
+def curves_of(axes: Axes) -> list[tuple[int, Line2D]]:
+    """Return the numbered curves of some axes that have a label."""
+    named = [(line, re.fullmatch(r"curve-(\d+)", str(line.get_gid()))) for line in axes.lines]
+    return [(int(found[1]), line) for line, found in named if found and not str(line.get_label()).startswith("_")]
+
+
+def bar_legend(axes: Axes) -> dict[str, Any]:
+    """Return the bars of some axes by label."""
+    return {str(one.get_label()): one for one in axes.containers if not str(one.get_label()).startswith("_")}
+
+
+def margins(axes: Axes) -> tuple[float, float, float, float]:
+    """Return the inches left of axes, below them, right of them and above them that their texts need."""
+    x, y = (names_along(axis) for axis in (axes.xaxis, axes.yaxis))
+    title = len(axes.get_title().splitlines())
+    if not (len(axes.get_xticks()) or axes.get_xlabel()):
+        return 0.1, 0.1, 0.1, 0.14 + 0.16 * title
+    left = max(room(y), 0.55) if y else 0.72
+    below = max(room(x), 0.48) if max(map(len, x), default=0) > 4 else 0.48
+    return left, below, 0.85 if axes.child_axes else 0.12, 0.14 + 0.16 * title
+
+
+def names_along(axis: Any) -> list[str]:
+    """Return the names along an axis; none of an axis of numbers."""
+    named = isinstance(axis.get_major_locator(), FixedLocator)
+    return [text.get_text() for text in axis.get_ticklabels()] if named else []
+
+
+def data_of(axes: Axes) -> Iterator[list[Any]]:
+    """Yield the drawn data: of curves and bars the label, the place and the value, of matrices rows and columns."""
+    told = " ".join(axes.get_title().split()) or axes.get_ylabel()
+    names = dict(zip(axes.get_xticks(), names_along(axes.xaxis), strict=False))
+    for line in axes.lines:
+        if not str(line.get_label()).startswith("_"):
+            x, y = (np.asarray(data, float).tolist() for data in line.get_data())
+            yield from ([told, line.get_label(), names.get(at, at), value] for at, value in zip(x, y, strict=True))
+    for label, bars in bar_legend(axes).items():
+        heights = [float(bar.get_height()) for bar in bars]
+        yield from ([told, label, names.get(at, at), value] for at, value in enumerate(heights))
+    for image in axes.images:
+        matrix: np.ndarray = np.ma.filled(np.ma.asarray(image.get_array(), dtype=float), np.nan)
+        if matrix.size <= MOST_CELLS:
+            yield from ([told, *place, float(value)] for place, value in np.ndenumerate(matrix))
+
+
+def add_legend(figure: Figure, entries: Mapping[str, Any], columns: int, place: Any = "outside lower center") -> None:
     """Add a legend below the drawings, where there is something to tell apart."""
     if entries:
-        handles, labels = [handle(at) for at, _ in entries], [label for _, label in entries]
         how: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "handlelength": 2.4, "borderpad": 0.1}
-        figure.legend(handles, labels, loc=place, ncols=min(len(labels), columns), **how)
-
-
-def bar_handle(at: int) -> Any:
-    """What stands for a bar in a legend."""
-    return Patch(**bar_style(at))
+        figure.legend(entries.values(), entries.keys(), loc=place, ncols=min(len(entries), columns), **how)
 
 
 def room(names: Sequence[str]) -> float:
-    """The inches that names along an axis and its label take."""
+    """Return the inches that names along an axis and its label take."""
     longest = max(map(len, names), default=0)
     return 0.3 + 0.075 * min(longest, 24)
 
@@ -166,7 +207,7 @@ def inline(figure: Figure, name: str, told: str) -> str:
     """A figure as an ``<svg>`` element; the same text for the same figure.
 
     Args:
-        figure: the figure, drawn with :func:`fl_lightning.pictures.style.settings`.
+        figure: the figure, drawn with :func:`fl_lightning.plotting.style.settings`.
         name: what the ids within the drawing begin with; of one page, each figure has its own.
         told: what the figure shows, for those who do not see it.
     """
@@ -187,11 +228,6 @@ def inline(figure: Figure, name: str, told: str) -> str:
     return re.sub(r"\s*\n\s*", "\n", SIZE.sub(lambda _: head, text, count=1)).strip()
 
 
-def curve_id(number: int) -> str:
-    """What marks the parts of curve ``number`` in a drawing."""
-    return f"curve-{number}"
-
-
 def curves_in(figure: Figure) -> Iterator[dict[str, Any]]:
     """The curves of the first axes with what a script needs to tell their values; nothing without curves.
 
@@ -200,7 +236,7 @@ def curves_in(figure: Figure) -> Iterator[dict[str, Any]]:
     its number, its places and its values with five digits.
     """
     axes = figure.axes[0]
-    curves = [line for line in axes.lines if CURVE_ID.fullmatch(f' id="{line.get_gid()}"')]
+    curves = curves_of(axes)
     if not curves:
         return
     width, height = 72 * figure.get_size_inches()
@@ -209,21 +245,16 @@ def curves_in(figure: Figure) -> Iterator[dict[str, Any]]:
         axis.axis_name: [*map(float, axis.get_view_interval()), axis.get_scale() == "log"]
         for axis in (axes.xaxis, axes.yaxis)
     }
-    ticks = zip(axes.get_xticks(), axes.get_xticklabels(), strict=False)
-    named = isinstance(axes.xaxis.get_major_formatter(), FixedFormatter)
     yield {
         "box": [
             round(float(one), 2) for one in (left * width, (1 - top) * height, right * width, (1 - bottom) * height)
         ],
         **scales,
         "labels": [axes.get_xlabel(), axes.get_ylabel()],
-        "names": {f"{place:g}": text.get_text() for place, text in ticks} if named else {},
+        "names": {f"{at:g}": name for at, name in zip(axes.get_xticks(), names_along(axes.xaxis), strict=False)},
         "curves": [
-            [
-                int(str(line.get_gid()).split("-")[1]),
-                *([five_digits(one) for one in np.asarray(data, float)] for data in line.get_data()),
-            ]
-            for line in curves
+            [number, *([five_digits(one) for one in np.asarray(data, float)] for data in line.get_data())]
+            for number, line in curves
         ],
     }
 

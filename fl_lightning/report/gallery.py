@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fl_lightning.pictures.drawing import MOST_LONG, curves, heat, stacked
+from fl_lightning.plotting.drawing import MOST_LONG, curves, heat, stacked
 from fl_lightning.report.curves import (
     BYTES,
     PANELS,
@@ -17,11 +17,10 @@ from fl_lightning.report.curves import (
     averaged,
     band,
     few_bands,
-    legend_of,
     number_of,
     spent,
 )
-from fl_lightning.report.figures import HEAT_MARGINS, Card, Drawing, room
+from fl_lightning.report.figures import Card, Drawing
 from fl_lightning.report.measured import measured_cards
 from fl_lightning.report.run import ReportedRun
 from fl_lightning.report.sections import Group, Section, in_percent
@@ -86,7 +85,7 @@ def metric_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     drawings = []
     for what, label, places in axes:
         lines = [
-            mean.line(x, metric.in_unit(1), number_of(section, group))
+            mean.line(x, metric.in_unit(1), number_of(section, group), group.line)
             for (group, mean), x in zip(shown, places, strict=True)
             if x is not None
         ]
@@ -106,10 +105,9 @@ def metric_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     caption = " ".join(filter(None, [band(groups), FEWER * fewer]))
     *first, last = [drawing.name for drawing in drawings]
     title = f"{metric.called} against {' and '.join(filter(None, [', '.join(first), last]))}"
-    legend = legend_of(section, [group for group, _ in shown])
     yield (
         "Accuracy" if metric.tag.endswith("accuracy") else "Metric",
-        Card(metric.tag, title, caption, drawings, legend, head, rows),
+        Card(metric.tag, title, caption, drawings, head, rows),
     )
 
 
@@ -145,13 +143,13 @@ def tag_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
             else (section.names.get(tag, ABOUT_TAG.get(tag, tag)), 1.0)
             for tag in tags[:PANELS]
         }
-        drawings, lines, legend = against_rounds(section, setting, wanted, ReportedRun.values)
+        drawings, lines = against_rounds(section, setting, wanted, ReportedRun.values)
         if drawings:
             title = FAMILIES.get(family, "Terms of the loss" if family == "terms" else f"Metrics under {family}/")
             left = f"{len(tags) - PANELS} more are in metrics.csv of the runs." if len(tags) > PANELS else ""
             caption = " ".join(filter(None, [band(section.at(setting)), left]))
             head = ("metric", "curve", "round", "mean", "deviation", "seeds")
-            yield title, Card(family, title, caption, drawings, legend, head, lines)
+            yield title, Card(family, title, caption, drawings, head, lines)
 
 
 # ------------------------------------------------------------------ who holds what
@@ -173,14 +171,12 @@ def partition_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]
         along = "client" if sites is None else "site"
         draw = heat(counts.T.astype(float), "samples", named, log=True, xlabel=along, ylabel="class", title=title)
         told = f"samples of each class at each client, {title}"
-        left = max(HEAT_MARGINS[0], room(named[0])) if named[0] else HEAT_MARGINS[0]
-        below = max(HEAT_MARGINS[1], room(sites)) if sites else HEAT_MARGINS[1]
-        drawings.append(Drawing(draw, told, margins=(left, below, *HEAT_MARGINS[2:])))
+        drawings.append(Drawing(draw, told))
         rows += [[digest[:12], k, c, int(counts[k, c])] for k, c in zip(*np.nonzero(counts), strict=True)]
     if drawings:
         caption = "Samples of each class at each client, on a logarithmic scale; what is empty has none."
         head = ("partition", "client", "class", "samples")
-        yield "Who holds what", Card("partition", "Who holds what", caption, drawings, (), head, rows)
+        yield "Who holds what", Card("partition", "Who holds what", caption, drawings, head, rows)
 
 
 def names_of_clients(run: ReportedRun, clients: int) -> list[str] | None:
@@ -202,11 +198,9 @@ def cost_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     height = 0.26 * len(names) + 0.65
     caption = "Median seconds of a round without the first, by phase, the mean over the seeds and over the workers. "
     caption += "Of a run whose folder is not here, those of its last round."
-    legend = [(at, phase.replace("_", " and ")) for at, (phase, _) in enumerate(parts)]
-    margins = (max(room(names), 0.6), 0.45, 0.15, 0.1)
-    drawing = Drawing(stacked(parts, names, "seconds a round"), "seconds of a round by phase", height, legend, margins)
+    drawing = Drawing(stacked(parts, names, "seconds a round"), "seconds of a round by phase", height)
     rows = [[name, phase, float(lengths[at])] for at, name in enumerate(names) for phase, lengths in parts]
-    yield "Cost", Card("seconds", "Seconds of a round", caption, [drawing], (), ("curve", "phase", "seconds"), rows)
+    yield "Cost", Card("seconds", "Seconds of a round", caption, [drawing], ("curve", "phase", "seconds"), rows)
 
 
 def mean_phases(group: Group) -> dict[str, float]:

@@ -19,8 +19,8 @@ from fl_lightning.bench.layout import Sheet, latex_tables, markdown, prose, rena
 from fl_lightning.bench.readings import ReadingsSuite, conclusions, readings_sheet
 from fl_lightning.bench.table import first_upper, sheets, summary_lines, what_is_shown
 from fl_lightning.errors import count, printable, require
-from fl_lightning.pictures.drawing import in_style
-from fl_lightning.pictures.style import DARK, DASHES, LIGHT, LINE_COLOURS, LINES_DARK, MARKERS, variables
+from fl_lightning.plotting.drawing import in_style
+from fl_lightning.plotting.style import DARK, DASHES, LIGHT, LINE_COLOURS, LINES_DARK, MARKERS, variables
 from fl_lightning.report.cautions import cautions
 from fl_lightning.report.figures import Card
 from fl_lightning.report.gallery import SETTINGS, cards_of

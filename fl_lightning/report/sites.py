@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fl_lightning.bench.layout import NONE, Sheet, Text
-from fl_lightning.pictures.drawing import MOST_NAMES, bars
-from fl_lightning.pictures.shipped import MODELS, PERSONAL
+from fl_lightning.plotting.drawing import MOST_NAMES, bars
+from fl_lightning.plotting.values import MODELS
 from fl_lightning.records.summary import few_digits
 from fl_lightning.report.curves import number_of
-from fl_lightning.report.figures import HEIGHT, Card, Drawing, room
+from fl_lightning.report.figures import Card, Drawing
 from fl_lightning.report.run import ReportedRun
 from fl_lightning.report.sections import Group, Section, in_percent
 
@@ -90,7 +90,7 @@ def clients_of(groups: Sequence[Group]) -> Parts:
     values: dict[str, dict[int, dict[str, float]]] = {}
     for at, group in enumerate(groups):
         run = group.first
-        arrays = run.arrays(PERSONAL.file).values
+        arrays = run.arrays("personal.npz").values
         clients = arrays["clients"][-1] if "clients" in arrays else np.zeros(0)
         domains = run.names_in_plan.get("domains", [])
         names = [f"{int(k)} ({domains[int(k)]})" if 0 <= k < len(domains) else f"{k:g}" for k in clients]
@@ -154,16 +154,14 @@ def parts_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
                         (
                             number_of(section, groups[at]),
                             np.array([by_group[at].get(name, np.nan) for name in names]),
-                            "",
+                            groups[at].line,
                         )
                         for at in some
                     ]
-                    below = max(room(names), 0.48) if max(map(len, names)) > 4 else 0.48
-                    legend = [(number_of(section, groups[at]), groups[at].line) for at in some]
                     draw = bars(heights, names, ylabel=label, xlabel=parts.kind)
                     told = f"{label} by {parts.kind}"
-                    drawings.append(Drawing(draw, told, HEIGHT, legend, (0.72, below, 0.12, 0.14)))
+                    drawings.append(Drawing(draw, told))
             for at, values in by_group.items():
                 rows += [[groups[at].line, name, value] for name, value in values.items()]
             name = f"{parts.kind}s-{label.replace(' in %', '')}"
-            yield HEADING, Card(name, told, parts.told, drawings, (), ("curve", parts.kind, label), rows)
+            yield HEADING, Card(name, told, parts.told, drawings, ("curve", parts.kind, label), rows)

@@ -6,9 +6,9 @@ import pytest
 from helpers.runs import small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import Callback, LocalLosses
-from fl_lightning.callbacks.local_losses import arrays_of, picture_of
+from fl_lightning.callbacks.local_losses import plot_term
 from fl_lightning.methods import FedUV
-from fl_lightning.pictures.figure import figure_of, lines_of
+from fl_lightning.plotting.figures import figures
 
 
 def fit(folder, methods=(), callbacks=(), **kwargs):
@@ -64,11 +64,10 @@ def test_every_n_rounds_and_the_last_are_recorded(tmp_path):
 @pytest.mark.parametrize(("clients", "named"), [(3, True), (30, False)])
 def test_a_figure_has_a_line_for_each_client_that_can_be_told_apart_without_colour(clients, named):
     rows = [{"round": 4, "client": k, "epoch": e, "loss": k + 1 / (1 + e)} for k in range(clients) for e in range(5)]
-    figure = figure_of(picture_of("loss", rows), arrays_of("loss", rows))
+    ((name, figure),) = figures([plot_term("loss", rows)])
     (axes,) = figure.axes
     assert len(axes.lines) == clients
-    (panel,), arrays = picture_of("loss", rows).panels, arrays_of("loss", rows)
-    styles = [next(lines_of(panel, number, shown, arrays)).style for number, shown in enumerate(panel.shown)]
-    assert len({(str(style["linestyle"]), style["marker"]) for style in styles}) == clients
+    assert name == "local_losses/loss"
+    assert len({(str(line._dash_pattern), line.get_marker()) for line in axes.lines}) == clients
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "3", "4", "5"]
     assert bool(figure.legends) == named

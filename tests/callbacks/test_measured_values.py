@@ -53,7 +53,7 @@ def measured(tmp_path_factory):
     model, seen = small_model(), Remembers()
     similarity = LayerSimilarity(1, ["early.1", "projector.layers.0"], examples=60)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fl_lightning.pictures.figure.figure_of", lambda *args: None)
+        patch.setattr("fl_lightning.plotting.figures.figures", lambda plots: ())
         patch.setattr(RunAccess, "log_figure", lambda *args: None)
         callbacks = [SpectrumMonitor(), LayerAlignment(1, number=12), similarity, Drift(1), seen]
         trainer = fit(tmp_path_factory.mktemp("measured"), *callbacks, model=model)

@@ -22,7 +22,6 @@ from fl_lightning.callbacks import (
     SpectrumMonitor,
 )
 from fl_lightning.callbacks.by_client import drawn_clients, groups_of
-from fl_lightning.pictures.shipped import SHIPPED
 
 FILES = ("spectra.npz", "layer_similarity.npz", "layer_alignment.npz", "embedding.npz")
 
@@ -47,7 +46,7 @@ def whole(tmp_path_factory):
     Drawing them takes most of the time, and has a test of its own.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fl_lightning.pictures.figure.laid_out", lambda drawings, title, columns: Figure((1, 1)))
+        patch.setattr("fl_lightning.plotting.figures.laid_out", lambda drawings, title, columns: Figure((1, 1)))
         return fit(tmp_path_factory.mktemp("whole"), callbacks(), logger=True)
 
 
@@ -56,19 +55,6 @@ def test_the_run_has_the_bits_of_one_without_them(whole, tmp_path):
     assert_same_bits(plain.server.state, whole.server.state)
     for row, without in zip(history(whole), history(plain), strict=True):
         assert {name: row[name] for name in without} == without
-
-
-def test_a_picture_shows_arrays_that_are_in_the_file_or_that_the_callback_derives(whole):
-    """A name that is wrong would leave a part of a figure out in silence."""
-    measured = [one for one in whole.callbacks if isinstance(one, Measurement)]
-    assert {one.file for one in measured} == set(FILES)
-    for callback in measured:
-        assert SHIPPED[callback.file].pictures is callback.pictures
-        known = callback.shown()
-        for panel in (panel for picture in callback.pictures for panel in picture.panels):
-            lines = [place for place in panel.lines if isinstance(place, str)]
-            names = [*(shown.array for shown in panel.shown), *panel.names, panel.each, panel.kinds, panel.note, *lines]
-            assert {name for name in names if name} <= set(known), callback
 
 
 def names_of_figures():

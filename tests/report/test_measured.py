@@ -35,7 +35,7 @@ def test_clients_of_two_seeds_are_sorted_before_their_mean(drawn):
 
 def test_the_last_round_that_all_seeds_have_is_drawn(drawn):
     files = {"rounds": [0, 1], "classifier": [[2, 1], [8, 4]]}, {"rounds": [0], "classifier": [[4, 3]]}
-    assert last(drawn("spectra.npz", *files)["spectra-spectrum"], 3) == [["0", "0", 3.0], ["0", "1", 2.0]]
+    assert last(drawn("spectra.npz", *files)["spectra-classifier"], 2) == [["0", 3.0], ["1", 2.0]]
 
 
 def test_layers_have_their_names_and_missing_values_do_not_count(drawn):
@@ -59,7 +59,7 @@ def test_classes_are_bars_of_the_mean_over_clients(drawn):
 
 def test_an_unknown_file_is_drawn_by_its_shapes(drawn):
     arrays = {"a": np.ones(2), "b": np.ones((2, 3)), "c": np.ones((2, 3, 3)), "d": np.ones((2, 3, 3, 3))}
-    assert sorted(drawn("mine.npz", {"rounds": [0, 1], **arrays})) == ["mine-by-index", "mine-c", "mine-course"]
+    assert sorted(drawn("mine.npz", {"rounds": [0, 1], **arrays})) == ["mine-c", "mine-course", "mine-curves"]
 
 
 def test_arrays_of_different_shapes_are_left_out(drawn):

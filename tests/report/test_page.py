@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 from helpers.reports import figures_of, report_of, snapshot, write_run
 
-from fl_lightning.pictures.drawing import bar_style
-from fl_lightning.pictures.style import DASHES, MARKERS, line_style
+from fl_lightning.plotting.drawing import bar_style
+from fl_lightning.plotting.style import DASHES, MARKERS, line_style
 
 pytest_plugins = ["helpers.report_fixtures"]
 

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import AutoLocator, LogLocator, MaxNLocator, NullLocator
 
-from fl_lightning.pictures.style import HATCHES, LIGHT, LINE_COLOURS, VISIBLE, line_style, settings
+from fl_lightning.plotting.style import HATCHES, LIGHT, LINE_COLOURS, VISIBLE, line_style, settings
 
 # names along an axis, long ones below it, and rows or columns of a map with numbers in its cells, beyond which they
 # could not be read
@@ -116,8 +116,9 @@ def stacked(parts: Sequence[tuple[str, np.ndarray]], names: Sequence[str], xlabe
 
     def draw(axes: Axes) -> None:
         begin = np.zeros(len(names))
-        for at, (_, lengths) in enumerate(parts):
-            axes.barh(np.arange(len(names)), lengths, 0.7, begin, linewidth=0, **bar_style(at))
+        for at, (part, lengths) in enumerate(parts):
+            label = part.replace("_", " and ")
+            axes.barh(np.arange(len(names)), lengths, 0.7, begin, linewidth=0, label=label, **bar_style(at))
             begin = begin + lengths
         axes.set_yticks(np.arange(len(names)), names)
         axes.invert_yaxis()
@@ -245,6 +246,8 @@ def name_ticks(axis: Any, names: Sequence[str]) -> None:
     axis.set_ticks(np.arange(0, len(names), step), names[::step], **turned)
 
 
-def numbered_line(at: int, y: np.ndarray, label: str = "", **style: Any) -> CurveLine:
-    """Curve number ``at`` over the index of its values."""
-    return CurveLine(np.arange(len(y)), y, line_style(at) | style, label=label)
+def numbered_line(at: int, y: np.ndarray, label: str = "", x: np.ndarray | None = None, **style: Any) -> CurveLine:
+    """Return curve number ``at`` over ``x``, by default the index of its values."""
+    return CurveLine(
+        np.arange(len(y)) if x is None else x, y, line_style(at) | {"gid": f"curve-{at}"} | style, label=label
+    )
