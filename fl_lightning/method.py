@@ -310,12 +310,7 @@ class MethodList:
         check_all(partial(method.check_data, data) for method in self.methods)
 
     def initial_state(self, client: Client) -> State:
-        """The values that methods give to entries of the state which do not travel, for the client's first visit.
-
-        Raises:
-            UsageError: a method gives an entry that travels, that the model does not have or that another one gives
-                too, or one of another shape.
-        """
+        """The values that methods give to entries of the state which do not travel, for the client's first visit."""
         state: State = {}
         for method in self.methods:
             own, who = call_hook(method, "initial_state", client), f"{type(method).__name__}.initial_state"
@@ -472,11 +467,7 @@ def overrides(method: Method, hook: str) -> bool:
 
 
 def call_hook(method: Method, hook: str, client: Client, *args: Any) -> Any:
-    """What a client hook returns.
-
-    Raises:
-        SharedStateError: the hook wrote to something that is the server's.
-    """
+    """What a client hook returns."""
     try:
         return getattr(method, hook)(client, *args)
     finally:
@@ -487,11 +478,7 @@ def call_hook(method: Method, hook: str, client: Client, *args: Any) -> Any:
 
 
 def check_logits(method: Method, client: Client, logits: Tensor) -> None:
-    """Refuse logits that are not one for each label that a method counts.
-
-    Raises:
-        UsageError: there are more or fewer, as where integers are the targets of a regression.
-    """
+    """Refuse logits that are not one for each label that a method counts."""
     counts = client.info.label_counts if method.needs_label_counts else None
     if counts is not None and logits.shape[-1:] != counts.shape[-1:]:
         hint = f"it counts labels of {len(counts)} classes; give labels that are classes, and a logit for each"
@@ -499,28 +486,16 @@ def check_logits(method: Method, client: Client, logits: Tensor) -> None:
 
 
 def check_returned(condition: bool, method: Method, hook: str, value: object, hint: str) -> None:
-    """Refuse what a hook of a method returned.
-
-    Raises:
-        UsageError: ``condition`` does not hold; names the method and the hook.
-    """
+    """Refuse what a hook of a method returned."""
     if not condition:
-        raise UsageError(f"method={type(method).__name__}: {hook} returned {in_words(value)}; {hint}")
-
-
-def in_words(value: object) -> str:
-    """A value in a few words, for an error."""
-    if isinstance(value, Tensor):
-        return f"a tensor {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
-    return "None" if value is None else f"the {type(value).__name__} {clipped(repr(value), 60)}"
+        words = "None" if value is None else f"the {type(value).__name__} {clipped(repr(value), 60)}"
+        if isinstance(value, Tensor):
+            words = f"a tensor {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
+        raise UsageError(f"method={type(method).__name__}: {hook} returned {words}; {hint}")
 
 
 def checked_state(method: Method, hook: str, new: Any, state: State) -> State:
-    """What a hook made of ``state``, if it is a state with the same entries.
-
-    Raises:
-        UsageError: it is not; names the method, the hook and the first entry that differs.
-    """
+    """What a hook made of ``state``, if it is a state with the same entries."""
     hint = "return a dictionary with a tensor for each entry that it was given"
     check_returned(isinstance(new, Mapping), method, hook, new, hint)
     for name, value in state.items():

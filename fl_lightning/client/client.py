@@ -373,12 +373,7 @@ class Client(LightningModule):
     def starting(
         self, info: ClientInfo, received: State, clock: Clock
     ) -> tuple[Visit, State, dict[str, dict[str, Any]]]:
-        """Begin the visit of a client that trains beside others, in a module that has received the global state.
-
-        Returns:
-            The visit, the entries of its received state that stay with the client, and the states of its reference
-            models with their taps.
-        """
+        """Begin the visit of a client that trains beside others, in a module that has received the global state."""
         visit, own = self._begin(info, received, clock)
         if own:
             self.resident.load(visit.received)
@@ -390,13 +385,7 @@ class Client(LightningModule):
 
     @contextmanager
     def mapped(self, live: State, visit: Any, references: Mapping[str, Any]) -> Iterator[None]:
-        """In this block, of a function that is mapped over clients, what belongs to a client is that of one of them.
-
-        Args:
-            live: the tensors of its state.
-            visit: its :class:`~fl_lightning.client.mapped.MappedVisit`.
-            references: the states of its reference models, with their taps.
-        """
+        """In this block, of a function that is mapped over clients, what belongs to a client is that of one of them."""
         attributes, stand_in, logged = vars(self), self.resident.stand_in, self.resident.logged
         before = {name: attributes[name] for name in ("live", "visit")}, stand_in.clock
         try:
@@ -486,11 +475,7 @@ class Client(LightningModule):
         visit.num_steps += 1
 
     def finish(self) -> Update:
-        """End the visit: keep the entries that do not travel, and return what the client sends.
-
-        Raises:
-            ClientError: a loss term, the result or something that the client sends is nan or infinite.
-        """
+        """End the visit: keep the entries that do not travel, and return what the client sends."""
         visit, resident, live = self.visit, self.resident, self.live
         resident.taps.clear()
         visit.outputs = {}
@@ -526,11 +511,7 @@ class Client(LightningModule):
         return Update(delta, others, visit.weight, payload, visit.values, visit.drift, frozen, size)
 
     def check_terms(self) -> None:
-        """Refuse a loss that cannot be trained on.
-
-        Raises:
-            ClientError: a term of the loss is nan or infinite.
-        """
+        """Refuse a loss that cannot be trained on."""
         term = self.visit.logged.first_bad_term()
         if term is not None:
             raise ClientError(f"{term[0]} became nan or infinite at local step {term[1]}")
@@ -561,11 +542,7 @@ class Client(LightningModule):
 
 
 def leave_out_large_integers(values: State, received: State) -> None:
-    """Leave out integers beyond 2^53 that have not changed: a mean in float64 would round them.
-
-    Raises:
-        ClientError: such integers have changed.
-    """
+    """Leave out integers beyond 2^53 that have not changed: a mean in float64 would round them."""
     whole = [name for name, value in values.items() if value.dtype == torch.int64]
     if not whole or are_exact(torch.cat([tensor[name].reshape(-1) for name in whole for tensor in (values, received)])):
         return
@@ -583,11 +560,7 @@ def are_exact(values: Tensor) -> bool:
 
 
 def check_finite(delta: State, payload: Mapping[str, Mapping[str, Weighted]]) -> None:
-    """Refuse an update that would make the sums over the cohort nan.
-
-    Raises:
-        ClientError: something that a client sends is nan or infinite.
-    """
+    """Refuse an update that would make the sums over the cohort nan."""
     sent = {**delta, **{"/".join(path): value.total for path, value in flatten(payload).items()}}
     for name, size in zip(sent, foreach.norms(list(sent.values()), math.inf), strict=True):
         if not math.isfinite(size):

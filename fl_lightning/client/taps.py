@@ -26,15 +26,7 @@ class Reached(BaseException):
 
 
 class Values(dict[str, Tensor]):
-    """The recorded taps; one that was not recorded is an error that says why.
-
-    Args:
-        paths: tap name to what it is bound to.
-
-    Attributes:
-        calls: how many times the submodule of each tap was called.
-        places: the number of the call whose output was recorded, from 1.
-    """
+    """The recorded taps; one that was not recorded is an error that says why."""
 
     def __init__(self, paths: Mapping[str, str]) -> None:
         super().__init__()
@@ -53,11 +45,7 @@ class Values(dict[str, Tensor]):
         )
 
     def check_called(self, name: str) -> None:
-        """Refuse a tap whose submodule was not called.
-
-        Raises:
-            UsageError: it was not.
-        """
+        """Refuse a tap whose submodule was not called."""
         hint = "the forward of this batch does not call this submodule; bind the tap to one that it calls"
         require(name in self.calls, f"trainer.taps: {name}", self._paths[name], hint)
 
@@ -129,9 +117,6 @@ class Taps:
         """Run ``forward``, and leave it as soon as the taps in ``places`` are recorded, each at the call of its number.
 
         A forward without so many calls ends by itself, and so does one without ``places``.
-
-        Raises:
-            UsageError: the forward does not call the submodule of one of them.
         """
         self.clear()
         self._until = places
@@ -164,12 +149,7 @@ class Taps:
 
 
 class Selection:
-    """The tensor of a submodule's output that a tap is bound to.
-
-    Args:
-        tap: name of the tap, for errors.
-        binding: ``path`` or ``path:field``.
-    """
+    """The tensor of a submodule's output that a tap is bound to."""
 
     def __init__(self, tap: str, binding: str) -> None:
         self.key = f"trainer.taps: {tap}"
@@ -177,11 +157,7 @@ class Selection:
         self.fields = binding.split(":")[1:]
 
     def get(self, output: Any) -> Tensor:
-        """The tensor.
-
-        Raises:
-            UsageError: there is none.
-        """
+        """The tensor."""
         value = output
         for field in self.fields:
             value = self._field(value, field)
@@ -194,11 +170,7 @@ class Selection:
         return value
 
     def replaced(self, output: Any, value: Tensor) -> Any:
-        """A copy of the output with ``value`` in the tensor's place.
-
-        Raises:
-            UsageError: a field cannot be replaced, or the output holds the loss already.
-        """
+        """A copy of the output with ``value`` in the tensor's place."""
         others = [self._field(output, field) for field in fields_of(output)]
         has_loss = any(isinstance(part, Tensor) and part.ndim == 0 for part in others)
         hint = "its output holds the loss too, computed from the raw logits; bind logits to the classifier inside it"

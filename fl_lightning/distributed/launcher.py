@@ -22,7 +22,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.multiprocessing
@@ -46,42 +47,22 @@ if TYPE_CHECKING:
 # errors whose message is enough without a traceback
 PLAIN_ERRORS = (UsageError, ClientError, KeyboardInterrupt, SystemExit)
 # characters of a worker's error that worker 0 reports
-MOST_SAID = 2**12
-
-
-class WorkerArguments(Protocol):
-    """The arguments of a trainer that decide how workers are started."""
-
-    accelerator: str
-    devices: int | str | list[int]
-    workers_per_device: int
-    num_nodes: int
-    precision: str | int | None
-    threads_per_worker: int | None
-    participation: float
-    cohort_size: int | None
-    callbacks: list[Any]
-    fabric: Fabric
+MAX_ERROR_LENGTH = 2**12
 
 
 class WorkerFabric(Fabric):
-    """Fabric that leaves the classes of loaders and samplers as they are.
-
-    Lightning's wraps their constructors while it runs a function, so that it can build them again in
-    ``setup_dataloaders``, which nothing here calls. After an error it leaves the wrappers behind, one more each time,
-    and every loader that the process builds becomes slower.
-    """
+    """Fabric that leaves constructors of loaders and samplers as they are; after an error, Lightning's does not."""
 
     def _wrap_with_setup(self, to_run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.strategy.setup_environment()
         return to_run(*args, **kwargs)
 
 
-def build_fabric(trainer: WorkerArguments, devices: int | str | list[int] = 1, num_nodes: int = 1) -> Fabric:
-    """Fabric for the workers that ``devices``, ``num_nodes`` and ``trainer.workers_per_device`` ask for.
+def build_fabric(trainer: Any, devices: int | str | list[int] = 1, num_nodes: int = 1) -> Fabric:
+    """Fabric for the workers that ``devices``, ``num_nodes`` and the arguments of the trainer ask for.
 
     Raises:
-        UsageError: the accelerator, precision or devices do not fit together.
+        UsageError: the accelerator, precision or devices do not fit together, or there is no program to run anew.
     """
     on_apple = trainer.accelerator == "auto" and MPSAccelerator.is_available()
     accelerator = "cpu" if on_apple else trainer.accelerator  # float64, in which updates are added, is not on that GPU
@@ -90,7 +71,11 @@ def build_fabric(trainer: WorkerArguments, devices: int | str | list[int] = 1, n
         fabric = WorkerFabric(**how, callbacks=trainer.callbacks)
         if fabric.world_size * num_nodes * trainer.workers_per_device == 1:
             return fabric
-        check_start(trainer)
+        obstacle = fork_obstacle(trainer)
+        if obstacle:
+            hint = f"{obstacle}, and a notebook or a prompt has no program to run anew; give 1, or run a script"
+            require(can_run_anew(), "trainer.devices", trainer.devices, hint)
+            rank_zero_info(f"trainer.devices={trainer.devices}: each worker runs the program anew ({obstacle})")
         strategy = IndependentStrategy(trainer.workers_per_device, uses_fork(trainer))
         return WorkerFabric(**how, num_nodes=num_nodes, strategy=strategy, callbacks=trainer.callbacks)
     except UsageError:
@@ -101,9 +86,9 @@ def build_fabric(trainer: WorkerArguments, devices: int | str | list[int] = 1, n
         raise UsageError(f"{keys}: {why}; choose values that fit together, such as devices auto") from error
 
 
-def uses_fork(trainer: WorkerArguments) -> bool:
+def uses_fork(trainer: Any) -> bool:
     """Whether this process starts its workers, and can do so by forking."""
-    return starts_workers() and not obstacle_to_forks(trainer)
+    return starts_workers() and not fork_obstacle(trainer)
 
 
 def starts_workers() -> bool:
@@ -116,15 +101,15 @@ def can_fork() -> bool:
     return "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
 
 
-def obstacle_to_forks(trainer: WorkerArguments) -> str:
-    """Why workers cannot be forked; empty where they can."""
+def fork_obstacle(trainer: Any) -> str:
+    """Why this process cannot fork its workers; empty where it can, or does not start them."""
+    if not starts_workers():
+        return ""
     if not can_fork():
         return f"{platform.system()} cannot fork a process safely"
     if trainer.threads_per_worker not in (None, 1):
         return f"trainer.threads_per_worker={trainer.threads_per_worker}, and a forked process has one thread"
-    if torch.cuda.is_initialized():
-        return "a forked process cannot use a GPU that this one has used"
-    return ""
+    return "a forked process cannot use a GPU that this one has used" if torch.cuda.is_initialized() else ""
 
 
 def can_run_anew() -> bool:
@@ -133,43 +118,27 @@ def can_run_anew() -> bool:
     return not _IS_INTERACTIVE and (module.__spec__ is not None or os.path.isfile(sys.argv[0]))
 
 
-def check_start(trainer: WorkerArguments) -> None:
-    """Say that several workers run the program anew, where they cannot be forked.
-
-    Raises:
-        UsageError: there is no program to run.
-    """
-    obstacle = obstacle_to_forks(trainer) if starts_workers() else ""
-    if obstacle:
-        hint = f"{obstacle}, and a notebook or a prompt has no program to run anew; give 1, or run a script"
-        require(can_run_anew(), "trainer.devices", trainer.devices, hint)
-        rank_zero_info(f"trainer.devices={trainer.devices}: each worker runs the program anew ({obstacle})")
-
-
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def refuse_default_group(workers: int) -> None:
-    """Raise a UsageError where torch has a default process group, over which metrics would mix different clients.
-
-    A group of one process, beside one worker, mixes nothing.
-    """
+    """Refuse a default process group of torch's, over which metrics would mix clients; alone, one worker mixes none."""
     if distributed.is_available() and distributed.is_initialized():
         size = distributed.get_world_size()
         hint = "metrics would be synchronised across clients; call torch.distributed.destroy_process_group() before"
         require(size == workers == 1, "torch.distributed", f"a default group of {size} process(es)", hint)
 
 
-def devices_and_nodes(trainer: WorkerArguments, data: Any) -> tuple[int | str | list[int], int]:
+def devices_and_nodes(trainer: Any, data: Any) -> tuple[int | str | list[int], int]:
     """Devices of a node and number of nodes: those of the cluster, else those of the trainer's arguments."""
     world = world_of_cluster()
     if world is not None:
         return world
     if trainer.devices != "auto" or trainer.fabric.device.type != "cpu":
         return trainer.devices, trainer.num_nodes
-    obstacle = obstacle_to_forks(trainer) if starts_workers() else ""
+    obstacle = fork_obstacle(trainer)
     if obstacle and not (can_fork() and can_run_anew()):
         rank_zero_info(f"trainer.devices=auto: 1 worker, which is this process ({obstacle})")
         return 1, trainer.num_nodes
@@ -184,13 +153,7 @@ def devices_and_nodes(trainer: WorkerArguments, data: Any) -> tuple[int | str | 
 class IndependentStrategy(DDPStrategy):
     """A strategy for workers that train different clients: each has the whole model, and nothing wraps it.
 
-    Args:
-        workers_per_device: processes that share a device.
-        forks: start the workers of this machine by forking this process, where no cluster starts them.
-
-    Attributes:
-        group: the process group of the workers; None before they have joined and after :meth:`leave`.
-        store: the part of the store in which they have joined; None without a group.
+    ``group`` is their process group while they are together, and ``store`` the part of the store in which they joined.
     """
 
     def __init__(self, workers_per_device: int = 1, forks: bool = True) -> None:
@@ -224,34 +187,26 @@ class IndependentStrategy(DDPStrategy):
         """
         self.accelerator.setup_device(self.root_device)  # type: ignore[union-attr]
         self._set_world_ranks()
+        rank, size, environment = self.global_rank, self.world_size, cast(Any, self.cluster_environment)
         forked = isinstance(self._launcher, ForkLauncher)
-        check = self._launcher.check if forked else lambda: None
-        address, port = self._address
+        check, listener, make_store = lambda: None, None, cast(Any, shared_tcp_store)
+        address, port = environment.main_address, environment.main_port
+        if forked:  # they meet once, and free the port when they part
+            check, listener, make_store = self._launcher.check, self._launcher.listener, tcp_store
+            address, port = self._launcher.address
+        elif self.on_one_machine and not TorchElasticEnvironment.detect():
+            address = LOOPBACK
+        is_host = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         try:
-            if forked:  # they meet once, and free the port when they part
-                listener = self._launcher.listener
-                store = checked(lambda: tcp_store(address, port, self.global_rank == 0, listener), check)
-            else:
-                of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-                store = shared_tcp_store(address, port, self.global_rank == 0 and not of_agent)
-            world = (self.global_rank, self.world_size)
-            self.store = group_store(store, *world, check)
-            self.group = checked(lambda: connect(self.store, *world, self.on_one_machine), check)
+            store = checked(lambda: make_store(address, port, is_host, listener), check)
+            self.store = group_store(store, rank, size, check)
+            self.group = checked(lambda: connect(self.store, rank, size, self.on_one_machine), check)
             self.group.barrier().wait()  # one that fails at once must not leave while others are joining
         except (UsageError, LostWorkerError):
             raise
         except (RuntimeError, OSError) as error:
             check()  # another worker may have ended, and left a connection behind
             raise UsageError(f"MASTER_PORT={port}: {str(error).splitlines()[0]}") from error
-
-    @property
-    def _address(self) -> tuple[str, int]:
-        """Address and port of the store."""
-        if isinstance(self._launcher, ForkLauncher):
-            return self._launcher.address
-        environment: Any = self.cluster_environment
-        inside = self.on_one_machine and not TorchElasticEnvironment.detect()
-        return LOOPBACK if inside else environment.main_address, environment.main_port
 
     @property
     def on_one_machine(self) -> bool:
@@ -264,13 +219,8 @@ class IndependentStrategy(DDPStrategy):
         return self.on_one_machine and world_of_cluster() is None
 
     def leave(self, waits: bool = False) -> None:
-        """Close the connections to the other workers.
-
-        Args:
-            waits: whether a collective still waits for one of them. To close the group would then take until it has
-                come, so the connections are left to the end of the process.
-        """
-        if waits:
+        """Close the connections to the other workers; while a collective ``waits``, this would wait for its end."""
+        if waits:  # so the connections are left to the end of the process
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
         self.group = self.store = None
 
@@ -280,35 +230,19 @@ class ForkLauncher(_Launcher):
 
     A forked process starts soon, as it need not import torch and lightning. It has one thread: the other threads of
     this process do not exist there, and a parallel operation would wait for them forever.
-
-    Args:
-        environment: address and port at which the workers of several machines meet.
-        number: number of workers of this machine.
-        on_one_machine: whether there are no others.
-
-    Attributes:
-        address: address and port of the store.
-        listener: the socket on which worker 0 listens there; None in other workers, and where there are several
-            machines.
-        forked: whether this process is a worker that another one has forked, and that reports its errors.
     """
 
     is_interactive_compatible = True
 
     def __init__(self, environment: ClusterEnvironment, number: int, on_one_machine: bool) -> None:
         self.environment, self.number, self.on_one_machine = environment, number, on_one_machine
-        self.address, self.forked = ("", 0), False
-        self.listener: socket.socket | None = None
-        self._children: dict[int, ForkProcess] = {}
-        self._errors: dict[int, Any] = {}
+        self.address, self.listener = ("", 0), cast("socket.socket | None", None)  # of the store, and of its host
+        self.forked = False  # whether another worker has forked this process
+        self._children: dict[int, tuple[ForkProcess, Any]] = {}  # with the queue of its error
         self._parent = os.getpid()
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run ``function`` in all workers, and return what it returns in this one.
-
-        Raises:
-            LostWorkerError: a worker was lost.
-        """
+        """Run ``function`` in all workers, and return what it returns in this one."""
         # chosen before the fork, so that all workers know it
         if self.on_one_machine:
             self.listener = socket.create_server((LOOPBACK, 0))
@@ -318,46 +252,40 @@ class ForkLauncher(_Launcher):
         try:
             with gc_disabled():
                 for rank in range(1, self.number):
-                    self._children[rank] = self._fork(rank, function, args, kwargs)
+                    self._children[rank] = self._fork(rank, partial(function, *args, **kwargs))
             return function(*args, **kwargs)
         finally:
             self._end(failed=sys.exc_info()[0] is not None)
 
     def check(self) -> None:
-        """Check that the other workers of this machine still run.
-
-        Raises:
-            LostWorkerError: one has ended.
-        """
+        """Raise a LostWorkerError where another worker of this machine has ended."""
         if self.forked and os.getppid() != self._parent:
             raise LostWorkerError(f"worker 0 (process {self._parent}), which started this one, has ended", worker=0)
-        for rank, child in self._children.items():
+        for rank, (child, errors) in self._children.items():
             if child.exitcode:
-                errors = self._errors[rank]
                 how = f"was killed by {signal.Signals(-child.exitcode).name}" if child.exitcode < 0 else "failed"
                 what = f": {errors.get()}" if not errors.empty() else ""
                 raise LostWorkerError(f"worker {rank} (process {child.pid}) {how}{what}", rank, child.exitcode)
 
-    def _fork(self, rank: int, function: Callable[..., Any], args: tuple, kwargs: dict) -> ForkProcess:
+    def _fork(self, rank: int, function: Callable[[], Any]) -> tuple[ForkProcess, Any]:
         context = torch.multiprocessing.get_context("fork")
-        self._errors[rank] = context.SimpleQueue()
+        errors = context.SimpleQueue()
         # not a daemon, which could have no loader processes of its own
-        child = context.Process(target=self._work, args=(rank, function, args, kwargs), daemon=False)
+        child = context.Process(target=self._work, args=(rank, errors, function), daemon=False)
         # the child would write the contents of this process's buffers a second time
         sys.stdout.flush()
         sys.stderr.flush()
         child.start()
-        return child
+        return child, errors
 
-    def _work(self, rank: int, function: Callable[..., Any], args: tuple, kwargs: dict) -> None:
+    def _work(self, rank: int, errors: Any, function: Callable[[], Any]) -> None:
         init_forked_process()
         if self.listener is not None:
             self.listener.close()
         self._children, self.listener, self.forked = {}, None, True
         os.environ["LOCAL_RANK"] = str(rank)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
         try:
-            function(*args, **kwargs)
+            function()
         except BaseException as error:
             # worker 0 reports plain errors, which all workers share; another error has its traceback only here
             if not isinstance(error.__cause__ or error, PLAIN_ERRORS):
@@ -366,18 +294,20 @@ class ForkLauncher(_Launcher):
                 print(f"error: {error}; worker {rank} ends, too", file=sys.stderr)
             notes = getattr(error, "__notes__", [])
             # one that does not fit into the pipe would wait for its reader, who waits for the end of this process
-            self._errors[rank].put("; ".join([f"{type(error).__name__}: {own_text(error)}", *notes])[:MOST_SAID])
+            errors.put("; ".join([f"{type(error).__name__}: {own_text(error)}", *notes])[:MAX_ERROR_LENGTH])
             sys.stderr.flush()
-            os._exit(error.status if isinstance(error, Stopped) else 1)
+            interrupted = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+            os._exit(error.status if isinstance(error, Stopped) else interrupted)
 
     def _end(self, failed: bool) -> None:
         # several times: after the first signal a worker may finish its batch, or its round
+        children = [child for child, _ in self._children.values()]
         for seconds in (1.0 if failed else 30.0, 2.0, 3.0):
             end = time.monotonic() + seconds
-            for child in self._children.values():
+            for child in children:
                 child.join(max(0.0, end - time.monotonic()))
                 child.terminate()
-        for child in self._children.values():
+        for child in children:
             child.kill()
             child.join()
         self._children = {}
@@ -429,16 +359,8 @@ def threads(number: int | None) -> Iterator[None]:
 
 
 def tune_malloc() -> None:
-    """Let the allocator of glibc keep freed blocks up to 1 GiB for the next use; no effect on other systems.
-
-    By default it returns blocks above some megabytes to the system. Every activation and gradient of a step then lies
-    on new pages, and getting those costs more than computing a small layer.
-    """
+    """Let the allocator of glibc keep freed blocks up to 1 GiB: getting new pages costs more than a small layer."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        for parameter, value in ((M_MMAP_THRESHOLD, 2**30), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**26)):
+    if mallopt is not None:  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD of malloc.h
+        for parameter, value in ((-3, 2**30), (-1, 2**31 - 1), (-2, 2**26)):
             mallopt(parameter, value)
-
-
-# of malloc.h
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3

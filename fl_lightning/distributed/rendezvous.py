@@ -32,15 +32,7 @@ NEVER = timedelta(days=30)
 def tcp_store(address: str, port: int, is_host: bool, listener: socket.socket | None = None) -> distributed.Store:
     """A client of the store at this address, and its server where ``is_host`` is true.
 
-    Args:
-        address: the host's address. On loopback the server listens there alone, else on all interfaces.
-        port: the host's port.
-        is_host: whether this process keeps the store; torchrun's agent does so for its workers.
-        listener: the socket on which the server listens, if there is one already.
-
-    Raises:
-        RuntimeError: the port is in use, or the host does not answer.
-        OSError: the port is in use.
+    On loopback the server listens there alone, at ``listener`` if that is given; else on all interfaces.
     """
     how: dict[str, Any] = {"is_master": is_host, "wait_for_workers": False, "use_libuv": os.name != "nt"}
     if is_host and address == LOOPBACK:
@@ -58,15 +50,6 @@ def group_store(store: distributed.Store, rank: int, size: int, check: Callable[
 
     Other parts hold the addresses of earlier groups and of workers that have ended. So each worker leaves the name of a
     new key, and worker 0 writes the name of the new part there. A worker that has ended reads no answer.
-
-    Args:
-        store: the store that all workers share.
-        rank: rank of this worker.
-        size: number of workers.
-        check: called during the wait; raises where there is no point in waiting.
-
-    Raises:
-        UsageError: a worker has not joined in time.
     """
     own, part = f"fl_lightning/{uuid4()}", None
     store.set(f"fl_lightning/worker/{rank}", own)
@@ -95,15 +78,6 @@ def connect(store: distributed.Store, rank: int, size: int, one_machine: bool) -
     """The process group of workers that have joined; it is not torch's default one.
 
     Sums are added in float64 on the CPU, whatever the device, hence gloo.
-
-    Args:
-        store: part of the store for this group.
-        rank: rank of this worker.
-        size: number of workers.
-        one_machine: whether all of them are on this machine.
-
-    Raises:
-        RuntimeError: a worker did not answer.
     """
     gloo = cast(Any, distributed.ProcessGroupGloo)
     if not one_machine:
@@ -113,13 +87,10 @@ def connect(store: distributed.Store, rank: int, size: int, one_machine: bool) -
     return gloo(store, rank, size, options)
 
 
-def checked(call: Callable[[], Result], check: Callable[[], None]) -> Result:
-    """Return what ``call`` returns, and call ``check`` while it waits for other workers.
+def checked(call: Callable[[], Result], check: Callable[[], None], limit: float | None = None) -> Result:
+    """Return the result of ``call``, and call ``check`` while it waits, for at most ``limit`` seconds or ``JOIN``.
 
     It runs in a thread: torch waits for a worker that has ended as long as for one that is late.
-
-    Raises:
-        RuntimeError: it takes longer than the workers may take to connect.
     """
     result = Future[Result]()
 
@@ -130,9 +101,10 @@ def checked(call: Callable[[], Result], check: Callable[[], None]) -> Result:
             result.set_exception(error)
 
     threading.Thread(target=work, daemon=True).start()
-    end = time.monotonic() + JOIN
+    limit = JOIN if limit is None else limit
+    end = time.monotonic() + limit
     while not wait([result], timeout=0.5).done:
         if time.monotonic() > end:
-            raise RuntimeError(f"the workers have not connected within {JOIN:.0f} s: one of them has ended")
+            raise RuntimeError(f"the workers have not connected within {limit:.0f} s: one of them has ended")
         check()
     return result.result()

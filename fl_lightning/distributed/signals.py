@@ -24,26 +24,15 @@ class Signals:
 
     A round is given up where nothing is lost but this round; else it is finished first. A second signal ends the run
     at once. Handlers of the user's are called, too.
-
-    Args:
-        speaks: whether this worker says that the end may take a while.
-
-    Attributes:
-        caught: the signal that this worker has received, or another one that it knows of; None without one.
-        agreed: whether all workers know that the run stops after this round.
-        keeps_round: whether the present round is finished, because it is all but done, or because rounds before it are
-            not saved.
-        round: the present round.
-        checkpoint: the last checkpoint of the run; None without one.
     """
 
     def __init__(self, speaks: bool = True) -> None:
-        self.speaks = speaks
-        self.caught: signal.Signals | None = None
-        self.agreed = False
-        self.keeps_round = True
+        self.speaks = speaks  # says that the end may take a while
+        self.caught: signal.Signals | None = None  # by this worker, or by another one that it knows of
+        self.agreed = False  # all workers know that the run stops after this round
+        self.keeps_round = True  # it is all but done, or rounds before it are not saved
         self.round = 0
-        self.checkpoint: Path | None = None
+        self.checkpoint: Path | None = None  # the last one of the run
         self._time, self._process = 0.0, os.getpid()
         self._before: dict[int, Any] = {}
 
@@ -73,11 +62,7 @@ class Signals:
         self.round, self.keeps_round = round_, saved < round_
 
     def check(self) -> None:
-        """End the run where a signal has come and the round is not to be finished.
-
-        Raises:
-            Stopped: it has.
-        """
+        """End the run where a signal has come and the round is not to be finished."""
         if self.caught is not None and not self.keeps_round:
             raise self.stopped()
 
@@ -88,11 +73,7 @@ class Signals:
             self.caught, self.agreed = first, True
 
     def end(self) -> None:
-        """End the run where a signal has come; its rounds are done.
-
-        Raises:
-            Stopped: it has.
-        """
+        """End the run where a signal has come; its rounds are done."""
         if self.caught is not None:
             raise self.stopped()
 
@@ -104,11 +85,7 @@ class Signals:
         return kind(f"{caught.name} stopped the run in round {self.round}, {left}", caught, self.checkpoint)
 
     def adopt(self, status: int | None) -> None:
-        """Stop as another worker has, where its exit ``status`` says that a signal stopped it.
-
-        Raises:
-            Stopped: one did.
-        """
+        """Stop as another worker has, where its exit ``status`` says that a signal stopped it."""
         if status is not None and status - 128 in HANDLED:
             self.caught = self.caught or signal.Signals(status - 128)
             raise self.stopped()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fl_lightning.distributed.launcher import ForkLauncher, refuse_default_group
-from fl_lightning.distributed.rendezvous import NEVER
+from fl_lightning.distributed.rendezvous import NEVER, checked
 from fl_lightning.distributed.signals import Signals
 from fl_lightning.errors import LostWorkerError, UsageError, require
 from fl_lightning.records.plain import packed, unpacked
@@ -38,16 +37,8 @@ REASON, REASON_OF_FORKED = 2.0, 60.0
 class Workers:
     """The workers of a run, as one of them sees them. Every worker must call each collective.
 
-    Args:
-        fabric: knows the rank of this worker, their number and their process group.
-        timeout: seconds that this worker waits for the others in a collective; None waits as long as it takes.
-        messages: the types that workers of several machines exchange, beside tensors, arrays and plain values.
-
-    Attributes:
-        rank: rank of this worker, from 0; 0 within :meth:`local_only`.
-        size: number of workers; 1 within :meth:`local_only`.
-        local_rank: rank of this worker among those of its machine, from 0.
-        signals: those that stop a fit.
+    ``rank`` and ``size`` are 0 and 1 within :meth:`local_only`. A collective waits for the others ``timeout`` seconds,
+    as long as it takes for None. Workers of several machines exchange tensors, arrays, plain values and ``messages``.
     """
 
     def __init__(self, fabric: Fabric, timeout: float | None = None, messages: tuple[type, ...] = ()) -> None:
@@ -74,21 +65,12 @@ class Workers:
             self.rank, self.size = before
 
     def begin(self, round_: int) -> None:
-        """Begin a round, which the error about a lost worker then names.
-
-        Raises:
-            UsageError: the user's code has made a default process group, over which metrics would mix clients.
-        """
+        """Begin a round, which the error about a lost worker then names."""
         refuse_default_group(self._size)
         self._where = f"round {round_}: "
 
     def check(self) -> None:
-        """Check that nothing has come between.
-
-        Raises:
-            Stopped: a signal has, and the round is not to be finished.
-            LostWorkerError: a worker that was forked on this machine has ended.
-        """
+        """Raise Stopped where a signal gives the round up, and a LostWorkerError where a forked worker has ended."""
         self.signals.check()
         if self._launcher is not None:
             try:
@@ -103,12 +85,7 @@ class Workers:
             self._finish(self._group.barrier())
 
     def gather(self, value: Gathered) -> list[Gathered]:
-        """The value of each worker, by rank; meant for small values.
-
-        Raises:
-            UsageError: the workers did not call this from the same functions; or the value is no tensor or plain
-                value, and goes over a network.
-        """
+        """The value of each worker, by rank, all called from the same functions; meant for small values."""
         if self.size == 1:
             return [value]
         # one that a worker alone calls would receive the values of the others' next one
@@ -138,9 +115,9 @@ class Workers:
 
     def send(self, contents: Tensor, rank: int) -> None:
         """Send bytes ``(n,)`` to another worker, which calls :meth:`receive`."""
-        self._pass(self._group.send([torch.tensor([len(contents)])], rank, 0))
-        if len(contents):
-            self._pass(self._group.send([contents], rank, 0))
+        for tensor in (torch.tensor([len(contents)]), contents):
+            if len(tensor):
+                self._pass(self._group.send([tensor], rank, 0))
 
     def receive(self, rank: int) -> Tensor:
         """Bytes ``(n,)`` from another worker."""
@@ -157,11 +134,11 @@ class Workers:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         """Part from the other workers; after an error without waiting for them, who may never come."""
         try:
-            if self._size > 1 and kind is None:
+            if self._size > 1:
                 # a connection that is closed at once can lose what the others have not read yet
                 with suppress(RuntimeError):
-                    self.barrier()
-            if self._size > 1:
+                    if kind is None:
+                        self.barrier()
                 self._strategy.leave(self._waits)
         finally:
             self.signals.restore()
@@ -187,15 +164,9 @@ class Workers:
         return parts
 
     def _finish(self, work: Any) -> None:
-        """Wait until a collective is done.
-
-        Raises:
-            Stopped: a signal has come, and the round is not to be finished.
-            LostWorkerError: it failed, or took longer than the timeout.
-        """
+        """Wait until a collective is done, and look around meanwhile: torch's own wait lets no signal through."""
         self._calls, looks = self._calls + 1, 0
         try:
-            # torch's own wait lets no signal through
             while not ended(work, LOOK):
                 self._waits, looks = True, looks + 1
                 if looks == 1:
@@ -212,11 +183,7 @@ class Workers:
             self._fail(error)
 
     def _pass(self, work: Any) -> None:
-        """Wait until a tensor is sent to, or received from, another worker, which is at the same place.
-
-        Raises:
-            LostWorkerError: it failed.
-        """
+        """Wait until a tensor is sent to, or received from, another worker, which is at the same place."""
         try:
             # one that is not done in time cannot be waited for again
             work.wait(timedelta(seconds=self._timeout))
@@ -224,12 +191,7 @@ class Workers:
             self._fail(error)
 
     def _fail(self, error: RuntimeError) -> NoReturn:
-        """Say why a connection broke.
-
-        Raises:
-            Stopped: a signal has come, to the other worker, too.
-            LostWorkerError: a worker has ended.
-        """
+        """Say why a connection broke: by Stopped where a signal came to all, else by a LostWorkerError."""
         self.signals.keeps_round = self._waits = False
         forked = self._launcher is not None and self._launcher.forked
         end = time.monotonic() + (REASON_OF_FORKED if forked else REASON)
@@ -247,27 +209,22 @@ class Workers:
 
     def _list_missing(self) -> str:
         """The workers that have left no mark in this collective; worker 0 where it does not even answer."""
-        store, found = self._strategy.store, list[list[int]]()
+        store, calls = self._strategy.store, self._calls
 
-        def read() -> None:
-            marks = {r: f"waits/{r}" for r in range(self._size)}
-            with suppress(RuntimeError):
-                found.append([r for r, key in marks.items() if not store.check([key]) or int(store.get(key)) < calls])
+        def read() -> list[int]:
+            marks = {rank: f"waits/{rank}" for rank in range(self._size)}
+            return [r for r, key in marks.items() if not store.check([key]) or int(store.get(key)) < calls]
 
-        calls = self._calls
-        # a thread, since a store whose process is stopped lets its clients wait for ever
-        thread = threading.Thread(target=read, daemon=True)
-        thread.start()
-        thread.join(REASON)
-        return ", ".join(f"worker {rank}" for rank in (found or [[0]])[0]) or "a connection"
+        try:
+            # a store whose process is stopped lets its clients wait for ever
+            missing = checked(read, lambda: None, REASON)
+        except RuntimeError:
+            missing = [0]
+        return ", ".join(f"worker {rank}" for rank in missing) or "a connection"
 
 
 def ended(work: Any, seconds: float) -> bool:
-    """Whether a collective ends within some seconds.
-
-    Raises:
-        RuntimeError: it failed.
-    """
+    """Whether a collective ends within some seconds; raises a RuntimeError where it fails."""
     try:
         work.wait(timedelta(seconds=seconds))
     except RuntimeError:
@@ -293,15 +250,10 @@ def callers() -> str:
 
 
 def schedule(steps: Mapping[int, float], size: int, owners: Mapping[int, int]) -> list[list[int]]:
-    """Place clients on workers: the clients of each, by rank. Those with the most steps are placed first.
+    """Place clients with these expected steps on workers: the clients of each, by rank; the longest first.
 
     A client goes to the owner of its memory, as long as that worker has no more than its share of the steps; else to
     the worker with the fewest steps so far.
-
-    Args:
-        steps: expected local steps of each client, or what its group takes.
-        size: number of workers.
-        owners: owner rank of each client that has a memory.
     """
     placed: list[list[int]] = [[] for _ in range(size)]
     loads = [0.0] * size

@@ -429,13 +429,10 @@ def _standard(x: Tensor) -> Tensor:
 def _rbf(rows: Tensor, bandwidth: float) -> Tensor:
     # computed by matrix products, the distance of equal rows would not be exactly 0
     distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()
-    return torch.exp(-distances / (2 * bandwidth**2 * _typical(distances.detach())))
-
-
-def _typical(distances: Tensor) -> Tensor:
-    median = (distances.median() - (-distances).median()) / 2
-    median = torch.where(median > 0, median, distances.mean())
-    return torch.where(median > 0, median, 1)
+    constant = distances.detach()
+    median = (constant.median() - (-constant).median()) / 2
+    median = torch.where(median > 0, median, constant.mean())
+    return torch.exp(-distances / (2 * bandwidth**2 * torch.where(median > 0, median, 1)))
 
 
 def _alignment(k: Tensor, l: Tensor) -> Tensor:  # noqa: E741 - K and L, as in the paper

@@ -64,23 +64,18 @@ def correlation_frobenius(z: Tensor, form: Literal["official", "paper"] = "offic
     normal = normal / torch.sqrt(LEAST_VARIANCE + normal.square().sum(0) / (batch - 1))
     if form == "paper":
         return _products(normal).square().sum() / (batch * d) ** 2
-    return _off_diagonal(normal) / (batch * max(d * (d - 1), 1))
+    products = _products(normal)
+    if d <= batch:
+        others = (products - torch.diag(products.diagonal())).square().sum()
+    else:  # columns that outnumber the rows are always correlated, so that no digits cancel in this difference
+        others = products.square().sum() - normal.square().sum(0).square().sum()
+    return others / (batch * max(d * (d - 1), 1))
 
 
 def _products(normal: Tensor) -> Tensor:
     """Inner products of columns ``(d, d)`` or of rows ``(B, B)``, the smaller of the two: their norms are equal."""
     batch, d = normal.shape
     return normal.T @ normal if d <= batch else normal @ normal.T
-
-
-def _off_diagonal(normal: Tensor) -> Tensor:
-    """Sum of the squared inner products of different columns."""
-    batch, d = normal.shape
-    products = _products(normal)
-    if d <= batch:
-        return (products - torch.diag(products.diagonal())).square().sum()
-    # columns that outnumber the rows are always correlated, so that no digits cancel in this difference
-    return products.square().sum() - normal.square().sum(0).square().sum()
 
 
 @in_full_precision

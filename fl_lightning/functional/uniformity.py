@@ -96,7 +96,12 @@ def _by_distances(rows: Tensor, bandwidth_factor: float, detach_bandwidth: bool)
     What is left out is masked, as in a mapped function no shape and no branch may depend on values.
     """
     rows = torch.where(rows.detach().abs().amax() < torch.inf, rows, 0)
-    distances, _ = unit_scale(_distances(rows))
+    if is_mapped(rows):  # torch.vmap has no rule for pdist
+        square = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+        distances = square.flatten()[_pairs(len(rows)).to(rows.device)]
+    else:
+        distances = torch.pdist(rows)
+    distances, _ = unit_scale(distances)
     distinct = distances > math.sqrt(torch.finfo(rows.dtype).tiny)
     # the median of the squares is the square of the median; nan if no rows are distinct
     median = torch.where(distinct, distances.detach(), torch.nan).nanmedian()
@@ -108,15 +113,6 @@ def _by_distances(rows: Tensor, bandwidth_factor: float, detach_bandwidth: bool)
         width = width + torch.where(equal, distances - width, 0).sum() / equal.sum()
     value = torch.exp(-(distances / width).square() / bandwidth_factor).mean()
     return torch.where(some, value, 0)
-
-
-def _distances(rows: Tensor) -> Tensor:
-    """The distances of all pairs of rows; equal rows have distance 0 with gradient 0."""
-    if not is_mapped(rows):
-        return torch.pdist(rows)
-    # torch.vmap has no rule for pdist
-    square = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
-    return square.flatten()[_pairs(len(rows)).to(rows.device)]
 
 
 def _squared_distances(rows: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -50,16 +50,9 @@ def probability_variance_hinge(logits: Tensor, hinge: Hinge = "linear") -> Tenso
     require(hinge in known, "hinge", hinge, f"choose one of {', '.join(known)}")
     if len(logits) < 2:
         return linked_zero(logits)
-    gap = 1 / math.sqrt(logits.shape[1]) - _deviation(logits.softmax(1))
+    # the gradient of torch's own standard deviation is infinite where squares underflow
+    rows, scale = unit_scale(centered(logits.softmax(1)), dim=0)
+    gap = 1 / math.sqrt(logits.shape[1]) - scale * rows.norm(dim=0) / math.sqrt(len(logits) - 1)
     if hinge in ("linear", "clamped_square"):
         gap = gap.relu()
     return (gap.square() if "square" in hinge else gap).mean()
-
-
-def _deviation(columns: Tensor) -> Tensor:
-    """Unbiased standard deviation of each column, ``(C,)``.
-
-    The gradient of torch's own is infinite where squares underflow.
-    """
-    rows, scale = unit_scale(centered(columns), dim=0)
-    return scale * rows.norm(dim=0) / math.sqrt(len(columns) - 1)

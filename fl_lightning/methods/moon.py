@@ -82,18 +82,10 @@ class MOON(Method):
         return None
 
     def _first_pool(self, client: Client) -> list[State]:
-        if self.first == "random":
-            return [random_state(client)]
-        return [client.received] if self.first == "global" else []
-
-
-def random_state(client: Client) -> State:
-    """Initial weights drawn for this client alone, by the layers' own ``reset_parameters``.
-
-    The draw depends on the run's seed and the client, and leaves the client's other random numbers unchanged.
-    """
-    module = client.frozen_copy()
-    with ambient(client.seed, "moon", client.info.id):
-        for part in module.modules():
-            getattr(part, "reset_parameters", lambda: None)()
-    return clone(tensors(module))
+        if self.first != "random":
+            return [client.received] if self.first == "global" else []
+        module = client.frozen_copy()
+        with ambient(client.seed, "moon", client.info.id):  # leaves the client's other random numbers unchanged
+            for part in module.modules():
+                getattr(part, "reset_parameters", lambda: None)()
+        return [clone(tensors(module))]

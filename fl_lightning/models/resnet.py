@@ -176,13 +176,9 @@ def he(part: nn.Module, **how: Any) -> None:
         nn.init.kaiming_normal_(part.weight, **how)
 
 
-def _default(part: nn.Module) -> None:
-    getattr(part, "reset_parameters", lambda: None)()
-
-
 # kernel size and stride
 STEMS: dict[str, tuple[int, int]] = {"small": (3, 1), "large": (7, 2)}
 INITS: dict[str, Callable[[nn.Module], None]] = {
     "he": partial(he, mode="fan_out", nonlinearity="relu"),
-    "default": _default,
+    "default": lambda part: getattr(part, "reset_parameters", lambda: None)(),
 }

@@ -50,22 +50,17 @@ def test_several_workers_run_the_program_anew_where_they_cannot_be_forked(tmp_pa
     assert_names(said(), "trainer.devices=2", "Darwin")
 
 
-def test_several_workers_are_refused_in_a_notebook_where_they_cannot_be_forked(tmp_path, notebook, macos):
-    with refused("trainer.devices=2", "Darwin"):
-        small_trainer(tmp_path, devices=2).fit(small_model(), small_data())
+@pytest.mark.parametrize("obstacle", ["Darwin", "GPU", "trainer.threads_per_worker=2"])
+def test_several_workers_are_refused_in_a_notebook_where_they_cannot_be_forked(
+    tmp_path, request, notebook, monkeypatch, obstacle
+):
+    if obstacle == "Darwin":
+        request.getfixturevalue("macos")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: obstacle == "GPU")
+    with refused("trainer.devices=2", obstacle):
+        threads = 2 if "threads" in obstacle else 1
+        small_trainer(tmp_path, devices=2, threads_per_worker=threads).fit(small_model(), small_data())
     assert not list(tmp_path.iterdir())
-
-
-def test_workers_of_several_threads_are_refused_in_a_notebook(tmp_path, notebook):
-    with refused("trainer.devices=2", "trainer.threads_per_worker=2"):
-        small_trainer(tmp_path, devices=2, threads_per_worker=2).fit(small_model(), small_data())
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_gpu_that_was_used_cannot_be_used_by_forked_workers(tmp_path, notebook, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with refused("trainer.devices=2", "GPU"):
-        small_trainer(tmp_path, devices=2).fit(small_model(), small_data())
 
 
 def test_workers_are_forked_in_a_notebook(tmp_path, notebook):

@@ -124,13 +124,14 @@ def test_a_round_is_finished_where_earlier_ones_are_not_saved(tmp_path, whole, c
     goes_on(tmp_path, whole, stopped, **how)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("rank", [1, None])
-def test_two_workers_stop_and_leave_nothing(tmp_path, whole, rank):
-    # SLURM tells all of them
-    everyone = Sends(*[signal.SIGTERM] * (rank is None))
-    one = [] if rank is None else [SendsToOne(signal.SIGTERM, rank)]
+def test_two_workers_stop_and_leave_nothing(tmp_path, whole, rank, number):
+    # SLURM and a terminal tell all of them
+    everyone = Sends(*[number] * (rank is None))
+    one = [] if rank is None else [SendsToOne(number, rank)]
     trainer, stopped = fit(tmp_path, everyone, devices=2, callbacks=one)
-    assert isinstance(stopped, Terminated)
+    assert type(stopped) is KINDS[number]
     assert len(trainer.history) == 1
     goes_on(tmp_path, whole, stopped, devices=2)
 
