@@ -54,7 +54,6 @@ SKEWED = ("0.1", "0.05")
 FINISHED = "version_*/checkpoints/model.ckpt"
 GROUPS = ("majority", "minority", "missing", "all classes")
 THRESHOLD = 0.01
-LAST_ROUND = 19
 
 SKEWS = {
     "classes of a client": ("IID", "4 classes", "2 classes"),
@@ -264,12 +263,12 @@ def with_level(draw: Draw, logarithmic: bool) -> Draw:
 
 def similarity(data: Data) -> Figure:
     """FedCKA, Figure 2: CKA of each layer between the clients and the global model."""
-    panel = SIMILARITY.pictures[0].panels[0]
     drawings = []
     for label, run in FEDAVG.items():
         values = np.concatenate(data[f"{run}/to_global"], 1)
-        arrays = {"rounds": np.array([LAST_ROUND]), "layers": data[f"{run}/layers"][:1], "to_global": values[None]}
-        drawings += drawings_of(replace(panel, title=label, limits=(0, 1.02)), arrays)
+        runs = {"": [{"layers": data[f"{run}/layers"][:1], "to_global": values[None]}]}
+        how: dict[str, Any] = {"reduce": over(1), "names": "layers", "spread": {"to_global": 1}, "ylim": (0, 1.02)}
+        drawings += curve_panels(runs, {"to_global": "CKA"}, title=label, xlabel="layer", **how)
     return laid_out(drawings)
 
 
@@ -280,9 +279,7 @@ def names_of_layers(data: Data, run: str) -> list[str]:
 def clients(data: Data) -> Figure:
     """FedLC, Figure 2: label counts and accuracy of each class, of four clients of the first seed."""
     arrays = {name: data[f"0.1/FedAvg/{name}"][:1] for name in ("label_counts", "before", "after")}
-    titles = np.array([[f"client {k}" for k in range(arrays["before"].shape[1])]])
-    picture = next(one for one in PER_CLASS.pictures if one.name == "per_class/clients")
-    return figure_of(picture, {**arrays, "client_titles": titles, "rounds": np.array([LAST_ROUND])})
+    return laid_out([of_client(arrays, k, f"client {k}") for k in range(min(4, arrays["before"].shape[1]))])
 
 
 def aggregation(data: Data) -> Figure:
