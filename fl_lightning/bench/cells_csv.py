@@ -5,67 +5,55 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
-from fl_lightning.bench.fragments import of_result
+from fl_lightning.bench.fragments import Fragment, of_result
 from fl_lightning.bench.results import CellResult, CellState, waiting
-from fl_lightning.bench.suite import Cell, Suite
+from fl_lightning.bench.suite import Cell, Labels, Suite
 from fl_lightning.errors import LONGEST_VALUE, UsageError, clipped, require, text_of
 
-Parsed = TypeVar("Parsed")
-# the columns beside the labels; ``value`` is for the reader, it is the last of ``values``
+# the columns beside the labels; ``value``, the last of ``values``, is for the reader
 FIRST = ("cell", "seed", "digest", "state", "reason", "value", "seconds", "scale", "machine", "plan", "run_dir")
-LAST = ("values", "metrics", "config", "code")
+LAST = ("values", "metrics", "config", "code", "warnings")
 # columns that files of former versions lack
-ADDED_COLUMNS = {"code"}
-# what a spreadsheet takes for the begin of a formula, or strips before it looks for one
+ADDED_COLUMNS = {"code", "warnings"}
+# the begin of a formula for a spreadsheet, or characters that it strips before it looks for one
 FORMULA = re.compile(r"'*[=+@\t\r\n-]")
 
 
-def number_in(text: str) -> float:
-    """The number that a text is; nan, which is in no range, where it is none."""
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")
+@dataclass(frozen=True)
+class StoredLine:
+    """One line of a file of cells.
 
+    Args:
+        labels: label on each axis.
+        seed: the seed.
+        config: the config, without paths.
+        result: the result.
+    """
 
-def is_number(value: Any) -> bool:
-    """Whether a value is a number that a float can be; nan and infinities are, as of a run that diverged."""
-    return type(value) is float or (type(value) is int and abs(value) < 2**1000)
-
-
-# what a column holds, as far as it is a text or a number, and the remedy
-COLUMN_CHECKS: dict[str, tuple[Callable[[str], object], str]] = {
-    "state": (lambda text: text in get_args(CellState), f"give one of {', '.join(get_args(CellState))}"),
-    "digest": (re.compile("[0-9a-f]{8,}").fullmatch, "give 8 or more hexadecimal digits"),
-    "scale": (lambda text: 0 < number_in(text) <= 1, "give a share above 0, up to 1"),
-    "seconds": (lambda text: not text or 0 <= number_in(text) < 1e9, "give the seconds of a round, or nothing"),
-}
-# what the entries of a column of JSON are, and the remedy
-ENTRY_CHECKS: dict[str, tuple[Callable[[str, Any], bool], str]] = {
-    "values": (
-        lambda round_, value: re.fullmatch("0|[1-9][0-9]{0,8}", round_) is not None and is_number(value),
-        "give a number for each round, which are 0 to 999999999",
-    ),
-    "metrics": (lambda tag, value: is_number(value), "give a number for each metric"),
-    "code": (lambda module, digest: isinstance(digest, str), "give the digest of each module, or nothing"),
-}
+    labels: Labels
+    seed: int
+    config: Fragment
+    result: CellResult
 
 
 def cells_csv(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> str:
-    """One line a cell: its labels, what has become of it, its numbers by round, and its config as JSON.
+    """One line a cell: its labels, its state, its numbers by round, and its config as JSON.
 
     Args:
         suite: the suite.
         cells: the cells.
         results: results by the digest of the cell; a cell without one waits.
     """
-    columns = ["cell", *map(column, suite.axes), *FIRST[1:], *LAST]
+    warned = any(results[cell.digest].warnings for cell in cells if cell.digest in results)
+    columns = ["cell", *map(column, suite.axes), *FIRST[1:], *(LAST if warned else LAST[:-1])]
     return in_columns(columns, (_cell_line(cell, results.get(cell.digest, waiting(cell))) for cell in cells))
 
 
@@ -116,6 +104,7 @@ def _cell_line(cell: Cell, result: CellResult) -> dict[str, Any]:
         "metrics": json.dumps(dict(result.metrics)),
         "config": json.dumps(of_result(cell.config), default=str),
         "code": "" if result.code is None else json.dumps(dict(result.code)),
+        "warnings": json.dumps(list(result.warnings)) if result.warnings else "",
     }
 
 
@@ -129,7 +118,7 @@ def read_cells(path: str | Path, axes: Collection[str] = ()) -> dict[str, CellRe
     Raises:
         UsageError: it cannot be read, is no such file or of other axes, or a line holds what bench does not write.
     """
-    return {result.digest: result for result in parsed_cells(Path(path), result_in, axes)}
+    return {line.result.digest: line.result for line in stored_lines(Path(path), axes)}
 
 
 def stored_cells(path: str | Path, suite: Suite) -> list[Cell]:
@@ -142,99 +131,110 @@ def stored_cells(path: str | Path, suite: Suite) -> list[Cell]:
     Raises:
         UsageError: the file cannot be read, is no such file, or is of a suite with other axes or labels.
     """
-
-    def cell_in(line: Mapping[str, str]) -> Cell:
-        labels = {axis: line[column(axis)] for axis in suite.axes}
-        for axis, label in labels.items():
+    lines = list(stored_lines(Path(path), suite.axes))
+    for line in lines:
+        for axis, label in line.labels.items():
             hint = f"{suite.path.name} has no label {label} on this axis; give a suite that has it"
-            require(label in suite.axes[axis], axis, label, hint)
-        return Cell(labels, seed_of(line), (mapping_of(line, "config"),), result_in(line).scale)
-
-    return list(parsed_cells(Path(path), cell_in, suite.axes))
+            require(label in suite.axes[axis], f"{path}: {axis}", label, hint)
+    return [Cell(line.labels, line.seed, (line.config,), line.result.scale) for line in lines]
 
 
-def result_in(line: Mapping[str, str]) -> CellResult:
-    """The result of one line.
+def finished_cells(path: Path, suite: Suite, cells: Sequence[Cell]) -> dict[str, CellResult]:
+    """The finished results of a file, by digest, for ``--load``.
+
+    Args:
+        path: the file.
+        suite: the suite.
+        cells: its cells; a line that has the digest of one must have its labels, seed and metric.
 
     Raises:
-        UsageError: a column holds what bench does not write there; names the column and the value.
+        UsageError: a line says otherwise, or none of the finished ones is of these cells.
     """
-    for name, (fits, hint) in COLUMN_CHECKS.items():
-        require(bool(fits(line[name])), name, line[name], hint)
-    seed_of(line)
-    held: dict[str, Any] = {name: mapping_of(line, name) for name in ("values", "metrics", "config")}
-    held["code"] = mapping_of(line, "code") if line.get("code") else None
-    for name, (good, hint) in ENTRY_CHECKS.items():
-        for key, value in (held[name] or {}).items():
-            require(good(key, value), name, {key: value}, hint)
-    done_with_none = line["state"] == "done" and not held["values"]
-    require(not done_with_none, "values", line["values"], "give a finished cell one round or more")
-    return CellResult(
-        **{key: line[key] for key in ("cell", "digest", "reason", "plan", "machine", "run_dir")},
-        state=line["state"],  # type: ignore[arg-type]
-        values={int(round_): float(value) for round_, value in held["values"].items()},
-        seconds=float(line["seconds"]) if line["seconds"] else None,
-        metrics=held["metrics"],
-        scale=float(line["scale"]),
-        code=held["code"],
-    )
+    own, done = dict[str, list[Cell]](), dict[str, CellResult]()
+    for cell in cells:
+        own.setdefault(cell.digest, []).append(cell)
+    for line in stored_lines(path, suite.axes):
+        result, alike = line.result, own.get(line.result.digest, [])
+        where, names = f"{path}: {clipped(result.cell, LONGEST_VALUE)}", [cell.name for cell in alike]
+        # cells with different labels may have one config
+        same = not alike or any((cell.labels, cell.seed) == (line.labels, line.seed) for cell in alike)
+        require(same, where, result.digest, f"is the digest of {' or '.join(names)}; give the file as it was written")
+        if result.state == "done":
+            last = result.values[max(result.values)]
+            logged = result.metrics.get(suite.metric, last)
+            hint = f"its last value is {last}; give the file as it was written"
+            require(not alike or equal(logged, last), f"{where}: {suite.metric}", logged, hint)
+            done[result.digest] = result
+    hint = f"none of its {len(done)} finished cells is one of this suite with this --scale, --seeds and --config; "
+    hint += "leave the file out, or give those that it was made with"
+    require(not own.keys().isdisjoint(done), "--load", str(path), hint)
+    return done
 
 
-def seed_of(line: Mapping[str, str]) -> int:
-    """The seed of one line."""
-    require(re.fullmatch("-?[0-9]{1,18}", line["seed"]) is not None, "seed", line["seed"], "give an integer")
-    return int(line["seed"])
-
-
-def mapping_of(line: Mapping[str, str], name: str) -> dict[str, Any]:
-    """The JSON object in a column."""
-    try:
-        value = json.loads(line[name])
-    except (ValueError, RecursionError):
-        value = None
-    require(isinstance(value, dict), name, line[name], "give a JSON object, as bench writes it")
-    return value
-
-
-def parsed_cells(
-    path: Path, parse: Callable[[Mapping[str, str]], Parsed], axes: Collection[str] = ()
-) -> Iterator[Parsed]:
-    """What ``parse`` makes of each line of a file of cells.
+def stored_lines(path: Path, axes: Collection[str] = ()) -> Iterator[StoredLine]:
+    """The lines of a file of cells.
 
     Raises:
-        UsageError: it cannot be read, is no such file, has other axes, or ``parse`` refuses a line; names the line.
+        UsageError: it cannot be read, is no such file, has other axes, or a line is not as bench writes it.
     """
     before = csv.field_size_limit(sys.maxsize)  # the values of many rounds are one field
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            lines = csv.reader(file)
-            columns = [alive(name) for name in next(lines, [])]
-            for name in (*FIRST, *LAST, *map(column, axes)):
-                if columns.count(name) != 1 and name not in ADDED_COLUMNS - {*columns}:
+            rows = csv.reader(file)
+            columns = [alive(name) for name in next(rows, [])]
+            for name in {*FIRST, *LAST, *map(column, axes)} - ADDED_COLUMNS:
+                if columns.count(name) != 1:
                     raise ValueError(f"its header has the column {name} {columns.count(name)} times")
-            first: dict[str, Mapping[str, str]] = {}
-            for fields in filter(None, lines):
-                if len(fields) != len(columns):
-                    raise ValueError(f"line {lines.line_num} has {len(fields)} fields of {len(columns)}")
-                line = dict(zip(columns, map(alive, fields), strict=True))
-                where = f"{path}: line {lines.line_num}, {clipped(line['cell'], LONGEST_VALUE)}"
+            first: dict[str, CellResult] = {}
+            for fields in filter(None, rows):
                 try:
-                    made = parse(line)
-                except UsageError as error:
-                    raise UsageError(f"{where}: {error}") from error
-                other = first.setdefault(line["digest"], line)
-                # cells with different labels may have one config, and then they have one result
-                twice = other is not line and other["cell"] == line["cell"]
-                unlike = any(other[name] != line[name] for name in ("state", "values"))
-                if twice or unlike:
-                    hint = "another line has this digest, too; keep the one that holds"
-                    raise UsageError(f"{where}: digest={line['digest']!r}: {hint}")
-                yield made
+                    line = line_of(dict(zip(columns, map(alive, fields), strict=True)))
+                    result = line.result
+                    other = first.setdefault(result.digest, result)
+                    # cells with different labels may have one config, and then they have one result
+                    if other is not result:
+                        same = other.state == result.state and str(other.values) == str(result.values)
+                        if other.cell == result.cell or not same:
+                            raise ValueError(f"another line has the digest {result.digest}, too")
+                except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+                    raise ValueError(f"line {rows.line_num}: {text_of(error)}") from error
+                yield line
             if not first:
                 raise ValueError("it has no cells")
-    except UsageError:
-        raise
     except (OSError, ValueError, csv.Error) as error:
         raise UsageError(f"{path}: is no file of cells: {text_of(error)}; give one that bench has written") from error
     finally:
         csv.field_size_limit(before)  # it is the whole process's
+
+
+def line_of(line: Mapping[str, str]) -> StoredLine:
+    """One line of a file of cells, from its columns.
+
+    Raises:
+        ValueError: it is not as bench writes it.
+    """
+    values = {int(round_): float(value) for round_, value in json.loads(line["values"]).items()}
+    last = values[max(values)] if values else None
+    shown = float(line["value"]) if line["value"] else None
+    if line["state"] not in get_args(CellState) or (line["state"] == "done" and not values):
+        raise ValueError(f"state={clipped(line['state'], LONGEST_VALUE)!r}: has {len(values)} rounds")
+    if (last is None) != (shown is None) or not equal(shown, last):
+        raise ValueError(f"value={shown}: the last of its rounds has {last}")
+    result = CellResult(
+        **{key: line[key] for key in ("cell", "digest", "reason", "plan", "machine", "run_dir")},
+        state=line["state"],  # type: ignore[arg-type]
+        values=values,
+        seconds=float(line["seconds"]) if line["seconds"] else None,
+        metrics=dict(json.loads(line["metrics"])),
+        scale=float(line["scale"]),
+        code=dict(json.loads(line["code"])) if line.get("code") else None,
+        warnings=tuple(json.loads(line["warnings"])) if line.get("warnings") else (),
+    )
+    axes = {column(name): name for name in (*FIRST, *LAST)}
+    labels = {axes.get(key, key): text for key, text in line.items() if key not in (*FIRST, *LAST)}
+    return StoredLine(labels, int(line["seed"]), dict(json.loads(line["config"])), result)
+
+
+def equal(one: float | None, other: float | None) -> bool:
+    """Whether two numbers are equal, or both nan."""
+    return one == other or (one is not None and other is not None and math.isnan(one) and math.isnan(other))

@@ -1,49 +1,45 @@
-"""Drives the runner processes: each takes cells from the study's queue until all of them are done."""
+"""Drives the runners: each claims cells of the studies until all of them are done."""
 
 from __future__ import annotations
 
 import math
-import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
-from optuna.study import Study
+import optuna
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from fl_lightning.bench.process import Interrupt, Runner
 from fl_lightning.bench.results import CellResult
+from fl_lightning.bench.runner import Interrupt, RoundReport, Runner
 from fl_lightning.bench.study import (
     CellStudy,
     Database,
-    QueueEmpty,
-    digest_of,
-    enqueue_missing,
-    fail_dead,
-    is_running,
-    open_study,
-    repeats,
+    NothingToClaim,
+    about,
+    attributes_of,
+    by_digest,
+    create_study,
+    decisive,
     results_of,
-    running,
 )
 from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.errors import printable
 from fl_lightning.records.summary import told
 
-# seconds between two looks at an empty queue while other processes run cells
-QUEUE_POLL = 2.0
-# seconds between two values of a cell that goes on which the study is told, for its charts
+# seconds between two looks at a study all of whose cells are done or run elsewhere
+POLL = 2.0
+# seconds between two rounds of a running cell that its trial is told, for the study's charts
 PACE = 1.0
 # the signals after which the program goes on later: SLURM sends the last one before the end of a job
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+Wanted = Callable[[Mapping[str, CellResult]], Sequence[Cell]]
 
 
 class Failed(Exception):
@@ -54,49 +50,40 @@ class Dropped(Exception):
     """Another process has taken a trial over."""
 
 
-class Repetition(TrialPruned):
-    """A trial repeats another one."""
-
-
 class Driver:
-    """Runs the cells of a suite, in several runner processes side by side.
+    """Runs the missing cells of studies, several side by side.
 
     Args:
-        suite: the suite.
-        cells: those of its cells that are run.
-        database: the connection to it.
+        open_studies: opens the studies, once for each job.
+        metric: the metric of the cells.
         output: folder of all runs.
-        jobs: number of runner processes.
+        jobs: number of cells that run side by side.
         say: takes the lines that say what has been done.
         runner: makes the runner of a job, by its number.
-        wanted: says which of the cells are to be run by now, from what there is of all of them; by default all.
         hours: after which no cell is begun any more.
 
     Attributes:
         caught: the signal that has stopped it; None without one.
-        error: what a job has failed with, such as a database that is not there any more; None without one.
+        error: the error that has ended a job, such as that of a database that is gone; None without one.
         late: whether the hours have been spent before all was done.
     """
 
     def __init__(
         self,
-        suite: Suite,
-        cells: Sequence[Cell],
-        database: Database,
+        open_studies: Callable[[], Sequence[CellStudy]],
+        metric: str,
         output: Path,
         jobs: int = 1,
         say: Callable[[str], object] = print,
         runner: Callable[[int], Any] = Runner,
-        wanted: Callable[[Mapping[str, CellResult]], Sequence[Cell]] | None = None,
         hours: float = math.inf,
     ) -> None:
-        self.wanted, self.late, self._end = wanted, False, time.monotonic() + 3600 * hours
-        self.suite, self.cells, self.database, self.output, self.say = suite, cells, database, output, say
-        self.metric, self.by_digest = suite.metric, {cell.digest: cell for cell in cells}
+        self.open_studies, self.metric, self.output, self.say = open_studies, metric, output, say
         self.runners = [runner(job) for job in range(jobs)]
         self.caught: signal.Signals | None = None
         self.error: BaseException | None = None
-        self._stop, self._lock, self._waits = threading.Event(), threading.Lock(), False
+        self.late, self._end = False, time.monotonic() + 3600 * hours
+        self._stop, self._waits, self._warned = threading.Event(), False, set[str]()
 
     def run(self) -> None:
         """Run all cells that are not done."""
@@ -129,82 +116,58 @@ class Driver:
                 runner.kill()
 
     def _job(self, runner: Any) -> None:
-        """Work with one runner until nothing is left to do."""
+        """Run cells with one runner until none is left."""
         try:
-            self._work(runner)
+            studies = self.open_studies()
+            while not self._stop.is_set():
+                study = next((study for study in studies if study.has_work()), None)
+                if study is not None and time.monotonic() >= self._end:
+                    self.late = True
+                    return
+                if study is not None:
+                    self._run_next(study, runner)
+                elif elsewhere := sum(study.running() for study in studies):
+                    if not self._waits:
+                        self._waits = True
+                        self.say(f"no cell is left; still running, here or in other processes: {elsewhere}")
+                    self._stop.wait(POLL)
+                else:
+                    return
         except Exception as error:
             self.error = self.error or error
             self.stop()
-        finally:
-            runner.close()
 
-    def _work(self, runner: Any) -> None:
-        """Take trials from the queues until all are done."""
-        studies = self._open_studies()
-        while not self._stop.is_set():
-            study = next(filter(self._has_work, studies), None)
-            if study is not None and time.monotonic() >= self._end:
-                self.late = True
-                return
-            if study is not None:
-                with suppress(QueueEmpty, Interrupt, Dropped):
-                    trial = run_next(study, partial(self._objective, study, runner))
-                    if digest_of(trial) is not None:
-                        self.say(self._outcome(study, trial))
-                continue
-            elsewhere = sum(digest_of(trial) in study.digests for study in studies for trial in running(study))
-            if not elsewhere:
-                return
-            with self._lock:
-                if not self._waits:
-                    self.say(f"the queue is empty; still running, here or in other processes: {elsewhere}")
-                self._waits = True
-            self._stop.wait(QUEUE_POLL)
+    def _run_next(self, study: CellStudy, runner: Any) -> None:
+        """Claim a cell and run it."""
+        lost: list[Dropped] = []
 
-    def _has_work(self, study: CellStudy) -> bool:
-        """Whether a trial is in the queue, after those were queued that nobody has begun or that were interrupted."""
-        fail_dead(study)
-        with self._lock:
-            return bool(study.queued()) or self._enqueue(study)
+        def run(trial: Trial, cell: Cell, report: RoundReport) -> dict[str, Any]:
+            try:
+                return self._run_cell(study, runner, trial, cell, report)
+            except Dropped as dropped:
+                lost.append(dropped)
+                raise
 
-    # ------------------------------------------------------------------ what is run, here the cells of a suite
-    def _open_studies(self) -> list[CellStudy]:
-        return [open_study(self.suite, self.database, self.cells)]
+        def objective(trial: Trial) -> float:
+            numbers.append(trial.number)
+            return study.objective(trial, run)
 
-    def _enqueue(self, study: CellStudy) -> bool:
-        """Queue what is missing; returns whether anything is."""
-        cells = self.cells if self.wanted is None else self.wanted(results_of(study, self.cells))
-        return enqueue_missing(study, cells) > 0
+        numbers: list[int] = []
+        try:
+            # within optimize there is a heartbeat
+            study.optimize(objective, n_trials=1, catch=(Failed,))
+        except (NothingToClaim, Interrupt):
+            return  # nothing says that an interrupted trial failed, so that it is claimed again
+        except (ValueError, UpdateFinishedTrialError):
+            if lost:
+                return  # optuna cannot end a trial that is not running any more
+            raise
+        (ended,) = [trial for trial in study.get_trials(deepcopy=False) if trial.number == numbers[0]]
+        self.say(study.outcome(ended))
 
-    def _objective(self, study: CellStudy, runner: Any, trial: Trial) -> float:
-        """Run a trial and return its value."""
-        drop_repetition(study, trial)
-        report = Reporter(trial)
-        result = self._run_cell(study, runner, trial, self.by_digest[trial.user_attrs["digest"]], report)
-        drop_repetition(study, trial)
-        trial.set_user_attr("result", result)  # one value: each is a transaction
-        last, value = last_value(result)
-        report.tell(last, value)
-        return value
-
-    def _outcome(self, study: CellStudy, trial: FrozenTrial) -> str:
-        """The line about a trial that has ended."""
-        results = results_of(study, self.cells)
-        cells = self.cells if self.wanted is None else self.wanted(results)
-        digests = {cell.digest for cell in cells}
-        done = sum(results[digest].state == "done" for digest in digests)
-        outcome = f"failed: {trial.user_attrs.get('reason')}"
-        if trial.state == TrialState.COMPLETE and trial.duration is not None:
-            value = told(self.suite.metric, trial.values[0])
-            outcome = f"{self.suite.metric} {value}, {trial.duration.total_seconds():.1f} s"
-        name = self.by_digest[trial.user_attrs["digest"]].name
-        return f"{name}: {outcome} ({done} of {len(digests)} done{' so far' * (self.wanted is not None)})"
-
-    def _run_cell(
-        self, study: CellStudy, runner: Any, trial: Trial, cell: Cell, report: Callable[[int, float], bool | None]
-    ) -> dict[str, Any]:
-        """Run a cell for a trial; returns what it tells of itself."""
-        message = {
+    def _run_cell(self, study: CellStudy, runner: Any, trial: Trial, cell: Cell, report: RoundReport) -> dict[str, Any]:
+        """Run a cell for a trial and return its result."""
+        task = {
             "name": cell.name,
             "fragments": cell.fragments,
             "folder": cell.folder,
@@ -212,82 +175,93 @@ class Driver:
             "log": str(self.output / "logs" / f"{cell.folder}.log"),
             "metric": self.metric,
         }
-        answer = runner.run(message, report)
-        if not is_running(study, trial.number):
+        answer = runner.run(task, report)
+        if not study.is_running(trial.number):
             self.say(f"{cell.name}: this process was silent, and another one has taken the cell")
             raise Dropped
         if "failed" in answer:
             trial.set_user_attr("reason", printable(answer["failed"]))
             raise Failed
-        return answer["done"]
+        result: dict[str, Any] = answer["done"]
+        for warning in result.get("warnings", ()):
+            if warning not in self._warned:
+                self._warned.add(warning)
+                self.say(f"{cell.name}: warning: {warning}")
+        return result
+
+
+class SuiteStudy(CellStudy):
+    """The study of a suite.
+
+    Args:
+        suite: the suite.
+        database: the connection.
+        cells: the cells to run; the study may hold others, such as those of another scale.
+        wanted: chooses the cells to run by now, from the results of all of them; by default all.
+    """
+
+    def __init__(self, suite: Suite, database: Database, cells: Sequence[Cell], wanted: Wanted | None = None) -> None:
+        # a sampler that looks at the other trials has no use here
+        super().__init__(suite.name, database, sampler=optuna.samplers.RandomSampler(seed=0))
+        self.suite, self.cells, self.wanted = suite, cells, wanted
+        self.names = {cell.digest: cell for cell in cells}
+
+    def _wanted(self) -> Sequence[Cell]:
+        return self.cells if self.wanted is None else self.wanted(results_of(self, self.cells))
+
+    def missing(self) -> Any:
+        """The attributes of the cells to begin."""
+        alike = {cell.digest: cell for cell in self._wanted()}
+        trials_of = by_digest(self, alike)
+        return ((attributes_of(alike[digest]), {}) for digest, trials in trials_of.items() if decisive(trials) is None)
+
+    def running(self) -> int:
+        """How many cells are running."""
+        return sum(result.state == "running" for result in results_of(self, self.cells).values())
+
+    def objective(self, trial: Trial, run: Any) -> float:
+        """The last value of the cell's metric."""
+        last_told, rounds = time.monotonic(), set[int]()
+
+        def report(round_: int, value: float) -> None:
+            nonlocal last_told
+            if round_ not in rounds and time.monotonic() > last_told + PACE:
+                rounds.add(round_)
+                with suppress(UpdateFinishedTrialError):
+                    trial.report(value, round_)
+                last_told = time.monotonic()
+
+        result = run(trial, self.names[trial.user_attrs["digest"]], report)
+        trial.set_user_attr("result", result)  # one value: each is a transaction
+        last, value = last_value(result)
+        if last not in rounds:
+            trial.report(value, last)
+        return value
+
+    def outcome(self, trial: FrozenTrial) -> str:
+        """A line about a cell that has ended."""
+        results = results_of(self, self.cells)
+        digests = {cell.digest for cell in self._wanted()}
+        done = sum(results[digest].state == "done" for digest in digests)
+        text = f"failed: {trial.user_attrs.get('reason')}"
+        if trial.state == TrialState.COMPLETE and trial.duration is not None:
+            value = told(self.suite.metric, trial.values[0])
+            text = f"{self.suite.metric} {value}, {trial.duration.total_seconds():.1f} s"
+        name = self.names[trial.user_attrs["digest"]].name
+        return f"{name}: {text} ({done} of {len(digests)} done{' so far' * (self.wanted is not None)})"
+
+
+def open_study(
+    suite: Suite, database: Database, cells: Sequence[Cell] = (), wanted: Wanted | None = None
+) -> SuiteStudy:
+    """The study of a suite, created where there is none; see :class:`SuiteStudy`."""
+    create_study(suite.name, suite.minimize, database)
+    study = SuiteStudy(suite, database, cells, wanted)
+    for key, value in about(suite).items():
+        study.set_user_attr(key, value)
+    return study
 
 
 def last_value(result: Mapping[str, Any]) -> tuple[int, float]:
-    """The last round of what a cell tells of itself, and its metric; in JSON, rounds are texts."""
-    values = {int(round_): float(value) for round_, value in result["values"].items()}
-    return max(values.items())
-
-
-def run_next(study: Study, objective: Callable[[Trial], float]) -> FrozenTrial:
-    """Run the next trial of a study's queue; returns it as it has ended.
-
-    Raises:
-        QueueEmpty: another process has taken the last one.
-        Interrupt: the job was told to stop; nothing says that the trial failed, so it is queued again.
-        Dropped: the trial is not ours to finish.
-    """
-    numbers: list[int] = []
-    own: list[ValueError] = []
-
-    def begun(trial: Trial) -> float:
-        numbers.append(trial.number)
-        trial.set_user_attr("process", f"{os.getpid()} on {socket.gethostname()}")
-        try:
-            return objective(trial)
-        except ValueError as error:
-            own.append(error)
-            raise
-
-    try:
-        # within optimize there is a heartbeat
-        study.optimize(begun, n_trials=1, catch=(Failed,))
-    except (ValueError, UpdateFinishedTrialError) as error:
-        # a trial that is not running any more takes no value
-        if not numbers or error in own or is_running(study, numbers[0]):
-            raise
-        raise Dropped from error
-    return next(trial for trial in study.get_trials(deepcopy=False) if trial.number == numbers[0])
-
-
-def drop_repetition(study: Study, trial: Trial, error: type[Exception] = Repetition) -> None:
-    """Give up a trial whose cell is done, or is run by another one, by raising ``error``."""
-    other = repeats(study, trial.number, trial.user_attrs["digest"])
-    if other is not None:
-        trial.set_user_attr("repeats", other)
-        raise error
-
-
-class Reporter:
-    """Tells a trial the metric of its rounds, not more often than takes no noticeable time.
-
-    Args:
-        trial: the trial.
-    """
-
-    def __init__(self, trial: Trial) -> None:
-        self.trial = trial
-        self._told: set[int] = set()
-        self._last = time.monotonic()
-
-    def __call__(self, round_: int, value: float) -> None:
-        """Tell it of a round, unless it has just been told of another."""
-        if time.monotonic() > self._last + PACE:
-            self.tell(round_, value)
-
-    def tell(self, round_: int, value: float) -> None:
-        """Tell it of a round; not twice, as where a run resumes."""
-        if round_ not in self._told:
-            self._told.add(round_)
-            self._last = time.monotonic()
-            with suppress(UpdateFinishedTrialError):
-                self.trial.report(value, round_)
+    """The last round of a cell's result, and its metric."""
+    return max(result["values"].items())

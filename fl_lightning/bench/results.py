@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fl_lightning.bench.suite import Cell
+from fl_lightning.errors import printable
 from fl_lightning.sources import digest_now, is_own_module
 
 CellState = Literal["waiting", "running", "done", "failed"]
@@ -29,6 +30,7 @@ class CellResult:
         run_dir: folder of its run.
         scale: share of the work that was done.
         code: a digest of each of the user's modules that it was run with; None where nobody knows.
+        warnings: the warnings of the run.
         note: what a table says of it.
     """
 
@@ -44,6 +46,7 @@ class CellResult:
     run_dir: str = ""
     scale: float = 1.0
     code: Mapping[str, str] | None = None
+    warnings: Sequence[str] = ()
     note: str = ""
 
 
@@ -64,7 +67,7 @@ def changed_code(results: Mapping[str, CellResult]) -> dict[str, list[str]]:
 
 
 def with_notes(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> dict[str, CellResult]:
-    """Results with a note on those that may not be of the present code."""
+    """Results with a note on those that may not be of the present code, or whose run has warned."""
     notes = {digest: f"run with another version of {', '.join(m)}" for digest, m in changed_code(results).items()}
     for cell in cells:
         result = results.get(cell.digest)
@@ -73,7 +76,10 @@ def with_notes(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> dict
             unknown = [top for top in sorted(modules) if is_own_module(top)]
             if unknown:
                 notes[cell.digest] = f"run with an unknown version of {', '.join(unknown)}"
-    return {digest: replace(result, note=notes.get(digest, "")) for digest, result in results.items()}
+    return {
+        digest: replace(result, note="; ".join(filter(None, [notes.get(digest), *map(printable, result.warnings)])))
+        for digest, result in results.items()
+    }
 
 
 def class_paths(value: Any) -> Iterator[str]:

@@ -1,11 +1,16 @@
-"""The loop of a runner process: it runs one cell after another, and tells what becomes of each."""
+"""Runs cells in processes of their own, which are forked from one that has imported torch.
+
+The driver and the process of a cell talk through a pipe. The process sends each round and at last its answer; the
+driver sends ``stop``, which ends the run after its present round as a success, or ``interrupt``, which ends it as
+Ctrl-C ends a fit.
+"""
 
 from __future__ import annotations
 
 import gc
-import json
+import multiprocessing
+import multiprocessing.connection
 import os
-import queue
 import signal
 import socket
 import sys
@@ -14,134 +19,230 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from fl_lightning.errors import Stopped, UsageError, clipped, located, text_of
 from fl_lightning.records.temporary import lock
 
-RoundReport = Callable[[int, float], bool]
-RunCell = Callable[[Mapping[str, Any], RoundReport], dict[str, Any]]
+Task = Mapping[str, Any]
+Answer = dict[str, Any]
+RoundReport = Callable[[int, float], bool | None]
+# how often a cell is begun whose process dies
+ATTEMPTS = 3
+# seconds that a process has to end after its answer
+LEAVE = 30.0
 # seconds between two attempts to lock the folder of a run
 LOCK_POLL = 0.5
+# the environment variables by which torchrun describes a worker
+WORKERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
+# the module whose functions the processes call
+PROGRAM = "fl_lightning.cli.cells"
+START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+_STARTING = threading.Lock()
 
 
-def serve(run: RunCell, clean: Callable[[], object] = gc.collect) -> None:
-    """Run the cells that arrive on stdin, until it is closed.
+class Interrupt(Exception):
+    """The runner was told to end before its cell was done."""
 
-    A cell has its ``name``, the ``fragments`` of its config, the ``output`` folder of all runs, the ``folder`` of its
-    own, its ``log`` file and the suite's ``metric``. What a run prints goes into that file.
+
+class Runner:
+    """Runs one cell after another, each in a new process.
 
     Args:
-        run: runs a cell and returns what it tells of itself. It reports each round with its metric; the answer is
-            whether the run is to end.
-        clean: frees what the cell has left, once its outcome is told.
-    """
-    # a shell that starts the driver in the background lets it ignore this signal, which ends a fit
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    driver = DriverLine()
-    with suppress(KeyboardInterrupt):
-        answer: dict[str, Any] = {}
-        while "stopped" not in answer:
-            cell = driver.cells.get()
-            driver.send({"begun": cell["name"]})
-            answer = outcome(run, cell, driver)
-            driver.send(answer)
-            try:
-                clean()
-            except Exception as error:  # as on a GPU that a failed run has left unusable
-                print(f"the process that runs cells ends, and the next begins another: {error}", file=sys.stderr)
-                return
-
-
-class DriverLine:
-    """The line to the driver: stdin and stdout, which the runs themselves do not see.
-
-    Attributes:
-        cells: what arrives.
-        stop: whether the present run is to end.
+        job: number among the runners that work side by side, which chooses the GPU.
+        program: the module that has ``run_cell`` and ``check_configs``.
     """
 
-    def __init__(self) -> None:
-        self.cells: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self.stop = threading.Event()
-        self._requests = os.fdopen(os.dup(0))
-        self._answers = os.fdopen(os.dup(1), "w")
-        with open(os.devnull) as nothing:
-            os.dup2(nothing.fileno(), 0)
-        os.dup2(2, 1)
-        threading.Thread(target=self._listen, daemon=True).start()
+    def __init__(self, job: int = 0, program: str = PROGRAM) -> None:
+        self.job, self.program, self.interrupted = job, program, False
+        self._process: Any = None
+        self._pipe: multiprocessing.connection.Connection | None = None
 
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message to the driver, or end the process where there is none any more."""
+    def run(self, cell: Task, on_round: RoundReport) -> Answer:
+        """Run a cell and return ``{"done": ...}`` or ``{"failed": reason}``.
+
+        Args:
+            cell: its ``name``, the ``fragments`` of its config, the ``output`` folder of all runs, the ``folder`` of
+                its own, its ``log`` file and the suite's ``metric``.
+            on_round: takes a round and its metric; true ends the run after this round or the next.
+
+        Raises:
+            Interrupt: :meth:`interrupt` was called.
+        """
+        return self._call("run_cell", cell, on_round)
+
+    def check(self, metric: str, configs: Mapping[str, Any]) -> dict[str, str]:
+        """Build the objects of some configs without running them; returns what is wrong, by the names of the configs.
+
+        Args:
+            metric: the metric that the runs must have, as far as that shows.
+            configs: fragments by name.
+        """
+        task = {"metric": metric, "configs": dict(configs), "log": os.devnull}
+        answer = self._call("check_configs", task, lambda *_: None)
+        return answer.get("done", dict.fromkeys(configs, answer.get("failed", "")))
+
+    def interrupt(self) -> None:
+        """Let the run end as a fit ends on a signal."""
+        self.interrupted = True
+        self._send("interrupt")
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.interrupted = True
+        if self._process is not None:
+            with suppress(ValueError):  # it has ended
+                self._process.kill()
+
+    def _call(self, function: str, task: Task, on_round: RoundReport) -> Answer:
+        endings = []
+        for _ in range(ATTEMPTS):
+            answer = {} if self.interrupted else self._once(function, task, on_round)
+            if "done" in answer or "failed" in answer:
+                return answer
+            if self.interrupted:
+                raise Interrupt
+            endings.append(answer["ended"])
+        times = f"{len(endings)} times" if len(set(endings)) == 1 else "each time"
+        return {"failed": f"the process that ran it {endings[-1]}, {times}; see {task['log']}"}
+
+    def _once(self, function: str, task: Task, on_round: RoundReport) -> Answer:
+        """Call a function in a new process; ``ended`` says how one without an answer has ended."""
+        context: Any = multiprocessing.get_context(START)
+        pipe, far_end = context.Pipe()
+        process = context.Process(target=serve, args=(far_end, self.program, function, dict(task), self.job))
+        with _STARTING, environment():
+            multiprocessing.set_forkserver_preload([self.program])
+            process.start()
+        far_end.close()
+        self._process, self._pipe = process, pipe
+        if self.interrupted:  # while it was started
+            self._send("interrupt")
+        answer: Answer = {}
         try:
-            self._answers.write(json.dumps(message) + "\n")
-            self._answers.flush()
-        except BrokenPipeError:
-            os._exit(1)
+            while not {"done", "failed", "stopped"} & answer.keys():
+                answer = pipe.recv()
+                if "round" in answer and on_round(answer["round"], answer["value"]):
+                    self._send("stop")
+        except (EOFError, ConnectionError):
+            pass  # it has died
+        finally:
+            self._pipe = None
+            pipe.close()  # which ends a process that goes on
+            process.join(LEAVE)
+            process.kill()
+            process.join()
+        return {**answer, "ended": ending(process.exitcode)}
 
-    def report(self, round_: int, value: float) -> bool:
-        """Report a round and its metric; returns whether the run is to end."""
-        self.send({"round": round_, "value": value})
-        return self.stop.is_set()
-
-    def _listen(self) -> None:
-        for line in self._requests:
-            message = json.loads(line)
-            if "run" in message:
-                self.stop.clear()
-                self.cells.put(message["run"])
-            else:
-                self.stop.set()
-        # the driver has ended: nobody waits for this run, whose last checkpoint stands
-        os._exit(0)
-
-
-def outcome(run: RunCell, cell: Mapping[str, Any], driver: DriverLine) -> dict[str, Any]:
-    """Run a cell, and say what became of it; a cell that fails does not end the process."""
-    try:
-        with logging_to(Path(cell["log"])), locked(Path(cell["output"]) / cell["folder"]):
-            try:
-                return {"done": run(cell, driver.report)}
-            except Exception as error:
-                if not isinstance(error, UsageError):
-                    traceback.print_exc()
-                # the text of an error of our own says enough without its type
-                own = type(error).__module__ == UsageError.__module__
-                return {"failed": clipped(text_of(error) if own else located(error))}
-    except (Stopped, KeyboardInterrupt) as stopped:
-        return {"stopped": str(stopped)}
-    except OSError as error:
-        return {"failed": clipped(f"--output: {error}; give a folder that can be written to")}
-    except SystemExit as ended:
-        return {"failed": clipped(f"the run ended the program with status {ended.code or 0}")}
+    def _send(self, message: str) -> None:
+        if self._pipe is not None:
+            with suppress(OSError):  # it has ended
+                self._pipe.send(message)
 
 
 @contextmanager
-def logging_to(path: Path) -> Iterator[None]:
-    """Write what the block prints, in whatever language, to the end of a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    before = os.dup(1), os.dup(2)
-    with path.open("a") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+def environment() -> Iterator[None]:
+    """Let processes that the block starts find this package, and be no workers of SLURM or torchrun."""
+    before, package = dict(os.environ), str(Path(__file__).parents[2].resolve())
+    # they would run the script of the user who has called the command from Python
+    script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    for key in before:
+        if key.startswith("SLURM_") or key in WORKERS:
+            del os.environ[key]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package, before.get("PYTHONPATH")]))
     try:
         yield
+    finally:
+        sys.modules["__main__"] = script
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def ending(status: int) -> str:
+    """How a process has ended, from its exit status."""
+    if status >= 0:
+        return f"ended with status {status}"
+    often = " (often for lack of memory)" if -status == signal.SIGKILL else ""
+    # most real-time signals have no name
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    return f"was killed by {name}{often}"
+
+
+# ------------------------------------------------------------------ in the process of a cell
+def serve(pipe: Any, program: str, function: str, task: dict[str, Any], job: int) -> None:
+    """Call a function of the program and send its answer; what it prints goes into the file ``task["log"]``."""
+    sys.argv = sys.orig_argv = ["fl-lightning"]
+    if hasattr(os, "setsid"):
+        os.setsid()  # Ctrl-C reaches the driver alone, which tells its runners
+    # a shell that starts the driver in the background lets it ignore this signal, which ends a fit
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    if len(gpus) > 1:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus[job % len(gpus)]
+    stop = threading.Event()
+    threading.Thread(target=listen, args=(pipe, stop), daemon=True).start()
+
+    def report(round_: int, value: float) -> bool:
+        pipe.send({"round": round_, "value": value})
+        return stop.is_set()
+
+    path = Path(task["log"])
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+    except OSError as error:
+        pipe.send({"failed": clipped(f"--output: {error}; give a folder that can be written to")})
+    else:
+        pipe.send(answer_of(program, function, task, report))
+
+
+def listen(pipe: Any, stop: threading.Event) -> None:
+    """Follow what the driver sends, and end the process with the driver: the last checkpoint of the run stands."""
+    with suppress(EOFError, OSError):
+        while True:
+            if pipe.recv() == "stop":
+                stop.set()
+            else:
+                os.kill(os.getpid(), signal.SIGINT)
+    os._exit(0)
+
+
+def answer_of(program: str, function: str, task: Task, report: RoundReport) -> Answer:
+    """Call a function of the program; returns its answer, or why it has failed."""
+    try:
+        call = getattr(import_module(program), function)
+        gc.freeze()  # the imported libraries hold many objects, which each collection would look through
+        return {"done": call(task, report)}
+    except (Stopped, KeyboardInterrupt) as stopped:
+        return {"stopped": str(stopped)}
+    except SystemExit as ended:
+        return {"failed": clipped(f"the run ended the program with status {ended.code or 0}")}
+    except Exception as error:
+        if not isinstance(error, UsageError):
+            traceback.print_exc()
+        return {"failed": reason_of(error)}
     finally:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):  # on a full disk, the log is the least that is lost
                 stream.flush()
-        for number, old in zip((1, 2), before, strict=True):
-            os.dup2(old, number)
-            os.close(old)
+
+
+def reason_of(error: Exception) -> str:
+    """An error on one line; the text of an error of this package says enough without its type."""
+    own = type(error).__module__ == UsageError.__module__
+    return clipped(text_of(error) if own else located(error))
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a run's folder in the block; waits while another process has it.
 
-    A process that was paused, and therefore taken for dead, may come back and go on with its run. It is waited for:
-    what it has done is in the folder.
+    A process that was paused, and therefore taken for dead, may come back and go on with its run.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a+") as file:

@@ -1,19 +1,20 @@
-"""The study of a suite: its cells as trials of Optuna, which any number of processes take from one queue.
+"""The study of a suite: its cells as trials of Optuna, which any number of processes claim.
 
-A cell is known by its digest. One that nobody has run, or that a process left unfinished, is queued again by whoever
-next finds the queue empty; one that failed has a reason, and is queued again when that is asked for.
+A process claims a cell by adding a running trial that has the cell's digest; of several such trials the first holds.
+A trial that failed has a reason. One without a reason was interrupted, or its process has died: it counts for nothing,
+and the cell may be claimed again.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
+import socket
 import sqlite3
 import sys
 import time
 import warnings
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -25,7 +26,7 @@ from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import RDBStorage, fail_stale_trials
 from optuna.study import Study, StudyDirection
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -35,23 +36,21 @@ from fl_lightning.errors import UsageError, clipped, require, text_of
 
 # seconds between two signs of life of a running cell, and those after which it counts as left by a dead process
 HEARTBEAT, GRACE = 20, 90
-# cells that are queued at once
-BATCH = 32
 # seconds for which SQLite waits while another process writes
 PATIENCE = 120
-# ... and after which it is said that this one waits
+# ... and after which a line says that this one waits
 MOMENT = 2.0
 SQLITE = "sqlite:///"
 # the attribute of a trial before which nothing counts of its cell
 ANEW = "anew"
 # what a trial keeps of a result
-KEPT_OF_RESULT = ("values", "seconds", "plan", "metrics", "machine", "run_dir", "code")
-# what a database fails with, such as one that is locked or whose disk is full
+KEPT_OF_RESULT = ("values", "seconds", "plan", "metrics", "machine", "run_dir", "code", "warnings")
+# the errors of a database, such as one that is locked or whose disk is full
 DATABASE_ERRORS = (SQLAlchemyError, StorageInternalError)
 
 
-class QueueEmpty(Exception):
-    """No cell waits."""
+class NothingToClaim(Exception):
+    """Every cell has a trial that stands for it."""
 
 
 class Database(RDBStorage):
@@ -64,49 +63,87 @@ class Database(RDBStorage):
 
 
 class CellStudy(Study):
-    """A study of which only some cells are taken from the queue.
-
-    It may hold cells of another scale, of a suite as it was before an edit, or that ``--only`` leaves out.
+    """A study whose cells any number of processes claim.
 
     Args:
         name: its name.
         database: the connection.
-        digests: those of the cells that are taken.
-        **kwargs: ``sampler`` and ``pruner``, as of Optuna's own.
+        **kwargs: ``sampler`` and ``pruner`` of Optuna's study.
     """
 
-    def __init__(self, name: str, database: Database, digests: Container[str], **kwargs: Any) -> None:
+    def __init__(self, name: str, database: Database, **kwargs: Any) -> None:
         super().__init__(name, database, **kwargs)
-        self.database, self.digests = database, digests
+        self.database, self.id = database, database.get_study_id_from_name(name)
 
-    def queued(self) -> list[FrozenTrial]:
-        """The trials of our own cells that wait."""
-        trials = self.get_trials(deepcopy=False, states=(TrialState.WAITING,))
-        return [trial for trial in trials if digest_of(trial) in self.digests]
+    def missing(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """The attributes and the fixed parameters of the trials to begin, in their order."""
+        raise NotImplementedError
+
+    def objective(self, trial: Trial, run: Any) -> float:
+        """Run a trial by ``run(trial, cell, report)`` and return its value."""
+        raise NotImplementedError
+
+    def outcome(self, trial: FrozenTrial) -> str:
+        """A line about a trial that has ended."""
+        raise NotImplementedError
+
+    def running(self) -> int:
+        """How many of the wanted cells are running, here or in other processes."""
+        raise NotImplementedError
+
+    def has_work(self) -> bool:
+        """Whether a cell can be claimed, once those of dead processes are free again."""
+        fail_stale_trials(self)
+        # one that died between its claim and its first sign of life; the attribute `process` comes after both
+        late = datetime.now() - timedelta(seconds=2 * GRACE)
+        for trial in self.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if "process" not in trial.user_attrs and trial.datetime_start is not None and trial.datetime_start < late:
+                self.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+        return next(self.missing(), None) is not None
 
     def ask(self, fixed_distributions: dict[str, BaseDistribution] | None = None) -> Trial:
-        """Take the next trial from the queue; ``optimize`` asks for it. All distributions are the objective's.
+        """Claim the next cell; ``optimize`` asks for it. All distributions are the objective's.
 
         Raises:
-            QueueEmpty: no trial of ours waits.
+            NothingToClaim: there is none.
         """
-        study = self.database.get_study_id_from_name(self.study_name)
-        for trial in self.queued():
-            number = self.database.get_trial_id_from_study_id_trial_number(study, trial.number)
-            # another process may have taken it meanwhile, or even have finished it
-            with suppress(UpdateFinishedTrialError):
-                if self.database.set_trial_state_values(number, TrialState.RUNNING):
-                    return Trial(self, number)
-        raise QueueEmpty
+        for attributes, parameters in self.missing():
+            fixed = {"fixed_params": parameters} if parameters else {}
+            claim = create_trial(state=TrialState.RUNNING, user_attrs=attributes, system_attrs=fixed)
+            # the database gives numbers one after another, so that of two claims the second sees the first
+            trial_id = self.database.create_new_trial(self.id, claim)
+            self.database.record_heartbeat(trial_id)
+            trial = Trial(self, trial_id)
+            digest = attributes["digest"]
+            holder = decisive(by_digest(self, [digest])[digest])
+            with suppress(UpdateFinishedTrialError):  # of a process that was paused, and counts as dead
+                if holder is not None and holder.number == trial.number:
+                    trial.set_user_attr("process", f"{os.getpid()} on {socket.gethostname()}")
+                    return trial
+                trial.set_user_attr("repeats", None if holder is None else holder.number)
+                self.tell(trial.number, state=TrialState.PRUNED, skip_if_finished=True)
+        raise NothingToClaim
+
+    def is_running(self, number: int) -> bool:
+        """Whether a trial is running; not where its process was silent, and another took it for dead."""
+        trials = self.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        return any(trial.number == number for trial in trials)
+
+    def forget(self, ended: Iterable[Mapping[str, Any]], anew: bool = False) -> None:
+        """Let failed cells be claimed again, given the attributes of their trials; ``anew`` drops results as well."""
+        more = {ANEW: True} if anew else {}
+        for attributes in ended:
+            self.add_trial(create_trial(state=TrialState.FAIL, user_attrs={**attributes, **more}))
 
 
 def cause_of(error: BaseException) -> str:
-    """What a database itself says, in the first of the errors that the layers above it have made of it."""
+    """The first line of the innermost error, which the layers above the database have wrapped."""
     while error.__cause__ is not None:
         error = error.__cause__
     return clipped(text_of(error).strip().partition("\n")[0])
 
 
+# ------------------------------------------------------------------ the database
 def open_database(url: str) -> Database:
     """A connection to the database at ``url``, for several threads.
 
@@ -117,7 +154,7 @@ def open_database(url: str) -> Database:
     warnings.filterwarnings("ignore", category=ExperimentalWarning)
     how: dict[str, Any] = {"pool_pre_ping": True}
     if url.startswith("sqlite"):
-        tell_of_lock(url)
+        warn_of_lock(url)
         how["connect_args"] = {"timeout": PATIENCE}
     for pause in (0.5, 1.0, None):
         try:
@@ -136,8 +173,8 @@ def open_database(url: str) -> Database:
     raise AssertionError
 
 
-def tell_of_lock(url: str) -> None:
-    """Say on stderr that a database is waited for which another process has locked, for more than moments."""
+def warn_of_lock(url: str) -> None:
+    """Say on stderr if another process has locked a database for more than moments."""
     if not url.startswith(SQLITE) or not exists(url):
         return
     address = Path(url.removeprefix(SQLITE).split("?")[0]).resolve().as_uri()
@@ -152,12 +189,12 @@ def tell_of_lock(url: str) -> None:
 
 def prepare_sqlite(database: Database) -> None:
     """Let transactions lock the database from their begin on, and wait for the disk less often."""
-    # SQLite knows no SELECT FOR UPDATE, so that two could take the same trial from the queue
+    # SQLite knows no SELECT FOR UPDATE, so that two claims could get one number
     event.listen(database.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
 
     @event.listens_for(database.engine, "connect")
     def connected(connection: Any, record: Any) -> None:
-        # what a power cut may lose is the end of a cell, which is in the folder of its run, too
+        # a power cut may lose the end of a cell, which is in the folder of its run, too
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
 
@@ -178,48 +215,8 @@ def default_url(output: Path) -> str:
 
 def exists(url: str) -> bool:
     """Whether there is a database at ``url``, as far as that shows without creating one."""
-    # whatever lies there, even a folder or a dead link: what it is shows when it is opened
+    # whatever lies there, even a folder or a dead link: opening it tells
     return not url.startswith(SQLITE) or os.path.lexists(url.removeprefix(SQLITE).split("?")[0])
-
-
-def open_study(suite: Suite, database: Database, cells: Sequence[Cell] = ()) -> CellStudy:
-    """The study of a suite, created where there is none, from whose queue only ``cells`` are taken.
-
-    Raises:
-        UsageError: it is that of another suite.
-    """
-    direction = StudyDirection.MINIMIZE if suite.minimize else StudyDirection.MAXIMIZE
-    optuna.create_study(study_name=suite.name, direction=direction, storage=database, load_if_exists=True)
-    study = find_study(suite, database, cells)
-    assert study is not None  # it has just been made
-    about = {"suite": suite.name, "metric": suite.metric, "title": suite.title, "file": str(suite.path.resolve())}
-    for key, value in about.items():
-        study.set_user_attr(key, value)
-    return study
-
-
-def find_study(suite: Suite, database: Database, cells: Sequence[Cell] = ()) -> CellStudy | None:
-    """The study of a suite, None where there is none.
-
-    Raises:
-        UsageError: it is that of another suite.
-    """
-    try:
-        # what is never asked for parameters needs no sampler that looks at the others
-        sampler = optuna.samplers.RandomSampler(seed=0)
-        study = CellStudy(suite.name, database, {cell.digest for cell in cells}, sampler=sampler)
-    except KeyError:
-        return None
-    with undamaged():
-        attributes, trials = study.user_attrs, study.get_trials(deepcopy=False)
-    # one that has just been created has no attributes yet
-    known = {key: attributes.get(key, own) for key, own in (("suite", suite.name), ("metric", suite.metric))}
-    title = attributes.get("title", "not a suite")
-    hint = f"the database has a study of this name, {title!r} by {known['metric']}; this one is by {suite.metric}; "
-    hint += "give another --output or --storage, or rename the suite's file"
-    same = known == {"suite": suite.name, "metric": suite.metric} and (bool(attributes) or not trials)
-    require(same, "suite", suite.name, hint)
-    return study
 
 
 @contextmanager
@@ -232,17 +229,60 @@ def undamaged() -> Iterator[None]:
         raise UsageError(f"--storage: the study is damaged: {text_of(error)}; {hint}") from error
 
 
-def check_alone(suite: Suite, database: Database, output: Path) -> None:
-    """Refuse an output folder of another suite.
+# ------------------------------------------------------------------ the study of a suite
+def create_study(name: str, minimize: bool, database: Database) -> None:
+    """Create a study where there is none of this name."""
+    direction = StudyDirection.MINIMIZE if minimize else StudyDirection.MAXIMIZE
+    optuna.create_study(study_name=name, direction=direction, storage=database, load_if_exists=True)
+
+
+def check_study(suite: Suite, database: Database, output: Path | None = None) -> bool:
+    """Whether the database has the study of a suite.
+
+    Args:
+        suite: the suite.
+        database: the connection.
+        output: the folder of the database, if no other suite may have its study there.
 
     Raises:
-        UsageError: its database has the study of another suite.
+        UsageError: the study is that of another suite, or of another margin, or there are others beside it.
     """
     with undamaged():
         summaries = optuna.get_all_study_summaries(database, include_best_trial=False)
         others = {summary.user_attrs.get("suite", suite.name) for summary in summaries} - {suite.name}
+        own = next((summary for summary in summaries if summary.study_name == suite.name), None)
     hint = f"it has the study of the suite {', '.join(sorted(others))}, not of {suite.name}; give another folder"
-    require(not others, "--output", str(output), hint)
+    require(output is None or not others, "--output", str(output), hint)
+    if own is None:
+        return False
+    with undamaged():
+        attributes, trials = own.user_attrs, own.n_trials
+    # one that has just been created has no attributes yet
+    known = {key: attributes.get(key, value) for key, value in (("suite", suite.name), ("metric", suite.metric))}
+    title = attributes.get("title", "not a suite")
+    hint = f"the database has a study of this name, {title!r} by {known['metric']}; this one is by {suite.metric}; "
+    hint += "give another --output or --storage, or rename the suite's file"
+    same = known == {"suite": suite.name, "metric": suite.metric} and (bool(attributes) or not trials)
+    require(same, "suite", suite.name, hint)
+    margin, now = attributes.get("margin"), suite.decide and suite.decide.margin
+    hint = f"the first cell was run with {margin}; put that back, or give another --output or --storage"
+    require(not trials or None in (margin, now) or margin == now, f"{suite.path}: decide.margin", now, hint)
+    return True
+
+
+def find_study(suite: Suite, database: Database) -> Study | None:
+    """The study of a suite, None where there is none.
+
+    Raises:
+        UsageError: it is that of another suite, or of another margin.
+    """
+    return optuna.load_study(study_name=suite.name, storage=database) if check_study(suite, database) else None
+
+
+def about(suite: Suite) -> dict[str, Any]:
+    """The attributes of a suite's study."""
+    own = {"suite": suite.name, "metric": suite.metric, "title": suite.title, "file": str(suite.path.resolve())}
+    return own | ({"margin": suite.decide.margin} if suite.decide else {})
 
 
 def digest_of(trial: FrozenTrial) -> str | None:
@@ -261,114 +301,38 @@ def by_digest(study: Study, digests: Iterable[str]) -> dict[str, list[FrozenTria
 
 def decisive(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
     """The trial that says what became of a cell; None where it has to be run (again)."""
-    for state in (TrialState.COMPLETE, TrialState.RUNNING, TrialState.WAITING):
+    for state in (TrialState.COMPLETE, TrialState.RUNNING):
         for trial in trials:
             if trial.state == state:
                 return trial
-    # the last of the others: without a reason, it was interrupted, or its process has died
     return trials[-1] if trials and "reason" in trials[-1].user_attrs else None
 
 
-def with_trials(study: Study, cells: Sequence[Cell]) -> Iterator[tuple[Cell, list[FrozenTrial]]]:
-    """Each cell with its trials; of several cells of the same config, one."""
-    alike = {cell.digest: cell for cell in cells}
-    for digest, trials in by_digest(study, alike).items():
-        yield alike[digest], trials
-
-
-def enqueue_missing(study: Study, cells: Sequence[Cell]) -> int:
-    """Queue the next cells that are to be run and that no trial stands for; returns how many.
-
-    A few at a time: each look at the study reads all that wait. Two processes may queue a cell twice; the one who takes
-    it second drops it, see :func:`repeats`.
-    """
-    missing = (cell for cell, trials in with_trials(study, cells) if decisive(trials) is None)
-    return enqueue(study, itertools.islice(missing, BATCH))
-
-
-def enqueue_failed(study: Study, cells: Sequence[Cell]) -> int:
-    """Queue the cells that failed; returns how many."""
-    ends = [(cell, decisive(trials)) for cell, trials in with_trials(study, cells)]
-    return enqueue(study, [cell for cell, end in ends if end is not None and end.state == TrialState.FAIL])
-
-
-def enqueue(study: Study, cells: Iterable[Cell], anew: bool = False) -> int:
-    """Queue cells; returns how many. Begun ``anew``, their results until now count no more."""
-    queued = {cell.digest: cell for cell in cells}.values()
-    for cell in queued:
-        study.enqueue_trial({"cell": cell.name}, user_attrs=attributes(cell) | ({ANEW: True} if anew else {}))
-    return len(queued)
+def attributes_of(cell: Cell) -> dict[str, Any]:
+    """The attributes of a cell's trial."""
+    return {key: getattr(cell, key) for key in ("digest", "labels", "seed", "scale")} | {"cell": cell.name}
 
 
 def load_results(study: Study, cells: Sequence[Cell], known: Mapping[str, CellResult]) -> int:
-    """Count cells as done whose results are known from elsewhere; returns how many.
-
-    Args:
-        study: the study.
-        cells: the cells that it may have; those that it has a result of keep it.
-        known: results by digest.
-    """
+    """Count cells as done whose results, by digest, are known from elsewhere; returns how many the study lacked."""
     worst = math.inf if study.direction == StudyDirection.MINIMIZE else -math.inf
-    loaded = 0
-    for cell, trials in with_trials(study, cells):
-        result = known.get(cell.digest)
-        if result is None or result.state != "done" or any(trial.state == TrialState.COMPLETE for trial in trials):
+    loaded, alike = 0, {cell.digest: cell for cell in cells if cell.digest in known}
+    for digest, trials in by_digest(study, alike).items():
+        if any(trial.state == TrialState.COMPLETE for trial in trials):
             continue
-        kept = {key: getattr(result, key) for key in KEPT_OF_RESULT}
+        result = known[digest]
         last = result.values[max(result.values)]
-        trial = optuna.trial.create_trial(
+        trial = create_trial(
             value=worst if math.isnan(last) else last,  # Optuna takes no nan
             intermediate_values=dict(result.values),
-            user_attrs={**attributes(cell), "result": kept},
+            user_attrs={
+                **attributes_of(alike[digest]),
+                "result": {key: getattr(result, key) for key in KEPT_OF_RESULT},
+            },
         )
         study.add_trial(trial)
         loaded += 1
     return loaded
-
-
-def attributes(cell: Cell) -> dict[str, Any]:
-    """What the trial of a cell says of it."""
-    return {
-        "cell": cell.name,
-        "digest": cell.digest,
-        "labels": cell.labels,
-        "seed": cell.seed,
-        "scale": cell.scale,
-    }
-
-
-def repeats(study: Study, number: int, digest: str) -> int | None:
-    """The trial that the one of this ``number`` repeats: of the same cell, complete or begun before; None without.
-
-    Both of two that begin at the same time know the other, since they look after they have begun.
-    """
-    trials = by_digest(study, [digest])[digest]
-    began = {trial.number: (trial.datetime_start, trial.number) for trial in trials if trial.datetime_start is not None}
-    for trial in trials:
-        earlier = trial.state == TrialState.RUNNING and began[trial.number] < began.get(number, began[trial.number])
-        if trial.number != number and (trial.state == TrialState.COMPLETE or earlier):
-            return trial.number
-    return None
-
-
-def fail_dead(study: Study) -> None:
-    """Fail the running trials whose process has died, so that their cells are queued again."""
-    fail_stale_trials(study)
-    # Optuna knows nothing of one that died before its first sign of life; what runs has the attribute `process`
-    late = datetime.now() - timedelta(seconds=2 * GRACE)
-    for trial in running(study):
-        if "process" not in trial.user_attrs and trial.datetime_start is not None and trial.datetime_start < late:
-            study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
-
-
-def running(study: Study) -> list[FrozenTrial]:
-    """The trials that are running; not one whose process was silent, so that another took it for dead."""
-    return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-
-
-def is_running(study: Study, number: int) -> bool:
-    """Whether a trial is running."""
-    return any(trial.number == number for trial in running(study))
 
 
 def results_of(study: Study | None, cells: Sequence[Cell]) -> dict[str, CellResult]:

@@ -1,11 +1,17 @@
-"""Tunes the methods of a suite on a validation split, each in a study of its own."""
+"""Tunes the methods of a suite on a validation split, each in a study of its own.
+
+The key ``tune`` of a suite says which arguments of which methods to search, and on what runs. The cells of a study are
+its *slots*: the points of a grid, or trials whose values a sampler chooses.
+"""
 
 from __future__ import annotations
 
-import re
+import copy
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,134 +20,315 @@ import yaml
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.pruners import MedianPruner, NopPruner
 from optuna.samplers import TPESampler
-from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from fl_lightning.bench.driver import Driver, Dropped, drop_repetition, last_value
-from fl_lightning.bench.estimate import measured_estimate
-from fl_lightning.bench.fragments import Fragment, write_text
-from fl_lightning.bench.process import Runner
-from fl_lightning.bench.study import (
-    CellStudy,
-    Database,
-    by_digest,
-    decisive,
-    hidden,
+from fl_lightning.bench.driver import last_value
+from fl_lightning.bench.fragments import (
+    Fragment,
+    config_digest,
+    in_classes,
+    look_up,
+    merged_config,
+    nested_config,
+    of_result,
+    write_text,
 )
-from fl_lightning.bench.suite import Suite, file_part
-from fl_lightning.bench.tuning import Search, Space
+from fl_lightning.bench.study import CellStudy, Database, by_digest, create_study, decisive, hidden
+from fl_lightning.bench.suite import Cell, Labels, Suite, file_part
+from fl_lightning.bench.suite_file import check_keys, read_seeds, strings
 from fl_lightning.errors import UsageError, printable, require
 from fl_lightning.records.summary import told
 
+AXIS = "method"
+TRIALS = 20
 # share of the rounds before which no trial is pruned
 WARM_UP = 0.25
+# the values of a key: a list of all of them, or a range
+Space = list[Any] | dict[str, Any]
 
 
-class Tuner(Driver):
-    """Runs the trials of several searches, in several runner processes side by side.
+@dataclass(frozen=True)
+class Tuning:
+    """What to tune, and on what runs.
+
+    Args:
+        search: by label of the axis ``method``, the values of each key. A name without a dot is an argument of the
+            label's last method; others are keys of the config, such as ``model.init_args.optimizer.init_args.lr`` or
+            ``method.0.init_args.mu``. A list holds all values; ``{low: ..., high: ..., log: true}`` is a range, of
+            integers if both ends are.
+        at: the label on every other axis; may leave out axes with one label.
+        seeds: seeds of a trial, over which the metric is averaged; not those of the tables.
+        metric: tag of the metric, of the validation split.
+        minimize: whether smaller values of it are better.
+        val_fraction: share of the training examples that is held out, for ``data.init_args.val_fraction``; None where
+            the data module has a validation set of its own.
+        trials: number of trials of a method; by default 20, or all points of a grid.
+        pruner: ``median`` ends a trial whose metric is worse than the median of the former ones in the same round;
+            ``none`` ends none.
+    """
+
+    search: Mapping[str, Mapping[str, Space]]
+    at: Labels = field(default_factory=dict)
+    seeds: tuple[int, ...] = (100,)
+    metric: str = "val/accuracy"
+    minimize: bool = False
+    val_fraction: float | None = 0.1
+    trials: int | None = None
+    pruner: str = "median"
+
+
+def tuning_of(suite: Suite) -> Tuning:
+    """What a suite says of tuning.
+
+    Raises:
+        UsageError: it says nothing, or what cannot be done.
+    """
+    raw, where = suite.tune, f"{suite.path}: tune"
+    hint = "the suite has no such key; give it one with search: {METHOD: {ARGUMENT: [values]}}"
+    require(bool(raw), where, None, hint)
+    check_keys(raw, [field.name for field in fields(Tuning)], where)
+    share, trials, metric = raw.get("val_fraction"), raw.get("trials"), raw.get("metric", "")
+    validation = "name one of the validation split, such as val/accuracy; the test images are not for tuning"
+    a_share = share is None or (isinstance(share, float) and 0 < share < 1)
+    for key, good, hint in (
+        ("at", isinstance(raw.get("at") or {}, Mapping), "give {AXIS: LABEL}"),
+        ("metric", isinstance(metric, str) and not metric.startswith(("test/", "test_")), validation),
+        ("minimize", isinstance(raw.get("minimize", False), bool), "give true or false"),
+        ("val_fraction", a_share, "give a share in (0, 1), or null"),
+        ("trials", trials is None or (isinstance(trials, int) and trials > 0), "give a number above 0"),
+        ("pruner", raw.get("pruner", "none") in ("median", "none"), "choose median or none"),
+    ):
+        require(good, f"{where}.{key}", raw.get(key), hint)
+    return Tuning(
+        **{
+            **raw,
+            "search": read_spaces(suite, raw.get("search"), f"{where}.search"),
+            "at": read_setting(suite, strings(raw.get("at") or {}), f"{where}.at"),
+            "seeds": read_seeds(raw.get("seeds", [100]), f"{where}.seeds"),
+        }
+    )
+
+
+def read_spaces(suite: Suite, raw: Any, where: str) -> dict[str, dict[str, Space]]:
+    """The values of each key of each method, of the form that :class:`Tuning` says."""
+    require(isinstance(raw, Mapping) and bool(raw), where, raw, "give {METHOD: {ARGUMENT: [values]}}")
+    known = suite.axes.get(AXIS, {})
+    for label, keys in raw.items():
+        hint = f"is no label of the axis {AXIS}; they are {', '.join(known) or 'none'}"
+        require(str(label) in known, where, label, hint)
+        require(isinstance(keys, Mapping) and bool(keys), f"{where}.{label}", keys, "give {ARGUMENT: [values]}")
+        for key, space in keys.items():
+            if isinstance(space, Mapping):
+                ends = [space.get(name) for name in ("low", "high")]
+                low, high = (end if isinstance(end, (int, float)) else 0 for end in ends)
+                good = {*space} <= {"low", "high", "log"} and low < high and (low > 0 or not space.get("log"))
+            else:
+                good = isinstance(space, list) and len(space) > 0
+                good = good and all(isinstance(value, bool | int | float | str | None) for value in space)
+            hint = "give a list of values, or {low: ..., high: ..., log: true} with 0 < low < high"
+            require(good, f"{where}.{label}.{key}", space, hint)
+    return {str(label): {str(key): space for key, space in keys.items()} for label, keys in raw.items()}
+
+
+def read_setting(suite: Suite, chosen: Labels, where: str) -> Labels:
+    """The label on each axis beside that of the methods."""
+    setting = {}
+    for axis, labels in suite.axes.items():
+        if axis != AXIS:
+            label = chosen.get(axis, next(iter(labels)) if len(labels) == 1 else None)
+            require(label in labels, f"{where}.{axis}", label, f"choose the setting to tune in: {', '.join(labels)}")
+            setting[axis] = str(label)
+    for axis in chosen:
+        require(axis in setting, where, axis, f"is no axis to choose on; those are {', '.join(setting) or 'none'}")
+    return setting
+
+
+class Search:
+    """The search of one method.
 
     Args:
         suite: the suite.
-        searches: the searches.
-        database: the connection to it.
-        output: folder of all runs.
-        jobs: number of runner processes.
-        say: takes the lines that say what has been done.
-        runner: makes the runner of a job, by its number.
+        tuning: what it says of tuning.
+        label: the method's label.
+        scale: share of the work to do.
+        extra: fragments that come after those of the suite.
+        trials: number of trials, in place of the suite's.
+
+    Raises:
+        UsageError: the label has no method whose argument a key could be.
+
+    Attributes:
+        study: name of its study.
+        spaces: the values of each key.
+        base: the config of the method before it is tuned.
+        rounds: rounds of a run.
+        digest: identifies the search.
+        slots: parameters of each trial, by a digest; empty ones are for a sampler to choose.
     """
 
     def __init__(
         self,
         suite: Suite,
-        searches: Sequence[Search],
-        database: Database,
-        output: Path,
-        jobs: int = 1,
-        say: Callable[[str], object] = print,
-        runner: Callable[[int], Any] = Runner,
+        tuning: Tuning,
+        label: str,
+        scale: float = 1.0,
+        extra: Sequence[Fragment] = (),
+        trials: int | None = None,
     ) -> None:
-        super().__init__(suite, (), database, output, jobs, say, runner)
-        self.searches = {search.study: search for search in searches}
-        self.metric = searches[0].tuning.metric
+        self.suite, self.tuning, self.label, self.scale = suite, tuning, label, scale
+        held_out = {"data": {"init_args": {"val_fraction": tuning.val_fraction}}}
+        self.extra = [*extra, held_out] if tuning.val_fraction is not None else list(extra)
+        self.study = f"{suite.name}/tune/{label}"
+        self.spaces = tuning.search[label]
+        self.base = self._cell(tuning.seeds[0]).config
+        self.fragment(dict.fromkeys(self.spaces))  # refuses a key of a method that is not there
+        self.rounds = int(look_up(self.base, "trainer.max_rounds", 10))
+        self.digest = config_digest({"config": of_result(self.base), "spaces": self.spaces, "seeds": tuning.seeds})
+        trials = trials or tuning.trials
+        self.slots: dict[str, dict[str, Any]] = {f"trial {number}": {} for number in range(trials or TRIALS)}
+        if all(isinstance(space, list) for space in self.spaces.values()):
+            grid = [dict(zip(self.spaces, point, strict=True)) for point in itertools.product(*self.spaces.values())]
+            self.slots = {config_digest({"point": point}): point for point in grid[:trials]}
 
-    def _open_studies(self) -> list[CellStudy]:
-        return [open_search(search, self.database) for search in self.searches.values()]
+    def cells(self, values: Mapping[str, Any]) -> list[Cell]:
+        """The runs of a trial, one for each seed."""
+        return [self._cell(seed, self.fragment(values)) for seed in self.tuning.seeds]
 
-    def _enqueue(self, study: CellStudy) -> bool:
-        search = self.searches[study.study_name]
-        trials_of = by_digest(study, search.slots)
-        missing = [slot for slot, trials in trials_of.items() if decisive(trials) is None]
-        for slot in missing:
-            # of a grid its own, else those of the trial that was interrupted, if there is one
-            values = search.slots[slot] or (dict(trials_of[slot][-1].params) if trials_of[slot] else {})
-            study.enqueue_trial(values, user_attrs={"digest": slot})
-        return bool(missing)
+    def first_values(self) -> dict[str, Any]:
+        """Values of the keys with which a trial can be built: the first of each."""
+        return {key: space[0] if isinstance(space, list) else space["low"] for key, space in self.spaces.items()}
 
-    def _objective(self, study: CellStudy, runner: Any, trial: Trial) -> float:
-        """The metric of a trial: its last value, as the mean over the seeds."""
-        search = self.searches[study.study_name]
-        drop_repetition(study, trial, Dropped)
-        # a sampler that went on from trial to trial would draw the same points in each process
-        trial.study.sampler = TPESampler(seed=trial.number)
-        values = {key: suggested(trial, key, space) for key, space in search.spaces.items()}
-        finals = []
-        for number, cell in enumerate(search.cells(values)):
-            report = PruningReport(trial, number * search.rounds)
-            result = self._run_cell(study, runner, trial, cell, report)
-            if report.pruned is not None:
-                trial.set_user_attr("reason", f"pruned after round {report.pruned} with seed {cell.seed}")
-                raise optuna.TrialPruned
-            finals.append(last_value(result)[1])
-        return sum(finals) / len(finals)
+    def fragment(self, values: Mapping[str, Any]) -> Fragment:
+        """The config that gives keys their values, with all methods of the label.
 
-    def _outcome(self, study: CellStudy, trial: FrozenTrial) -> str:
-        search = self.searches[study.study_name]
-        over = sum(trial.state.is_finished() for trial in last_trials(search, study))
-        return f"{search.label}: {trial_outcome(trial, search)} ({over} of {len(search.slots)})"
+        Raises:
+            UsageError: the label has no method whose argument a key could be.
+        """
+        methods, rest = copy.deepcopy(self.base.get("method") or []), []
+        for key, value in values.items():
+            first, _, inner = key.partition(".")
+            if first != "method" and inner:
+                rest.append(nested_config(key, value))
+                continue
+            place, _, argument = (inner or f"{len(methods) - 1}.init_args.{key}").partition(".")
+            if not (place.isdigit() and int(place) < len(methods) and argument.startswith("init_args.")):
+                hint = f"give an argument of its methods 0 to {len(methods) - 1}, such as method.0.init_args.mu"
+                if not methods:
+                    hint = f"{self.label} is a list of no methods; give a whole key, as of model or trainer"
+                raise UsageError(f"{self.suite.path}: tune.search.{self.label}.{key}: {hint}")
+            method = methods[int(place)]
+            entry = {"class_path": method} if isinstance(method, str) else dict(method)
+            entry["init_args"] = entry.get("init_args") or {}
+            methods[int(place)] = merged_config([entry, nested_config(argument, value)])
+        classes = look_up(self.base, "model.init_args.num_classes")
+        return in_classes(merged_config([*rest, *([{"method": methods}] if methods else [])]), classes)
+
+    def _cell(self, seed: int, tuned: Fragment | None = None) -> Cell:
+        labels = {axis: self.tuning.at.get(axis, self.label) for axis in self.suite.axes}
+        return self.suite.cell(labels, seed, self.scale, [*self.extra, *([tuned] if tuned else [])])
 
 
-class PruningReport:
-    """Tells a trial the metric of its rounds, and a run whether to end.
+class SearchStudy(CellStudy):
+    """The study of a search, created where there is none.
 
     Args:
-        trial: the trial.
-        offset: rounds of the runs with its former seeds.
-
-    Attributes:
-        pruned: the round after which the run was to end; None if it may go on.
-    """
-
-    def __init__(self, trial: Trial, offset: int) -> None:
-        self.trial, self.offset = trial, offset
-        self.pruned: int | None = None
-
-    def __call__(self, round_: int, value: float) -> bool:
-        """Tell the trial of a round; returns whether the run is to end."""
-        with suppress(UpdateFinishedTrialError):
-            self.trial.report(value, self.offset + round_)
-        if self.pruned is None and self.trial.should_prune():
-            self.pruned = round_
-        return self.pruned is not None
-
-
-def open_search(search: Search, database: Database) -> CellStudy:
-    """The study of a search, created where there is none.
+        search: the search.
+        database: the connection.
 
     Raises:
         UsageError: the study there is of another search.
     """
-    direction = StudyDirection.MINIMIZE if search.tuning.minimize else StudyDirection.MAXIMIZE
-    optuna.create_study(study_name=search.study, direction=direction, storage=database, load_if_exists=True)
-    by_median = MedianPruner(n_warmup_steps=round(WARM_UP * search.rounds))
-    pruner = NopPruner() if search.tuning.pruner == "none" else by_median
-    study = CellStudy(search.study, database, search.slots, pruner=pruner)
-    known = study.user_attrs.get("digest", search.digest)
-    hint = f"the study {search.study!r} there has another config, search or seeds; give another --output or --storage"
-    require(known == search.digest, "--storage", known, hint)
-    attributes = {"suite": search.suite.name, "metric": search.tuning.metric, "digest": search.digest}
-    for key, value in attributes.items():
-        study.set_user_attr(key, value)
-    return study
+
+    def __init__(self, search: Search, database: Database) -> None:
+        tuning = search.tuning
+        create_study(search.study, tuning.minimize, database)
+        by_median = MedianPruner(n_warmup_steps=round(WARM_UP * search.rounds))
+        super().__init__(search.study, database, pruner=NopPruner() if tuning.pruner == "none" else by_median)
+        self.search = search
+        known = self.user_attrs.get("digest", search.digest)
+        hint = f"the study {search.study!r} there has another config, search or seeds; "
+        require(known == search.digest, "--storage", known, f"{hint}give another --output or --storage")
+        for key, value in {"suite": search.suite.name, "metric": tuning.metric, "digest": search.digest}.items():
+            self.set_user_attr(key, value)
+
+    def missing(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """The slots to begin: of a grid with its point, else with the values of a trial that did not end."""
+        for slot, trials in by_digest(self, self.search.slots).items():
+            if decisive(trials) is None:
+                before = next((trial.params for trial in reversed(trials) if trial.params), {})
+                yield {"digest": slot}, self.search.slots[slot] or dict(before)
+
+    def running(self) -> int:
+        """How many trials are running."""
+        return sum(trial.state == TrialState.RUNNING for trial in self.last_trials())
+
+    def last_trials(self) -> list[FrozenTrial]:
+        """The trial that is decisive for each slot, where there is one."""
+        trials = map(decisive, by_digest(self, self.search.slots).values())
+        return [trial for trial in trials if trial is not None]
+
+    def objective(self, trial: Trial, run: Any) -> float:
+        """The metric of a trial: its last value, as the mean over the seeds."""
+        search = self.search
+        # a sampler that went on from trial to trial would draw the same points in each process
+        trial.study.sampler = TPESampler(seed=trial.number)
+        values = {key: suggested(trial, key, space) for key, space in search.spaces.items()}
+        finals, pruned = [], list[int]()
+        for number, cell in enumerate(search.cells(values)):
+
+            def report(round_: int, value: float, offset: int = number * search.rounds) -> bool:
+                with suppress(UpdateFinishedTrialError):
+                    trial.report(value, offset + round_)
+                if not pruned and trial.should_prune():
+                    pruned.append(round_)
+                return bool(pruned)
+
+            result = run(trial, cell, report)
+            if pruned:
+                trial.set_user_attr("reason", f"pruned after round {pruned[0]} with seed {cell.seed}")
+                raise optuna.TrialPruned
+            finals.append(last_value(result)[1])
+        return sum(finals) / len(finals)
+
+    def outcome(self, trial: FrozenTrial) -> str:
+        """A line about a trial that has ended."""
+        search, why = self.search, trial.user_attrs.get("reason", "interrupted")
+        text = f"{'failed: ' if trial.state == TrialState.FAIL else ''}{why}"
+        if trial.state == TrialState.COMPLETE:
+            text = f"{search.tuning.metric} {told(search.tuning.metric, trial.values[0])}"
+        over = sum(trial.state.is_finished() for trial in self.last_trials())
+        return f"{search.label}: {parameters_text(trial)}: {text} ({over} of {len(search.slots)})"
+
+    def write_best(self, output: Path, url: str) -> Path | None:
+        """Write the best values as a config, with their origin in its head; None without a complete trial.
+
+        Of equal trials the first point is taken, whenever it was run.
+
+        Returns:
+            The file, which ``fit --config`` takes.
+        """
+        complete = [trial for trial in self.last_trials() if trial.state == TrialState.COMPLETE]
+        if not complete:
+            return None
+        complete.sort(key=lambda trial: trial.value, reverse=not self.search.tuning.minimize)  # type: ignore[arg-type, return-value]
+        text = "".join(f"# {line}\n" for line in self._head(complete, url))
+        path = output / "tuned" / f"{file_part(self.search.label)}.yaml"
+        return write_text(path, text + yaml.safe_dump(self.search.fragment(complete[0].params), sort_keys=False))
+
+    def _head(self, complete: Sequence[FrozenTrial], url: str) -> Iterator[str]:
+        """The origin of tuned values: the study, the number of trials, and the values of the complete ones."""
+        search, tuning, trials = self.search, self.search.tuning, self.last_trials()
+        states = Counter(trial.state for trial in trials)
+        names = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
+        counts = [f"{states[state]} {name}" for name, state in names.items() if states[state]]
+        yield f"{search.label}, tuned: the best of {len(trials)} trials ({', '.join(counts)})"
+        yield f"study {search.study} in {hidden(url)}"
+        seeds = f"seed{'s' * (len(tuning.seeds) > 1)} {', '.join(map(str, tuning.seeds))}"
+        held_out = "" if tuning.val_fraction is None else f", {tuning.val_fraction:g} of the training examples held out"
+        setting = "".join(f"{axis}={label}, " for axis, label in tuning.at.items())
+        yield f"{setting}{seeds}{held_out}{f', scale {search.scale:g}' if search.scale != 1 else ''}"
+        yield f"{tuning.metric} after {search.rounds} rounds:"
+        yield from (f"  {trial.value:.6g} with {parameters_text(trial)}" for trial in complete)
 
 
 def suggested(trial: Trial, key: str, space: Space) -> Any:
@@ -149,87 +336,11 @@ def suggested(trial: Trial, key: str, space: Space) -> Any:
     if isinstance(space, list):
         return trial.suggest_categorical(key, space)
     low, high, log = space["low"], space["high"], bool(space.get("log"))
-    if isinstance(low, int) and isinstance(high, int):
-        return trial.suggest_int(key, low, high, log=log)
-    return trial.suggest_float(key, low, high, log=log)
-
-
-def last_trials(search: Search, study: Study) -> list[FrozenTrial]:
-    """The trials that say what became of those of a search, as far as it has come."""
-    trials = map(decisive, by_digest(study, search.slots).values())
-    return [trial for trial in trials if trial is not None]
-
-
-def retry_failed(search: Search, study: Study) -> None:
-    """Queue the trials that failed."""
-    for trial in last_trials(search, study):
-        if trial.state == TrialState.FAIL:
-            study.enqueue_trial(dict(trial.params), user_attrs={"digest": trial.user_attrs["digest"]})
-
-
-def check_metric(search: Search, runner: Any) -> None:
-    """Run one round of a method before it is tuned, in a temporary folder.
-
-    Raises:
-        UsageError: it fails, or has no such metric.
-    """
-    tuning, cell = search.tuning, search.cells({})[0]
-    reason = measured_estimate(search.label, [cell], 1, tuning.metric, runner).reason
-    where = f"{search.suite.path}: tune.metric"
-    hint = reason.partition(": ")[2]
-    if "validation_step" not in hint and not re.search(" val[/_]", hint):
-        hint += "; set tune.val_fraction above 0, or give the data module a val_dataloader"
-    require(not reason.startswith("metric="), where, tuning.metric, hint)
-    if "no 'val_fraction'" in reason:
-        hint = f"{reason}; give null, and the data module a val_dataloader"
-        raise UsageError(f"{search.suite.path}: tune.val_fraction={tuning.val_fraction}: {hint}")
-    if reason:
-        raise UsageError(f"{search.suite.path}: tune.search.{search.label}: {reason}")
-
-
-def trial_outcome(trial: FrozenTrial, search: Search) -> str:
-    """What became of a trial, in words."""
-    if trial.state == TrialState.COMPLETE:
-        return f"{parameters_text(trial)}: {search.tuning.metric} {told(search.tuning.metric, trial.values[0])}"
-    why = trial.user_attrs.get("reason", "interrupted")
-    return f"{parameters_text(trial)}: {'failed: ' if trial.state == TrialState.FAIL else ''}{why}"
+    suggest = trial.suggest_int if isinstance(low, int) and isinstance(high, int) else trial.suggest_float
+    return suggest(key, low, high, log=log)
 
 
 def parameters_text(trial: FrozenTrial) -> str:
-    """A trial's parameters as a reader wants them, on one line, since they stand in a comment, too."""
+    """A trial's parameters on one line, since they stand in a comment, too."""
     texts = {key: f"{v:.4g}" if isinstance(v, float) else printable(str(v)) for key, v in trial.params.items()}
     return ", ".join(f"{key} {text}" for key, text in texts.items())
-
-
-def write_best(search: Search, study: Study, output: Path, url: str) -> Path | None:
-    """Write the best values of a search as a config, with what they come from in its head; None without a trial.
-
-    Of equal trials the first point is taken, whenever it was run.
-
-    Returns:
-        The file, which ``fit --config`` takes.
-    """
-    complete = [trial for trial in last_trials(search, study) if trial.state == TrialState.COMPLETE]
-    if not complete:
-        return None
-    complete.sort(key=lambda trial: trial.value, reverse=not search.tuning.minimize)  # type: ignore[arg-type, return-value]
-    fragment: Fragment = search.fragment(complete[0].params)
-    text = "".join(f"# {line}\n" for line in head(search, study, complete, url))
-    path = output / "tuned" / f"{file_part(search.label)}.yaml"
-    return write_text(path, text + yaml.safe_dump(fragment, sort_keys=False))
-
-
-def head(search: Search, study: Study, complete: Sequence[FrozenTrial], url: str) -> Iterator[str]:
-    """Where tuned values come from: the study, the number of trials, and the numbers of all that were not pruned."""
-    tuning, trials = search.tuning, last_trials(search, study)
-    states = Counter(trial.state for trial in trials)
-    names = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
-    counts = [f"{states[state]} {name}" for name, state in names.items() if states[state]]
-    yield f"{search.label}, tuned: the best of {len(trials)} trials ({', '.join(counts)})"
-    yield f"study {search.study} in {hidden(url)}"
-    seeds = f"seed{'s' * (len(tuning.seeds) > 1)} {', '.join(map(str, tuning.seeds))}"
-    held_out = "" if tuning.val_fraction is None else f", {tuning.val_fraction:g} of the training examples held out"
-    setting = "".join(f"{axis}={label}, " for axis, label in tuning.at.items())
-    yield f"{setting}{seeds}{held_out}{f', scale {search.scale:g}' if search.scale != 1 else ''}"
-    yield f"{tuning.metric} after {search.rounds} rounds:"
-    yield from (f"  {trial.value:.6g} with {parameters_text(trial)}" for trial in complete)

@@ -3,46 +3,42 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import optuna
+from optuna.study import Study
+from optuna.trial import TrialState
 
 from fl_lightning.bench import Cell, Suite, load_suite
-from fl_lightning.bench.cells_csv import read_cells
+from fl_lightning.bench.cells_csv import finished_cells
 from fl_lightning.bench.comparison import unequal_settings
 from fl_lightning.bench.decide import cells_of_pairs, shown_cells, wanted_cells
-from fl_lightning.bench.driver import Driver
-from fl_lightning.bench.estimate import as_time, estimates
-from fl_lightning.bench.fragments import Fragment, fragments_of
-from fl_lightning.bench.process import Runner
+from fl_lightning.bench.driver import Driver, open_study
+from fl_lightning.bench.fragments import Fragment, config_digest, fragments_of, look_up
 from fl_lightning.bench.readings import with_readings
 from fl_lightning.bench.results import CellResult, changed_code
+from fl_lightning.bench.runner import Runner
 from fl_lightning.bench.study import (
     DATABASE_ERRORS,
-    CellStudy,
+    attributes_of,
     cause_of,
-    check_alone,
+    check_study,
     default_url,
-    enqueue,
-    enqueue_failed,
     exists,
     find_study,
     load_results,
     open_database,
-    open_study,
     results_of,
 )
 from fl_lightning.bench.suite import file_part, first_seeds, selected_cells
 from fl_lightning.bench.table import render, write_tables
-from fl_lightning.bench.tune import Tuner, check_metric, last_trials, open_search, retry_failed, write_best
-from fl_lightning.bench.tuning import AXIS, Search, tuning_of
+from fl_lightning.bench.tune import AXIS, Search, SearchStudy, tuning_of
 from fl_lightning.cli.entry_point import (
     COMMANDS,
     OneLineParser,
@@ -51,9 +47,11 @@ from fl_lightning.cli.entry_point import (
     program,
     writing_into,
 )
-from fl_lightning.errors import UsageError, clipped, require
+from fl_lightning.errors import UsageError, UsageErrors, clipped, require
 from fl_lightning.yaml_files import read_yaml
 
+# names that a line lists
+MOST_NAMES = 5
 LATER = "what is done is in the study; give the command again when the folder can be written to"
 
 
@@ -149,47 +147,56 @@ def bench(
     url = options.storage or default_url(output)
     digests, known = {cell.digest for cell in whole}, {}
     for path in options.load:
-        done = {digest: result for digest, result in read_cells(path, suite.axes).items() if result.state == "done"}
-        hint = f"none of its {len(done)} finished cells is one of this suite with this --scale, --seeds and --config; "
-        hint += "leave the file out, or give those that it was made with"
-        require(not digests.isdisjoint(done), "--load", str(path), hint)
+        done = finished_cells(path, suite, whole)
         changed = changed_code(done) if options.stale == "run" else {}
         known[path] = {digest: result for digest, result in done.items() if digest not in changed}
     only_told = options.status or options.dry_run
     database = open_database(url) if exists(url) else None
-    before: CellStudy | None = None if database is None else find_study(suite, database)
+    before = None if database is None else find_study(suite, database)
     if not options.status:
         warn_of_settings(suite, cells)
         scored = any("Scores" in str((cell.config.get("trainer") or {}).get("callbacks")) for cell in cells)
         hint = "no cell has the callback that logs them: add to the base trainer: {callbacks+: [{class_path: Scores}]}"
         shown = [table.show for table in suite.tables if table.show == "scores"]
         require(scored or not shown, f"{suite.path}: tables.show", "scores", hint)
-    if only_told and not known:
-        return tell(suite, cells, whole, options, before)
     if not only_told and options.stale is None:
         # those of the study count before those of files
         check_code(cells, [*known.values(), results_of(before, cells)])
+    if not options.status:
+        results = results_of(before, cells)
+        elsewhere = {digest for done in known.values() for digest in done}
+        left = [cell for cell in cells if results[cell.digest].state != "done" and cell.digest not in elsewhere]
+        check_configs(suite, left)
+    if only_told and not known:
+        return tell(suite, cells, whole, options, before)
     make_folder(output, "--output")
     if options.save is not None:
         make_folder(options.save, "--save")
     database = database or open_database(url)
-    if not options.storage:
-        check_alone(suite, database, output)
-    study = open_study(suite, database, cells)
+    check_study(suite, database, None if options.storage else output)
+    study = open_study(suite, database, cells, partial(wanted_cells, suite, cells) if options.until_decided else None)
     for path, done in known.items():
         loaded, strange = load_results(study, whole, done), len(done.keys() - digests)
         others = f"; {strange} others are no cells of this suite, or had another config or scale" if strange else ""
         say(f"{path}: {loaded} of {len(done)} finished cells are new here{others}")
     if only_told:
         return tell(suite, cells, whole, options, study)
+    results = results_of(study, cells)
     if options.retry:
-        enqueue_failed(study, cells)
+        study.forget(attributes_of(cell) for cell in cells if results[cell.digest].state == "failed")
     if options.stale == "run":
-        changed = changed_code(results_of(study, cells))
-        enqueue(study, [cell for cell in cells if cell.digest in changed], anew=True)
-    how: dict[str, Any] = {"wanted": partial(wanted_cells, suite, cells)} if options.until_decided else {}
-    how |= {} if options.hours is None else {"hours": options.hours}
-    driver = Driver(suite, cells, database, output.resolve(), options.jobs, say, **how)
+        changed = changed_code(results)
+        study.forget((attributes_of(cell) for cell in cells if cell.digest in changed), anew=True)
+    hours = math.inf if options.hours is None else options.hours
+    wanted = study.wanted
+    driver = Driver(
+        lambda: [open_study(suite, database, cells, wanted)],
+        suite.metric,
+        output.resolve(),
+        options.jobs,
+        say,
+        hours=hours,
+    )
     driver.run()
     if status := why_ended(driver, args):
         return status
@@ -207,10 +214,45 @@ def bench(
     return 1 if failed else 0
 
 
+def check_configs(suite: Suite, cells: Sequence[Cell]) -> None:
+    """Build the objects of each kind of cell, so that a config that is not valid is refused before any cell runs.
+
+    Raises:
+        UsageErrors: some cannot be built; one line for each reason.
+    """
+    kinds: dict[str, Cell] = {}
+    for cell in cells:
+        kinds.setdefault(kind_of(cell), cell)
+    wrong = Runner().check(suite.metric, {cell.name: cell.fragments for cell in kinds.values()}) if kinds else {}
+    if wrong:
+        names = grouped((name.rpartition(",")[0] or name, reason) for name, reason in wrong.items())
+        raise UsageErrors([f"{few(alike)}: {reason}" for reason, alike in names.items()])
+
+
+def kind_of(cell: Cell) -> str:
+    """The digest of a cell's config without its seed."""
+    return config_digest({**cell.config, "seed_everything": None})
+
+
+def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """By the second of each pair, the list of the first ones, each once."""
+    groups: dict[str, list[str]] = {}
+    for name, text in pairs:
+        if name not in groups.setdefault(text, []):
+            groups[text].append(name)
+    return groups
+
+
+def few(names: Sequence[str]) -> str:
+    """The first names of a list, and how many more there are."""
+    more = len(names) - MOST_NAMES
+    return "; ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
 def tell(
-    suite: Suite, cells: Sequence[Cell], whole: Sequence[Cell], options: argparse.Namespace, study: CellStudy | None
+    suite: Suite, cells: Sequence[Cell], whole: Sequence[Cell], options: argparse.Namespace, study: Study | None
 ) -> int:
-    """Say how far the cells are, or what is left to run, and measure a round of each kind; returns the exit status."""
+    """Print the tables so far, or the work that is left and its time by the cells that have run; returns 0."""
     results = results_of(study, cells)
     if options.save is not None:
         write_shown(suite, whole, study, "--save", make_folder(options.save, "--save"))
@@ -219,22 +261,41 @@ def tell(
     if options.status:
         print(render(suite, shown_cells(suite, cells, results), results))
         return 0
-    total, impossible = 0.0, 0
-    for estimate in estimates(cells, results, suite.metric):
-        total += estimate.total
-        impossible += bool(estimate.reason)
-        rounds = f"{estimate.rounds} rounds of "
-        how = estimate.reason if estimate.seconds is None else f"{rounds}{as_time(estimate.seconds)}"
-        print(f"{estimate.kind}: {estimate.left} to run, {how or 'done'}", flush=True)
+    kinds: dict[str, list[Cell]] = {}
+    for cell in cells:
+        kinds.setdefault(kind_of(cell), []).append(cell)
+    lines, total, unknown = list[tuple[str, str]](), 0.0, 0
+    for alike in kinds.values():
+        left = sum(results[cell.digest].state in ("waiting", "running") for cell in alike)
+        known = [seconds for cell in alike if (seconds := results[cell.digest].seconds) is not None]
+        rounds = int(look_up(alike[0].config, "trainer.max_rounds", 10))
+        text = f"{left} to run, {rounds} rounds" if left else "done"
+        if left and known:
+            seconds = sum(known) / len(known)
+            total += left * rounds * seconds
+            text += f" of {as_time(seconds)}"
+        unknown += left if not known else 0
+        lines.append((alike[0].name.rpartition(",")[0] or alike[0].name, text))
+    for text, names in grouped(lines).items():
+        print(f"{few(names)}: {text}")
     states = [result.state for result in results.values()]
-    done = f"{len(states)} cells, {states.count('done')} done, {states.count('failed')} failed"
-    most = "at most " * options.until_decided
-    left = f"the others take {most}about {as_time(total / options.jobs)} with --jobs {options.jobs}"
-    print(f"{done}; {left}" + (f", without {impossible} of these lines, which cannot be run" if impossible else ""))
+    about = f"{'at most ' * options.until_decided}about {as_time(total / options.jobs)} with --jobs {options.jobs}"
+    parts = [f"{len(states)} cells, {states.count('done')} done, {states.count('failed')} failed"]
+    parts += [f"the others take {about}"] if total else []
+    parts += [f"nothing is known of the time of {unknown}, of whose kind none has run"] if unknown else []
+    print("; ".join(parts))
     return 0
 
 
-def write_shown(suite: Suite, whole: Sequence[Cell], study: CellStudy | None, key: str, folder: Path) -> None:
+def as_time(seconds: float) -> str:
+    """A duration as text, such as ``1 h 20 min``."""
+    if seconds < 100:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def write_shown(suite: Suite, whole: Sequence[Cell], study: Study | None, key: str, folder: Path) -> None:
     """Write the tables of the whole suite into the folder that ``key`` names."""
     results = results_of(study, whole)
     with writing_into(key, folder, LATER):
@@ -325,34 +386,54 @@ def tune(
     wanted = [label for name, label in known.items() if not options.only or name in options.only]
     searches = [Search(suite, tuning, label, options.scale, extra, options.trials) for label in wanted]
     url = options.storage or default_url(output)
-    first = Runner()
-    known_studies = optuna.get_all_study_names(open_database(url)) if exists(url) else []
-    if not any(search.study in known_studies for search in searches):
-        check_metric(searches[0], first)
+    check_searches(suite, searches)
     make_folder(output, "--output")
     database = open_database(url)
-    if not options.storage:
-        check_alone(suite, database, output)
-    studies = [open_search(search, database) for search in searches]
+    check_study(suite, database, None if options.storage else output)
+    studies = [SearchStudy(search, database) for search in searches]
     if options.retry:
-        for search, study in zip(searches, studies, strict=True):
-            retry_failed(search, study)
-    runs = output.resolve() / "tune"
-    tuner = Tuner(suite, searches, database, runs, options.jobs, say, lambda job: Runner(job) if job else first)
-    tuner.run()
-    if status := why_ended(tuner, args):
+        for study in studies:
+            failed = [trial for trial in study.last_trials() if trial.state == TrialState.FAIL]
+            study.forget({"digest": trial.user_attrs["digest"]} for trial in failed)
+    driver = Driver(
+        lambda: [SearchStudy(search, database) for search in searches],
+        tuning.metric,
+        output.resolve() / "tune",
+        options.jobs,
+        say,
+    )
+    driver.run()
+    if status := why_ended(driver, args):
         return status
-    for search, study in zip(searches, studies, strict=True):
+    for study in studies:
         with writing_into("--output", output, LATER):
-            path = write_best(search, study, output, url)
+            path = study.write_best(output, url)
         if path is not None:
-            say(f"{search.label}: {path}")
+            say(f"{study.search.label}: {path}")
             continue
-        reasons = filter(None, (trial.user_attrs.get("reason") for trial in last_trials(search, study)))
-        why = clipped(f"{search.label}: no trial has succeeded: {next(reasons, 'none has ended')}")
+        reasons = filter(None, (trial.user_attrs.get("reason") for trial in study.last_trials()))
+        why = clipped(f"{study.search.label}: no trial has succeeded: {next(reasons, 'none has ended')}")
         print(f"error: {why}; --retry runs them again", file=sys.stderr)
         status = 1
     return status
+
+
+def check_searches(suite: Suite, searches: Sequence[Search]) -> None:
+    """Build the objects of a trial of each search, so that a key or a metric is refused before any trial runs.
+
+    Raises:
+        UsageError: they cannot be built, or do not have the metric.
+    """
+    tuning = searches[0].tuning
+    trials = {search.label: search.cells(search.first_values())[0].fragments for search in searches}
+    for label, reason in Runner().check(tuning.metric, trials).items():
+        if reason.startswith("metric="):
+            hint = reason.partition(": ")[2]
+            raise UsageError(f"{suite.path}: tune.metric={tuning.metric!r}: {hint}")
+        if "no 'val_fraction'" in reason:
+            hint = f"{reason}; give null, and the data module a val_dataloader"
+            raise UsageError(f"{suite.path}: tune.val_fraction={tuning.val_fraction}: {hint}")
+        raise UsageError(f"{suite.path}: tune.search.{label}: {reason}")
 
 
 def make_folder(folder: Path, key: str) -> Path:

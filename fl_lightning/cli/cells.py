@@ -1,14 +1,15 @@
-"""``python -m fl_lightning.cli.cells`` runs the cells of a suite: each is a fit of several ``--config``."""
+"""Runs a cell of a suite, which is a fit of several ``--config``, in the process that a runner has forked for it."""
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import re
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 import yaml
 from lightning.pytorch import LightningModule
 
-from fl_lightning.bench.runner import RoundReport, serve
+from fl_lightning.bench.runner import RoundReport, locked, reason_of
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import logged_instead
@@ -25,7 +26,11 @@ from fl_lightning.callbacks.record import processor
 from fl_lightning.cli.cli import FederatedCLI, plain_warnings, usage_error
 from fl_lightning.engine.evaluation.evaluator import step_name
 from fl_lightning.errors import ChangedCodeError, ClientError, require
+from fl_lightning.models import ImageClassifier
 from fl_lightning.trainer import FederatedTrainer
+
+# distinct warnings that a cell keeps
+MOST_WARNINGS = 5
 
 
 class MetricReport(Callback):
@@ -46,7 +51,7 @@ class MetricReport(Callback):
 
 
 class CellCLI(FederatedCLI):
-    """A fit with one more callback, whose parser is built once in a process.
+    """A fit with one more callback; without one, its objects are built and nothing is run.
 
     Args:
         args: command line.
@@ -55,7 +60,7 @@ class CellCLI(FederatedCLI):
 
     _built: tuple[Any, Any, Any] | None = None
 
-    def __init__(self, args: list[str], callback: Callback) -> None:
+    def __init__(self, args: list[str], callback: Callback | None = None) -> None:
         self.callback = callback
         super().__init__(args)
 
@@ -64,6 +69,7 @@ class CellCLI(FederatedCLI):
         return {"fit": {"model", "datamodule"}}
 
     def setup_parser(self, *args: Any) -> None:
+        # one parser serves all configs of a process
         if CellCLI._built is None:
             super().setup_parser(*args)
             CellCLI._built = self.parser, self._subcommand_parsers, self._subcommand_method_arguments
@@ -71,16 +77,25 @@ class CellCLI(FederatedCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         trainer = super().instantiate_trainer(**kwargs)
-        trainer.callbacks.append(self.callback)
+        trainer.callbacks += [] if self.callback is None else [self.callback]
         return trainer
+
+    def fit(self, **kwargs: Any) -> None:
+        """Run the fit."""
+        if self.callback is not None:
+            self.trainer.fit(**kwargs)
+
+    def after_fit(self) -> None:
+        if self.callback is not None:
+            super().after_fit()
 
 
 def run_cell(cell: Mapping[str, Any], report: RoundReport) -> dict[str, Any]:
-    """Run a cell, or what is left of it; all of it where the user's code has changed since its last checkpoint.
+    """Run a cell, or the rest of it; all of it where the user's code has changed since its last checkpoint.
 
     Returns:
         The suite's metric by round, seconds of a round, hash of the partition, metrics of the last round, machine,
-        folder of the run, and digests of the user's source files.
+        folder of the run, digests of the user's source files, and the distinct warnings.
 
     Raises:
         UsageError: the cell's config is not valid, or the run does not log the metric.
@@ -89,31 +104,78 @@ def run_cell(cell: Mapping[str, Any], report: RoundReport) -> dict[str, Any]:
     root = Path(cell["output"]) / cell["folder"]
     where = {"trainer": {"default_root_dir": cell["output"], "name": cell["folder"]}}
     callback = MetricReport(cell["metric"], report)
-    command, configs = ["fit"], root / "configs"
-    configs.mkdir(exist_ok=True)
-    for number, fragment in enumerate([*cell["fragments"], where]):  # a fit takes them in this order
-        path = configs / f"{number}.yaml"
+    with locked(root), recorded_warnings() as texts:
+        command = fit_command([*cell["fragments"], where], root / "configs")
+        try:
+            resumes = ["--ckpt_path=last"] * any(root.glob("version_*"))
+            trainer = ended([*command, *resumes], callback).trainer
+        except ChangedCodeError as error:
+            # one cell is of one code
+            print(f"it begins anew, in a new version: {error}", file=sys.stderr, flush=True)
+            trainer = ended(command, callback).trainer
+        return outcome_of(trainer, cell["metric"]) | {"warnings": list(dict.fromkeys(texts))[:MOST_WARNINGS]}
+
+
+def check_configs(task: Mapping[str, Any], report: RoundReport) -> dict[str, str]:
+    """Build the objects of the configs in ``task["configs"]``; returns the reasons of those that cannot be run."""
+    wrong = {}
+    for name, fragments in task["configs"].items():
+        try:
+            with tempfile.TemporaryDirectory(prefix="fl_lightning-") as folder:
+                check_metric(task["metric"], ended(fit_command(fragments, Path(folder))))
+        except Exception as error:
+            wrong[name] = reason_of(error)
+    return wrong
+
+
+def check_metric(metric: str, cli: Any) -> None:
+    """Refuse a metric that a run cannot log, as far as its objects tell."""
+    known = {f"{phase}/{name}" for phase in ("train", "val", "test") for name in ("loss", "accuracy")}
+    no_step = metric.startswith(("val/", "val_")) and step_name(cli.model, "val") is None
+    # callbacks may log more
+    alone = type(cli.model) is ImageClassifier and not cli.config["fit"]["trainer"]["callbacks"]
+    plain = alone and re.match("(val|test)/", metric)
+    require(not no_step and (not plain or metric in known), "metric", metric, hint_of_metric(metric, cli.model, known))
+
+
+def fit_command(fragments: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
+    """The command line of a fit with a ``--config`` for each fragment, which is written into a folder."""
+    folder.mkdir(exist_ok=True)
+    command = ["fit"]
+    for number, fragment in enumerate(fragments):  # a fit takes them in this order
+        path = folder / f"{number}.yaml"
         path.write_text(yaml.safe_dump(dict(fragment), sort_keys=False))
         command.append(f"--config={path}")
-    try:
-        resumes = ["--ckpt_path=last"] * any(root.glob("version_*"))
-        return outcome_of(fitted([*command, *resumes], callback), cell["metric"])
-    except ChangedCodeError as error:
-        # one cell is of one code
-        print(f"it begins anew, in a new version: {error}", file=sys.stderr, flush=True)
-        return outcome_of(fitted(command, callback), cell["metric"])
+    return command
 
 
-def fitted(command: list[str], callback: Callback) -> Any:
-    """The trainer of a fit that has come to an end."""
+def ended(command: list[str], callback: Callback | None = None) -> CellCLI:
+    """A fit that has come to an end."""
     try:
-        with plain_warnings(), as_before():
-            return CellCLI(command, callback).trainer
+        with plain_warnings():
+            return CellCLI(command, callback)
     except Exception as error:
         usage = usage_error(error)
         if usage is None or usage is error:
             raise
         raise usage from error
+
+
+@contextmanager
+def recorded_warnings() -> Iterator[list[str]]:
+    """A list of the texts of the warnings that the block gives to its user."""
+    texts, show = list[str](), warnings.showwarning
+
+    def record(message: Any, category: type[Warning], *place: Any, **kwargs: Any) -> None:
+        if category is UserWarning:
+            texts.append(" ".join(str(message).split()))
+        show(message, category, *place, **kwargs)
+
+    warnings.showwarning = record
+    try:
+        yield texts
+    finally:
+        warnings.showwarning = show
 
 
 def outcome_of(trainer: FederatedTrainer, metric: str) -> dict[str, Any]:
@@ -140,7 +202,7 @@ def outcome_of(trainer: FederatedTrainer, metric: str) -> dict[str, Any]:
     }
 
 
-def hint_of_metric(metric: str, module: LightningModule, metrics: Mapping[str, float]) -> str:
+def hint_of_metric(metric: str, module: LightningModule, metrics: Iterable[str]) -> str:
     """The remedy where a run does not log the metric of a suite."""
     if metric.startswith("val") and step_name(module, "val") is None:
         return f"{type(module).__name__} has no validation_step; define one that logs it"
@@ -154,33 +216,3 @@ def machine() -> str:
     kind = f"{processor()} with {torch.backends.cpu.get_cpu_capability()}"  # hosts often hide the model
     device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else kind
     return f"{device}, {cores}, torch {torch.__version__}"
-
-
-@contextmanager
-def as_before() -> Iterator[None]:
-    """Leave what is the process's, and what user code may change, as it was before the block."""
-    dtype, folder, path, variables = torch.get_default_dtype(), os.getcwd(), list(sys.path), dict(os.environ)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(dtype)
-        os.chdir(folder)
-        sys.path[:] = path
-        os.environ.clear()
-        os.environ.update(variables)
-
-
-def free_memory() -> None:
-    """Free what the last cell has left; a GPU that a failed run has left unusable ends the process here."""
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-
-
-if __name__ == "__main__":
-    gc.freeze()  # the imported libraries hold many objects, which each collection would look through
-    try:
-        serve(run_cell, free_memory)
-    finally:
-        gc.unfreeze()  # else libraries complain of leaks

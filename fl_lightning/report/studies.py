@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.bench.cells_csv import FIRST, LAST, mapping_of, parsed_cells, result_in, seed_of
+from fl_lightning.bench.cells_csv import stored_lines
 from fl_lightning.bench.readings import suites_in
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.suite import Cell, Suite, Table
@@ -65,15 +65,12 @@ def of_cells_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
     Raises:
         UsageError: it cannot be read, or is no such file.
     """
-
-    def cell_of(line: Mapping[str, str]) -> KeptCell:
-        axes = [key for key in line if key not in (*FIRST, *LAST)]
-        labels = {axis.removeprefix("axis "): line[axis] for axis in axes}
-        seed, result = seed_of(line), result_in(line)
-        return StoredCell(labels, seed, (mapping_of(line, "config"),), result.scale, result.digest), result
-
+    cells = [
+        (StoredCell(line.labels, line.seed, (line.config,), line.result.scale, line.result.digest), line.result)
+        for line in stored_lines(path)
+    ]
     name = path.name.removesuffix(".csv").removesuffix(".cells").split("_scale")[0]
-    yield from studies_of(name, list(parsed_cells(path, cell_of)), "test/accuracy", suites, path.parent)
+    yield from studies_of(name, cells, "test/accuracy", suites, path.parent)
 
 
 def of_database(url: str, suites: Sequence[Suite], root: Path | None = None) -> Iterator[Study]:

@@ -11,7 +11,7 @@ from helpers.benches import stored, train
 
 from fl_lightning.bench import Suite, Table, load_suite
 from fl_lightning.bench.suite import SHOWS
-from fl_lightning.bench.tuning import Tuning
+from fl_lightning.bench.tune import Tuning
 from fl_lightning.cli import main
 from fl_lightning.cli.bench import bench_parser
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import yaml
-from helpers.benches import outcome, toy_suite
+from helpers.benches import FakeRunner, outcome, toy_suite
 from helpers.errors import assert_names
 
 from fl_lightning.bench import Cell
@@ -53,8 +53,7 @@ def tuned(tune, tmp_path):
         def answer(cell, on_round):
             config, values = Cell({}, 0, tuple(cell["fragments"])).config, []
             assert cell["metric"] == "val/accuracy"
-            if cell["folder"] != "round":  # the one by which it is seen that a run has the metric
-                rounds.append((config, values))
+            rounds.append((config, values))
             try:
                 for round_ in range(config["trainer"]["max_rounds"]):
                     value = curve(config, round_)
@@ -66,7 +65,7 @@ def tuned(tune, tmp_path):
                         break
             except ValueError as error:
                 return {"failed": str(error)}
-            return outcome(values, metrics={"time/round": 0.1})
+            return outcome(values)
 
         return tune(path, "--output", "out", *args, answer=answer), rounds
 
@@ -188,7 +187,7 @@ def test_an_interrupted_trial_goes_on_with_its_own_values(tuned, space):
 
     def killed(config, round_):
         begun.append(mu(config))
-        return None if len(set(begun)) == 3 else near_a_tenth(config, round_)  # the first measures a round
+        return None if len(set(begun)) == 2 else near_a_tenth(config, round_)
 
     ended, first = tuned(tuning, curve=killed)
     assert ended.status == 128 + signal.SIGTERM
@@ -270,19 +269,19 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(tuned, tune_key, named):
 
 
 @pytest.mark.parametrize(
-    ("reason", "remedy", "other"),
+    ("reason", "named"),
     [
-        ("the run does not log it; among others it logs train/loss", "tune.val_fraction", "validation_step"),
-        ("Net has no validation_step; define one that logs it", "validation_step", "tune.val_fraction"),
-        ("the run does not log it; among others it logs val/acc", "val/acc", "tune.val_fraction"),
+        ("metric='val/accuracy': Net has no validation_step; define one", ["tune.metric='val/accuracy'", "Net"]),
+        ("data: Data has no 'val_fraction'", ["tune.val_fraction=0.1", "val_dataloader"]),
+        ("method.nu: FedProx has no such argument", ["tune.search.FedProx: method.nu"]),
     ],
 )
-def test_a_run_without_the_metric_is_refused_with_the_remedy(tuned, tmp_path, reason, remedy, other):
-    def curve(config, round_):
-        assert config["trainer"]["max_rounds"] == 1
-        raise ValueError(f"metric='val/accuracy': {reason}")
+def test_a_trial_that_cannot_be_built_is_refused_before_any_runs(tuned, tmp_path, monkeypatch, reason, named):
+    def check(runner, metric, configs):
+        assert metric == "val/accuracy" and mu(Cell({}, 0, configs["FedProx"]).config) == 0.001
+        return {"FedProx": reason}
 
-    ended, _ = tuned(curve=curve)
-    assert ended.status == 2 and not (tmp_path / "out").exists()
-    assert_names(ended.err, "tune.metric='val/accuracy'", remedy)
-    assert other not in ended.err
+    monkeypatch.setattr(FakeRunner, "check", check)
+    ended, rounds = tuned()
+    assert ended.status == 2 and not rounds and not (tmp_path / "out").exists() and ended.err.count("\n") == 1
+    assert_names(ended.err, *named)

@@ -13,10 +13,10 @@ from helpers.benches import TOY, FakeRunner, outcome, quick_database, toy_suite
 from helpers.errors import assert_names
 from test_cells import BASE
 
-from fl_lightning.bench import estimate, load_suite
+from fl_lightning.bench import load_suite
 from fl_lightning.bench.cells_csv import cells_csv
-from fl_lightning.bench.process import Interrupt
 from fl_lightning.bench.results import CellResult
+from fl_lightning.bench.runner import Interrupt
 from fl_lightning.cli import bench as command
 from fl_lightning.cli import main
 
@@ -44,7 +44,7 @@ def fake(monkeypatch):
 
         monkeypatch.setattr(command, "Driver", partial(command.Driver, runner=made))
         monkeypatch.setattr(command, "open_database", quick_database)
-        monkeypatch.setattr(estimate, "Runner", made)
+        monkeypatch.setattr(command, "Runner", lambda: FakeRunner())
         return runners
 
     return use
@@ -111,23 +111,59 @@ def test_a_config_comes_after_the_suite_in_all_cells(toy, fake, tmp_path):
     assert told[0]["fragments"][-2:] == ({"data": {"init_args": {"root": "here"}}}, {"seed_everything": 0})
 
 
-def test_a_dry_run_measures_a_round_of_each_kind_and_queues_nothing(toy, fake, tmp_path, capsys):
-    one = outcome([0.5], metrics={"time/round": 4.0})
-    runners = fake(lambda cell, on_round: one)
-    before = list(tmp_path.iterdir())
-    assert status(toy, "--dry-run", "--seeds", 5, "--jobs", 2) == 0
+def test_a_dry_run_groups_kinds_and_makes_up_no_time(toy, fake, tmp_path, capsys):
+    runners, before = fake(), list(tmp_path.iterdir())
+    assert status(toy, "--dry-run", "--seeds", 5) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("method=FedAvg,lr=0.1; method=FedAvg,lr=0.2; ") and first.endswith("5 to run, 3 rounds")
+    assert last.startswith("20 cells, 0 done, 0 failed; nothing is known of the time of 20,")
+    assert not any(runner.ran for runner in runners) and list(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("args", [[], ["--dry-run"]])
+def test_configs_that_cannot_be_built_are_refused_before_any_cell_runs(toy, fake, tmp_path, capsys, monkeypatch, args):
+    runners, reason = fake(), "FedProx.nu: is no argument"
+
+    def check(runner, metric, configs):
+        assert metric == "test/accuracy"
+        return {name: reason for name in configs if "FedProx" in name}
+
+    monkeypatch.setattr(FakeRunner, "check", check)
+    assert status(toy, *args, "--seeds", 2) == 2
+    ended = capsys.readouterr()
+    assert ended.err == f"error: method=FedProx,lr=0.1; method=FedProx,lr=0.2: {reason}\n" and not ended.out
+    assert not any(runner.ran for runner in runners) and not (tmp_path / "runs").exists()
+    assert status(toy, "--only", "method=FedAvg") == 0  # the others are not asked for
+
+
+def test_a_warning_of_cells_is_told_once_and_is_a_footnote_of_all(toy, fake, tmp_path, capsys):
+    fake(lambda cell, on_round: outcome(warnings=["no such client"] if "FedProx" in cell["name"] else []))
+    assert status(toy, "--save", "saved") == 0
     said = capsys.readouterr().out
-    assert "method=FedProx,lr=0.2: 5 to run, 3 rounds of 4 s" in said
-    assert "20 cells, 0 done, 0 failed; the others take about 2 min with --jobs 2" in said
-    assert runners[0].ran == [f"method={m},lr={lr}" for m in ("FedAvg", "FedProx") for lr in (0.1, 0.2)]
-    assert runners[0].closed and list(tmp_path.iterdir()) == before
+    assert said.count("lr=0.1,seed=0: warning: no such client") == 1 == said.count("warning: ")
+    assert said.count("no such client") == 2  # and below the table
+    (file,) = (tmp_path / "saved").glob("*.cells.csv")
+    assert status(toy, "--load", file, "--output", "here", "--status") == 0
+    assert "no such client" in capsys.readouterr().out
+
+
+def test_the_margin_is_fixed_once_a_cell_has_run(fake, tmp_path, capsys):
+    fake()
+    assert status(toy_suite(tmp_path, DECIDING).path, "--only", "method=FedAvg") == 0
+    capsys.readouterr()
+    other = toy_suite(tmp_path, DECIDING.replace("margin: 1", "margin: 2")).path
+    for args in ([], ["--status"]):
+        assert status(other, *args) == 2
+        assert_names(capsys.readouterr().err, "decide.margin=2", "1", "--output")
+    assert status(other, "--output", "other", "--only", "method=FedAvg") == 0
+    assert status(toy_suite(tmp_path, DECIDING).path, "--status") == 0
 
 
 def test_a_dry_run_takes_the_seconds_of_finished_cells(toy, fake, capsys):
     runners = fake()
     status(toy)
     assert status(toy, "--dry-run", "--seeds", 2) == 0
-    assert not runners[1].ran
+    assert sum(len(runner.ran) for runner in runners) == 4
     assert "8 cells, 4 done, 0 failed; the others take about 6 s" in capsys.readouterr().out
 
 
@@ -146,7 +182,8 @@ def test_a_dry_run_takes_the_seconds_of_finished_cells(toy, fake, capsys):
         (["{toy}", "--load", "{toy}"], ("toy.yaml",)),
     ],
 )
-def test_bad_input_is_one_line(toy, args, named, capsys, tmp_path, monkeypatch):
+def test_bad_input_is_one_line(toy, args, named, fake, capsys, tmp_path, monkeypatch):
+    fake()
     monkeypatch.setattr("fl_lightning.bench.study.time.sleep", lambda seconds: None)
     (tmp_path / "run.yaml").write_text("seed_everything: 0\ntrainer: {max_rounds: 1}\n")  # a config is no suite
     before = list(tmp_path.iterdir())
@@ -259,7 +296,7 @@ def test_a_signal_ends_it_with_the_command_that_goes_on(toy, fake, capsys, monke
 
     runners = fake(answer)
     faked = command.Driver
-    monkeypatch.setattr(command, "Driver", lambda *args: drivers.append(faked(*args)) or drivers[0])
+    monkeypatch.setattr(command, "Driver", lambda *args, **how: drivers.append(faked(*args, **how)) or drivers[0])
     assert status(toy, "--jobs", "1") == 128 + signal.SIGTERM
     assert_names(capsys.readouterr().err, "SIGTERM", f"bench {toy} --jobs 1")
     assert len(runners[0].ran) == 1

@@ -1,14 +1,13 @@
-"""A cell is an ordinary fit; many of them run in one process, and none leaves anything to the next."""
+"""A cell is an ordinary fit, and the objects of its config can be built without one."""
 
-import os
+import subprocess
 import sys
 
 import pytest
-import torch
 import yaml
 from helpers.errors import assert_names, refused
 
-from fl_lightning.cli.cells import free_memory, machine, run_cell
+from fl_lightning.cli.cells import check_configs, machine, run_cell
 from fl_lightning.data.plan import Plan
 from fl_lightning.errors import ClientError
 
@@ -25,18 +24,6 @@ BASE = {
     "data": {"class_path": "Digits", "init_args": {"num_clients": 3, "train_size": 90, "test_size": 60}},
     "trainer": {"max_rounds": 3, "devices": 1, "threads_per_worker": 1, "logger": False, "enable_progress_bar": False},
 }
-RUDE = """
-import os, torch
-from fl_lightning.callbacks import Callback
-
-class Rude(Callback):
-    def on_fit_start(self, trainer):
-        torch.set_default_dtype(torch.float64)
-        torch.manual_seed(5)
-        os.environ["PL_GLOBAL_SEED"] = "77"
-        os.chdir("/")
-        raise OSError("rude")
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +55,7 @@ def test_a_cell_that_is_done_returns_at_once_with_its_history(tmp_path):
     short = {"trainer": {"max_rounds": 1}}
     told, rounds = run_cell(cell(tmp_path, "cell", short), nothing), []
     again = run_cell(cell(tmp_path, "cell", short), lambda *given: rounds.append(given))
-    assert not rounds and {**again, "metrics": 0} == {**told, "metrics": 0}
+    assert not rounds and {**again, "metrics": 0, "warnings": []} == {**told, "metrics": 0}
     paths = sorted((tmp_path / "cell" / "configs").iterdir())
     where = {"trainer": {"default_root_dir": str(tmp_path), "name": "cell"}}
     assert [yaml.safe_load(path.read_text()) for path in paths] == [BASE, short, where]
@@ -81,25 +68,6 @@ def test_a_cell_goes_on_where_it_was(tmp_path):
     assert half["values"] == {0: whole[0], 1: whole[1]}
     assert run_cell(cell(tmp_path), lambda *given: rounds.append(given))["values"] == whole
     assert rounds == [(2, whole[2])]
-
-
-def test_no_cell_leaves_anything_to_the_next(tmp_path, monkeypatch):
-    alone = run_cell(cell(tmp_path, "alone"), nothing)
-    (tmp_path / "rude.py").write_text(RUDE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    before = dict(os.environ), os.getcwd(), list(sys.path)
-    with pytest.raises(OSError, match="rude"):
-        run_cell(cell(tmp_path, "rude", {"trainer": {"callbacks": [{"class_path": "rude.Rude"}]}}), nothing)
-    assert (dict(os.environ), os.getcwd(), list(sys.path)) == before
-    assert torch.get_default_dtype() == torch.float32
-    other = {"method": [{"class_path": "FedProx"}], "seed_everything": 2, "trainer": {"max_rounds": 1}}
-    run_cell(cell(tmp_path, "other", other), nothing)
-    free_memory()
-    after = run_cell(cell(tmp_path, "after"), nothing)
-    assert (after["values"], after["plan"]) == (alone["values"], alone["plan"])
-    written = yaml.safe_load((tmp_path / "after" / "version_0" / "config.yaml").read_text())
-    expected = yaml.safe_load((tmp_path / "alone" / "version_0" / "config.yaml").read_text())
-    assert written == {**expected, "trainer": {**expected["trainer"], "name": "after"}}
 
 
 def test_a_config_that_is_not_valid_is_refused_in_one_line(tmp_path):
@@ -116,6 +84,46 @@ def test_a_metric_that_is_not_logged_is_refused_and_one_that_is_not_finite_fails
     fast = {"model": {"init_args": {"optimizer": {"init_args": {"lr": 1e30}}}}}
     with refused("round 0", "test/loss", kind=ClientError):
         run_cell(cell(tmp_path, "other", fast, metric="test/loss"), nothing)
+
+
+@pytest.mark.parametrize(
+    ("change", "metric", "keys"),
+    [
+        ({"method": [{"class_path": "FedProx", "init_args": {"nu": 1}}]}, "test/accuracy", ["FedProx", "nu"]),
+        ({"method": [{"class_path": "FedProx", "init_args": {"mu": -1}}]}, "test/accuracy", ["FedProx.mu=-1.0"]),
+        ({"trainer": {"max_rounds": -1}}, "test/accuracy", ["trainer.max_rounds=-1"]),
+        ({}, "test/acc", ["metric='test/acc'", "test/accuracy"]),
+        ({}, "test/loss", []),
+        ({"trainer": {"callbacks": [{"class_path": "Scores"}]}}, "test/score", []),
+        ({"data": {"init_args": {"root": "nowhere"}}, "trainer": {"devices": 2}}, "val/accuracy", ["root"]),
+    ],
+)
+def test_a_config_is_refused_by_building_its_objects(tmp_path, change, metric, keys):
+    wrong = check_configs({"metric": metric, "configs": {"plain": [BASE], "changed": [BASE, change]}}, nothing)
+    assert ("changed" in wrong) == bool(keys) and "\n" not in wrong.get("changed", "")
+    if keys:
+        assert_names(wrong["changed"], *keys)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_program_of_the_cells_leaves_the_gpu_alone():
+    """A process that is forked from one with a context of CUDA has none."""
+    code = "import torch; torch._C._cuda_getDeviceCount = torch.cuda.is_available = torch.cuda.init = 1 .real\n"
+    code += "import fl_lightning.cli.cells; print(torch.cuda.is_initialized())"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "False\n"
+
+
+def test_the_warnings_of_a_run_are_told_once(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = "def on_round_end(self, trainer):\n        for text in 'abcabc':\n            trainer.warn(text)"
+    (tmp_path / "own_warning.py").write_text(
+        f"from fl_lightning.callbacks import Callback\nclass Warns(Callback):\n    {text}\n"
+    )
+    many = {"trainer": {"max_rounds": 1, "callbacks": [{"class_path": "own_warning.Warns"}]}}
+    told = run_cell(cell(tmp_path, "cell", many), nothing)["warnings"]
+    assert told == ["a", "b", "c"]
+    assert run_cell(cell(tmp_path, "other", {"trainer": {"max_rounds": 1}}), nothing)["warnings"] == []
 
 
 OWN = "from fl_lightning import Method\nclass Own(Method):\n    mu = 1\n"

@@ -13,7 +13,8 @@ from helpers.reports import write_run
 from helpers.tiers import sample
 from optuna import create_study
 
-from fl_lightning.bench.study import open_database, open_study, results_of
+from fl_lightning.bench.driver import open_study
+from fl_lightning.bench.study import open_database, results_of
 from fl_lightning.bench.table import write_tables
 from fl_lightning.cli import main
 from fl_lightning.report.figures import Card
@@ -177,7 +178,7 @@ def run_study(folder):
     driver, opened, _ = toy_driver(suite, output, runner=lambda job=0: FakeRunner(job, answers))
     driver.run()
     # the study that tunes a method of the suite lies in the same database
-    tuned = create_study(study_name=f"{suite.name}/tune/FedProx", storage=driver.database)
+    tuned = create_study(study_name=f"{suite.name}/tune/FedProx", storage=opened.database)
     tuned.set_user_attr("suite", suite.name)
     tuned.enqueue_trial({"mu": 0.1}, user_attrs={"digest": "trial 0"})
     write_tables(suite, suite.cells(), results_of(opened, suite.cells()), folder / "tables")

@@ -6,16 +6,14 @@ import threading
 from collections import namedtuple
 from functools import cache, partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import yaml
 from sqlalchemy import event
 
-from fl_lightning.bench import cells_csv, driver, estimate, load_suite, readings, table
-from fl_lightning.bench.process import Interrupt
+from fl_lightning.bench import cells_csv, driver, load_suite, readings, table
 from fl_lightning.bench.results import CellResult
-from fl_lightning.bench.runner import outcome as outcome_of_run
-from fl_lightning.bench.study import open_database, open_study
+from fl_lightning.bench.runner import PROGRAM, Interrupt, answer_of
+from fl_lightning.bench.study import open_database
 from fl_lightning.cli import bench as command
 from fl_lightning.cli import main
 
@@ -46,9 +44,7 @@ def outcome(values=(0.25, 0.5), **other):
 
 def train(cell, on_round):
     """Train a cell in this process; a process of its own takes seconds to import torch."""
-    from fl_lightning.cli.cells import run_cell
-
-    return outcome_of_run(run_cell, cell, SimpleNamespace(report=on_round))
+    return answer_of(PROGRAM, "run_cell", cell, on_round)
 
 
 # ---------------------------------------------------------------- commands
@@ -62,7 +58,7 @@ class FakeRunner:
     """
 
     def __init__(self, job=0, answer=lambda cell, on_round: outcome()):
-        self.answer, self.ran, self.closed, self.interrupted = answer, [], False, threading.Event()
+        self.answer, self.ran, self.interrupted = answer, [], threading.Event()
 
     def run(self, cell, on_round):
         self.ran.append(cell["name"])
@@ -77,8 +73,8 @@ class FakeRunner:
 
     kill = interrupt
 
-    def close(self):
-        self.closed = True
+    def check(self, metric, configs):
+        return {}
 
 
 def run_command(patch, capsys, args, answer=lambda cell, on_round: outcome()):
@@ -92,10 +88,9 @@ def run_command(patch, capsys, args, answer=lambda cell, on_round: outcome()):
     runner = partial(FakeRunner, answer=noted)
     with patch.context() as patched:
         patched.setattr(command, "Driver", partial(driver.Driver, runner=runner))
-        patched.setattr(command, "Runner", runner)
+        patched.setattr(command, "Runner", FakeRunner)
         patched.setattr(command, "open_database", quick_database)
-        patched.setattr(estimate, "Runner", runner)
-        patched.setattr(driver, "QUEUE_POLL", 0.05)
+        patched.setattr(driver, "POLL", 0.05)
         patched.setattr(driver, "PACE", 0.0)
         try:
             main([str(arg) for arg in args])
@@ -156,5 +151,9 @@ def quick_database(url):
 def toy_driver(suite, folder, runner=FakeRunner):
     """A driver of a suite's cells, its study, and the lines that it says."""
     said, backend, cells = [], quick_database(f"sqlite:///{folder / 'study.db'}"), suite.cells()
-    study = open_study(suite, backend, cells)
-    return driver.Driver(suite, cells, backend, folder, 1, said.append, runner), study, said
+    study = driver.open_study(suite, backend, cells)
+
+    def studies():
+        return [driver.open_study(suite, backend, cells)]
+
+    return driver.Driver(studies, suite.metric, folder, 1, said.append, runner), study, said
