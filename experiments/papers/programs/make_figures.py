@@ -30,13 +30,14 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-from fl_lightning.plotting.shipped import PER_CLASS, SIMILARITY  # noqa: E402
 
 from fl_lightning.bench import Cell, load_suite  # noqa: E402, found through the path above
 from fl_lightning.cli import main  # noqa: E402
 from fl_lightning.functional import effective_rank, numerical_rank  # noqa: E402
 from fl_lightning.plotting.drawing import CurveLine, Draw, bars, curves, heat, numbered_line, points  # noqa: E402
-from fl_lightning.plotting.figures import drawings_of, figure_of, laid_out  # noqa: E402
+from fl_lightning.plotting.figures import curve_panels, laid_out  # noqa: E402
+from fl_lightning.plotting.plots import of_client  # noqa: E402
+from fl_lightning.plotting.values import over  # noqa: E402
 
 PAPERS, DOCS = ROOT / "experiments" / "papers", ROOT / "docs"
 STORES = {suite: PAPERS / "results" / f"{suite}.npz" for suite in ("figures", "figures_fashion")}
