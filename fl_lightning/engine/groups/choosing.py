@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_lightning.client.mapped import NotMappable
-from fl_lightning.client.transient import CONTAINERS, OWN
+from fl_lightning.client.module_snapshot import CONTAINERS, OWN
 from fl_lightning.data.loaders import IndexedLoader, PlainLoader
 from fl_lightning.engine.compiled import CompiledPrograms, uncompiled
 from fl_lightning.engine.groups.group import Group, Member

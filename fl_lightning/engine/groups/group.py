@@ -27,8 +27,7 @@ from fl_lightning.client.columns import (
     put_together,
     take_apart,
 )
-from fl_lightning.client.places import TensorPlaces
-from fl_lightning.client.transient import values_held
+from fl_lightning.client.module_snapshot import StateBinding, values_held
 from fl_lightning.client.visit import Visit
 from fl_lightning.engine.compiled import uncompiled
 from fl_lightning.engine.groups.feed import Feed, GroupBatch
@@ -141,7 +140,7 @@ class Group:
             known = {id(value) for value in client.live.values()}
             buffers = client.module.named_buffers()
             self._apart = {f"buffer {path}": value for path, value in buffers if id(value) not in known}
-            self.places = TensorPlaces(client.module, {**client.live, **self._apart})
+            self.places = StateBinding(client.module, {**client.live, **self._apart})
             optimizer, schedulers = training.begin_group(training.lr_factors[self.round])
             self._begin(optimizer)
             held = values_held(client.module, client.methods.methods, [*client.live.values(), *self._apart.values()])
