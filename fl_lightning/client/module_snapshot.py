@@ -229,13 +229,12 @@ def values_held(module: nn.Module, methods: Sequence[Method], known: Iterable[Te
 
 def are_equal(one: list[Any], other: list[Any]) -> bool:
     """Whether attributes hold equal values, and otherwise the same objects."""
-
-    def same(a: Any, b: Any) -> bool:
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            return a.dtype == b.dtype and torch.equal(a, b)
-        return a is b or (isinstance(a, (str, bytes)) and a == b)
-
-    return len(one) == len(other) and all(map(same, one, other))
+    return len(one) == len(other) and all(
+        a.dtype == b.dtype and torch.equal(a, b)
+        if isinstance(a, Tensor) and isinstance(b, Tensor)
+        else a is b or (isinstance(a, (str, bytes)) and a == b)
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def uncopyable(module: nn.Module, shared: object) -> dict[int, Any]:

@@ -434,7 +434,7 @@ def metrics_of(answer: Mapping[str, Any], phases: Sequence[str]) -> dict[str, di
 def joined(shared: Packet, own: Packet) -> Packet:
     """Two messages as one: what all are told, and what one is told beside it."""
     text = f'{{"dict":[["shared",{shared.text}],["own",{own.text}]]}}'
-    return Packet(text, {**shared.arrays, **own.arrays})
+    return Packet(text, shared.data + own.data)
 
 
 def check_suits(trainer: Any) -> None:
