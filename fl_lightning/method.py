@@ -86,8 +86,8 @@ class Method:
 
     Client hooks run where the client runs, server hooks once a round. What a method keeps for a client lives in
     ``client.memory(self)``, what it keeps for a visit alone in ``client.scratch(self)``, what it keeps on the server in
-    attributes that are declared as :class:`ServerValue`. What a client hook changes of the method's attributes, or
-    of its class's, lasts until the end of the visit.
+    attributes that are declared as :class:`ServerValue`. What a client hook changes of other attributes lasts until the
+    end of the visit.
 
     Attributes:
         name: the name under which it logs, sends and remembers: that of its class in lower case; a subclass keeps that
@@ -262,8 +262,8 @@ class MethodList:
     different client weights are an error. What a hook returns is checked, and named where it is not what it must be.
 
     Attributes:
-        attributes: what visits begin with, as :class:`~fl_lightning.client.transient.Attributes`; None once a server
-            hook was called.
+        attributes: the :class:`~fl_lightning.client.module_snapshot.MethodSnapshot` with which visits begin; None once
+            a server hook was called.
         having: gives the methods that have a hook of their own, in list order, by the name of the hook.
     """
 

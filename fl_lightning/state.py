@@ -10,23 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning import foreach
-from fl_lightning.sums import Weighted
-
-__all__ = [
-    "State",
-    "Weighted",
-    "checksums",
-    "clone",
-    "copy_into",
-    "difference",
-    "first_not_finite",
-    "norm",
-    "num_bytes",
-    "select",
-    "tensors",
-    "uncompiled_name",
-    "uncompiled_names",
-]
+from fl_lightning.sums import Weighted as Weighted
 
 State = dict[str, Tensor]
 # integers by their bytes

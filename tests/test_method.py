@@ -300,22 +300,9 @@ class Remembers(Method):
         (Remembers, "initial_memory", None),
     ],
 )
-def test_what_a_first_batch_shows_is_refused_before_anything_is_written(run, tmp_path, base, hook, value):
+def test_a_wrong_result_of_a_hook_is_refused(run, base, hook, value):
     with refused("method=Mine", hook):
         run([type("Mine", (base,), {hook: lambda self, *args: value})()])
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_first_batch_leaves_nothing_of_methods_and_what_fails_there_alone_is_left_to_the_run(run):
-    calls = []
-
-    class Mine(Method):
-        def on_client_end(self, client):
-            calls.append(client.info.id)
-            return {"mean": Weighted.of(client.drift / client.num_steps)}
-
-    run([Mine()], max_rounds=1)
-    assert calls == [0, 1, 2, 3]
 
 
 def test_a_weight_that_is_not_finite_names_client_round_and_method(run):

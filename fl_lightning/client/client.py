@@ -21,11 +21,11 @@ from fl_lightning.client.batch_norm import batch_norms, statistics_of
 from fl_lightning.client.clock import Clock
 from fl_lightning.client.entry import Arguments
 from fl_lightning.client.memory import Memories
+from fl_lightning.client.module_snapshot import MethodSnapshot
 from fl_lightning.client.references import References
 from fl_lightning.client.resident import Resident
 from fl_lightning.client.stand_in import StandIn
 from fl_lightning.client.taps import submodule
-from fl_lightning.client.transient import Attributes
 from fl_lightning.client.visit import Visit
 from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.data.loaders import Rows
@@ -349,8 +349,8 @@ class Client(LightningModule):
         """At the end of this block what methods keep on themselves is as the server has left it."""
         methods = self.methods
         if methods.attributes is None:
-            known = {*map(id, self.modules()), *map(id, self.parameters()), *map(id, self.buffers())}
-            methods.attributes = Attributes(methods.methods, known)
+            skipped = [*self.modules(), *self.parameters(), *self.buffers()]
+            methods.attributes = MethodSnapshot(methods.methods, skipped)
         attributes = methods.attributes
         try:
             yield

@@ -16,9 +16,8 @@ from lightning.fabric.utilities.apply_func import apply_to_collection
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from fl_lightning.client.places import TensorPlaces
+from fl_lightning.client.module_snapshot import ModuleSnapshot, StateBinding, uncopyable
 from fl_lightning.client.taps import Taps
-from fl_lightning.client.transient import OWN, Transient
 from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError, UsageError, clipped, text_of
 from fl_lightning.state import State, copy_into, tensors
@@ -41,9 +40,9 @@ class References:
     def __init__(self, tap_paths: Mapping[str, str], takes_index: bool, limit: float = 0.0) -> None:
         self.tap_paths, self._takes_index, self.limit = dict(tap_paths), takes_index, limit
         self._room, self.num_runs = 0.0, 0
-        self._models: dict[str, tuple[LightningModule, Taps, Transient]] = {}
+        self._models: dict[str, tuple[LightningModule, Taps, ModuleSnapshot]] = {}
         # the tensors of each model, and where they are
-        self._tensors: dict[str, tuple[State, TensorPlaces]] = {}
+        self._tensors: dict[str, tuple[State, StateBinding]] = {}
         self._wanted: dict[str, set[str]] = {}
         self._seen: dict[str, Observation] = {}
         self._places: dict[str, int] = {}
@@ -84,8 +83,8 @@ class References:
 
     def add(self, name: str, model: LightningModule) -> None:
         """Register a frozen copy of the module under ``name``."""
-        self._models[name], live = (model, Taps(model, self.tap_paths), Transient(model)), tensors(model)
-        self._tensors[name] = (live, TensorPlaces(model, live))
+        self._models[name], live = (model, Taps(model, self.tap_paths), ModuleSnapshot(model)), tensors(model)
+        self._tensors[name] = (live, StateBinding(model, live))
 
     @contextmanager
     def collected(self) -> Iterator[dict[str, dict[str, Any]]]:
@@ -104,8 +103,8 @@ class References:
         with ExitStack() as stack:
             for name, part in given.items():
                 self._models[name][2].restore()
-                live, places = self._tensors[name]
-                stack.enter_context(places.holding({**live, **part["state"]}))
+                live, binding = self._tensors[name]
+                stack.enter_context(binding.swapped({**live, **part["state"]}))
             yield
         self.start(repeats=False)
 
@@ -116,8 +115,8 @@ class References:
             wanted = {*part["taps"], *(self.tap_paths if taps is None else taps)}
             part.update(state=dict(state), taps=sorted(wanted))
             return
-        model, _, transient = self._models[name]
-        transient.restore()
+        model, _, snapshot = self._models[name]
+        snapshot.restore()
         copy_into(tensors(model), state)
         self._wanted.setdefault(name, set()).update(self.tap_paths if taps is None else taps)
 
@@ -231,28 +230,15 @@ def frozen_copy(module: LightningModule, shared: object) -> LightningModule:
         shared: an object that the copy refers to instead of copying it.
 
     Raises:
-        UsageError: it cannot be copied.
+        UsageError: it cannot be copied, though its parts can.
     """
     compiled = module.__dict__.pop("forward", None)  # it is bound to the module, so the copy must not call it
     try:
-        frozen: Any = copy.deepcopy(module, {id(shared): shared})
+        frozen: Any = copy.deepcopy(module, uncopyable(module, shared))
     except Exception as error:
-        parts = [(f"{path}.", part) for path, part in module.named_modules()]
-        own = ((path + key, value) for path, part in parts for key, value in vars(part).items() if key not in OWN)
-        part = next((name.lstrip(".") for name, value in own if not can_copy(value, shared)), "it")
-        why = f"{part} cannot be copied, and a reference model is a copy: {clipped(text_of(error), 80)}"
-        hint = "keep it outside of the model, and use torch.nn.utils.parametrizations.weight_norm"
-        raise UsageError(f"model={type(module).__name__}: {why}; {hint}") from error
+        why = f"it cannot be copied, and a reference model is a copy: {clipped(text_of(error), 80)}"
+        raise UsageError(f"model={type(module).__name__}: {why}; give its parts a __deepcopy__ that works") from error
     finally:
         module.__dict__.update({"forward": compiled} if compiled is not None else {})
     frozen.log = frozen.log_dict = lambda *args, **kwargs: None
     return frozen.eval().requires_grad_(False)
-
-
-def can_copy(value: Any, shared: object) -> bool:
-    """Whether a value can be copied, but for a part that is ``shared``."""
-    try:
-        copy.deepcopy(value, {id(shared): shared})
-    except Exception:
-        return False
-    return True

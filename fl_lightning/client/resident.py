@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from fl_lightning import namespaces
 from fl_lightning.client.logged import Logged
+from fl_lightning.client.module_snapshot import ModuleSnapshot, StateBinding, check_state, temporary_hooks
 from fl_lightning.client.references import frozen_copy
 from fl_lightning.client.stand_in import StandIn
 from fl_lightning.client.taps import Taps
-from fl_lightning.client.transient import Places, Transient, check_state, hooks_undone, settings_undone
 from fl_lightning.state import State, clone, copy_into, tensors
 
 # stages in which the logits are not transformed, though the module may be in training mode, with dropout for example
@@ -69,7 +69,7 @@ class Resident:
         check_state(module, self.live)
         self.evaluated: dict[str, Tensor] = {}
         self._transform = transform
-        self._places, self._start = Places(module, self.live), Transient(module)
+        self._binding, self._start = StateBinding(module, self.live), ModuleSnapshot(module)
         self._parameters = list(module.parameters())
         self._released = False
         self.taps = Taps(module, bindings, None if transform is None else self._transformed)
@@ -92,7 +92,7 @@ class Resident:
 
     def begin_run(self) -> None:
         """Take the module as it is now for what each visit begins with: modes, attributes, non-persistent buffers."""
-        self._start = Transient(self.module)
+        self._start = ModuleSnapshot(self.module)
 
     def begin_round(self, round_: int) -> None:
         """Set the clock, also where no client of the round trains in this process."""
@@ -125,11 +125,11 @@ class Resident:
         Raises:
             ClientError: an entry of the state is new, was removed, or has another shape or type.
         """
-        self._places.settle()
+        self._binding.commit()
 
     def load(self, state: State) -> None:
         """Load a state into the module."""
-        self._places.bind()
+        self._binding.rebind()
         copy_into(self.live, state)
 
     def load_afresh(self, state: State) -> None:
@@ -141,15 +141,15 @@ class Resident:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """In this block the module trains; hooks that it registers, and settings of the process, are undone."""
-        with self.stand_in.stage(RunningStage.TRAINING), hooks_undone(self.module), settings_undone():
+        """In this block the module trains; hooks that it registers are removed."""
+        with self.stand_in.stage(RunningStage.TRAINING), temporary_hooks(self.module):
             yield
 
     @contextmanager
     def evaluating(self, stage: str) -> Iterator[None]:
         """In this block the module evaluates: ``stage`` is ``validate``, ``test`` or ``predict``.
 
-        It begins with the attributes and buffers of the start of the run, and ends with the modes of then.
+        It begins and ends with the attributes, modes and buffers of the start of the run.
         """
         name = {"validate": "validation"}.get(stage, stage)
         self._start.restore()
@@ -157,14 +157,14 @@ class Resident:
         if self._released:
             self._install()
         try:
-            with self.stand_in.stage(RunningStage(stage)), hooks_undone(self.module), settings_undone():
+            with self.stand_in.stage(RunningStage(stage)), temporary_hooks(self.module):
                 getattr(self.module, f"on_{name}_model_eval")()
                 try:
                     yield
                 finally:
                     self.call(f"on_{name}_model_train")
         finally:
-            self._start.restore_modes()
+            self._start.restore()
             if self._released:
                 self._uninstall()
 
@@ -174,7 +174,7 @@ class Resident:
 
         It begins with the attributes and buffers of the start of the run.
         """
-        state, now, logged = self.state(), Transient(self.module), self.logged
+        state, now, logged = self.state(), ModuleSnapshot(self.module), self.logged
         try:
             self._start.restore()
             self.begin_logging(1.0)
@@ -189,7 +189,7 @@ class Resident:
 
     def frozen_copy(self) -> LightningModule:
         """A copy of the module in eval mode without gradients, hooks, logging and Fabric."""
-        now = Transient(self.module)
+        now = ModuleSnapshot(self.module)
         try:
             self.taps.remove()
             self._start.restore()  # the copy is not that of a client in the middle of its visit
@@ -203,7 +203,7 @@ class Resident:
     def release(self) -> None:
         """Give the module back as it was: without hooks, with its own ``log`` and ``forward``."""
         self.taps.remove()
-        self._places.bind()
+        self._binding.rebind()
         self._start.restore()
         self._uninstall()
         self._released = True

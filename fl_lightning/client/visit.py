@@ -44,30 +44,6 @@ class Visit:
         values: what was logged, reduced over the visit, once it has ended.
     """
 
-    __slots__ = (
-        "_number",
-        "_others",
-        "_tensors",
-        "_versions",
-        "change",
-        "clock",
-        "drift",
-        "epochs",
-        "info",
-        "logged",
-        "lr",
-        "lr_total",
-        "num_lost",
-        "num_skipped",
-        "num_steps",
-        "outputs",
-        "received",
-        "scalings",
-        "scratch",
-        "values",
-        "weight",
-    )
-
     def __init__(
         self,
         info: ClientInfo,

@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from fl_lightning.client.transient import changed, contents, objects_in
+from fl_lightning.client.module_snapshot import Snapshot, are_same, walk
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import ClientError, UsageError, require, text_of
 
@@ -58,19 +58,17 @@ def put_back(module: LightningModule) -> Iterator[list[Any]]:
     """
     kept = kept_parts(module)
     kept = kept if all(map(can_reset, kept)) else []
-    known = {*map(id, module.parameters()), *map(id, module.buffers()), *map(id, module.modules())}
-    restores = [restore for part in kept for restore in contents(part, known)]
+    before = Snapshot(kept, [*module.parameters(), *module.buffers(), *module.modules()])
     try:
         yield kept
     finally:
-        for restore in restores:
-            restore()
+        before.restore()
 
 
 def kept_parts(module: LightningModule) -> list[Optimizer | LRScheduler]:
     """The optimizers and schedulers that a module keeps."""
     tensors = {id(tensor) for tensor in [*module.parameters(), *module.buffers()]}
-    return [part for part in objects_in(module, tensors) if isinstance(part, (Optimizer, LRScheduler))]
+    return [part for part in walk(module, tensors) if isinstance(part, (Optimizer, LRScheduler))]
 
 
 def configured(module: LightningModule) -> tuple[Optimizer, Schedulers]:
@@ -133,7 +131,7 @@ class OptimizerSource:
         optimizer, schedulers = configured(self.module)
         self._options = group_options(optimizer)
         # an attribute that configure_optimizers sets may refer to this optimizer
-        again = schedulers or optimizer.state or changed(vars(self.module), attributes)
+        again = schedulers or optimizer.state or not are_same(vars(self.module), attributes)
         self._optimizer = None if again else optimizer
         return optimizer, schedulers
 

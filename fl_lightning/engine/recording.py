@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from fl_lightning.client.transient import are_equal
+from fl_lightning.client.module_snapshot import are_equal
 from fl_lightning.engine.compiled import CompiledPrograms
 from fl_lightning.engine.recorder import NotRecordable, Recorder, Slot, aten, is_pure, native, slots
 from fl_lightning.errors import ClientError

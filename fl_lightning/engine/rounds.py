@@ -211,9 +211,9 @@ def add_updates(run: Run, group: list[int], visits: Group, totals: Totals, outco
     """Add at once what clients send of which no hook wants to see more; returns their rows in the group."""
     if not visits.sends_states_alone() or is_watched(run):
         return set()
-    rows, updates = visits.updates()
+    rows, updates, extremes = visits.updates()
     if rows:
-        totals.add_rows(updates)
+        totals.add_rows(updates, extremes)
     for row in rows:
         run.client.memories().settle(group[row])
         counts = int(visits.num_steps[row]), float(visits.lr[row]), int(visits.num_skipped[row])

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from fl_lightning.client import Client
 from fl_lightning.client.clock import Clock
-from fl_lightning.client.transient import Transient
+from fl_lightning.client.module_snapshot import ModuleSnapshot
 from fl_lightning.engine.optimizers import (
     OptimizerSource,
     Schedulers,
@@ -113,7 +113,7 @@ class Schedules:
         if "lr_scheduler_step" not in self.client.resident.hooks:
             yield
             return
-        before = Transient(self.client.module, apart=stepped)
+        before = ModuleSnapshot(self.client.module, stepped)
         with ambient(self.client.seed, "schedules"):
             yield
         before.restore()

@@ -1,21 +1,26 @@
-"""Tensors and plain values as a message, and back. Nothing but these is made of what comes, whoever has sent it."""
+"""Tensors and plain values as a message, and back. Nothing else is made of a message, whoever has sent it."""
 
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.federation.wire import LARGEST, Array, BadMessageError, Packet, checked
+from fl_lightning.federation.wire import LARGEST, BadMessageError, Packet, check_size
 
 # containers within each other, and values in all of them together
 DEEPEST, MOST_VALUES = 24, 2**20
 PLAIN = (str, int, float, bool, type(None))
-# NumPy has no bfloat16: its bits travel as integers
-AS_INTEGERS = {("bfloat16", "uint16"): torch.bfloat16}
+DTYPES = {
+    name: getattr(torch, name)
+    for name in (
+        *("bool", "uint8", "int8", "uint16", "int16", "int32", "int64"),
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+    )
+}
 
 
 def encoded(value: Any) -> Packet:
@@ -24,28 +29,23 @@ def encoded(value: Any) -> Packet:
     Raises:
         TypeError: there is something else in them; names it.
     """
-    arrays: dict[str, Array] = {}
-    text = json.dumps(_encode(value, "", arrays), separators=(",", ":"))
-    return Packet(text, arrays)
+    data: list[bytes] = []
+    text = json.dumps(_encode(value, "", data), separators=(",", ":"))
+    return Packet(text, b"".join(data))
 
 
-def _encode(value: Any, path: str, arrays: dict[str, Array]) -> Any:
-    if isinstance(value, Tensor):
-        name = path
-        while name in arrays:  # two paths may read the same
-            name += "'"
-        kind, array = _array(value)
-        arrays[name] = array
-        return {"tensor": name, "dtype": kind}
+def _encode(value: Any, path: str, data: list[bytes]) -> Any:
+    """A value as JSON; the bytes of its tensors are appended to ``data``."""
+    if isinstance(value, Tensor) and (kind := str(value.dtype).removeprefix("torch.")) in DTYPES:
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        data.append(flat.view(torch.uint8).numpy().tobytes())
+        return {"tensor": [kind, *value.shape]}
     if isinstance(value, dict):
-        items = [
-            [_plain_value(key, path), _encode(part, f"{path}/{key}" if path else str(key), arrays)]
-            for key, part in value.items()
-        ]
-        return {"dict": items}
+        pairs = [(key, part, f"{path}/{key}" if path else str(key)) for key, part in value.items()]
+        return {"dict": [[_plain_value(key, path), _encode(part, name, data)] for key, part, name in pairs]}
     if isinstance(value, (list, tuple)):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_encode(part, f"{path}/{place}", arrays) for place, part in enumerate(value)]}
+        parts = [_encode(part, f"{path}/{place}", data) for place, part in enumerate(value)]
+        return parts if isinstance(value, list) else {"tuple": parts}
     return _plain_value(value, path)
 
 
@@ -53,45 +53,39 @@ def _plain_value(value: Any, path: str) -> Any:
     for kind in PLAIN:
         if type(value) is kind:
             return value
-    if isinstance(value, (int, float, str)) and not isinstance(value, bool):  # of a subclass, as NumPy's float64
+    if isinstance(value, (int, float, str)):  # of a subclass, as NumPy's float64
         return next(kind(value) for kind in (int, float, str) if isinstance(value, kind))
     raise TypeError(f"{path} is a {type(value).__name__}: messages hold tensors and plain values alone")
 
 
-def _array(tensor: Tensor) -> tuple[str, Array]:
-    """The type of a tensor, and its numbers."""
-    tensor = tensor.detach().cpu().contiguous()
-    kind = str(tensor.dtype).removeprefix("torch.")
-    shape = tuple(tensor.shape)
-    for (name, stored), dtype in AS_INTEGERS.items():
-        if tensor.dtype == dtype:
-            return name, Array(stored, shape, tensor.view(torch.int16).numpy().tobytes())
-    return kind, Array(kind, shape, tensor.numpy().tobytes())
-
-
 def decoded(packet: Packet, limit: int = LARGEST) -> Any:
-    """What :func:`encoded` was given.
+    """The value that :func:`encoded` was given.
 
     Raises:
-        BadMessageError: the message is of another form, too large or too deep, or has arrays that it does not name.
+        BadMessageError: the message is of another form, too large or too deep, or has more or fewer numbers than it
+            says.
     """
-    checked(packet, limit)
+    check_size(packet.num_bytes, limit)
     try:
         tree = json.loads(packet.text)
     except (ValueError, RecursionError) as error:
         raise BadMessageError("the text of a message is not JSON") from error
-    reader = _Reader(packet.arrays)
-    value = reader.decode(tree, 0)
-    if reader.left:
-        raise BadMessageError(f"the message holds the undeclared array {next(iter(reader.left))!r}")
+    decoder = _Decoder(packet.data)
+    value = decoder.decode(tree, 0)
+    if len(decoder.rest):
+        raise BadMessageError(f"the message holds {len(decoder.rest):,} undeclared bytes")
     return value
 
 
-class _Reader:
-    """Makes values of the parts of a message, of which there are not too many."""
+class _Decoder:
+    """Makes a limited number of values of a message.
 
-    def __init__(self, arrays: dict[str, Array]) -> None:
-        self.left = dict(arrays)
+    Attributes:
+        rest: the bytes that belong to no tensor so far.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.rest = memoryview(data)
         self._values = 0
 
     def decode(self, part: Any, depth: int) -> Any:
@@ -100,29 +94,28 @@ class _Reader:
             raise BadMessageError(f"a message of more than {MOST_VALUES:,} values, or more than {DEEPEST} deep")
         if type(part) in PLAIN:
             return part
-        if not isinstance(part, dict):
-            raise BadMessageError("a message has a list where a value is")
-        if {"tensor", "dtype"} == part.keys():
-            return self._tensor(part["tensor"], part["dtype"])
-        if len(part) != 1:
-            raise BadMessageError("a message has a part of no known kind")
-        ((kind, inner),) = part.items()
-        if kind == "dict" and isinstance(inner, list):
-            pairs = [item for item in inner if isinstance(item, list) and len(item) == 2 and type(item[0]) in PLAIN]
-            if len(pairs) == len(inner):
+        if isinstance(part, list):
+            return [self.decode(value, depth + 1) for value in part]
+        (kind, inner), *others = part.items() or [("", None)]
+        if isinstance(inner, list) and not others:
+            if kind == "tensor":
+                return self._tensor(next(iter(inner), None), inner[1:])
+            if kind == "tuple":
+                return tuple(self.decode(inner, depth))
+            pairs = [pair for pair in inner if isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in PLAIN]
+            if kind == "dict" and len(pairs) == len(inner):
                 return {key: self.decode(value, depth + 1) for key, value in pairs}
-        if kind in ("list", "tuple") and isinstance(inner, list):
-            values = [self.decode(value, depth + 1) for value in inner]
-            return values if kind == "list" else tuple(values)
         raise BadMessageError("a message has a part of no known kind")
 
-    def _tensor(self, name: Any, kind: Any) -> Tensor:
-        array = self.left.pop(name, None) if isinstance(name, str) else None
-        if array is None:
-            raise BadMessageError(f"the message lacks the array {name!r}")
-        numbers = np.ndarray(array.shape, np.dtype(array.dtype), array.data).copy()
-        if (kind, array.dtype) in AS_INTEGERS:
-            return torch.from_numpy(numbers.view(np.int16)).view(AS_INTEGERS[kind, array.dtype])
-        if kind != array.dtype:
-            raise BadMessageError(f"the array {name!r} is {array.dtype}, and not {kind}")
-        return torch.from_numpy(numbers)
+    def _tensor(self, kind: Any, shape: list[Any]) -> Tensor:
+        dtype = DTYPES.get(kind) if isinstance(kind, str) else None
+        if dtype is None or any(type(size) is not int or not 0 <= size <= LARGEST for size in shape):
+            raise BadMessageError(f"a message has a tensor of the type {kind!r} and the shape {shape}")
+        size = math.prod(shape) * dtype.itemsize
+        if size > len(self.rest):
+            raise BadMessageError(f"a message ends within a tensor of the type {kind!r} and the shape {shape}")
+        numbers, self.rest = bytearray(self.rest[:size]), self.rest[size:]
+        try:
+            return torch.frombuffer(numbers, dtype=dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
+        except RuntimeError as error:  # an empty tensor of an impossible size
+            raise BadMessageError(f"a message has a tensor of the shape {shape}") from error

@@ -36,7 +36,7 @@ def relayed(path: str, packet: Packet, patience: float = PATIENCE) -> Packet:
 
 def told(kind: str, text: str) -> Packet:
     """A message of the site's that says what went wrong."""
-    return Packet(json.dumps({"dict": [[kind, text]]}), {})
+    return Packet(json.dumps({"dict": [[kind, text]]}))
 
 
 def client_app() -> Any:

@@ -448,7 +448,7 @@ def metrics_of(answer: Mapping[str, Any], phases: Sequence[str]) -> dict[str, di
 def joined(shared: Packet, own: Packet) -> Packet:
     """Join the message to all with the message to one, without encoding the first again."""
     text = f'{{"dict":[["shared",{shared.text}],["own",{own.text}]]}}'
-    return Packet(text, {**shared.arrays, **own.arrays})
+    return Packet(text, shared.data + own.data)
 
 
 def check_suits(trainer: Any) -> None:

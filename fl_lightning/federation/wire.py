@@ -2,139 +2,64 @@
 
 from __future__ import annotations
 
-import io
-import json
 import socket
 import struct
-from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from fl_lightning.errors import UsageError
 
-LENGTH = struct.Struct("<Q")
-# bytes of the index of a message, which names its arrays
-LARGEST_INDEX = 2**24
-# of a message whose receiver sets no limit
+# bytes of the text, and of the data, before both
+HEAD = struct.Struct("<QQ")
+# bytes of a message whose receiver sets no limit
 LARGEST = 2**34
-# the types of arrays, as NumPy names them, with the bytes of a number
-SIZES = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "uint16": 2,
-    "int16": 2,
-    "float16": 2,
-    "int32": 4,
-    "float32": 4,
-    "int64": 8,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
-}
-# what the record of a message is called, and its one array
+# names of the record of a message and of its one array
 RECORD, BYTES = "message", "bytes"
 
 
-class Array(NamedTuple):
-    """An array as bytes.
+class Packet(NamedTuple):
+    """A message.
 
     Args:
-        dtype: its type, one of :data:`SIZES`.
-        shape: its shape.
-        data: its numbers, row by row, the lowest byte first.
+        text: JSON.
+        data: the numbers of the tensors in the text, in order, the lowest byte first.
     """
 
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
-
-
-class Packet(NamedTuple):
-    """A message: a JSON text, and the arrays that it refers to by name."""
-
     text: str
-    arrays: dict[str, Array]
+    data: bytes = b""
 
     @property
     def num_bytes(self) -> int:
-        return len(self.text.encode()) + sum(len(array.data) for array in self.arrays.values())
+        return len(self.text.encode()) + len(self.data)
 
 
 class BadMessageError(UsageError):
     """A message that is not what the two sides have agreed on; it is refused as a whole."""
 
 
-def checked(packet: Packet, limit: int = LARGEST) -> Packet:
-    """The message, if its arrays are what they claim to be and it keeps to the limit.
-
-    Raises:
-        BadMessageError: it is too large, or an array is of another kind or length than it says.
-    """
-    if packet.num_bytes > limit:
-        raise BadMessageError(f"a message of {packet.num_bytes:,} bytes; at most {limit:,} are taken")
-    for name, array in packet.arrays.items():
-        numbers = 1
-        for size in array.shape:
-            if size < 0:
-                raise BadMessageError(f"the array {name!r} has the shape {array.shape}")
-            numbers *= size
-        if array.dtype not in SIZES or len(array.data) != numbers * SIZES[array.dtype]:
-            raise BadMessageError(f"the array {name!r} is no {array.dtype} of the shape {array.shape}")
-    return packet
+def check_size(size: int, limit: int) -> None:
+    """Refuse a message of more than ``limit`` bytes."""
+    if size > limit:
+        raise BadMessageError(f"a message of {size:,} bytes; at most {limit:,} are taken")
 
 
-# ---------------------------------------------------------------------- bytes
-def pieces(packet: Packet) -> Iterator[bytes]:
-    """A message as bytes: the length of its index, the index, its text, and its arrays one after another."""
-    text = packet.text.encode()
-    index = [[name, array.dtype, list(array.shape), len(array.data)] for name, array in packet.arrays.items()]
-    head = json.dumps({"text": len(text), "arrays": index}, separators=(",", ":")).encode()
-    yield LENGTH.pack(len(head)) + head + text
-    for array in packet.arrays.values():
-        yield array.data
-
-
-def read(take: Callable[[int], bytes], limit: int = LARGEST) -> Packet:
-    """Read a message; nothing is reserved that is not there.
-
-    Args:
-        take: gives the next so many bytes.
-        limit: bytes of the largest message.
-
-    Raises:
-        BadMessageError: it is too large, or none.
-    """
-    (size,) = LENGTH.unpack(take(LENGTH.size))
-    if size > LARGEST_INDEX:
-        raise BadMessageError(f"an index of {size:,} bytes; at most {LARGEST_INDEX:,} are taken")
+def unpack(text: bytes, data: bytes) -> Packet:
+    """A message from its two parts."""
     try:
-        head = json.loads(take(size))
-        length, index = (
-            int(head["text"]),
-            [(str(n), str(d), tuple(map(int, s)), int(b)) for n, d, s, b in head["arrays"]],
-        )
-        claimed = length + sum(number for *_, number in index)
-        fits = length >= 0 and all(number >= 0 for *_, number in index)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise BadMessageError("what came is no message") from error
-    if not fits or claimed > limit:
-        raise BadMessageError(f"a message of {claimed:,} bytes; at most {limit:,} are taken")
-    try:
-        text = take(length).decode()
+        return Packet(text.decode(), data)
     except UnicodeDecodeError as error:
         raise BadMessageError("the text of a message is not UTF-8") from error
-    return checked(Packet(text, {n: Array(d, s, take(number)) for n, d, s, number in index}), limit)
 
 
 # ---------------------------------------------------------------------- the socket of a site
 def send(connection: socket.socket, packet: Packet) -> None:
     """Write a message."""
-    for piece in pieces(packet):
-        connection.sendall(piece)
+    text = packet.text.encode()
+    connection.sendall(HEAD.pack(len(text), len(packet.data)) + text)
+    connection.sendall(packet.data)
 
 
 def receive(connection: socket.socket, limit: int = LARGEST) -> Packet:
-    """Read a message.
+    """Read a message; memory is reserved only for bytes that have come.
 
     Raises:
         BadMessageError: it is too large, or none.
@@ -151,7 +76,9 @@ def receive(connection: socket.socket, limit: int = LARGEST) -> Packet:
             left -= len(part)
         return b"".join(parts)
 
-    return read(take, limit)
+    sizes = HEAD.unpack(take(HEAD.size))
+    check_size(sum(sizes), limit)
+    return unpack(*map(take, sizes))
 
 
 # ---------------------------------------------------------------------- Flower's records
@@ -163,13 +90,14 @@ def as_records(packet: Packet) -> Any:
     from flwr.app import Array as FlowerArray
     from flwr.app import ArrayRecord, RecordDict
 
-    data = b"".join(pieces(packet))
+    text = packet.text.encode()
+    data = b"".join((HEAD.pack(len(text), len(packet.data)), text, packet.data))
     array = FlowerArray(dtype="uint8", shape=(len(data),), stype="raw", data=data)
     return RecordDict({RECORD: ArrayRecord({BYTES: array})})
 
 
 def of_records(records: Any, limit: int = LARGEST) -> Packet:
-    """What :func:`as_records` was given.
+    """The message that :func:`as_records` was given.
 
     Raises:
         BadMessageError: the records hold something else.
@@ -179,17 +107,10 @@ def of_records(records: Any, limit: int = LARGEST) -> Packet:
         plain = isinstance(data, bytes) and {*records} == {RECORD} and {*records.array_records[RECORD]} == {BYTES}
     except (KeyError, TypeError, AttributeError):
         plain = False
-    if not plain:
+    if not plain or len(data) < HEAD.size:
         raise BadMessageError("the records are not those of a message")
-    stream = io.BytesIO(data)
-
-    def take(size: int) -> bytes:
-        part = stream.read(size)
-        if len(part) < size:
-            raise BadMessageError("a message ends before its end")
-        return part
-
-    packet = read(take, limit)
-    if stream.read(1):
-        raise BadMessageError("a message goes on after its end")
-    return packet
+    length, rest = HEAD.unpack_from(data)
+    check_size(len(data) - HEAD.size, limit)
+    if length + rest != len(data) - HEAD.size:
+        raise BadMessageError("a message does not end at its end")
+    return unpack(data[HEAD.size : HEAD.size + length], data[HEAD.size + length :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,45 +52,6 @@ class Update:
         }
 
 
-@dataclass
-class Updates:
-    """The updates of several clients that send nothing but their states, each a row.
-
-    Args:
-        delta: changes of the parameters that travel ``(m, ...)``, by name.
-        others: values of the buffers that travel ``(m, ...)``, by name.
-        weights: p_k ``(m,)``.
-        logged: the means and sums of what they have logged, by kind and name, a row for each client.
-        extremes: the largest and smallest of what they have logged, by name.
-        drift: norms of the changes of the trained parameters ``(m,)``.
-        num_bytes: bytes that one of them sends.
-    """
-
-    delta: dict[str, Tensor]
-    others: dict[str, Tensor]
-    weights: Tensor
-    logged: dict[str, dict[str, Weighted]]
-    extremes: dict[str, Reduced]
-    drift: Tensor
-    num_bytes: int
-
-    def weighted(self) -> dict[str, Any]:
-        """The updates as ``Weighted`` values with a row for each client, as :meth:`Update.weighted`."""
-        ones = torch.ones_like(self.weights)
-        return {
-            "clients": Weighted(ones, ones),
-            "drift": Weighted(self.drift * self.weights, self.weights),
-            "delta": {name: self._weigh(values) for name, values in self.delta.items()},
-            "others": {name: self._weigh(values) for name, values in self.others.items()},
-            "bytes": Weighted(ones * self.num_bytes, ones),
-            "logged": self.logged,
-        }
-
-    def _weigh(self, values: Tensor) -> Weighted:
-        weights = self.weights.view(-1, *[1] * (values.ndim - 1))
-        return Weighted(values.double() * weights, self.weights)
-
-
 class Totals:
     """The sums over the updates of a cohort; memory does not grow with the cohort.
 
@@ -108,10 +70,15 @@ class Totals:
         self._sums.add(update.weighted())
         self._extremes.add(update.logged)
 
-    def add_rows(self, updates: Updates) -> None:
-        """Add the updates of several clients."""
-        self._sums.add_rows(updates.weighted())
-        self._extremes.add(updates.extremes)
+    def add_rows(self, updates: Mapping[str, Any], extremes: Mapping[str, Reduced]) -> None:
+        """Add the updates of several clients.
+
+        Args:
+            updates: as :meth:`Update.weighted`, with a row for each client.
+            extremes: the largest and smallest of their logged values, by name.
+        """
+        self._sums.add_rows(updates)
+        self._extremes.add(extremes)
 
     def all_reduce(self, workers: Collectives) -> None:
         """Add up the totals of all workers, in one collective over one flat vector."""

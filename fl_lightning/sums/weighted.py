@@ -236,6 +236,11 @@ def length(shapes: Shapes) -> int:
     return sum(shape.numel() for shape in shapes)
 
 
+def weigh_rows(values: Tensor, weights: Tensor) -> Weighted:
+    """Rows ``(m, ...)`` times their weights ``(m,)``, in float64, with these weights."""
+    return Weighted(values.double() * weights.view(-1, *[1] * (values.ndim - 1)), weights)
+
+
 @torch.no_grad()
 def weigh(values: Mapping[str, Tensor], weight: float) -> dict[str, Weighted]:
     """``weight`` times each of the tensors, in float64, with that weight."""

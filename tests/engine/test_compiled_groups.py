@@ -27,7 +27,6 @@ TINY = {"model": partial(TinyModule, PLAIN), "data": ROWS, "taps": TAPS, "local_
 
 @pytest.fixture(autouse=True)
 def _quick(undrawn, monkeypatch):
-    monkeypatch.setattr(choosing, "can_try_apart", lambda device: False)
     monkeypatch.setattr(choosing, "LEAST_CLIENTS", 2)
     monkeypatch.setattr(run, "code_of_run", lambda *args: {})
     # code for one size alone would be compiled again for the next

@@ -6,12 +6,7 @@ from helpers.beside import rows
 from helpers.runs import assert_same_bits, small_trainer
 from helpers.tiny import TinyModule
 
-from fl_lightning.engine.groups import choosing
-
-
-@pytest.fixture(autouse=True)
-def _quick(undrawn, monkeypatch):
-    monkeypatch.setattr(choosing, "can_try_apart", lambda device: False)
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def fit(tmp_path, sizes, workers=2, **kwargs):

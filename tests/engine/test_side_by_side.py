@@ -43,13 +43,10 @@ from fl_lightning.methods import (
 from fl_lightning.models import MOONCNN, FedCKACNN
 from fl_lightning.systems import SystemsHeterogeneity
 
-CAN_TRY_APART = choosing.can_try_apart
-
 
 @pytest.fixture(autouse=True)
 def _quick(undrawn, monkeypatch):
-    """Few clients may train side by side, and are tried in this process, which takes less time than a fork."""
-    monkeypatch.setattr(choosing, "can_try_apart", lambda device: False)
+    """Few clients may train side by side."""
     monkeypatch.setattr(choosing, "LEAST_CLIENTS", 2)
     monkeypatch.setattr(run, "code_of_run", lambda *args: {})
 
@@ -708,9 +705,7 @@ def test_what_cannot_be_mapped_is_refused_under_a_number_and_trained_one_by_one_
     assert_one_by_one(tmp_path, *words, **how)
 
 
-def test_auto_trains_small_models_side_by_side_and_tries_them_in_a_process_of_its_own(tmp_path, monkeypatch):
-    assert planned(tmp_path, "auto")["clients_per_step"] > 1
-    monkeypatch.setattr(choosing, "can_try_apart", CAN_TRY_APART)
+def test_auto_trains_small_models_side_by_side(tmp_path):
     assert planned(tmp_path, "auto")["clients_per_step"] > 1
     with refused("trainer.clients_per_step=4", "client.info.id"):
         planned(tmp_path, 4, methods=lambda: [Asks()])

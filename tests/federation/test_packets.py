@@ -11,7 +11,7 @@ from fl_lightning.errors import ClientError
 from fl_lightning.federation.agreement import check_state, scrubbed
 from fl_lightning.federation.messages import decoded, encoded
 from fl_lightning.federation.server import over_sites
-from fl_lightning.federation.wire import Array, BadMessageError, Packet, receive, send
+from fl_lightning.federation.wire import BadMessageError, Packet, receive, send
 
 STATE = {"weight": torch.zeros(2, 3), "steps": torch.tensor(4)}
 
@@ -52,12 +52,19 @@ def test_nothing_but_tensors_and_plain_values_is_sent():
 @pytest.mark.parametrize(
     ("packet", "why"),
     [
-        (Packet("{", {}), "not JSON"),
-        (Packet('{"tensor":"x","dtype":"float32"}', {}), "lacks the array 'x'"),
-        (Packet("null", {"x": Array("uint8", (1,), b"1")}), "undeclared array 'x'"),
-        (Packet("null", {"x": Array("object", (1,), b"12345678")}), "no object of the shape"),
-        (Packet("null", {"x": Array("float32", (10**9,), b"1234")}), "no float32 of the shape"),
-        (Packet('"' + "x" * 2000 + '"', {}), "at most 1,000 are taken"),
+        (Packet("{"), "not JSON"),
+        (Packet('{"tensor":["float32",2]}', b"1234"), "ends within a tensor"),
+        (Packet("null", b"1"), "1 undeclared bytes"),
+        (Packet('{"tensor":["object",1]}', b"12345678"), "the type 'object'"),
+        (Packet('{"tensor":["float32",-1]}'), r"the shape \[-1\]"),
+        (Packet('{"tensor":["float32",0,1e3]}'), "the shape"),
+        (Packet(f'{{"tensor":["float32",0,{2**70}]}}'), "the shape"),
+        (Packet('{"tensor":[]}'), "the type None"),
+        (Packet('{"list":[]}'), "no known kind"),
+        (Packet('{"dict":[[[],1]]}'), "no known kind"),
+        (Packet("{}"), "no known kind"),
+        (Packet("[" * 30 + "]" * 30), "24 deep"),
+        (Packet('"' + "x" * 2000 + '"'), "at most 1,000 are taken"),
     ],
 )
 def test_a_bad_message_is_refused(packet, why):

@@ -33,7 +33,7 @@ LEFT_OUT = {
     "fl_lightning.engine.identity.description.code_of_run": lambda *args: {},
     "fl_lightning.callbacks.record.git_revision": lambda: None,
 }
-FIRST_BATCH = {"fl_lightning.engine.commands.fit.meet_first_batch": lambda run: None}
+FIRST_BATCH = {"fl_lightning.engine.commands.fit.run_sanity_check": lambda run: None}
 
 
 def notes_of(train):

@@ -13,6 +13,7 @@ from helpers.tiny import TinyData, TinyModule, clients
 from torch.optim import SGD
 
 from fl_lightning import Method
+from fl_lightning.client.references import frozen_copy
 from fl_lightning.data import IID
 from fl_lightning.errors import ClientError
 from fl_lightning.functional import (
@@ -307,26 +308,29 @@ def test_integer_targets_of_a_regression_are_refused_before_round_0(tmp_path, me
 
 
 class Locked(ImageClassifier):
-    """Holds something that cannot be copied."""
+    """Has a lock, a random generator, a bound method and the old weight_norm, most of which cannot be copied."""
 
-    def __init__(self):
-        super().__init__(MLP(64, [32, 16]))
-        self.encoder.guard = threading.Lock()
-
-
-class Normalised(ImageClassifier):
-    """Has a layer with the old weight_norm."""
-
-    def __init__(self):
+    def __init__(self, plain=False):
         super().__init__(MLP(64, [32, 16]))
         with warnings.catch_warnings(action="ignore"):
             torch.nn.utils.weight_norm(self.classifier)
+        if not plain:
+            self.encoder.guard, self.generator, self.lines = threading.Lock(), torch.Generator(), (line for line in "")
+            self.call = self.forward
 
 
 @pytest.mark.parametrize("method", [MOON(), FedCKA()], ids=lambda method: method.name)
-@pytest.mark.parametrize(("model", "part"), [(Locked, "encoder.guard"), (Normalised, "classifier.weight")])
-def test_a_model_that_cannot_be_copied_is_refused_before_round_0(run, tmp_path, method, model, part):
-    with refused(f"model={model.__name__}", part):
-        run([method], model=model())
-    assert not [*tmp_path.iterdir()]
-    run([], model=model(), max_rounds=1)  # without copies it trains
+def test_a_model_with_parts_that_cannot_be_copied_trains_as_one_without(run, method):
+    states = []
+    for plain in (True, False):
+        torch.manual_seed(0)
+        states.append(run([method], model=Locked(plain), max_rounds=2)[0])
+    assert_same_bits(*states)
+
+
+def test_a_copy_of_a_model_has_its_own_generator_and_methods():
+    model = Locked()
+    copied = frozen_copy(model, None)
+    assert copied.encoder.guard is model.encoder.guard and copied.call.__self__ is copied
+    torch.rand(1, generator=copied.generator)
+    assert not torch.equal(copied.generator.get_state(), model.generator.get_state())

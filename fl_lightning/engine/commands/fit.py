@@ -21,7 +21,6 @@ from fl_lightning.engine.checkpointing import (
 )
 from fl_lightning.engine.evaluation.evaluator import bound_step, step_name
 from fl_lightning.engine.evaluation.loop import can_share
-from fl_lightning.engine.first_batch import meet_first_batch
 from fl_lightning.engine.groups.choosing import choose
 from fl_lightning.engine.identity.changes import message, overridden, shown_path
 from fl_lightning.engine.identity.description import FREE_OF_TRAINER
@@ -29,6 +28,7 @@ from fl_lightning.engine.loaders import flattened
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
 from fl_lightning.engine.rounds import check_metrics, play_round
 from fl_lightning.engine.run import Run
+from fl_lightning.engine.sanity_check import run_sanity_check
 from fl_lightning.engine.validation import check_folder, warn_of_averaged_statistics
 from fl_lightning.errors import UsageError, require
 from fl_lightning.namespaces import is_overridden
@@ -91,7 +91,7 @@ def prepare_fit(
     run.methods.on_fit_start(run.server)
     check_storable(run)
     if source is None and not run.trainer.fast_dev_run:
-        meet_first_batch(run)
+        run_sanity_check(run)
     choose(run)
     checkpoint = restore_run(run, source, allow_changes)
     client = run.client

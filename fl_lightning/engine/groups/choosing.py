@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,13 +19,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_lightning.client.mapped import NotMappable
-from fl_lightning.client.transient import CONTAINERS, OWN
+from fl_lightning.client.module_snapshot import CONTAINERS, OWN
 from fl_lightning.data.loaders import IndexedLoader, PlainLoader
 from fl_lightning.engine.compiled import CompiledPrograms, uncompiled
 from fl_lightning.engine.groups.group import Group, Member
 from fl_lightning.engine.groups.stack import ELEMENTWISE
 from fl_lightning.engine.local_training import Choice
-from fl_lightning.engine.processes.apart import can_try_apart, is_ours, said_by_fork
 from fl_lightning.engine.recording import Recordings
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import ClientError, UsageError, clipped, located, require
@@ -153,10 +151,10 @@ def look_at_step(run: Run, k: int) -> tuple[int, bool]:
         run.loaders.train(k, 0, "work") as loader,
     ):
         before = random_states()
-        _, batch = next(iter(run.loaders.batches(loader)))
-        client.visit.logged.begin_batch(batch)
-        resident.stand_in.begin_visit(*run.local_training.optimizers.first, loader)
         try:
+            _, batch = next(iter(run.loaders.batches(loader)))
+            client.visit.logged.begin_batch(batch)
+            resident.stand_in.begin_visit(*run.local_training.optimizers.first, loader)
             with torch.no_grad(), run.fabric.autocast(), counter, resident.taps.recorded(False):
                 client.own_loss(batch, 0)
         except Exception as error:  # the run says it in the user's words
@@ -228,10 +226,6 @@ def tried(run: Run) -> str | None:
         with run.loaders.train(k, 0, "work") as loader:
             if not is_repeatable(loader):
                 return "its batches cannot be read before the run" if run.trainer.clients_per_step == AUTO else None
-    own = not (is_ours(run.client.module) and all(map(is_ours, run.methods.methods)))
-    if own and can_try_apart(run.fabric.device):
-        # UsageErrors alone come back; what else goes wrong is the run's to say
-        return said_by_fork(partial(try_two, run, clients)) or None
     try:
         try_two(run, clients)
     except UsageError as error:

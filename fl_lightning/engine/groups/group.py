@@ -27,8 +27,7 @@ from fl_lightning.client.columns import (
     put_together,
     take_apart,
 )
-from fl_lightning.client.places import TensorPlaces
-from fl_lightning.client.transient import values_held
+from fl_lightning.client.module_snapshot import StateBinding, values_held
 from fl_lightning.client.visit import Visit
 from fl_lightning.engine.compiled import uncompiled
 from fl_lightning.engine.groups.feed import Feed, GroupBatch
@@ -40,7 +39,8 @@ from fl_lightning.engine.optimizers import take_step
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, located
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State, norm
-from fl_lightning.sums import Update, Updates
+from fl_lightning.sums import Reduced, Update, Weighted
+from fl_lightning.sums.weighted import weigh_rows
 
 # numbers of the states of a group beyond which its updates are computed one by one, for the memory they take
 MOST_NUMBERS = 2**24
@@ -141,7 +141,7 @@ class Group:
             known = {id(value) for value in client.live.values()}
             buffers = client.module.named_buffers()
             self._apart = {f"buffer {path}": value for path, value in buffers if id(value) not in known}
-            self.places = TensorPlaces(client.module, {**client.live, **self._apart})
+            self.places = StateBinding(client.module, {**client.live, **self._apart})
             optimizer, schedulers = training.begin_group(training.lr_factors[self.round])
             self._begin(optimizer)
             held = values_held(client.module, client.methods.methods, [*client.live.values(), *self._apart.values()])
@@ -393,8 +393,11 @@ class Group:
         return not (client.kept or ends or self.size * client.num_numbers > MOST_NUMBERS)
 
     @torch.no_grad()
-    def updates(self) -> tuple[list[int], Updates]:
-        """What clients send that send nothing but their states, of those that have not failed, whose rows are given."""
+    def updates(self) -> tuple[list[int], dict[str, Any], dict[str, Reduced]]:
+        """The rows of the clients that have not failed, their updates without payloads, and logged extremes.
+
+        The updates are those of :meth:`~fl_lightning.sums.Update.weighted`, with a row for each client.
+        """
         client, state = self.client, self.stack.state
         change = {name: state[name].double() - self.received[name].double() for name in client.trainable}
         # with the bits that each would have by itself
@@ -408,18 +411,19 @@ class Group:
                 good &= exact.reshape(self.size, -1).all(1) & are_exact(self.received[name])
         rows = [row for row, fine in enumerate(good.tolist()) if fine and row not in self.errors]
         chosen = torch.tensor(rows, dtype=torch.int64, device=self.device)
-        weights = [float(self.infos[row].num_examples) if client.weighting == "examples" else 1.0 for row in rows]
-        sent = (*client.sent, *client.sent_others)
+        of_rows = [float(self.infos[row].num_examples) if client.weighting == "examples" else 1.0 for row in rows]
+        weights = torch.tensor(of_rows, dtype=torch.float64, device=self.device)
+        ones, size = torch.ones_like(weights), sum(client.live[n].nbytes for n in (*client.sent, *client.sent_others))
         logged, extremes = self.log.weighted(chosen)
-        return rows, Updates(
-            {name: change[name][chosen] for name in client.sent},
-            {name: state[name][chosen] for name in client.sent_others},
-            torch.tensor(weights, dtype=torch.float64, device=self.device),
-            logged,
-            extremes,
-            drift[chosen],
-            sum(client.live[name].nbytes for name in sent),
-        )
+        updates = {
+            "clients": Weighted(ones, ones),
+            "drift": Weighted(drift[chosen] * weights, weights),
+            "delta": {name: weigh_rows(change[name][chosen], weights) for name in client.sent},
+            "others": {name: weigh_rows(state[name][chosen], weights) for name in client.sent_others},
+            "bytes": Weighted(ones * size, ones),
+            "logged": logged,
+        }
+        return rows, updates, extremes
 
     def present(self, row: int) -> None:
         """Put one client, whose visit has ended, into the resident module, as if it had trained there alone."""

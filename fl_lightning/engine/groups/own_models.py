@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 
 from fl_lightning.client.mapped import MappedLog, Record, not_mappable
-from fl_lightning.client.places import TensorPlaces
+from fl_lightning.client.module_snapshot import StateBinding
 from fl_lightning.data.loaders import ClientLoader
 from fl_lightning.engine.evaluation.evaluator import STAGES, step_name
 from fl_lightning.engine.evaluation.loop import can_share, stage_of
@@ -100,7 +100,7 @@ class OwnModels:
         self.resident.stand_in.evaluated_batches = [self.loaders.length(loader)]
         live, log = self.client.live, GroupLog(len(own), self.loaders.fabric.device)
         stacked = {name: torch.stack([entries[name] for entries in own]).to(live[name]) for name in own[0]}
-        places = TensorPlaces(self.client.module, live)
+        places = StateBinding(self.client.module, live)
         with self.resident.evaluating(STAGES[self.phase]), self.resident.taps.recorded(False):
             for index, batch in self.loaders.share(loader, 0, 1):
                 self.run.workers.check()
@@ -115,14 +115,14 @@ class OwnModels:
             found.append({tagged(self.phase, name): value for name, value in logged.end_evaluation().items()})
         return found
 
-    def _batch(self, batch: Any, index: int, stacked: State, places: TensorPlaces) -> list[Record]:
+    def _batch(self, batch: Any, index: int, stacked: State, places: StateBinding) -> list[Record]:
         """What the step logs on a batch."""
         records: list[tuple[Any, ...]] = []
 
         def mapped(*tensors: Tensor) -> tuple[Tensor, ...]:
             of_one = {**self.client.live, **dict(zip(stacked, tensors, strict=True))}
             log = MappedLog(self.client.module, batch)
-            with places.holding(of_one) as rebound, self._logging(log), self.loaders.fabric.autocast():
+            with places.swapped(of_one) as rebound, self._logging(log), self.loaders.fabric.autocast():
                 self.resident.call(self.step, batch, *([index] if self._takes_index else []))
             if rebound:
                 raise not_mappable(f"{self.step}: {next(iter(rebound))}", "the buffer gets a new tensor")

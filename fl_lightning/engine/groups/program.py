@@ -159,7 +159,7 @@ class Program:
             numbers = dict(zip(group.counts, counted, strict=True))
             visit = MappedVisit(info, received, clock, logged, server, scratch, numbers, note)
             live = {name: everything[name] for name in client.live}
-            with group.places.holding(everything) as rebound, client.mapped(live, visit, tree["references"]):
+            with group.places.swapped(everything) as rebound, client.mapped(live, visit, tree["references"]):
                 results = part.work(leaves[:number])
             notes.results = {name: value is not None for name, value in results.items()}
             notes.rebound, fresh = list(rebound), list[Tensor]()

@@ -1,4 +1,4 @@
-"""The model meets one batch before anything is written, and nothing of it lasts."""
+"""The module's steps run on one batch before anything is written, and nothing of it lasts."""
 
 import sys
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from fl_lightning.engine.processes import apart
+from fl_lightning import Method
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import FedProto
 from fl_lightning.models import MLP, ImageClassifier
@@ -70,12 +70,6 @@ def fit(tmp_path, model, data=None, methods=(), **kwargs):
     return trainer
 
 
-@pytest.fixture(params=[True, False], ids=["forked", "in place"])
-def forks(request, monkeypatch):
-    monkeypatch.setattr(apart, "can_fork", lambda: request.param)
-    return request.param
-
-
 @pytest.fixture
 def unwritten(tmp_path):
     """The run must end before anything is written."""
@@ -88,17 +82,22 @@ MISFITS = {
     "targets": (
         Narrow,
         8,
-        ("model=Narrow", "training_step", "IndexError", "test_first_batch.py:", "(loss)", "Target"),
+        ("model=Narrow", "training_step", "IndexError", "test_sanity_check.py:", "(loss)", "Target"),
     ),
     "validation": (Net, 4, ("model=Net", "validation_step", "val data", "(6x4 float32")),
 }
 
 
+class Mine(Method):
+    """A method of the user's own, on whose hooks a step may rely."""
+
+
+@pytest.mark.parametrize("methods", [(), (Mine(),)], ids=["alone", "own method"])
 @pytest.mark.parametrize("case", MISFITS)
-def test_a_module_that_does_not_fit_is_refused_by_one_line(unwritten, forks, case):
+def test_a_module_that_does_not_fit_is_refused_by_one_line(unwritten, case, methods):
     make, val_inputs, words = MISFITS[case]
     with refused(*words) as caught:
-        fit(unwritten, make(), clients(Rows(val_inputs)))
+        fit(unwritten, make(), clients(Rows(val_inputs)), methods)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
@@ -113,11 +112,11 @@ def test_a_tap_that_does_not_fit_is_refused(unwritten):
         fit(unwritten, small_model(), small_data(), [FedProto()], taps={"representation": "encoder:pooled"})
 
 
-def test_the_run_has_the_bits_of_one_without(tmp_path, monkeypatch, forks):
+def test_the_run_has_the_bits_of_one_without(tmp_path, monkeypatch):
     results = []
     for name in ("with", "without"):
         if name == "without":
-            monkeypatch.setattr("fl_lightning.engine.commands.fit.meet_first_batch", lambda run: None)
+            monkeypatch.setattr("fl_lightning.engine.commands.fit.run_sanity_check", lambda run: None)
         torch.manual_seed(0)
         model = Net()
         fit(tmp_path / name, model, max_rounds=2)
@@ -128,11 +127,11 @@ def test_the_run_has_the_bits_of_one_without(tmp_path, monkeypatch, forks):
     assert (first.calls, first.sizes) == (second.calls, second.sizes)
 
 
-def test_the_module_can_tell_that_it_is_a_trial_and_a_fork_leaves_nothing(tmp_path, forks):
+def test_the_module_can_tell_a_sanity_check_from_training(tmp_path):
     seen.clear()
     fit(tmp_path, Net())
     # a batch of training, one of validation data
-    assert [training for trial, training in seen if trial] == ([] if forks else [True, False])
+    assert [training for trial, training in seen if trial] == [True, False]
     assert len(seen) > 2 and not any(trial for trial, _ in seen[2:])
 
 
@@ -147,7 +146,7 @@ class NeedsItsHooks(Net):
         return cross_entropy(self(batch[0]) * self.scale, batch[1])
 
 
-def test_a_step_that_relies_on_hooks_is_left_to_the_run(tmp_path, forks):
+def test_a_step_that_relies_on_hooks_is_left_to_the_run(tmp_path):
     fit(tmp_path, NeedsItsHooks())
 
 
@@ -164,19 +163,17 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("case", FAILURES)
-def test_an_error_of_the_users_own_is_one_line_with_its_place(unwritten, case, monkeypatch):
+def test_an_error_of_the_users_own_is_one_line_with_its_place(unwritten, case):
     call, kind, text = FAILURES[case]
 
     class Fails(Net):
         def training_step(self, batch, batch_idx):
             return call(batch)
 
-    words = ("model=Fails", "training_step", "client 0", kind, "test_first_batch.py:", text)
-    for forks in (True, False) if case == "key" else (False,):
-        monkeypatch.setattr(apart, "can_fork", lambda forks=forks: forks)
-        with refused(*words) as caught:
-            fit(unwritten, Fails())
-        assert "\n" not in str(caught.value)
+    words = ("model=Fails", "training_step", "client 0", kind, "test_sanity_check.py:", text)
+    with refused(*words) as caught:
+        fit(unwritten, Fails())
+    assert "\n" not in str(caught.value)
     assert type(caught.value.__cause__).__name__ == kind
 
 
@@ -185,7 +182,7 @@ class Detached(Net):
         return self.loss(batch).detach()
 
 
-def test_a_loss_that_has_no_backward_is_refused(unwritten, forks):
+def test_a_loss_that_has_no_backward_is_refused(unwritten):
     with refused("model=Detached", "training_step", "loss", "gradient"):
         fit(unwritten, Detached())
 
@@ -208,18 +205,17 @@ class Unreadable(Rows):
 
 
 @pytest.mark.parametrize(("phase", "whose"), [("train", "client 0"), ("val", "the val data")])
-def test_a_batch_that_cannot_be_read_is_refused(unwritten, forks, phase, whose):
-    with refused("data=Unreadable", whose, "OSError", "test_first_batch.py:", "(collate)"):
+def test_a_batch_that_cannot_be_read_is_refused(unwritten, phase, whose):
+    with refused("data=Unreadable", whose, "OSError", "test_sanity_check.py:", "(collate)"):
         fit(unwritten, Net(), clients(Unreadable(phase)))
 
 
-def test_clients_that_may_fail_are_left_to_the_run(tmp_path, forks):
+def test_clients_that_may_fail_are_left_to_the_run(tmp_path):
     with refused("trainer.min_clients=1", kind=ClientError):
         fit(tmp_path, Narrow(), on_client_error="skip")
 
 
-def test_a_short_trial_run_meets_no_batch_beforehand(tmp_path, monkeypatch):
-    monkeypatch.setattr(apart, "can_fork", lambda: False)
+def test_a_short_trial_run_has_no_sanity_check(tmp_path):
     seen.clear()
     fit(tmp_path, Net(), fast_dev_run=True)
     assert seen and not any(trial for trial, _ in seen)

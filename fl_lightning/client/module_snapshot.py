@@ -1,0 +1,395 @@
+"""Restores everything outside the state dict before each visit: a snapshot of attributes, written back in place."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from operator import is_
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric.loggers import Logger
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.hooks import RemovableHandle
+
+from fl_lightning import namespaces
+from fl_lightning.data.loaders import leaves_of
+from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.method import Method, ServerValue
+from fl_lightning.state import Weighted, tensors
+
+PLAIN = (str, bytes, int, float, complex, bool, type(None))
+CONTAINERS = (list, dict, set, deque)
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+# attributes that the engine looks after: those of Lightning, hooks, and the functions that a run puts into the module
+ENGINE = {name for name in vars(nn.Module()) if "hook" in name} | {"log", "log_dict", "forward"}
+ENGINE |= vars(LightningModule()).keys() - vars(nn.Module()).keys()
+OWN = {*vars(LightningModule()), *ENGINE}
+# objects that are searched, whoever wrote their classes
+WITH_PARTS = (nn.Module, SimpleNamespace, Optimizer, LRScheduler, Method, Weighted)
+# objects that are never searched: inputs and outputs, which may be large or open
+SKIPPED = (Dataset, DataLoader, Sampler, Logger, namespaces.LightningDataModule, type)
+# packages whose classes are not the user's
+LIBRARIES = {
+    *sys.stdlib_module_names,
+    *("torch", "numpy", "lightning", "lightning_fabric", "pytorch_lightning", "fl_lightning"),
+}
+
+
+class Snapshot:
+    """The present contents of objects: attributes, containers, tensors, arrays and random generators.
+
+    Each attribute is the same object again after :meth:`restore`, since closures and other objects may refer to it.
+
+    Args:
+        roots: modules, methods or other objects.
+        skipped: objects in them that are left alone.
+        state: tensors whose values are loaded by others; their ``requires_grad`` is restored.
+
+    Attributes:
+        num_parts: number of objects that are restored.
+    """
+
+    def __init__(self, roots: Iterable[Any], skipped: Iterable[Any] = (), state: Iterable[Tensor] = ()) -> None:
+        values, known = set(map(id, state)), set(map(id, skipped))
+        self._restores = [
+            restore
+            for root in roots
+            for part in walk(root, known)
+            if (restore := restore_of(part, id(part) in values)) is not None
+        ]
+        self.num_parts = len(self._restores)
+
+    def restore(self) -> None:
+        """Write the contents back in place, and remove new attributes."""
+        for restore in self._restores:
+            restore()
+
+
+class ModuleSnapshot(Snapshot):
+    """A module without the values of its state: modes, gradient flags, attributes and non-persistent buffers."""
+
+    def __init__(self, module: nn.Module, skipped: Iterable[Any] = ()) -> None:
+        super().__init__([module], skipped, tensors(module).values())
+
+
+class MethodSnapshot(Snapshot):
+    """The attributes of methods as a server hook has left them.
+
+    Tensors of server values are not copied: :meth:`Visit.written` finds the client hook that writes to one.
+
+    Args:
+        methods: the methods of a run.
+        skipped: objects that are left alone: those of the module.
+
+    Attributes:
+        server: the tensors of server values, each with a name for errors.
+        in_place: whether data are restored in place, to which a client's payload or memory may refer.
+    """
+
+    def __init__(self, methods: Sequence[Method], skipped: Iterable[Any]) -> None:
+        self.server = server_tensors(methods)
+        known = set(map(id, skipped := [*skipped, *(tensor for _, tensor in self.server)]))
+        all_methods = [part for method in methods for part in walk(method, known) if isinstance(part, Method)]
+        # containers that a class shares with its instances
+        kinds = {kind for method in all_methods for kind in type(method).__mro__ if is_own_class(kind)}
+        shared = [value for kind in kinds for value in vars(kind).values() if isinstance(value, CONTAINERS)]
+        super().__init__([*methods, *shared], skipped)
+        self.in_place = self.num_parts > len(methods)
+
+
+def server_tensors(methods: Iterable[Method]) -> list[tuple[str, Tensor]]:
+    """The tensors of server values, each with a name for errors."""
+    return [
+        (f"{type(method).__name__}.{name}", leaf)
+        for method in methods
+        for name, value in vars(method).items()
+        if isinstance(getattr(type(method), name, None), ServerValue)
+        for leaf in leaves_of(value)
+        if isinstance(leaf, Tensor)
+    ]
+
+
+def walk(value: Any, known: set[int]) -> Iterator[Any]:
+    """A value and all objects in it, each once, without those whose ids are ``known``."""
+    if not isinstance(value, PLAIN) and id(value) not in known:
+        known.add(id(value))
+        yield value
+        held = held_by(value)
+        if isinstance(held, dict):
+            ignored = ENGINE if isinstance(value, nn.Module) else ()
+            held = [part for name, part in held.items() if name not in ignored]
+        for part in held or ():
+            yield from walk(part, known)
+
+
+def held_by(value: Any) -> Any:
+    """The container of a value's parts: itself, or its attributes; None where it is not searched."""
+    if isinstance(value, (tuple, *CONTAINERS)):
+        return value
+    own = hasattr(value, "__dict__") and not isinstance(value, SKIPPED) and is_own_class(type(value))
+    return vars(value) if own or isinstance(value, WITH_PARTS) else None
+
+
+def is_own_class(kind: type) -> bool:
+    """Whether a class is the user's own."""
+    return kind.__module__.partition(".")[0] not in LIBRARIES
+
+
+def restore_of(part: Any, in_state: bool) -> Callable[[], object] | None:
+    """A function that gives one object its present contents back; None where nothing is to be done."""
+    if isinstance(part, Tensor):
+        if in_state:
+            return partial(part.requires_grad_, part.requires_grad) if isinstance(part, nn.Parameter) else None
+        # a tensor with a graph, or with several elements in one place, is never changed in place
+        spread = part.layout is torch.strided and 0 in part.stride() and part.numel() > 1
+        if not part.is_leaf or spread or part.is_inference():
+            return None
+        gradient = None if part.grad is None else part.grad.detach().clone()
+        return partial(refill_tensor, part, part.detach().clone(), part.requires_grad, gradient)
+    if isinstance(part, np.ndarray):
+        return partial(np.copyto, part, part.copy()) if part.flags.writeable else None
+    if isinstance(part, np.random.Generator):
+        return partial(setattr, part.bit_generator, "state", copy.deepcopy(part.bit_generator.state))
+    if isinstance(part, (torch.Generator, np.random.RandomState)):
+        return partial(part.set_state, part.get_state())  # type: ignore[arg-type]
+    if isinstance(part, random.Random):
+        return partial(part.setstate, part.getstate())
+    held = held_by(part)
+    if isinstance(part, nn.Module):
+        return partial(refill_attributes, held, {name: held[name] for name in held.keys() - ENGINE})
+    return partial(refill, held, copy.copy(held)) if isinstance(held, CONTAINERS) else None
+
+
+@torch.no_grad()
+def refill_tensor(value: Tensor, saved: Tensor, trained: bool, gradient: Tensor | None) -> None:
+    """Give a tensor its values, its ``requires_grad`` and its gradient back."""
+    if (value.shape, value.dtype, value.device) == (saved.shape, saved.dtype, saved.device):
+        value.detach().copy_(saved)
+    else:
+        value.data = saved.clone()
+    if value.is_leaf:
+        value.requires_grad_(trained)
+    value.grad = None if gradient is None else gradient.clone()
+
+
+def refill_attributes(held: dict[str, Any], saved: Mapping[str, Any]) -> None:
+    """Give a module its attributes back, without those of the engine."""
+    for name in held.keys() - saved.keys() - ENGINE:
+        del held[name]
+    held.update(saved)
+
+
+def refill(held: Any, saved: Any) -> None:
+    """Give a container the same objects again, in their order."""
+    if not are_same(held, saved):
+        held.clear()
+        (held.extend if isinstance(held, (list, deque)) else held.update)(saved)
+
+
+def are_same(one: Any, other: Any) -> bool:
+    """Whether two containers hold the same objects in the same order."""
+    if len(one) != len(other) or not all(map(is_, one, other)):
+        return False
+    return not isinstance(one, dict) or all(map(is_, one.values(), other.values()))
+
+
+def values_held(module: nn.Module, methods: Sequence[Method], known: Iterable[Tensor]) -> list[Any]:
+    """The contents of a module's and its methods' attributes, to be compared by :func:`are_equal`.
+
+    Tensors and arrays are copied; those of server values, and ``known`` ones, are left out.
+    """
+    seen, found = {*map(id, known), *(id(tensor) for _, tensor in server_tensors(methods))}, list[Any]()
+    for part in (part for root in (module, *methods) for part in walk(root, seen)):
+        held = held_by(part)
+        if isinstance(part, Tensor):
+            found.append(part.detach().clone())
+        elif isinstance(part, np.ndarray):
+            found += [part.dtype.str, part.tobytes()]
+        elif held is None:
+            found.append(part)
+        elif held:
+            ignored = OWN if isinstance(part, nn.Module) else ()
+            named = held.items() if isinstance(held, dict) else enumerate(held)
+            found.append(repr([(key, at) for key, at in named if key not in ignored and isinstance(at, PLAIN)]))
+    return found
+
+
+def are_equal(one: list[Any], other: list[Any]) -> bool:
+    """Whether attributes hold equal values, and otherwise the same objects."""
+    return len(one) == len(other) and all(
+        a.dtype == b.dtype and torch.equal(a, b)
+        if isinstance(a, Tensor) and isinstance(b, Tensor)
+        else a is b or (isinstance(a, (str, bytes)) and a == b)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def uncopyable(module: nn.Module, shared: object) -> dict[int, Any]:
+    """The parts of a module that ``copy.deepcopy`` refuses, by id, with their counterparts in a copy of the module.
+
+    A random generator is copied with its state, and a tensor without its graph. Other objects, such as locks and open
+    files, are shared with the copy, as is ``shared``.
+    """
+    counterparts: dict[int, Any] = {id(shared): shared}
+    parts = {id(part): part for part in walk(module, {id(shared)})}
+    for part in parts.values():
+        if isinstance(part, torch.Generator):
+            counterparts[id(part)] = part.clone_state()
+        elif isinstance(part, Tensor) and not part.is_leaf:
+            counterparts[id(part)] = part.detach().clone()
+        elif held_by(part) is None and not isinstance(part, (Tensor, np.ndarray)):
+            # the other parts have copies of their own, which a bound method or a closure then refers to
+            others = {number: other for number, other in (parts | counterparts).items() if other is not part}
+            try:
+                copy.deepcopy(part, others)
+            except Exception:  # any, since it is the part's own code
+                counterparts[id(part)] = part
+    return counterparts
+
+
+@contextmanager
+def temporary_hooks(module: nn.Module) -> Iterator[None]:
+    """Hooks that this block registers on the module or its parts are removed at its end, without those of taps."""
+    first = RemovableHandle.next_id  # hooks are numbered in the order in which they are registered
+    try:
+        yield
+    finally:
+        if RemovableHandle.next_id > first:
+            for hooks in (vars(part)[name] for part in module.modules() for name in HOOKS):
+                for key in [key for key, hook in hooks.items() if key >= first and not hasattr(hook, "of_tap")]:
+                    del hooks[key]
+
+
+class StateBinding:
+    """The entries of a module's parameters and buffers that hold its state: others can stand in, and code may rebind.
+
+    ``self.mean = 0.9 * self.mean + ...`` puts another tensor in the place of a buffer; its values are those of the
+    state. A replaced parameter or layer, and a new entry, would be left out of the averages: they are errors.
+
+    Args:
+        module: the module.
+        live: the tensors of its state by name, which stay the same objects for the whole run.
+    """
+
+    def __init__(self, module: nn.Module, live: Mapping[str, Tensor]) -> None:
+        names = {id(value): name for name, value in live.items()}
+        parts = list(module.named_modules())
+        self._entries: list[tuple[dict[str, Any], str, str, Tensor]] = [
+            (entries, key, names[id(value)], value)
+            for _, part in parts
+            for entries in (part._parameters, part._buffers)
+            for key, value in entries.items()
+            if value is not None and id(value) in names
+        ]
+        self._kinds = [(name, value, value.shape, value.dtype) for name, value in live.items()]
+        self._fixed = [(path, held, dict(held)) for path, part in parts for held in (part._parameters, part._modules)]
+        self._buffers = [(path, part, persistent_buffers(part)) for path, part in parts]
+
+    @contextmanager
+    def swapped(self, values: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        """In this block the module has these tensors; yields those that took their places, at its end."""
+        rebound: dict[str, Tensor] = {}
+        try:
+            for entries, key, name, _ in self._entries:
+                entries[key] = values[name]
+            yield rebound
+            for entries, key, name, _ in self._entries:
+                if entries[key] is not values[name]:
+                    rebound[name] = entries[key]
+        finally:
+            self._put_back()
+
+    def rebind(self) -> None:
+        """Put the run's own tensors back in their places; the values of those that replaced them are dropped.
+
+        A tensor that was given another shape or type has its own again, and no values.
+        """
+        self._put_back()
+        for _, tensor, shape, dtype in self._kinds:
+            if tensor.shape != shape or tensor.dtype != dtype:
+                tensor.data = torch.zeros(shape, dtype=dtype, device=tensor.device)
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Put the run's own tensors back in their places, with the values of those that replaced them.
+
+        Raises:
+            ClientError: an entry of the state is new, was removed or replaced, or has another shape or type.
+        """
+        for path, held, saved in self._fixed:
+            for key in () if are_same(held, saved) else {**saved, **held}:
+                if held.get(key) is not saved.get(key):
+                    change = "new" if key not in saved else "another object" if key in held else "missing"
+                    raise self._error(f"{path}.{key} is {change}")
+        for path, part, persistent in self._buffers:
+            if part._buffers and (new := persistent_buffers(part) - persistent):
+                raise self._error(f"{path}.{new.pop()} is new")
+        rebound = [entry for entry in self._entries if entry[0].get(entry[1]) is not entry[3]]
+        now: dict[str, Any] = {name: tensor for name, tensor, *_ in self._kinds}
+        now |= {name: entries.get(key) for entries, key, name, _ in rebound}
+        for name, _, shape, dtype in self._kinds:
+            value = now[name]
+            if value is None or value.shape != shape or value.dtype != dtype:
+                kind = "None" if value is None else f"{tuple(value.shape)} {value.dtype}"
+                raise self._error(f"{name} is {kind}, and was {tuple(shape)} {dtype}")
+        # all are read before one is written: two buffers may have changed places
+        values = [now[name].clone() for _, _, name, _ in rebound]
+        for (entries, key, _, tensor), value in zip(rebound, values, strict=True):
+            tensor.copy_(value)
+            entries[key] = tensor
+
+    def _error(self, change: str) -> ClientError:
+        hint = "build it in the constructor, change its values in place, or register a buffer with persistent=False"
+        return ClientError(f"{change.removeprefix('.')}, but the state must stay as the run began with it; {hint}")
+
+    def _put_back(self) -> None:
+        for entries, key, _, tensor in self._entries:
+            entries[key] = tensor
+
+
+def persistent_buffers(part: nn.Module) -> set[str]:
+    """Names of a module's own buffers that its state dict holds."""
+    apart = part._non_persistent_buffers_set
+    return {name for name, value in part._buffers.items() if value is not None and name not in apart}
+
+
+def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
+    """Refuse a module whose state dict cannot be averaged.
+
+    Raises:
+        UsageError: the module has a part of ``torch.jit``; the state dict leaves out a trained parameter, or holds
+            something that is no tensor, is made anew by each call, is sparse or complex, or has no shape yet.
+    """
+    known, again = set(map(id, live.values())), module.state_dict(keep_vars=True)
+    wrong = {
+        "is of torch.jit, whose buffers a run cannot restore; give the layer that was scripted": [
+            name or "it" for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)
+        ],
+        "has no shape before the first batch; give the layer its number of inputs": [
+            name for name, value in live.items() if is_lazy(value)
+        ],
+        "of its state_dict is no dense real tensor that stays the same one, so that it cannot be averaged; register a "
+        "plain buffer, use persistent=False, or leave it out of the state_dict": [
+            *(name for name, value in again.items() if not isinstance(value, Tensor)),
+            *(name for name, value in live.items() if value is not again.get(name)),
+            *(name for name, value in live.items() if value.layout is not torch.strided or value.is_complex()),
+        ],
+        "is trained, but its state_dict leaves it out, so that nobody averages it; keep it in, or set requires_grad to "
+        "false": [name for name, value in module.named_parameters() if value.requires_grad and id(value) not in known],
+    }
+    for hint, names in wrong.items():
+        if names:
+            raise UsageError(f"model={type(module).__name__}: {', '.join(names[:5])} {hint}")

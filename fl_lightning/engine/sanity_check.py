@@ -1,0 +1,176 @@
+"""A sanity check as Lightning's: the module's steps run on one batch of each kind before anything is written.
+
+It runs in this process with ``self.trainer.sanity_checking`` set. The module, the logged values and the random
+generators are restored; what user code keeps in global variables or in its data is not.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import linecache
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.apply_func import apply_to_collection
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DataLoader, IterableDataset
+
+from fl_lightning.data.loaders import Batches, ClientLoader, PlainLoader, last_batch, without_singles
+from fl_lightning.data.partitioned import own_module_of
+from fl_lightning.engine.evaluation.evaluator import PHASES, STAGES, bound_step, step_name
+from fl_lightning.engine.evaluation.loop import BATCH_HOOKS, EPOCH_HOOKS, stage_of
+from fl_lightning.engine.run import Run
+from fl_lightning.engine.validation import CLIENTS_SHOWN, few
+from fl_lightning.errors import ClientError, UsageError, clipped, located, text_of
+from fl_lightning.method import Method, check_logits, overrides
+from fl_lightning.seeding import ambient
+
+# hooks that the first training step may need; the check does not call them
+BEFORE_A_STEP = {"on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"}
+# examples of an evaluation
+FEW = 8
+
+
+def run_sanity_check(run: Run) -> None:
+    """Run the module's steps on one batch of training, validation and test data.
+
+    Raises:
+        UsageError: a step fails, its batch cannot be read, or a tap does not fit the model.
+    """
+    with ambient(run.seed, "first_batch"):
+        k = next(filter(run.local_training.batches, range(run.data.num_clients)), -1)
+    if k >= 0 and not (BEFORE_A_STEP & run.resident.hooks or getattr(run.data, "elsewhere", False)):
+        train_on_one(run, k)
+        check_single_example(run)
+    for phase in PHASES:
+        step = step_name(run.client.module, phase)
+        names = (*EPOCH_HOOKS, *BATCH_HOOKS, "model_eval", "model_train")
+        if step is not None and not {f"on_{stage_of(step)}_{name}" for name in names} & run.resident.hooks:
+            evaluate_one(run, phase, step)
+
+
+@contextmanager
+def trial(run: Run, phase: str, step: str, whose: str) -> Iterator[list[Any]]:
+    """In this block the module is restored at its end; an error is one line about the batch in the list."""
+    shown: list[Any] = []
+    try:
+        with ambient(run.seed, f"first_batch/{phase}"), run.client.rehearsing():
+            run.resident.stand_in.sanity_checking = True
+            yield shown
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        # a step may need hooks of the user's methods and callbacks, which are not called here
+        parts = (*run.methods.methods, *run.callbacks)
+        alone = all(type(part).__module__.startswith("fl_lightning.") for part in parts)
+        if run.trainer.on_client_error == "raise" and (alone or not shown or is_misfit(error)):
+            model, data = type(run.client.module).__name__, type(own_module_of(run.data)).__name__
+            what = f"model={model}: {step} fails on a batch of {whose} {shapes(shown)}" if shown else ""
+            what = what or f"data={data}: the first batch of {whose} cannot be read"
+            hint = "correct it; with trainer.fast_dev_run=true it has its traceback"
+            line = f"{what}: {clipped(located(error), 120)}; {hint}"
+            raise UsageError(f"model={model}: {error}" if isinstance(error, ClientError) else line) from error
+
+
+def is_misfit(error: BaseException) -> bool:
+    """Whether an operation refuses its inputs, unlike an error that the user's code raises itself."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    explicit = linecache.getline(last.filename, last.lineno or 0).strip().startswith("raise")
+    refused = isinstance(error, (RuntimeError, ValueError, IndexError)) and not isinstance(error, RecursionError)
+    return refused and (last.filename.startswith(torch.__path__[0]) or not explicit)
+
+
+def check_single_example(run: Run) -> None:
+    """Refuse clients that end with a batch of one example, if the model has BatchNorm and cannot train on it.
+
+    Raises:
+        UsageError: the training step fails on one example.
+    """
+    data, clock, batches = run.data, run.resident.clock, run.local_training.batches
+    if not any(isinstance(module, _BatchNorm) for module in run.client.module.modules()):
+        return
+    whole = (k for k in range(data.num_clients) if batches(k) in clock.at(0, batches(k)).passes)
+    single = [k for k in whole if last_batch(data, k) == "single"]
+    try:
+        for k in single[:1]:
+            train_on_one(run, k, 1)
+    except UsageError as error:
+        who = f"{len(single)} of {data.num_clients} clients ({few(single, CLIENTS_SHOWN)}) end with one example"
+        why = f"on which training_step fails: {clipped(text_of(error.__cause__ or error), 120)}"
+        raise UsageError(f"data={type(data).__name__}: {who}, {why}; {without_singles(data)}") from error
+
+
+def train_on_one(run: Run, k: int, most: int | None = None) -> None:
+    """Run the training step on the first batch of client ``k``, or on ``most`` of its examples; check the taps."""
+    client, resident, methods = run.client, run.resident, run.methods.methods
+    with trial(run, "train", "training_step", f"client {k}") as shown, run.loaders.train(k, 0, "first_batch") as loader:
+        for batch in first_of(loader, most):
+            resident.stand_in.clock.batches = len(loader)
+            resident.stand_in.begin_visit(*run.local_training.optimizers.first, loader)
+            batch = run.loaders.to_device(batch)
+            shown.append(batch)
+            client.visit.logged.begin_batch(batch)
+            with run.fabric.autocast(), resident.taps.recorded():
+                loss = client.own_loss(batch, 0)
+                if loss is None:
+                    continue
+                # penalties may have a gradient, and so may the result of the module's own backward
+                if not (methods or "backward" in resident.hooks) and (loss.is_complex() or not loss.requires_grad):
+                    kind = "that is complex" if loss.is_complex() else "without a gradient"
+                    hint = "compute a real number from the parameters that are trained, without detach() or item()"
+                    raise ClientError(f"training_step returned a loss {kind}; {hint}")
+                values = resident.taps.values
+                for method in methods:
+                    # both raise where the forward does not call the submodule, the first also without a gradient
+                    look = values.__getitem__ if type(method).penalty is not Method.penalty else values.check_called
+                    for tap in method.requires:
+                        look(tap)
+                    if overrides(method, "transform_logits") and "logits" in values:
+                        check_logits(method, client, values["logits"])
+
+
+def evaluate_one(run: Run, phase: str, step: str) -> None:
+    """Run the validation or the test step on the first batch of each loader."""
+    resident = run.resident
+    with trial(run, phase, step, f"the {phase} data") as shown, torch.no_grad(), resident.evaluating(STAGES[phase]):
+        logged = resident.begin_logging()
+        for index, loader in enumerate(loaders := run.loaders.evaluation(phase)):
+            shown.clear()
+            # the steps on Batches take a batch of any size
+            for batch in first_of(loader, FEW if isinstance(loader, Batches) else None):
+                batch = run.loaders.to_device(batch, index)
+                shown.append(batch)
+                logged.begin_batch(batch, index if len(loaders) > 1 else None)
+                resident.begin_hook(step)
+                with run.fabric.autocast():
+                    bound_step(run.client.module, step, index)(batch, 0)
+
+
+def first_of(loader: ClientLoader, most: int | None = None) -> list[Any]:
+    """The first batch of a loader, or ``most`` of its examples; none of an iterable that a pass might change."""
+    inner: Any = loader.loader if isinstance(loader, PlainLoader) else None
+    indexed = isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset)
+    if indexed and most is not None and not inner.num_workers:
+        rows: list[Any] = next(iter(inner.batch_sampler or ()), [])[:most]
+        data = inner.dataset
+        examples = data.__getitems__(rows) if hasattr(data, "__getitems__") else [data[row] for row in rows]
+        return [inner.collate_fn(examples)] if rows else []
+    if isinstance(loader, Batches):
+        loader = copy.copy(loader)
+        loader.rows, loader.drop_last = loader.rows[:most], False
+    elif not (indexed or isinstance(inner, (list, tuple))):
+        return []
+    return [batch for _, batch in itertools.islice(loader.batches(), 1)]
+
+
+def shapes(batch: Any) -> str:
+    """The shapes and types of the tensors of a batch."""
+    found: list[Tensor] = []
+    apply_to_collection(batch, Tensor, found.append)
+    shown = [f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}" for tensor in found]
+    return clipped(f"({', '.join(shown)})", 70)
