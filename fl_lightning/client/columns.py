@@ -7,7 +7,6 @@ shape share a table. Its columns are tensors with a row for each client, or list
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,9 +75,6 @@ class Same:
         """The value of one row."""
         return self.value
 
-    def note_written(self, rows: Rows, values: Tensor) -> None:
-        """It is not stacked, and nothing can be written into it in a mapped function."""
-
 
 class Stacked:
     """A tensor of each client ``(G, ...)``."""
@@ -94,18 +90,14 @@ class Stacked:
         """The value of one row."""
         return self.values[row]
 
-    def note_written(self, rows: Rows, values: Tensor) -> None:
-        """Keep what was written into the values of these rows, which are a copy where they are no range."""
-        if not isinstance(rows, slice):
-            self.values[rows] = values
-
     def part(self, rows: list[int]) -> Stacked:
         """A column of these rows alone."""
         return Stacked(self.values[rows])
 
     def put(self, rows: Rows, values: Tensor) -> None:
-        """Replace the values of these rows."""
-        self.values[rows] = values
+        """Replace the values of these rows, unless they were written in place."""
+        if not isinstance(rows, slice) or self.values[rows].data_ptr() != values.data_ptr():
+            self.values[rows] = values
 
 
 class Numbers:
@@ -113,7 +105,6 @@ class Numbers:
 
     def __init__(self, values: Sequence[float] | np.ndarray, device: torch.device) -> None:
         self.values, self.device = np.array(values), device
-        self.kind = describe(self.values[0].item())
 
     def take(self, rows: Rows) -> tuple[Any, bool]:
         """The number where it is the same in these rows, else a tensor; and whether it is stacked."""
@@ -126,17 +117,13 @@ class Numbers:
         """The number of one row."""
         return self.values[row].item()
 
-    def note_written(self, rows: Rows, values: Tensor) -> None:
-        """Keep what was written into a tensor of these rows' numbers."""
-        self.values[rows] = values.cpu().numpy()
-
     def part(self, rows: list[int]) -> Numbers:
         """A column of these rows alone."""
         return Numbers(self.values[rows], self.device)
 
     def put(self, rows: Rows, value: Any) -> None:
-        """Replace the values of these rows by one number."""
-        self.values[rows] = value
+        """Replace the values of these rows: by one number, or by a tensor of theirs."""
+        self.values[rows] = value.cpu().numpy() if isinstance(value, Tensor) else value
 
 
 Column = Same | Stacked | Numbers
@@ -159,10 +146,12 @@ class Table:
         columns = zip(*rows.values(), strict=True)
         return cls(shape, [column_of(dict(zip(rows, values, strict=True)), size, device) for values in columns])
 
-    @classmethod
-    def stacked(cls, shape: Any, columns: Sequence[Tensor]) -> Table:
-        """A table of tensors that are stacked already."""
-        return cls(shape, [Stacked(column) for column in columns])
+    def put(self, place: int, rows: Rows, value: Any, size: int) -> None:
+        """Replace a leaf of the clients at these rows, of a group of ``size`` clients."""
+        column = self.columns[place]
+        if isinstance(column, Same):
+            column = self.columns[place] = Stacked(column.value.expand(size, *column.value.shape).clone())
+        column.put(rows, value)
 
     def tree(self, row: int) -> Any:
         """The tree of one client."""
@@ -177,103 +166,3 @@ def column_of(values: dict[int, Any], size: int, device: torch.device) -> Column
     if len(values) > 1 and all(value is first for value in values.values()):
         return Same(first)
     return Stacked(torch.stack([values.get(row, first).detach() for row in range(size)]))
-
-
-class Source(NamedTuple):
-    """Where a leaf of a tree is after a mapped step: one of the three that is not None.
-
-    Args:
-        column: the place of the column that it was in before.
-        fresh: its place among the tensors that are new.
-        number: a number.
-    """
-
-    column: int | None = None
-    fresh: int | None = None
-    number: int | float | None = None
-
-
-@dataclass
-class Changes:
-    """What a mapped step has made of a tree.
-
-    Args:
-        shape: that of the tree after the step.
-        kind: equal for trees that can share a table.
-        sources: where each of its leaves is.
-        any: whether anything has changed but tensors, in place.
-    """
-
-    shape: Any = field(compare=False)
-    kind: str
-    sources: list[Source]
-    any: bool
-
-    @classmethod
-    def of(cls, table: Table, leaves: Sequence[Any], tree: Any) -> tuple[Changes, list[Tensor]]:
-        """The changes, and the tensors that are new; those that were changed in place are not.
-
-        Args:
-            table: that of the tree.
-            leaves: the leaves that the step was given.
-            tree: the tree after the step.
-        """
-        after: list[Any] = []
-        shape = take_apart(tree, after)
-        places = {id(leaf): place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
-        fresh: list[Tensor] = []
-        sources: list[Source] = []
-        kinds: list[str] = []
-        for leaf in after:
-            kinds.append(describe(leaf))
-            if not isinstance(leaf, Tensor):
-                sources.append(Source(number=leaf))
-            elif id(leaf) in places:
-                column = table.columns[places[id(leaf)]]
-                sources.append(Source(column=places[id(leaf)]))
-                kinds[-1] = column.kind if isinstance(column, Numbers) else kinds[-1]
-            else:
-                sources.append(Source(fresh=len(fresh)))
-                fresh.append(leaf)
-        same = all(
-            source.column == place or (isinstance(column, Numbers) and given is source.number)
-            for place, (source, column, given) in enumerate(zip(sources, table.columns, leaves, strict=False))
-        )
-        return cls(shape, f"{shape} {kinds}", sources, not (same and shape == table.shape)), fresh
-
-    def table(self, before: Table, fresh: Sequence[Tensor], size: int, device: torch.device) -> Table:
-        """A new table for trees of the new shape, of clients whose trees were in the table ``before``."""
-        columns: list[Column] = []
-        for source in self.sources:
-            if source.fresh is not None:
-                like = fresh[source.fresh]
-                columns.append(Stacked(like.new_zeros((size, *like.shape[1:]))))
-            elif source.column is not None:
-                columns.append(before.columns[source.column])
-            else:
-                assert source.number is not None
-                columns.append(Numbers([source.number] * size, device))
-        return Table(self.shape, columns)
-
-    def put_into(self, table: Table, before: Table, rows: Rows, fresh: Sequence[Tensor], size: int) -> None:
-        """Keep the new values of these rows, which were in the table ``before``, in a table of the new shape."""
-        for place, source in enumerate(self.sources):
-            column = table.columns[place]
-            if source.fresh is not None:
-                new = fresh[source.fresh]
-                if not isinstance(column, Stacked):
-                    old = torch.stack([torch.as_tensor(column.row(row)).to(new) for row in range(size)])
-                    column = table.columns[place] = Stacked(old)
-                column.put(rows, new)
-            elif source.column is None:
-                assert isinstance(column, Numbers)
-                column.put(rows, source.number)
-            elif before.columns[source.column] is not column:
-                old_column = before.columns[source.column]
-                values, _ = old_column.take(rows)
-                if isinstance(column, Numbers) and isinstance(old_column, Numbers):
-                    column.values[rows] = old_column.values[rows]
-                else:
-                    if isinstance(column, Same):
-                        column = table.columns[place] = Stacked(column.value.expand(size, *column.value.shape).clone())
-                    column.put(rows, values)

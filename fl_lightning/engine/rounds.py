@@ -323,8 +323,7 @@ def place_cohort(run: Run, fates: dict[int, Fate]) -> list[list[int]]:
 def groups_of_cohort(run: Run, steps: dict[int, int]) -> list[list[int]]:
     """The groups of a cohort, whose clients are expected to take so many local steps."""
     training, choice = run.local_training, run.local_training.choice
-    compiled = training.recordings.compiler is not None
-    return form_groups(steps, choice.least, choice.size, training.kind, choice.least > 2, compiled)
+    return form_groups(steps, choice.least, choice.size, training.kind, choice.least > 2)
 
 
 def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:

@@ -13,9 +13,10 @@ from helpers.tiny import TinyModule
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
+from fl_lightning import Method
 from fl_lightning.engine import run
 from fl_lightning.engine.groups import choosing
-from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedDyn, FedLC, FedProto, FedProx, FedUV, StructuredDeCov
+from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedDyn, FedLC, FedProx, FedUV, StructuredDeCov
 from fl_lightning.models import FedCKACNN
 
 TAPS = {"representation": "body", "logits": "head"}
@@ -104,17 +105,18 @@ def test_code_in_cpp_does_the_same_but_for_rounding(tmp_path, monkeypatch):
 
 
 class Scheduled(TinyModule):
-    """Its rate falls from visit to visit, or from step to step."""
-
-    interval = "epoch"
+    """Its rate falls from visit to visit."""
 
     def configure_optimizers(self):
         optimizer = SGD(self.parameters(), lr=0.1)
-        return [optimizer], [{"scheduler": StepLR(optimizer, 1, 0.9), "interval": self.interval}]
+        return [optimizer], [{"scheduler": StepLR(optimizer, 1, 0.9), "interval": "epoch"}]
 
 
-class ByStep(Scheduled):
-    interval = "step"
+class ReadsEpoch(Method):
+    """Reads the number of the pass."""
+
+    def penalty(self, client, step):
+        return torch.tensor(float(client.epoch))
 
 
 class Short(TinyModule):
@@ -146,8 +148,7 @@ def fails(*args, **how):
 
 
 UNCOMPILED = {
-    "a step that reads the epoch": ({"methods": lambda: [FedProto()]}, "epoch"),
-    "a rate that changes": ({"model": ByStep}, "from step to step"),
+    "a step that reads the epoch": ({"methods": lambda: [ReadsEpoch()]}, "epoch"),
     "random numbers": ({"model": Noisy}, "draws random numbers"),
     "a convolution": (
         {

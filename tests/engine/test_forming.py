@@ -3,7 +3,7 @@
 import pytest
 import torch
 from helpers.beside import rows
-from helpers.runs import assert_same_bits, small_trainer
+from helpers.runs import small_trainer
 from helpers.tiny import TinyModule
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -28,14 +28,3 @@ def test_a_client_of_far_more_steps_trains_by_itself(tmp_path):
 def test_clients_of_about_as_many_steps_share_a_group(tmp_path):
     _, placed = fit(tmp_path, [16, *[8] * 20])
     assert placed == [(0, 0), (21, 22)]
-
-
-def test_the_only_group_of_a_compiled_run_is_cut_in_two_for_any_number_of_workers(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda function, **how: function)
-    sizes = [80] * 20 + [48] * 25
-    several, placed = fit(tmp_path, sizes, compile=True)
-    assert placed == [(20, 200), (25, 150)]
-    one, _ = fit(tmp_path, sizes, workers=1, compile=True)
-    assert_same_bits(several, one)
-    # programs that are not compiled take longer, so that one worker would lose more
-    assert fit(tmp_path, sizes)[1] == [(0, 0), (45, 350)]

@@ -72,7 +72,7 @@ DEFAULT_METHODS = {
     "MOON, FedCKA": (lambda: [MOON(pool_size=2), FedCKA()], SOME),
     "FedNova, FedBABU": (lambda: [FedNova(), FedBABU()], {"model": partial(mlp, sgd(momentum=0.9)), **ONE}),
     "FedBN, FedUV": (lambda: [FedBN(), FedUV()], NORMED),
-    "FedProto, DeCov": (lambda: [FedProto(aggregate_weights=True), DeCov()], {}),
+    "DeCov": (lambda: [DeCov()], {}),
     "Local, FedProx, StructuredDeCov": (lambda: [Local(), FedProx(0.1), StructuredDeCov(groups=3, gamma=0.1)], ONE),
     "Freeze, FedLC, FedProx": (lambda: [Freeze(), FedLC(), FedProx(0.1)], MOMENTUM),
 }
@@ -127,7 +127,7 @@ class Remembers(Method):
 
     def on_client_start(self, client):
         visit = client.scratch(self)
-        visit.count, visit.size = 0, client.info.num_examples
+        visit.count, visit.size, visit.newest = 0, client.info.num_examples, torch.zeros((), dtype=torch.float64)
         visit.total = torch.zeros(3, dtype=torch.float64)
         visit.parts = [torch.zeros(3, dtype=torch.float64)] * (1 + client.info.id % 2)
         visit.before = client.memory(self).get("before", 0.0)
@@ -249,19 +249,6 @@ class Counts(TinyModule):
         return super().training_step(batch, batch_idx) * (1 + batch_idx) * (1 + 0.1 * self.current_epoch)
 
 
-class SkipsFirst(TinyModule):
-    """Leaves out the first batch of the second pass, in which one of its parameters has no part either."""
-
-    def build(self):
-        self.early = nn.Parameter(torch.ones(3))
-
-    def training_step(self, batch, batch_idx):
-        if batch_idx == 0 and self.current_epoch % 2:
-            return None
-        loss = super().training_step(batch, batch_idx)
-        return loss if self.current_epoch % 2 else loss + self.early.square().mean()
-
-
 class Logs(TinyModule):
     """Logs in all ways."""
 
@@ -356,19 +343,15 @@ class ParameterGroups(TinyModule):
         return SGD(groups, lr=0.01, momentum=0.9)
 
 
-class Scheduled(TinyModule):
-    kind, how = partial(StepLR, step_size=2, gamma=0.5), {"interval": "step"}
+class ByEpoch(TinyModule):
+    kind, how = partial(StepLR, step_size=1, gamma=0.5), {"interval": "epoch"}
 
     def configure_optimizers(self):
         optimizer = SGD(self.parameters(), lr=0.1)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.kind(optimizer), **self.how}}
 
 
-class ByEpoch(Scheduled):
-    kind, how = partial(StepLR, step_size=1, gamma=0.5), {"interval": "epoch"}
-
-
-class Watches(Scheduled):
+class Watches(ByEpoch):
     kind, how = partial(ReduceLROnPlateau, mode="max", patience=0, factor=0.5), {"monitor": "train/loss"}
 
 
@@ -381,18 +364,12 @@ DEFAULT_OPTIONS = {
     "Adam": {**of(Adam, amsgrad=True), **LESS, "gradient_clip_val": 0.05, "gradient_clip_algorithm": "value"},
     "Adagrad": {**of(Adagrad, initial_accumulator_value=0.5, lr_decay=0.1), **LESS, **ROUND},
     "groups of parameters": {"model": ParameterGroups, **ROUND},
-    "accumulated batches": {**of(SGD, momentum=0.9), "accumulate_grad_batches": 2, "gradient_clip_val": 0.3},
-    "accumulated batches of which the first is left out": {
-        "model": SkipsFirst,
-        "data": partial(rows, (16, 32, 16, 32)),
-        "accumulate_grad_batches": 3,
-    },
     "local steps": {**of(Adam), "local_steps": 7},
     "a parameter that is sometimes used by Adam": {"model": lambda: Unused(partial(Adam, lr=0.01))},
     "a schedule by epoch that restarts": {"model": ByEpoch, **PAIRS, "client_schedulers": "restart", "local_epochs": 3},
     "a schedule that watches a metric": {"model": Watches, **PAIRS, "max_rounds": 3, **ONE},
     "stragglers and losses": {
-        "model": Scheduled,
+        "model": ByEpoch,
         "methods": lambda: [SCAFFOLD("gradients")],
         "systems": SystemsHeterogeneity(stragglers=0.5, dropout_before=0.1, dropout_after=0.2),
         "local_epochs": 3,
@@ -410,14 +387,10 @@ DEFAULT_OPTIONS = {
 }
 OPTIONS = DEFAULT_OPTIONS | {
     "RMSprop": {**of(RMSprop, momentum=0.5, centered=True), **ROUND},
-    "a schedule by step": {"model": Scheduled, **PAIRS},
     "AdamW": of(AdamW, weight_decay=0.1),
     "a single batch": {**of(SGD), "fast_dev_run": True, "visits": False},
-    "accumulated batches of Adam": {**of(Adam), "accumulate_grad_batches": 3},
-    "accumulated batches of a parameter that is sometimes used": {"model": Unused, "accumulate_grad_batches": 2},
     "small steps in single precision": {**of(SGD, lr=1e-5), "precision": "32-true", "limit": 1e-5, "max_rounds": 1},
-    "a schedule by step that restarts": {"model": Scheduled, **PAIRS, "client_schedulers": "restart"},
-    "a schedule by epoch": {"model": ByEpoch, **PAIRS, "accumulate_grad_batches": 2},
+    "a schedule by epoch": {"model": ByEpoch, **PAIRS},
     "a schedule of rounds": {**of(SGD), "client_lr_scheduler": partial(StepLR, step_size=1, gamma=0.1)},
     "buffers computed anew": {"model": partial(normed, 8), "buffers": "recalibrate"},
     "stragglers by step": {
@@ -447,8 +420,8 @@ class Warm(Method):
         return self.mu * sum(client.live[name].square().sum() for name in client.trainable)
 
 
-class Rated(Scheduled):
-    """Its loss depends on the learning rate, which a scheduler lowers at each step, and it logs the rate."""
+class Rated(ByEpoch):
+    """Its loss depends on the learning rate, which a scheduler lowers after each pass, and it logs the rate."""
 
     def training_step(self, batch, batch_idx):
         rate = self.optimizers().param_groups[0]["lr"]
@@ -656,6 +629,13 @@ class Asks(Method):
         return torch.tensor(float(client.info.id))
 
 
+class Grows(Method):
+    """Keeps more for a visit after a step than before it."""
+
+    def penalty(self, client, step):
+        client.scratch(self).size = len(step.targets)
+
+
 class Slows(Method):
     """Lowers the learning rate in a hook; each visit begins with the module's own."""
 
@@ -663,7 +643,11 @@ class Slows(Method):
         optimizer.param_groups[0]["lr"] *= 0.9
 
 
-class Watched(Scheduled):
+class ByStep(ByEpoch):
+    kind, how = partial(StepLR, step_size=1), {"interval": "step"}
+
+
+class Watched(ByEpoch):
     kind, how = ReduceLROnPlateau, {"monitor": "loss"}
 
 
@@ -679,6 +663,10 @@ REFUSED = {
     "an attribute of a method": ({"methods": lambda: [Keeps()]}, ["Keeps.last"]),
     "the id of a client": ({"methods": lambda: [Asks()]}, ["client.info.id"]),
     "a rate that a hook sets": ({"methods": lambda: [Slows()]}, ["the optimizer's settings"]),
+    "values that a step begins to keep": ({"methods": lambda: [Grows()]}, ["client.scratch", "on_client_start"]),
+    "prototypes": ({"methods": lambda: [FedProto()], "model": mlp, "data": digits}, ["client.scratch"]),
+    "accumulated batches": ({"accumulate_grad_batches": 2}, ["trainer.accumulate_grad_batches"]),
+    "a schedule by step": ({"model": ByStep}, ["scheduler"]),
     "half precision": ({"precision": "bf16-mixed"}, ["trainer.precision"]),
     "a schedule within the visit": ({"model": Watched, "client_schedulers": "restart"}, ["scheduler"]),
     "a cache of references": ({"model": mlp, "data": digits, "cache_references": True}, ["trainer.cache_references"]),

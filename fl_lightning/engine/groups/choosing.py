@@ -73,13 +73,8 @@ def choose(run: Run) -> None:
     """
     with uncompiled(run.client.module):
         choice = run.local_training.choice = choice_for(run)
-    trainer, (_, schedulers) = run.trainer, run.local_training.optimizers.first
-    if choice.size > 1 and trainer.compile:
-        compiler = CompiledPrograms(trainer.compile, trainer.warn)
-        if any(config.interval == "step" for config in schedulers):
-            compiler.say("the step of clients side by side", "its rate changes from step to step")
-        else:
-            run.local_training.recordings = Recordings(compiler)
+    if choice.size > 1 and run.trainer.compile:
+        run.local_training.recordings = Recordings(CompiledPrograms(run.trainer.compile, run.trainer.warn))
 
 
 def choice_for(run: Run) -> Choice:
@@ -129,6 +124,10 @@ def obstacles(run: Run) -> Iterator[str]:
         yield f"trainer.precision={precision}: torch's autocast does not convert all that is mapped"
     if trainer.cache_references is True:
         yield "trainer.cache_references keeps what reference models give of one client"
+    if resident.clock.accumulate > 1:
+        yield "trainer.accumulate_grad_batches adds up the gradients of several batches"
+    if any(config.interval == "step" and not config.reduce_on_plateau for config in schedulers):
+        yield "its scheduler steps within an epoch"
     if any(config.reduce_on_plateau for config in schedulers) and trainer.client_schedulers == "restart":
         yield "its scheduler watches a metric of each visit"
     for path, part in module.named_modules():
@@ -245,11 +244,10 @@ def try_two(run: Run, clients: list[int]) -> None:
         require_mappable(work <= WORK.get(run.fabric.device.type, 0.0), why)
         require_mappable(not draws, "its step draws random numbers, in a visit from a stream of its own")
     training, state = run.local_training, run.server.state
-    clock = run.resident.clock
     with (
         ambient(run.seed, "side_by_side"),
         run.client.rehearsing(run.methods),
-        replaced(clock, limit=clock.accumulate),
+        replaced(run.resident.clock, limit=1),
         replaced(training, recordings=Recordings()),
     ):
         try:

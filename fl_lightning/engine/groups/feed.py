@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning.client.columns import Rows, Same, Table, kind_of, take_apart
+from fl_lightning.client.columns import Rows, Same, Stacked, Table, kind_of, take_apart
 from fl_lightning.data.loaders import ClientLoader, IndexedLoader, PlainLoader
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.errors import ClientError
@@ -118,7 +118,7 @@ class Feed:
         for (rows, indices, places), *parts in zip(block, *columns, strict=True):
             values = [part.view(*places.shape, *part.shape[1:]) for part in parts]
             full = places.shape[1] == self.of_clients[0].batch_size  # type: ignore[attr-defined]
-            yield GroupBatch(rows, indices, Table.stacked(shape, values), full)
+            yield GroupBatch(rows, indices, Table(shape, [*map(Stacked, values)]), full)
 
     def _loaded(self, lengths: Sequence[int]) -> Iterator[GroupBatch]:
         """Batches as the clients' loaders give them."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
-# what a program takes, in steps of one client by itself, without and with compile, and what each of its clients adds:
-# round numbers near those measured, which docs/side_by_side.md has
-PROGRAM, COMPILED, SHARE = 1.4, 1.1, 0.055
-# a group is cut in two where the longer one takes at most this share of its time, and both together at most that
-LONGER, BOTH = 0.75, 4 / 3
+# what a program takes, in steps of one client by itself, and what each of its clients adds: round numbers near those
+# measured, which docs/side_by_side.md has
+PROGRAM, SHARE = 1.4, 0.055
 
 
 def form_groups(
@@ -19,7 +17,6 @@ def form_groups(
     size: int,
     kind: Callable[[int], object],
     lean: bool = False,
-    compiled: bool = False,
 ) -> list[list[int]]:
     """Deal a cohort out in groups of ``least`` to ``size`` clients; those of which there are fewer come one by one.
 
@@ -31,8 +28,6 @@ def form_groups(
         size: most clients of a group, at least 1.
         kind: only clients of which it gives the same share a group.
         lean: leave clients of far more steps than the others to themselves, where that takes less time.
-        compiled: programs are compiled; with ``lean``, a group that is the only one is then cut in two, where two
-            workers gain much and one loses little. Other programs take longer, so that one worker would lose more.
 
     Returns:
         The clients of each group, those with the most steps first.
@@ -47,7 +42,7 @@ def form_groups(
         clients = clients[alone:]
         few = len(clients) < least
         groups += [[k] for k in clients] if few else dealt_out(clients, -(-len(clients) // size))
-    return halves(groups[0], steps, least) if lean and compiled and len(groups) == 1 else groups
+    return groups
 
 
 def dealt_out(clients: Sequence[int], number: int) -> list[list[int]]:
@@ -71,19 +66,7 @@ def longest_alone(clients: Sequence[int], steps: Mapping[int, int]) -> int:
     return number
 
 
-def halves(group: list[int], steps: Mapping[int, int], least: int) -> list[list[int]]:
-    """A group of compiled programs in two of about equal cost, where that pays; else as it is."""
-    whole, sums = cost(group, steps, COMPILED), [0, *accumulate(steps[k] for k in group)]
-    best, number = LONGER * whole, len(group)
-    for place in range(least, len(group) - least + 1):
-        first = COMPILED * steps[group[0]] + SHARE * sums[place]
-        second = COMPILED * steps[group[place]] + SHARE * (sums[-1] - sums[place])
-        if max(first, second) <= best and first + second <= BOTH * whole:
-            best, number = max(first, second), place
-    return [group[:number], group[number:]] if number < len(group) else [group]
-
-
-def cost(group: Sequence[int], steps: Mapping[int, int], program: float = PROGRAM) -> float:
+def cost(group: Sequence[int], steps: Mapping[int, int]) -> float:
     """What training a group takes, in steps of one client."""
     most, total = steps[group[0]], sum(steps[k] for k in group)
-    return total if len(group) == 1 else program * most + SHARE * total
+    return total if len(group) == 1 else PROGRAM * most + SHARE * total

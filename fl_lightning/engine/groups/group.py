@@ -10,17 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from fl_lightning.client import Client
 from fl_lightning.client.client import LARGEST_INTEGER, are_exact
 from fl_lightning.client.clock import Clock
 from fl_lightning.client.columns import (
-    Changes,
     Leaf,
     Numbers,
-    Rows,
     Table,
     kind_of,
     numbers_of,
@@ -161,25 +158,17 @@ class Group:
         for epoch in range(max(map(len, passes), default=0)):
             self._epoch = epoch
             lengths = [own[epoch] if epoch < len(own) else 0 for own in passes]
-            before: GroupBatch | None = None
             for batch in feed.of_pass(lengths):
                 training.workers.check()
                 training.stopwatch.lap("data")
-                if schedulers and before is not None and before.indices[0] != batch.indices[0]:
-                    self._step_schedulers(schedulers, before.indices[0], lengths[0])
-                self._program(batch, lengths, optimizer)
-                before = batch
+                self._program(batch, optimizer)
                 training.stopwatch.lap("step")
-            if schedulers and before is not None:
-                self._step_schedulers(schedulers, before.indices[0], lengths[0])
+            if schedulers:  # those that step once an epoch
+                clock = self.client.resident.stand_in.clock
+                clock.epoch, clock.step = epoch, int(self._taken[0])
+                training.schedules.after_batch(schedulers, 0, stepped=False, last=True)
+                self.note_settings()
             self.log.end_pass()
-
-    def _step_schedulers(self, schedulers: Any, index: int, length: int) -> None:
-        clock = self.client.resident.stand_in.clock
-        clock.epoch, steps = self._epoch, self.clocks[0].is_step(index, length)
-        clock.step = int(self._taken[0])
-        self.training.schedules.after_batch(schedulers, index, steps, index + 1 == length)
-        self.note_settings()
 
     # ------------------------------------------------------------------ the beginning
     def _begin(self, optimizer: Any) -> None:
@@ -196,7 +185,7 @@ class Group:
             for name, value in entries.items():
                 state[name][row] = value
         self.received_own = {name: state[name].clone() for name in client.kept if starts}
-        self.stack = Stack(state, client.trainable, client.live, optimizer, self.clocks[0].accumulate > 1)
+        self.stack = Stack(state, client.trainable, client.live, optimizer)
         self._counts_steps = counts_steps(optimizer)
         self.note_settings()
         self._set_tables([references for _, references in own])
@@ -233,35 +222,29 @@ class Group:
             self._kinds[list(rows)] = place
 
     # ------------------------------------------------------------------ a step
-    def _program(self, batch: GroupBatch, lengths: Sequence[int], optimizer: Any) -> None:
+    def _program(self, batch: GroupBatch, optimizer: Any) -> None:
         """The step of the clients of a batch: one for all that can take it together."""
-        rows, clock = batch.rows, self.clocks[0]
+        rows = batch.rows
         same = [self._kinds[rows], *([m[rows] for m in self.stack.moves.values()] if self._counts_steps else [])]
         if self.training.looks_at_index and len(batch.indices) > 1:
             same.append(np.array(batch.indices))
-        if clock.accumulate == 1 and all((values == values[0]).all() for values in same):
-            self._step(batch, True, True, optimizer)
+        if all((values == values[0]).all() for values in same):
+            self._step(batch, optimizer)
             return
-        chosen = numbers_of(rows, self.size)
-        indices = batch.indices if len(batch.indices) > 1 else [batch.indices[0]] * len(chosen)
-        ends = [clock.is_step(index, lengths[row]) for row, index in zip(chosen, indices, strict=True)]
-        begins = [index % clock.accumulate == 0 for index in indices]
-        keys = list(zip(*(values.tolist() for values in same), ends, begins, strict=True))
+        chosen, keys = numbers_of(rows, self.size), list(zip(*(values.tolist() for values in same), strict=True))
         for key in dict.fromkeys(keys):
-            places = [place for place, own in enumerate(keys) if own == key]
-            self._step(batch.part(places, chosen), key[-2], key[-1], optimizer)
+            self._step(batch.part([place for place, own in enumerate(keys) if own == key], chosen), optimizer)
 
-    def _step(self, batch: GroupBatch, steps: bool, begins: bool, optimizer: Any) -> None:
+    def _step(self, batch: GroupBatch, optimizer: Any) -> None:
         training, rows = self.training, batch.rows
         mounted = self.stack.mount(rows)
-        if begins:
-            for tensor in mounted.values():  # as zero_grad does, in less time
-                tensor.grad = None
+        for tensor in mounted.values():  # as zero_grad does, in less time
+            tensor.grad = None
         if not self._gradients(batch, mounted):
             self.num_skipped[rows] += 1
-        self._taken[rows] += steps
+        self._taken[rows] += 1
         training.stopwatch.lap("forward_backward")
-        if not steps or all(mounted[name].grad is None for name in self.client.trainable):
+        if all(mounted[name].grad is None for name in self.client.trainable):
             return
         with torch.no_grad():
             if self._prepares:
@@ -295,7 +278,7 @@ class Group:
 
     def _gradients(self, batch: GroupBatch, mounted: State) -> bool:
         """Compute the gradients of the clients; False where the module skips the batch."""
-        client, clock, table = self.client, self.clocks[0], batch.table
+        client, table = self.client, batch.table
         columns = [column.take(slice(0, None)) for column in table.columns]
         index = batch.indices[0]
         if by_client := len(set(batch.indices)) > 1:
@@ -310,16 +293,13 @@ class Group:
         def backward(results: Results, mounted: State) -> State:
             if (losses := results.get("loss")) is None:
                 return {}
-            total = losses.sum()
-            self.training.fabric.backward(total / clock.accumulate if clock.accumulate > 1 else total)
+            self.training.fabric.backward(losses.sum())
             return {name: grad for name in client.trainable if (grad := mounted[name].grad) is not None}
 
-        # gradients of several batches are added up, and a program does not know those before it
-        name = "gradients" if clock.accumulate == 1 else None
         looks = self.training.looks_at_index
         about = (repr(table.shape), by_client or (looks and index))
         # each number of examples, and each index that is read, would be compiled by itself
-        part = Part(name, about, columns, work, backward, compiled=batch.full and not (by_client or looks))
+        part = Part("gradients", about, columns, work, backward, compiled=batch.full and not (by_client or looks))
         return bool(Program(self, batch.rows, mounted, part).results())
 
     def _mapped_hooks(
@@ -350,13 +330,6 @@ class Group:
         groups = self.stack.optimizer.param_groups
         before, self.settings = self.settings, repr([{**group, "params": None} for group in groups])
         return self.settings != before
-
-    def keep(self, rows: Rows, before: Table, changes: Changes, fresh: list[Tensor]) -> None:
-        """Keep what the methods have changed of what they keep for the visits, which was in the table ``before``."""
-        if changes.kind not in self._tables:
-            self._tables[changes.kind] = changes.table(before, fresh, self.size, self.device)
-        changes.put_into(self._tables[changes.kind], before, rows, fresh, self.size)
-        self._kinds[rows] = [*self._tables].index(changes.kind)
 
     def table_of(self, row: int) -> tuple[str, Table]:
         """The table that holds what the methods keep for a client, and what distinguishes it from others."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning.client.columns import Changes, Rows, numbers_of, put_together
-from fl_lightning.client.mapped import MappedClock, MappedInfo, MappedLog, MappedVisit, Record
+from fl_lightning.client.columns import Rows, describe, numbers_of, put_together, take_apart
+from fl_lightning.client.mapped import MappedClock, MappedInfo, MappedLog, MappedVisit, Record, not_mappable
 from fl_lightning.errors import ClientError
 from fl_lightning.state import State
 
@@ -27,7 +27,7 @@ class Part(NamedTuple):
     """What is done in a part of a step.
 
     Args:
-        name: of the part, to find its recordings by; None is never repeated.
+        name: of the part, to find its recordings by.
         about: what distinguishes it from others of this name, beside the tensors and numbers that it is given.
         columns: what ``work`` is given, each with whether it is stacked.
         work: does it for one client, whose module, visit and values are there.
@@ -35,7 +35,7 @@ class Part(NamedTuple):
         compiled: whether it is one of few, so that compiling it pays.
     """
 
-    name: str | None
+    name: str
     about: Any
     columns: Sequence[tuple[Any, bool]]
     work: Callable[[list[Any]], Results]
@@ -51,8 +51,7 @@ class Notes:
         results: names of what the part gives, with whether each is a tensor.
         graded: names of the parameters whose gradients it gives.
         rebound: names of the buffers that have new tensors.
-        changes: of what the methods keep for the visit.
-        fresh: the number of its new tensors.
+        changes: the leaves of ``client.scratch`` that the step has replaced, by place; ``...`` stands for a tensor.
         records: what was logged; ``...`` stands for a tensor.
         obstacle: why the program cannot be repeated; None where it can.
     """
@@ -60,8 +59,7 @@ class Notes:
     results: dict[str, bool] = field(default_factory=dict)
     graded: list[str] = field(default_factory=list)
     rebound: list[str] = field(default_factory=list)
-    changes: Changes | None = None
-    fresh: int = 0
+    changes: dict[int, Any] = field(default_factory=dict)
     records: list[tuple[Any, ...]] = field(default_factory=list)
     obstacle: str | None = None
 
@@ -90,15 +88,12 @@ class Program:
         recordings, name = self.group.training.recordings, self.part.name
         versions = [value._version if isinstance(value, Tensor) else 0 for value, _ in self.given]
         outputs: Sequence[Tensor]
-        if name is None:
-            outputs, notes = self._run()
+        inputs, key = self._inputs()
+        recording = recordings.find(name, key)
+        if recording is None:
+            outputs, notes = recordings.run(name, key, inputs, self._run, self._compiled(inputs, key))
         else:
-            inputs, key = self._inputs()
-            recording = recordings.find(name, key)
-            if recording is None:
-                outputs, notes = recordings.run(name, key, inputs, self._run, self._compiled(inputs, key))
-            else:
-                outputs, notes = recording.repeat(inputs), recording.notes
+            outputs, notes = recording.repeat(inputs), recording.notes
         return self._kept(iter(outputs), notes, versions)
 
     def _compiled(self, inputs: Sequence[Tensor], key: Any) -> Callable[[], Callable[..., Any] | None] | None:
@@ -164,9 +159,9 @@ class Program:
             notes.results = {name: value is not None for name, value in results.items()}
             notes.rebound, fresh = list(rebound), list[Tensor]()
             if scratch:
-                after = {name: vars(held) for name, held in scratch.items()}
-                notes.changes, fresh = Changes.of(self.table, mine, {**tree, "scratch": after})
-                notes.fresh = len(fresh)
+                changed = self._changed(tree, mine, {name: vars(held) for name, held in scratch.items()})
+                fresh = [leaf for leaf in changed.values() if isinstance(leaf, Tensor)]
+                notes.changes = {place: ... if isinstance(leaf, Tensor) else leaf for place, leaf in changed.items()}
             for record in logged.records:
                 if not isinstance(record.value, Tensor):
                     note("a number to be logged, which may be another in the next step")
@@ -191,6 +186,22 @@ class Program:
         notes.graded = list(gradients)
         return [*gradients.values(), *outputs], notes
 
+    def _changed(self, tree: Any, before: Sequence[Any], scratch: Any) -> dict[int, Any]:
+        """The leaves of ``client.scratch`` that the step has replaced, by place.
+
+        Raises:
+            NotMappable: it holds other values than before the step, or one under the name of another.
+        """
+        after: list[Any] = []
+        shape = take_apart({**tree, "scratch": scratch}, after)
+        same = shape == self.table.shape and [*map(describe, after)] == [*map(describe, before)]
+        changed = {place: leaf for place, leaf in enumerate(after) if same and leaf is not before[place]}
+        known = {id(leaf) for leaf in before if isinstance(leaf, Tensor)}
+        if not same or any(id(leaf) in known for leaf in changed.values()):
+            why = "a step changes which values it holds, or their types; set them all in on_client_start"
+            raise not_mappable("client.scratch", why)
+        return changed
+
     @torch.no_grad()
     def _kept(self, outputs: Iterator[Tensor], notes: Notes, versions: list[int]) -> Results:
         """Keep what the program comes to beside its results, which are returned."""
@@ -200,16 +211,12 @@ class Program:
         results = {name: next(outputs) if is_tensor else None for name, is_tensor in notes.results.items()}
         for name in notes.rebound:
             self.mounted[name].copy_(next(outputs))
-        if notes.changes is not None:
-            number = len(self.part.columns)
-            for column, (value, batched), version in zip(
-                self.table.columns, self.given[number:], versions[number:], strict=True
-            ):
-                if batched and value._version != version:
-                    column.note_written(rows, value)
-            fresh = [next(outputs) for _ in range(notes.fresh)]
-            if notes.changes.any:
-                group.keep(rows, self.table, notes.changes, fresh)
+        number = len(self.part.columns)
+        for place, ((value, batched), version) in enumerate(zip(self.given[number:], versions[number:], strict=True)):
+            if batched and value._version != version:
+                self.table.put(place, rows, value, group.size)
+        for place, leaf in notes.changes.items():
+            self.table.put(place, rows, next(outputs) if leaf is ... else leaf, group.size)
         records = [
             Record(key, *(next(outputs) if value is ... else value for value in parts)) for key, *parts in notes.records
         ]

@@ -28,14 +28,13 @@ def counts_steps(optimizer: Optimizer) -> bool:
 
 
 class Stack:
-    """The states of a group's clients, the gradients of those that are mounted, and the optimizer's state.
+    """The states of a group's clients, and the optimizer's state.
 
     Args:
         state: by name, the tensors of all clients ``(G, ...)``.
         trainable: names of the parameters that are trained.
         live: the tensors that the optimizer was made for, by name.
         optimizer: the optimizer of a visit in its initial state.
-        keeps_gradients: whether gradients outlast a batch.
     """
 
     def __init__(
@@ -44,11 +43,10 @@ class Stack:
         trainable: Iterable[str],
         live: Mapping[str, Tensor],
         optimizer: Optimizer,
-        keeps_gradients: bool,
     ) -> None:
         self.state, self.optimizer = state, optimizer
         self.size = len(next(iter(state.values())))
-        self._trainable, self._keeps_gradients = set(trainable), keeps_gradients
+        self._trainable = set(trainable)
         names = {id(live[name]): name for name in live}
         self._originals = [list(group["params"]) for group in optimizer.param_groups]
         # a parameter that is not trained is left out: it has no gradient
@@ -57,8 +55,6 @@ class Stack:
         ]
         self._slots: dict[str, dict[str, Tensor]] = {}
         self._scalars: dict[tuple[str, str], list[Any]] = {}
-        self._gradients: State = {}
-        self._graded: dict[str, Any] = {}
         # how often the optimizer has moved each entry of each client
         self.moves = {name: np.zeros(self.size, dtype=np.int64) for name in state if name in self._trainable}
         self._rows: Rows | None = None
@@ -84,10 +80,6 @@ class Stack:
                 self.optimizer.state[self.mounted[name]][slot] = self._common(
                     name, [values[r] for r in self._numbers()]
                 )
-            for name, gradient in self._gradients.items():
-                if not self._graded[name][rows].any():
-                    continue
-                self.mounted[name].grad = gradient[rows]
         return self.mounted
 
     @property
@@ -116,12 +108,6 @@ class Stack:
                 self.state[name][rows] = part.detach()
             for slot, value in self.optimizer.state.get(part, {}).items():
                 self._store(name, slot, value)
-            if self._keeps_gradients and (part.grad is not None or name in self._gradients):
-                if name not in self._gradients:
-                    self._gradients[name] = torch.zeros_like(self.state[name])
-                    self._graded[name] = np.zeros(self.size, dtype=bool)
-                self._gradients[name][rows] = 0.0 if part.grad is None else part.grad
-                self._graded[name][rows] = part.grad is not None
         self._rows = None
 
     def release(self) -> None:
