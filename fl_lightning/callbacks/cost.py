@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.measurement import Periodic
+from fl_lightning.callbacks.measurement import PeriodicCallback
 from fl_lightning.client import Client
 from fl_lightning.data.loaders import num_batches
 from fl_lightning.state import num_bytes
@@ -36,7 +36,7 @@ METRIC_OF_COLUMN = {
 ADDED = ("steps", "flops", "flops_extra", "forwards_extra", "bytes_down", "bytes_up", "seconds")
 
 
-class CostLedger(Periodic):
+class CostLedger(PeriodicCallback):
     r"""Counts what each round costs, and writes ``cost.csv``: a row for each round, with running totals.
 
     Its columns, and the tags under which each round logs them:
@@ -81,7 +81,7 @@ class CostLedger(Periodic):
         self._runs = trainer.client.references.num_runs
         round_ = trainer.server.round
         # methods that compare with what a client had before do more from the second round on
-        if round_ <= 1 or round_ % self.every_n_rounds == 0 or not self._step:
+        if round_ <= 1 or self.is_multiple(round_) or not self._step:
             self._step = count_step(trainer) or self._step
         if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
@@ -104,7 +104,7 @@ class CostLedger(Periodic):
             trainer.log(f"cost/{name}", value)
         trainer.log("memory/peak", max(trainer.gather(worker_peak_memory())))
         trainer.log("time/counted", max(trainer.gather(time.perf_counter() - self._began)))
-        if (trainer.server.round + 1) % self.every_n_rounds == 0:
+        if self.is_multiple(trainer.server.round + 1):
             self._write(trainer)
 
     def on_last_round_end(self, trainer: RunAccess) -> None:

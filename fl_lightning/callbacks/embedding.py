@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.by_client import in_order
-from fl_lightning.callbacks.measurement import Measurement, require_test_data
+from fl_lightning.callbacks.measurement import Measurement, in_order, require_test_data
 from fl_lightning.client import Client
 from fl_lightning.client.taps import resolve_taps, with_paths
 from fl_lightning.errors import require
@@ -77,17 +76,13 @@ class Embedding(Measurement):
         classes: list[int] | None = None,
         perplexity: float = 30.0,
     ) -> None:
-        super().__init__(1 if every_n_rounds is None else every_n_rounds)
+        super().__init__(every_n_rounds)
         hint = "give 8 or more, or null for all test data"
         require(examples is None or examples >= 8, "Embedding.examples", examples, hint)
         require(classes is None or len(classes) > 0, "Embedding.classes", classes, "name a class, or give null")
         require(perplexity > 0, "Embedding.perplexity", perplexity, "give a number above 0")
-        self.last_only = every_n_rounds is None
         self.tap, self.examples, self.clients, self.classes = tap, examples, clients, classes
         self.perplexity = perplexity
-
-    def due(self, round_: int) -> bool:
-        return round_ == self._last_round if self.last_only else super().due(round_)
 
     def setup(self, trainer: RunAccess) -> None:
         module, number = trainer.client.module, trainer.data.num_clients
@@ -98,7 +93,6 @@ class Embedding(Measurement):
         if counts is not None:
             require_among("classes", self.classes, range(len(counts)), f"give classes from 0 to {len(counts) - 1}")
         require_test_data(trainer, self)
-        self._has_global = not trainer.client.kept
 
     def on_fit_start(self, trainer: RunAccess) -> None:
         super().on_fit_start(trainer)
@@ -120,24 +114,24 @@ class Embedding(Measurement):
         if self.due(trainer.server.round) and client.info.id in self._embedded:
             self._local[client.info.id] = self._probe(trainer, client.state())
 
-    def on_round_end(self, trainer: RunAccess) -> None:
-        if self.due(trainer.server.round):
-            self._measure(trainer)
-
     def on_last_round_end(self, trainer: RunAccess) -> None:
         if not self.due(trainer.server.round):
-            self._measure(trainer)
+            self.measure(trainer)
 
-    def _measure(self, trainer: RunAccess) -> None:
-        mine = self._probe(trainer, None) if self._has_global else {}
-        parts = trainer.gather((mine, self._local))
-        whole, local = in_order(part for part, _ in parts), in_order(theirs for _, theirs in parts)
+    def measure(self, trainer: RunAccess) -> None:
+        # of each client the batches, and of None those of the global model
+        mine: dict[int | None, Probe] = dict(self._local.items())
+        if not trainer.client.kept:
+            mine[None] = self._probe(trainer, None)
+        parts = trainer.gather(mine)
         self._local = {}
+        probes = {k: in_order(part[k] for part in parts if k in part) for part in parts for k in part}
+        ids = sorted(k for k in probes if k is not None)
         # t-SNE takes long, so only the worker that writes computes it
-        if trainer.run_dir is not None and (whole or local):
-            probes = {**({"global": whole} if whole else {}), **{f"client {k}": probe for k, probe in local.items()}}
-            models = {name: whole_probe(probe, self.classes) for name, probe in probes.items()}
-            self._embed(trainer, models, list(local))
+        if trainer.run_dir is not None and probes:
+            first = {"global": probes[None]} if None in probes else {}
+            named = {**first, **{f"client {k}": probes[k] for k in ids}}
+            self._embed(trainer, {name: whole_probe(probe, self.classes) for name, probe in named.items()}, ids)
 
     def _embed(self, trainer: RunAccess, models: Mapping[str, tuple[np.ndarray, np.ndarray]], ids: list[int]) -> None:
         labels, size = next(iter(models.values()))[0], min(CLIENTS, trainer.data.num_clients)

@@ -173,18 +173,17 @@ class SpectrumMonitor(Measurement):
             self._covariance = Covariance()
 
     def on_round_end(self, trainer: RunAccess) -> None:
-        if self.due(trainer.server.round):
-            trainer.all_reduce(self._own)
-            spectra = self._own.means() or self._global.means() or self._measure(Covariance())
-            for what, values in spectra.items():
-                self._log(trainer, what, values)
-                self.series.append(what, values.cpu().numpy())
+        super().on_round_end(trainer)
         if self.local_due(trainer.server.round):
             self._keep_local(trainer)
-        if self.due(trainer.server.round):
-            self.keep(trainer)
-        elif self.local_due(trainer.server.round):
             self.save(trainer)
+
+    def measure(self, trainer: RunAccess) -> None:
+        trainer.all_reduce(self._own)
+        for what, values in (self._own.means() or self._global.means() or self._measure(Covariance())).items():
+            self._log(trainer, what, values)
+            self.append(what, values.cpu().numpy())
+        self.keep(trainer)
 
     def shown(self) -> dict[str, np.ndarray]:
         arrays = super().shown()
@@ -194,15 +193,6 @@ class SpectrumMonitor(Measurement):
         if "probe_representation" in arrays:
             arrays["global_representation"] = arrays["probe_representation"]
         return {**arrays, "threshold": np.array([self.threshold])}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "rounds" not in state:
-            super().load_state_dict(state)
-            return
-        # of a version that kept the spectra in checkpoints
-        kept = {**state["spectra"], "rounds": torch.tensor(state["rounds"])}
-        for what, entry in ((what, entry) for what, entries in kept.items() for entry in entries):
-            self.series.append(what, entry.numpy())
 
     def _probed(self, trainer: RunAccess, state: State | None) -> Covariance:
         """The covariance of this worker's batches of the images on which local models are measured."""
@@ -238,15 +228,15 @@ class SpectrumMonitor(Measurement):
             spectra = {k: values for part in parts for k, values in part.get(what, {}).items()}
             table = np.full((trainer.data.num_clients, len(next(iter(spectra.values())))), np.nan)
             table[list(spectra)] = list(spectra.values())
-            self.series.append(f"local_{what}", table)
+            self.append(f"local_{what}", table)
             ranks = [float(effective_rank(torch.from_numpy(values))) for values in spectra.values()]
             trainer.log(f"rank/{what}/local/mean", math.fsum(ranks) / len(ranks))
         if any("representation" in part for part in parts) and not trainer.client.kept:
             covariance = self._probed(trainer, None)
             trainer.all_reduce(covariance.sums)
-            self.series.append("probe_representation", covariance.spectrum().numpy())  # type: ignore[union-attr]
+            self.append("probe_representation", covariance.spectrum().numpy())  # type: ignore[union-attr]
         if any(parts):
-            self.series.append("local_rounds", np.array(trainer.server.round))
+            self.append("local_rounds", trainer.server.round)
 
 
 def evenly_spread(number: int, most: int) -> list[int]:

@@ -21,7 +21,7 @@ from fl_lightning.callbacks import (
     Scores,
     SpectrumMonitor,
 )
-from fl_lightning.callbacks.by_client import drawn_clients, groups_of
+from fl_lightning.callbacks.measurement import class_groups, drawn_clients
 from fl_lightning.pictures.shipped import SHIPPED
 
 FILES = ("spectra.npz", "layer_similarity.npz", "layer_alignment.npz", "embedding.npz")
@@ -168,11 +168,11 @@ def test_of_many_clients_as_many_as_asked_are_drawn_and_others_in_another_round(
 
 
 def test_each_class_is_a_majority_minority_or_missing_one():
-    groups = groups_of(np.array([0, 448, 2608, 448]), 1.0)
+    groups = class_groups(np.array([0, 448, 2608, 448]), 1.0)
     assert {name: members.tolist() for name, members in groups.items()} == {
         "majority": [False, False, True, False],
         "minority": [False, True, False, True],
         "missing": [True, False, False, False],
     }
-    assert groups_of(np.array([5, 5, 5]))["majority"].all()
-    assert groups_of(np.array([1, 5, 5]), 0.1)["majority"].all()
+    assert class_groups(np.array([5, 5, 5]))["majority"].all()
+    assert class_groups(np.array([1, 5, 5]), 0.1)["majority"].all()
