@@ -184,11 +184,9 @@ def write_table(path: Path, rows: list[dict[str, float]], methods: str) -> None:
     table.writerow(["round", "methods", *columns, *(f"{name}_total" for name in ADDED)])
     for row in rows:
         totals = {name: total + row.get(columns[name], 0.0) for name, total in totals.items()}
-        cells = [row.get(tag, "") for tag in columns.values()]
-        table.writerow([int(row["round"]), methods, *map(cell, cells), *map(cell, totals.values())])
+        cells = [row.get(tag, "") for tag in columns.values()] + list(totals.values())
+        whole = [
+            int(value) if isinstance(value, int | float) and float(value).is_integer() else value for value in cells
+        ]
+        table.writerow([int(row["round"]), methods, *whole])
     write_atomically(path, lambda partial: partial.write_text(text.getvalue()))
-
-
-def cell(value: float | str) -> str:
-    """A number as text, an integer as such."""
-    return str(int(value)) if isinstance(value, (int, float)) and float(value).is_integer() else str(value)

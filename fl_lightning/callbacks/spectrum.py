@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.measurement import UNREADABLE, Measurement
+from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.client import Client
-from fl_lightning.errors import UsageError, require, text_of
+from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import (
     condition_number,
     effective_rank,
@@ -208,7 +208,8 @@ class SpectrumMonitor(Measurement):
 
     def _log(self, trainer: RunAccess, what: str, values: Tensor) -> None:
         digits = max(2, len(str(len(values) - 1)))
-        for index in evenly_spread(len(values), self.max_scalars):
+        spread = np.linspace(0, len(values) - 1, min(self.max_scalars, len(values)))
+        for index in np.unique(spread.round().astype(int)).tolist():
             trainer.log(f"spectrum/{what}/{index:0{digits}d}", float(values[index]))
         for which, index in {"largest": 0, "median": len(values) // 2, "smallest": -1}.items() if values.any() else ():
             value = max(float(values[index]), VISIBLE * float(values[0]))
@@ -239,11 +240,6 @@ class SpectrumMonitor(Measurement):
             self.append("local_rounds", trainer.server.round)
 
 
-def evenly_spread(number: int, most: int) -> list[int]:
-    """At most ``most`` of the places from 0 to ``number`` - 1, spread evenly from the first to the last."""
-    return np.unique(np.linspace(0, number - 1, min(most, number)).round().astype(int)).tolist()
-
-
 def compare(
     runs: Mapping[str, Path], what: str = "representation", local: bool = False, relative: bool = True
 ) -> Figure:
@@ -266,20 +262,11 @@ def compare(
     for number, (label, folder) in enumerate(runs.items()):
         name, path = f"local_{what}" if local else what, Path(folder) / SpectrumMonitor.file
         require(path.is_file(), "run", str(folder), f"it has no {path.name}; run it with SpectrumMonitor")
-        try:
-            with np.load(path, allow_pickle=False) as saved:
-                measured = [saved[name][-1]] if name in saved else []
-        except UNREADABLE as error:
-            hint = f"its {path.name} cannot be read: {text_of(error)}; give another run"
-            raise UsageError(f"run={str(folder)!r}: {hint}") from error
-        hint = "run it with SpectrumMonitor.local_models=true" if local else "it was measured without test data"
-        require(len(measured) > 0, "run", str(folder), f"its {path.name} has no {name}; {hint}")
-        values = np.nanmean(measured[0], 0) if local else measured[0]
-        require(
-            values.ndim == 1 and values.size > 0, "run", str(folder), f"its {name} is no spectrum; give another run"
-        )
-        lines.append(
-            numbered_line(number, visible(values / values.max() if relative and values.any() else values), label)
-        )
+        with np.load(path, allow_pickle=False) as saved:
+            hint = "run it with SpectrumMonitor.local_models=true" if local else "it was measured without test data"
+            require(name in saved, "run", str(folder), f"its {path.name} has no {name}; {hint}")
+            values = np.nanmean(saved[name][-1], 0) if local else saved[name][-1]
+        values = values / values.max() if relative and values.any() else values
+        lines.append(numbered_line(number, visible(values), label))
     labels = {"xlabel": "index", "ylabel": f"singular value{' / the largest' if relative else ''}"}
     return laid_out([curves(lines, "y", **labels)], f"{SPECTRUM_TITLES[what]}{', local models' if local else ''}")

@@ -63,7 +63,9 @@ def test_the_bound_is_that_of_the_definition():
     means = means_of(z, labels, weight, counts)
     p = (z @ weight.T).softmax(1)
     h = [z[labels == c].mean(0) for c in range(3)]
-    found = deviations(means, np.array(counts, float), class_groups(np.array(counts)), step_of(z, labels, weight).numpy())
+    found = deviations(
+        means, np.array(counts, float), class_groups(np.array(counts)), step_of(z, labels, weight).numpy()
+    )
     bounds = [
         float((1 - p[labels == 2, 2].mean()) * h[2] @ h[2] / (p[labels == j, 2].mean() * (h[2] @ h[j]))) for j in (0, 1)
     ]
