@@ -82,8 +82,10 @@ class LocalLosses(Measurement):
         path = self._source / self.file
         try:
             with path.open(newline="") as file:
-                table = list(islice(csv.DictReader(file), number))
-            rows = [{k: int(v) if k in KEYS else float(v) for k, v in row.items() if v} for row in table]
+                lines = [line for line in islice(file, number + 1) if line.endswith("\n")]
+            rows = [
+                {k: int(v) if k in KEYS else float(v) for k, v in row.items() if v} for row in csv.DictReader(lines)
+            ]
         except (OSError, ValueError, TypeError, csv.Error):
             rows = []
         if len(rows) == number:

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.methods import SCAFFOLD, FedBN, FedLC
-from fl_lightning.sums import Sums, Weighted
 
 
 class Asks(Callback):
@@ -224,28 +223,6 @@ def test_fine_tuning_is_plain_steps_of_the_modules_own_loss(tmp_path):
         optimizer.step()
     assert_same_bits(tuned, dict(model.state_dict()))
     assert differs(tuned, found["start"])
-
-
-def test_sums_of_all_workers_are_those_of_all_batches(tmp_path):
-    class Counts(Callback):
-        requires = ("logits",)
-
-        def on_round_start(self, trainer):
-            self.sums = Sums()
-
-        def on_evaluation_batch_end(self, trainer, phase, batch, targets, taps):
-            assert len(batch[0]) == len(targets) == len(taps["logits"])
-            hits = (taps["logits"].argmax(1) == targets).sum()
-            self.sums.add({"hits": Weighted.summed(hits, len(targets))})
-
-        def on_evaluation_end(self, trainer, phase, client=None):
-            trainer.all_reduce(self.sums)
-            trainer.log("mine", float(self.sums.means()["hits"]))
-
-    model = small_model()
-    trainer = small_trainer(tmp_path, callbacks=[Counts()], max_rounds=1, devices=2)
-    trainer.fit(model, small_data(train_size=200, eval_batch_size=50))
-    assert trainer.metrics["mine"] == pytest.approx(trainer.metrics["test/accuracy"])
 
 
 def test_should_stop_on_any_worker_ends_the_run_after_the_round(tmp_path):

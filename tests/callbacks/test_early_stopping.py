@@ -88,9 +88,3 @@ def test_an_unknown_metric_is_refused_with_those_there_are_or_ignored_if_not_str
         fit(tmp_path, EarlyStopping("acc"))
     with warned("EarlyStopping.monitor='acc'", "test/accuracy"):
         assert len(fit(tmp_path, EarlyStopping("acc", strict=False), rounds=2).history) == 2
-
-
-@pytest.mark.parametrize(("name", "value"), [("mode", "up"), ("patience", -1), ("min_delta", -0.1)])
-def test_arguments_out_of_range_are_refused(name, value):
-    with refused(f"EarlyStopping.{name}={value!r}"):
-        EarlyStopping("loss", **{name: value})
