@@ -6,7 +6,6 @@ import csv
 import io
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -129,9 +128,21 @@ class CostLedger(PeriodicCallback):
         return counted
 
     def _write(self, trainer: RunAccess) -> None:
-        if trainer.run_dir is not None:
-            rows = [*trainer.history, trainer.metrics]
-            write_table(trainer.run_dir / self.file, rows, "+".join(trainer.methods.names) or "fedavg")
+        """Write the file: a row for each round, of its metrics and of the sums so far."""
+        if trainer.run_dir is None:
+            return
+        rows, methods = [*trainer.history, trainer.metrics], "+".join(trainer.methods.names) or "fedavg"
+        parts = {tag for row in rows for tag in row if tag.startswith(("cost/flops_extra/", "cost/client_state/"))}
+        columns = METRIC_OF_COLUMN | {tag.removeprefix("cost/"): tag for tag in sorted(parts)}
+        text, totals = io.StringIO(), dict.fromkeys(ADDED, 0.0)
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(["round", "methods", *columns, *(f"{name}_total" for name in ADDED)])
+        for row in rows:
+            totals = {name: total + row.get(columns[name], 0.0) for name, total in totals.items()}
+            values = [*map(row.get, columns.values()), *totals.values()]
+            whole = [int(x) if x is not None and float(x).is_integer() else x for x in values]
+            table.writerow([int(row["round"]), methods, *whole])
+        write_atomically(trainer.run_dir / self.file, lambda partial: partial.write_text(text.getvalue()))
 
 
 def count_step(trainer: RunAccess) -> dict[str, Any]:
@@ -173,20 +184,3 @@ def worker_peak_memory() -> float:
         return 0.0
     # Linux counts in KiB, macOS in bytes
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
-
-
-def write_table(path: Path, rows: list[dict[str, float]], methods: str) -> None:
-    """Write the file: a row for each round, of its metrics and of the sums so far."""
-    parts = sorted({tag for row in rows for tag in row if tag.startswith(("cost/flops_extra/", "cost/client_state/"))})
-    columns = METRIC_OF_COLUMN | {tag.removeprefix("cost/"): tag for tag in parts}
-    text, totals = io.StringIO(), dict.fromkeys(ADDED, 0.0)
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["round", "methods", *columns, *(f"{name}_total" for name in ADDED)])
-    for row in rows:
-        totals = {name: total + row.get(columns[name], 0.0) for name, total in totals.items()}
-        cells = [row.get(tag, "") for tag in columns.values()] + list(totals.values())
-        whole = [
-            int(value) if isinstance(value, int | float) and float(value).is_integer() else value for value in cells
-        ]
-        table.writerow([int(row["round"]), methods, *whole])
-    write_atomically(path, lambda partial: partial.write_text(text.getvalue()))

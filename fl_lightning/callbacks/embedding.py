@@ -131,11 +131,16 @@ class Embedding(Measurement):
         if trainer.run_dir is not None and probes:
             first = {"global": probes[None]} if None in probes else {}
             named = {**first, **{f"client {k}": probes[k] for k in ids}}
-            self._embed(trainer, {name: whole_probe(probe, self.classes) for name, probe in named.items()}, ids)
+            models = {}
+            for name, probe in named.items():
+                labels, z = (np.concatenate(part) for part in zip(*probe.values(), strict=True))
+                chosen = np.isin(labels, self.classes) if self.classes is not None else np.full(len(labels), True)
+                models[name] = labels[chosen], z[chosen]
+            self._embed(trainer, models, ids)
 
     def _embed(self, trainer: RunAccess, models: Mapping[str, tuple[np.ndarray, np.ndarray]], ids: list[int]) -> None:
-        labels, size = next(iter(models.values()))[0], min(CLIENTS, trainer.data.num_clients)
-        width = size if self.clients is None else len(self.clients)
+        labels = next(iter(models.values()))[0]
+        width = min(CLIENTS, trainer.data.num_clients) if self.clients is None else len(self.clients)
         seed = address(trainer.seed, "embedding") % 2**32
         apart = np.stack([embed(z, self.perplexity, seed) for _, z in models.values()])
         together = embed(np.concatenate([z for _, z in models.values()]), self.perplexity, seed)
@@ -147,15 +152,11 @@ class Embedding(Measurement):
         clients = np.array([*ids, *[-1] * (width - len(ids))], dtype=np.int64)
         measured = {"global": separate[0], "local": separate[1:], "joint": joint, "labels": labels, "clients": clients}
         self.keep(trainer, measured)
-        counts = {f"client {k}": trainer.data.info(k).label_counts for k in ids}
-        held = [
-            [f"{c} ({int(counts[name][c])})" if counts.get(name) is not None else str(c) for c in labels]
-            for name in models
-        ]
+        counts = [None, *(trainer.data.info(k).label_counts for k in ids)][first:]
+        held = [[str(c) if of_model is None else f"{c} ({int(of_model[c])})" for c in labels] for of_model in counts]
         self._drawn = {"models": np.array([list(models)]), "apart": apart[None], "classes": np.array([held])}
         if len(models) > 1:
-            of_model = np.repeat(list(models), len(labels))
-            self._drawn |= {"together": together[None], "of_model": of_model[None]}
+            self._drawn |= {"together": together[None], "of_model": np.repeat(list(models), len(labels))[None]}
         self.draw(trainer)
         project(trainer.summary_writers, models, trainer.server.round)
 
@@ -172,13 +173,6 @@ class Embedding(Measurement):
             for index, _, targets, taps in batches
             if targets is not None
         }
-
-
-def whole_probe(probe: Probe, classes: Sequence[int] | None) -> tuple[np.ndarray, np.ndarray]:
-    """Labels ``(n,)`` and representations ``(n, d)`` of all batches in their order, of some classes."""
-    labels, z = (np.concatenate(parts) for parts in zip(*in_order([probe]).values(), strict=True))
-    chosen = np.isin(labels, classes) if classes is not None else np.full(len(labels), True)
-    return labels[chosen], z[chosen]
 
 
 def embed(z: np.ndarray, perplexity: float, seed: int) -> np.ndarray:

@@ -88,7 +88,7 @@ class Measurement(PeriodicCallback):
 
     Attributes:
         file: name of the ``.npz`` file in the run's folder.
-        pictures: what the figures of a run show of the arrays, drawn at its end.
+        pictures: the figures of the arrays, drawn at the end of a run.
         series: the measurements so far, by name: ``rounds``, and the entries of the subclass, each of one shape.
     """
 
@@ -105,7 +105,7 @@ class Measurement(PeriodicCallback):
             self.draw(trainer)
 
     def shown(self) -> dict[str, np.ndarray]:
-        """The arrays ``(R, ...)`` that the pictures may name: of the R measurements, and what a subclass derives."""
+        """The arrays ``(R, ...)`` of the R measurements, and arrays that a subclass derives from them, for pictures."""
         return {name: np.stack(entries) for name, entries in self.series.items()}
 
     def draw(self, trainer: RunAccess) -> None:
@@ -118,7 +118,7 @@ class Measurement(PeriodicCallback):
         self.series[name].append(np.asarray(value))
 
     def keep(self, trainer: RunAccess, measured: Mapping[str, Any] | None = None) -> None:
-        """Append what was ``measured``, by name, note the round of all that was appended, and write the file."""
+        """Append the arrays of a round, by name, and the number of the round, and write the file."""
         for name, value in {**(measured or {}), "rounds": trainer.server.round}.items():
             self.append(name, value)
         self.save(trainer)
@@ -166,8 +166,8 @@ class ClientMeasurement(Measurement):
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
-        max_clients: most clients that a round measures, at least 1. Of a larger cohort as many are drawn at random,
-            by an address of their own, the same for any number of workers.
+        max_clients: most clients that a round measures, at least 1. From a larger cohort this number is drawn at
+            random, with a seed derived from the run, the class and the round.
     """
 
     def __init__(self, every_n_rounds: int = 10, max_clients: int = 20) -> None:
@@ -196,7 +196,7 @@ class ClientMeasurement(Measurement):
 
         Args:
             trainer: the trainer.
-            clients: what all workers noted in :attr:`mine`, by client in ascending order; at least one.
+            clients: the entries of :attr:`mine` of all workers, by client in ascending order; at least one.
         """
         raise NotImplementedError
 
@@ -247,7 +247,7 @@ def labelled(
 
 
 def log_pictures(trainer: RunAccess, pictures: Sequence[Picture], arrays: Mapping[str, np.ndarray]) -> None:
-    """Log the figures of what pictures declare; those of which there is nothing are none."""
+    """Log the figure of each picture whose arrays exist."""
     from fl_lightning.pictures.figure import figure_of
 
     for picture in pictures:
@@ -258,7 +258,7 @@ def log_pictures(trainer: RunAccess, pictures: Sequence[Picture], arrays: Mappin
 
 def warn_of_damage(path: Path) -> None:
     """Warn that a file of a run that resumes cannot be continued."""
-    rank_zero_warn(f"{path} is missing or damaged: it begins anew with the rounds after the checkpoint")
+    rank_zero_warn(f"{path} is missing or damaged: it starts again with the rounds after the checkpoint")
 
 
 def drawn_clients(clients: Sequence[int], number: int, seed: int, purpose: str, *where: int) -> list[int]:
@@ -292,12 +292,12 @@ def log_finite(trainer: RunAccess, values: Mapping[str, float], prefix: str = ""
             trainer.log(prefix + name, value)
 
 
-# ---------------------------------------------------------------------- what a callback may lack
+# ---------------------------------------------------------------------- refusals
 def require_test_data(trainer: RunAccess, callback: Callback) -> None:
-    """Refuse a callback that measures on test data, where there are none.
+    """Refuse a callback that measures on test data in a run without test data.
 
     Raises:
-        UsageError: there are none.
+        UsageError: the data have no test data.
     """
     hint = "it has no test data, on which the models are compared; give it a test_dataloader"
     key = f"{type(callback).__name__} with the data"

@@ -8,7 +8,6 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterable
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -99,27 +98,16 @@ class RunRecord(Callback):
             known = {tag.split("/")[0] for tag in trainer.metrics}
             phases = [p for p in ("test", "val") if p not in known and trainer.run.evaluator.has_data(p)]
             to_come = ["time/round", *(f"{phase}/{name}" for phase in phases for name in ("accuracy", "loss"))]
-            panels = layout([*trainer.metrics, *to_come], trainer.callbacks)
+            tags, charts = [*trainer.metrics, *to_come], dict[str, dict[str, list[Any]]]()
+            for panel, titles in LAYOUT.items():
+                for title, pattern in titles.items():
+                    if any(re.match(pattern, tag) for tag in tags):
+                        charts.setdefault(panel, {})[title] = ["Multiline", [pattern]]
+            for callback in trainer.callbacks:
+                for panel, titles in getattr(callback, "panels", {}).items():
+                    charts.setdefault(panel, {}).update({title: ["Multiline", [tag]] for title, tag in titles.items()})
             for writer in trainer.summary_writers:
-                writer.add_custom_scalars(panels)
-
-
-def layout(tags: Collection[str], callbacks: Iterable[Any]) -> dict[str, dict[str, list[Any]]]:
-    """The panels of TensorBoard's page Custom Scalars: those of :data:`LAYOUT` that have tags, and the callbacks' own.
-
-    Args:
-        tags: what the run logs.
-        callbacks: those of the run, whose ``panels`` are added.
-    """
-    charts: dict[str, dict[str, list[Any]]] = {}
-    for panel, titles in LAYOUT.items():
-        for title, pattern in titles.items():
-            if any(re.match(pattern, tag) for tag in tags):
-                charts.setdefault(panel, {})[title] = ["Multiline", [pattern]]
-    for callback in callbacks:
-        for panel, titles in getattr(callback, "panels", {}).items():
-            charts.setdefault(panel, {}).update({title: ["Multiline", [tag]] for title, tag in titles.items()})
-    return charts
+                writer.add_custom_scalars(charts)
 
 
 def git_revision() -> str | None:

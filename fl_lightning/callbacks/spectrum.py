@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.measurement import Measurement
+from fl_lightning.callbacks.measurement import Measurement, in_order
 from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import (
@@ -146,7 +146,7 @@ class SpectrumMonitor(Measurement):
     def on_round_start(self, trainer: RunAccess) -> None:
         self._covariance = Covariance()
         self._own, self._global = Sums(), Sums()
-        self._local: dict[str, dict[int, np.ndarray]] = {}
+        self._local: dict[int, dict[str, np.ndarray]] = {}
 
     @property
     def sees_clients(self) -> bool:
@@ -155,9 +155,10 @@ class SpectrumMonitor(Measurement):
     def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         if not self.local_due(trainer.server.round):
             return
-        for what, values in self._measure(self._probed(trainer, client.state())).items():
+        spectra = self._measure(self._probed(trainer, client.state()))
+        for what, values in spectra.items():
             trainer.log(f"rank/{what}/local/{client.info.id}", float(effective_rank(values)))
-            self._local.setdefault(what, {})[client.info.id] = values.cpu().numpy()
+        self._local[client.info.id] = {what: values.cpu().numpy() for what, values in spectra.items()}
 
     def on_evaluation_batch_end(
         self, trainer: RunAccess, phase: str, batch: Any, targets: Tensor | None, taps: dict[str, Tensor]
@@ -224,19 +225,19 @@ class SpectrumMonitor(Measurement):
             trainer.warn(f"round {trainer.server.round}: the {what} has collapsed, all its singular values are 0")
 
     def _keep_local(self, trainer: RunAccess) -> None:
-        parts = trainer.gather(self._local)
-        for what in sorted({what for part in parts for what in part}):
-            spectra = {k: values for part in parts for k, values in part.get(what, {}).items()}
-            table = np.full((trainer.data.num_clients, len(next(iter(spectra.values())))), np.nan)
-            table[list(spectra)] = list(spectra.values())
+        local = in_order(trainer.gather(self._local))
+        for what in next(iter(local.values()), {}):
+            spectra = np.stack([of_client[what] for of_client in local.values()])
+            table = np.full((trainer.data.num_clients, spectra.shape[1]), np.nan)
+            table[list(local)] = spectra
             self.append(f"local_{what}", table)
-            ranks = [float(effective_rank(torch.from_numpy(values))) for values in spectra.values()]
+            ranks = [float(effective_rank(torch.from_numpy(values))) for values in spectra]
             trainer.log(f"rank/{what}/local/mean", math.fsum(ranks) / len(ranks))
-        if any("representation" in part for part in parts) and not trainer.client.kept:
-            covariance = self._probed(trainer, None)
-            trainer.all_reduce(covariance.sums)
-            self.append("probe_representation", covariance.spectrum().numpy())  # type: ignore[union-attr]
-        if any(parts):
+            if what == "representation" and not trainer.client.kept:
+                covariance = self._probed(trainer, None)
+                trainer.all_reduce(covariance.sums)
+                self.append("probe_representation", covariance.spectrum().numpy())  # type: ignore[union-attr]
+        if local:
             self.append("local_rounds", trainer.server.round)
 
 

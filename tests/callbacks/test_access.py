@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from helpers.errors import refused
-from helpers.runs import assert_same_bits, differs, history, plain_sgd_model, small_data, small_model, small_trainer
+from helpers.runs import assert_same_bits, differs, history, plain_sgd_model, small_data, small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
@@ -120,22 +120,6 @@ def test_the_model_of_a_client_is_completed_by_what_stays_with_it(tmp_path):
     assert one.tuned == two.tuned
     assert len({*dict(one.losses).values()}) == len(one.tuned) == 4
     assert (one.refuses, two.refuses) == ([(0, 0)], [(2, 0), (2, 0)])
-
-
-def test_representations_are_those_of_the_model_in_eval_mode(tmp_path):
-    model, seen = small_model(), []
-
-    class Watch(Callback):
-        requires = ("representation",)
-
-        def on_round_end(self, trainer):
-            seen.extend(trainer.representations(None, ("representation",)))
-
-    fit(tmp_path, [Watch()], model=model, rounds=1)
-    model.eval()
-    for _, (x, y), targets, taps in seen:
-        assert targets is y
-        torch.testing.assert_close(taps["representation"], model.projector(model.encoder(x)))
 
 
 class Tested(TinyModule):

@@ -5,7 +5,7 @@ import torch
 from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits, small_data, small_model, small_trainer
 
-from fl_lightning.callbacks import CCVR, Callback, EarlyStopping
+from fl_lightning.callbacks import Callback, EarlyStopping
 
 
 class Falls(Callback):
@@ -52,12 +52,6 @@ def test_a_second_fit_begins_anew(tmp_path):
     trainer = fit(tmp_path, Falls(2), stopping())
     trainer.fit(small_model(), small_data(train_size=100))
     assert len(trainer.history) == 5
-
-
-def test_others_know_that_the_round_is_the_last_wherever_they_stand_in_the_list(tmp_path):
-    trainer = fit(tmp_path, CCVR(samples_per_class=5, epochs=1), Falls(1), stopping())
-    assert "ccvr/accuracy" in trainer.history[-1]
-    assert len(trainer.history) == 4
 
 
 def test_what_others_log_at_the_end_of_a_round_can_be_monitored_wherever_they_stand(tmp_path):

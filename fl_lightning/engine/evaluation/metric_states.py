@@ -71,17 +71,13 @@ def names_in_evaluation(kind: Any) -> frozenset[str]:
     parts = [(name, part) for base in kinds for name, part in vars(base).items()]
     of_training = ("training_step", "on_train_")
     codes = [part.__code__ for name, part in parts if hasattr(part, "__code__") and not name.startswith(of_training)]
-    return frozenset(name for code in _nested(codes) for name in code.co_names)
+    for code in codes:  # it grows by the functions within
+        codes += [part for part in code.co_consts if isinstance(part, CodeType)]
+    return frozenset(name for code in codes for name in code.co_names)
 
 
 # packages of the base classes of modules
 FRAMEWORKS = ("lightning", "pytorch_lightning", "torch", "torchmetrics", "builtins", "typing")
-
-
-def _nested(codes: list[CodeType]) -> Iterator[CodeType]:
-    for code in codes:
-        yield code
-        yield from _nested([part for part in code.co_consts if isinstance(part, CodeType)])
 
 
 class Note(NamedTuple):
