@@ -205,13 +205,11 @@ class RunAccess:
                 test data. (Validation data are not divided over clients.) None uses the data of all.
             domain: one of :meth:`domains_of` the phase, on whose data the state is evaluated; None is all.
         """
-        require(phase in ("val", "test"), "trainer.evaluate: phase", phase, "give val or test")
-        self._check_domain(domain, phase, client is None)
-        own_data = client is None or phase == "test"
-        require(own_data, "trainer.evaluate: phase", phase, "a client has test data of its own only; give test")
-        evaluator, whole, before = self.run.evaluator, self._shared(state, client), self.client.state()
+        known = phase == "test" or (phase == "val" and client is None)
+        require(known, "trainer.evaluate: phase", phase, "give val or test; a client has test data of its own only")
+        whole, before = self._whole(state, client, domain, phase if client is None else ""), self.client.state()
         try:
-            return evaluator.one_model(phase, whole, observed=False, data_of=client, domain=domain)
+            return self.run.evaluator.one_model(phase, whole, observed=False, data_of=client, domain=domain)
         finally:
             self.client.resident.load(before)
 
@@ -246,8 +244,7 @@ class RunAccess:
         require(data in ("test", "train"), "trainer.representations: data", data, "give test or train")
         require(examples is None or examples >= 1, "trainer.representations: examples", examples, "give 1 or more")
         require(examples is None or data == "test", "trainer.representations: data", data, "a probe is of test data")
-        self._check_domain(domain, "test", data == "test" and client is None)
-        whole = self._shared(state, client)
+        whole = self._whole(state, client, domain, "test" if data == "test" and client is None else "")
         # in the batch order of the round to come, not in the one in which the clients have just trained
         return self.run.representations.observe(whole, taps, data, client, self.server.round + 1, examples, domain)
 
@@ -264,7 +261,7 @@ class RunAccess:
             once: one pass for all layers, an approximation, as ``trainer.buffers=recalibrate_once``.
         """
         some = range(self.data.num_clients) if clients is None else clients
-        return self.run.recalibration.statistics(self._shared(state, None), some, self.server.round, once)
+        return self.run.recalibration.statistics(self._whole(state), some, self.server.round, once)
 
     def fine_tune(self, client: int, state: State | None, steps: int) -> State:
         """Train a state for some steps on the data of a client, by the module's own loss, and return it.
@@ -300,11 +297,12 @@ class RunAccess:
             client: its id.
             logits: the raw ones; they are returned where no method of the run changes logits.
         """
-        self._check(client, None)
+        self._check(client)
         some = MethodList(self.methods.having("transform_logits"))
+        if not some.methods:
+            return logits
         state = self.methods.evaluated_state(self.server)
-        round_ = self.server.round
-        return self.run.local_training.transformed(client, round_, state, some, logits) if some.methods else logits
+        return self.run.local_training.transformed(client, self.server.round, state, some, logits)
 
     def rehearse(self, client: int, methods: Sequence[str] | None = None) -> int:
         """Take the first local step of a client's next visit, of which nothing is left.
@@ -319,34 +317,32 @@ class RunAccess:
         Returns:
             How many times the step runs a reference model.
         """
-        self._check(client, None)
-        names = self.methods.names if methods is None else methods
-        some = MethodList([method for method in self.methods.methods if method.name in names])
+        self._check(client)
+        some = MethodList([one for one in self.methods.methods if methods is None or one.name in methods])
         return self.run.local_training.rehearse(client, self.server.round, self.server.state, some)
 
-    def _shared(self, state: State | None, client: int | None) -> State:
-        """The global model with what ``client`` keeps, which comes from its owner, and ``state`` in their place.
+    def _whole(
+        self, state: State | None, client: int | None = None, domain: str | None = None, phase: str = ""
+    ) -> State:
+        """The global model with the entries that ``client`` keeps, from its owner, and ``state`` in their place.
 
-        All workers ask for it.
+        All workers ask for it. A domain must be one of the data of a phase, which is empty for the data of a client and
+        for training data.
         """
         self._check(client, state)
+        if domain is not None:
+            known = self.domains_of(phase) if phase else []
+            hint = f"the {phase or 'asked'} data have the domains: {', '.join(known) or 'none'}; give one of them"
+            require(domain in known, "domain", domain, f"{hint}, without a client")
         own: State = {}
         if client is not None and self.client.kept:
             asked = self.gather((client, self.client.own_entries(client)))
-            clients = sorted({k for k, _ in asked})
-            hint = "the workers ask for several clients; all must ask for the same"
-            require(len(clients) == 1, "client", clients, hint)
+            same = all(k == client for k, _ in asked)
+            require(same, "client", client, "the workers ask for several clients; all must ask for the same")
             own = next((entries for _, entries in asked if entries), {})
         return {**self.methods.evaluated_state(self.server), **own, **(state or {})}
 
-    def _check_domain(self, domain: str | None, phase: str, of_all: bool) -> None:
-        """Refuse a domain without data of a phase, and one in a question that is not of such data of all."""
-        if domain is not None:
-            known = self.domains_of(phase)
-            hint = f"the {phase} data of all have the domains: {', '.join(known) or 'none'}; give one of them"
-            require(of_all and domain in known, "domain", domain, f"{hint}, without a client")
-
-    def _check(self, client: int | None, state: State | None) -> None:
+    def _check(self, client: int | None, state: State | None = None) -> None:
         """Refuse a client that there is not, and a state that is not one of the model."""
         number, live = self.data.num_clients, self.client.live
         require(client is None or client in range(number), "client", client, f"give an id from 0 to {number - 1}")

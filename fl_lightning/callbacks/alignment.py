@@ -74,7 +74,6 @@ class LayerAlignment(Measurement):
             )
         hint = f"{type(module).__name__} has no two linear layers that follow each other; take LayerAlignment out"
         require(bool(self._pairs), "LayerAlignment.layers", self.layers, hint)
-        self._kept = set(trainer.client.kept)
 
     def on_round_start(self, trainer: RunAccess) -> None:
         self._local = Sums()
@@ -83,14 +82,11 @@ class LayerAlignment(Measurement):
         if self.due(trainer.server.round):
             self._local.add({str(place): Weighted.of(matrix) for place, matrix in self._of(client.live).items()})
 
-    def on_round_end(self, trainer: RunAccess) -> None:
-        if not self.due(trainer.server.round):
-            return
+    def measure(self, trainer: RunAccess) -> None:
         trainer.all_reduce(self._local)
         local = {int(place): mean for place, mean in self._local.means().items()}
-        travel = {place for place, pair in enumerate(self._pairs) if not self._kept & set(weights(pair))}
-        state = trainer.methods.evaluated_state(trainer.server)
-        of_global = {place: matrix for place, matrix in self._of(state).items() if place in travel}
+        kept, matrices = set(trainer.client.kept), self._of(trainer.methods.evaluated_state(trainer.server))
+        of_global = {place: matrices[place] for place, pair in enumerate(self._pairs) if not kept & set(weights(pair))}
         measured = {"pairs": np.array(self._pairs)}
         for what, matrices in (("global", of_global), ("local", local)):
             measured[what] = np.full((len(self._pairs), self.number, self.number), np.nan)

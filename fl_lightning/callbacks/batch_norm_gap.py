@@ -11,18 +11,15 @@ all layers:
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.by_client import need_global_model
-from fl_lightning.callbacks.measurement import Periodic
+from fl_lightning.callbacks.measurement import PeriodicCallback, log_finite, require_global_model
 from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.errors import require
 
 
-class BatchNormGap(Periodic):
+class BatchNormGap(PeriodicCallback):
     """Logs the distance between the global model's running statistics of BatchNorm and the recomputed ones.
 
     These are of the same weights, on the training data of the round's cohort, layer by layer; see
@@ -42,15 +39,11 @@ class BatchNormGap(Periodic):
         kind = type(trainer.client.module).__name__
         hint = "it has no BatchNorm layer that updates running statistics; take the callback out"
         require(bool(trainer.client.batch_norms), "BatchNormGap with the model", kind, hint)
-        need_global_model("BatchNormGap", trainer)
+        require_global_model(trainer, self)
 
-    def on_round_end(self, trainer: RunAccess) -> None:
-        if not self.due(trainer.server.round):
-            return
-        found, state = (
-            trainer.recalibrated(clients=trainer.server.cohort),
-            trainer.methods.evaluated_state(trainer.server),
-        )
+    def measure(self, trainer: RunAccess) -> None:
+        found = trainer.recalibrated(clients=trainer.server.cohort)
+        state = trainer.methods.evaluated_state(trainer.server)
         gaps: dict[str, list[torch.Tensor]] = {"mean": [], "variance": []}
         for path in trainer.client.batch_norms:
             if statistics_of(path)[0] in found:
@@ -60,7 +53,5 @@ class BatchNormGap(Periodic):
                 epsilon = float(trainer.client.module.get_submodule(path).eps)  # type: ignore[arg-type]
                 gaps["mean"].append((ours - mean).abs() / (variance + epsilon).sqrt())
                 gaps["variance"].append(((our_variance + epsilon) / (variance + epsilon)).log().abs())
-        for name, parts in gaps.items():
-            value = float(torch.cat(parts).mean()) if parts else math.nan
-            if math.isfinite(value):
-                trainer.log(f"bn_gap/{name}", value)
+        means = {name: float(torch.cat(parts).mean()) for name, parts in gaps.items() if parts}
+        log_finite(trainer, means, "bn_gap/")

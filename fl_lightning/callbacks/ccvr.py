@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.callbacks.by_client import need_global_model
+from fl_lightning.callbacks.measurement import labelled, require_global_model
 from fl_lightning.callbacks.spectrum import rows_and_products
 from fl_lightning.errors import require
 from fl_lightning.seeding import torch_rng
@@ -105,7 +105,7 @@ class CCVR(Callback):
         self._path = trainer.client.tap_paths["logits"]
         linear = isinstance(trainer.client.module.get_submodule(self._path), nn.Linear)
         require(linear, "CCVR with the tap logits", self._path, "bind it to the last linear layer")
-        need_global_model("CCVR", trainer, "take CCVR out")
+        require_global_model(trainer, self, "take CCVR out")
 
     def on_last_round_end(self, trainer: RunAccess) -> None:
         began = time.perf_counter()
@@ -123,9 +123,8 @@ class CCVR(Callback):
         old = {name.removeprefix(f"{path}."): value for name, value in state.items() if name.startswith(f"{path}.")}
         classes, width = old["weight"].shape
         statistics = ClassStatistics(classes)
-        for _, _, targets, taps in trainer.representations(state, ("representation",), "train"):
-            require(targets is not None, "CCVR with the data", type(trainer.data).__name__, "it needs labels")
-            statistics.add(taps["representation"], targets)  # type: ignore[arg-type]
+        for z, targets in labelled(trainer, self, state, "representation", "train"):
+            statistics.add(z, targets)
         for sums in statistics.sums:
             trainer.all_reduce(sums)
         head = nn.Linear(width, classes, bias="bias" in old)

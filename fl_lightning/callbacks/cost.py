@@ -6,14 +6,13 @@ import csv
 import io
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.measurement import Periodic
+from fl_lightning.callbacks.measurement import PeriodicCallback
 from fl_lightning.client import Client
 from fl_lightning.data.loaders import num_batches
 from fl_lightning.state import num_bytes
@@ -36,7 +35,7 @@ METRIC_OF_COLUMN = {
 ADDED = ("steps", "flops", "flops_extra", "forwards_extra", "bytes_down", "bytes_up", "seconds")
 
 
-class CostLedger(Periodic):
+class CostLedger(PeriodicCallback):
     r"""Counts what each round costs, and writes ``cost.csv``: a row for each round, with running totals.
 
     Its columns, and the tags under which each round logs them:
@@ -81,7 +80,7 @@ class CostLedger(Periodic):
         self._runs = trainer.client.references.num_runs
         round_ = trainer.server.round
         # methods that compare with what a client had before do more from the second round on
-        if round_ <= 1 or round_ % self.every_n_rounds == 0 or not self._step:
+        if round_ <= 1 or self.is_multiple(round_) or not self._step:
             self._step = count_step(trainer) or self._step
         if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
@@ -104,7 +103,7 @@ class CostLedger(Periodic):
             trainer.log(f"cost/{name}", value)
         trainer.log("memory/peak", max(trainer.gather(worker_peak_memory())))
         trainer.log("time/counted", max(trainer.gather(time.perf_counter() - self._began)))
-        if (trainer.server.round + 1) % self.every_n_rounds == 0:
+        if self.is_multiple(trainer.server.round + 1):
             self._write(trainer)
 
     def on_last_round_end(self, trainer: RunAccess) -> None:
@@ -129,9 +128,21 @@ class CostLedger(Periodic):
         return counted
 
     def _write(self, trainer: RunAccess) -> None:
-        if trainer.run_dir is not None:
-            rows = [*trainer.history, trainer.metrics]
-            write_table(trainer.run_dir / self.file, rows, "+".join(trainer.methods.names) or "fedavg")
+        """Write the file: a row for each round, of its metrics and of the sums so far."""
+        if trainer.run_dir is None:
+            return
+        rows, methods = [*trainer.history, trainer.metrics], "+".join(trainer.methods.names) or "fedavg"
+        parts = {tag for row in rows for tag in row if tag.startswith(("cost/flops_extra/", "cost/client_state/"))}
+        columns = METRIC_OF_COLUMN | {tag.removeprefix("cost/"): tag for tag in sorted(parts)}
+        text, totals = io.StringIO(), dict.fromkeys(ADDED, 0.0)
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(["round", "methods", *columns, *(f"{name}_total" for name in ADDED)])
+        for row in rows:
+            totals = {name: total + row.get(columns[name], 0.0) for name, total in totals.items()}
+            values = [*map(row.get, columns.values()), *totals.values()]
+            whole = [int(x) if x is not None and float(x).is_integer() else x for x in values]
+            table.writerow([int(row["round"]), methods, *whole])
+        write_atomically(trainer.run_dir / self.file, lambda partial: partial.write_text(text.getvalue()))
 
 
 def count_step(trainer: RunAccess) -> dict[str, Any]:
@@ -173,22 +184,3 @@ def worker_peak_memory() -> float:
         return 0.0
     # Linux counts in KiB, macOS in bytes
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
-
-
-def write_table(path: Path, rows: list[dict[str, float]], methods: str) -> None:
-    """Write the file: a row for each round, of its metrics and of the sums so far."""
-    parts = sorted({tag for row in rows for tag in row if tag.startswith(("cost/flops_extra/", "cost/client_state/"))})
-    columns = METRIC_OF_COLUMN | {tag.removeprefix("cost/"): tag for tag in parts}
-    text, totals = io.StringIO(), dict.fromkeys(ADDED, 0.0)
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["round", "methods", *columns, *(f"{name}_total" for name in ADDED)])
-    for row in rows:
-        totals = {name: total + row.get(columns[name], 0.0) for name, total in totals.items()}
-        cells = [row.get(tag, "") for tag in columns.values()]
-        table.writerow([int(row["round"]), methods, *map(cell, cells), *map(cell, totals.values())])
-    write_atomically(path, lambda partial: partial.write_text(text.getvalue()))
-
-
-def cell(value: float | str) -> str:
-    """A number as text, an integer as such."""
-    return str(int(value)) if isinstance(value, (int, float)) and float(value).is_integer() else str(value)

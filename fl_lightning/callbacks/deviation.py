@@ -36,14 +36,14 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.by_client import (
+from fl_lightning.callbacks.measurement import (
     ClientMeasurement,
+    class_groups,
     classifier_of,
     finite_mean,
-    groups_of,
     log_finite,
-    need_label_counts,
     quotient,
+    require_label_counts,
 )
 from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, require
@@ -103,8 +103,8 @@ class DeviationBound(ClientMeasurement):
         self.examples, self.tau, self.majority = examples, tau, majority
 
     def setup(self, trainer: RunAccess) -> None:
-        need_label_counts("DeviationBound", trainer)
-        classifier_of("DeviationBound", trainer)
+        require_label_counts(trainer, self)
+        classifier_of(trainer, self)
         self._weight = f"{trainer.client.tap_paths['logits']}.weight"
         trained = self._weight in trainer.client.trainable
         require(trained, "DeviationBound: the classifier", self._weight, "it is not trained; take the callback out")
@@ -118,16 +118,25 @@ class DeviationBound(ClientMeasurement):
         means = self._means(trainer, client, counts)
         if means is None:
             return
-        change, groups = client.change[self._weight].cpu().numpy(), groups_of(counts.numpy(), self.majority)
-        deviation = deviations(means, counts.double().numpy(), groups, change)
-        self.mine[client.info.id] = {"label_counts": counts.double().numpy(), **deviation}
+        change, numbers = client.change[self._weight].cpu().numpy(), counts.double().numpy()
+        deviation = deviations(means, numbers, class_groups(counts.numpy(), self.majority), change)
+        self.mine[client.info.id] = {"label_counts": numbers, **deviation}
 
     def record(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
         every = {}
         for name in next(iter(clients.values())):
-            self.append(trainer, name, {k: values[name] for k, values in clients.items()})
+            self.append_table(trainer, name, {k: values[name] for k, values in clients.items()})
             every[name] = np.stack([values[name] for values in clients.values()])
-        log_finite(trainer, {f"deviation/{name}": value for name, value in logged_shares(every).items()})
+        # medians of the bounds and shares of the minority classes, over all clients
+        known = np.isfinite(every["own"]) & np.isfinite(every["ratio"])
+        observed = every["own"][known] < 0
+        logged = {"observed": finite_mean(observed)}
+        for suffix in ("", "_calibrated"):
+            predicted, bounds = every[f"ratio{suffix}"][known] > 1, every[f"bound{suffix}"]
+            logged[f"predicted{suffix}"] = finite_mean(predicted)
+            logged[f"confirmed{suffix}"] = finite_mean(observed[predicted])
+            logged[f"bound{suffix}"] = float(np.nanmedian(bounds)) if np.isfinite(bounds).any() else float("nan")
+        log_finite(trainer, logged, "deviation/")
 
     def _means(self, trainer: RunAccess, client: Client, counts: Tensor) -> Means | None:
         """The means over the training examples of each class, under the state that the client has received."""
@@ -207,16 +216,4 @@ def deviations(
     cosines = quotient(change @ means.h.T, norms)
     others = np.where(np.eye(len(counts), dtype=bool), -np.inf, cosines).max(0)
     found["own"], found["others"] = np.where(seen, np.diag(cosines), np.nan), np.where(seen, others, np.nan)
-    return found
-
-
-def logged_shares(values: dict[str, np.ndarray]) -> dict[str, float]:
-    """Medians of the bounds and shares of the minority classes, over all clients."""
-    known = np.isfinite(values["own"]) & np.isfinite(values["ratio"])
-    observed, found = values["own"][known] < 0, {"observed": finite_mean(values["own"][known] < 0)}
-    for suffix in ("", "_calibrated"):
-        predicted, bounds = values[f"ratio{suffix}"][known] > 1, values[f"bound{suffix}"]
-        found[f"predicted{suffix}"] = finite_mean(predicted)
-        found[f"confirmed{suffix}"] = finite_mean(observed[predicted])
-        found[f"bound{suffix}"] = float(np.nanmedian(bounds)) if np.isfinite(bounds).any() else float("nan")
     return found

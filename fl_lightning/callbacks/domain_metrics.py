@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
-from collections.abc import Mapping
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.base import Callback
-from fl_lightning.callbacks.by_client import finite_mean
+from fl_lightning.callbacks.measurement import PeriodicCallback, finite_mean, measure_clients
 from fl_lightning.errors import require
 from fl_lightning.records.summary import aligned, told
 from fl_lightning.storage.atomic_io import write_atomically
@@ -21,7 +20,7 @@ from fl_lightning.storage.atomic_io import write_atomically
 USUAL = ("accuracy", "loss")
 
 
-class DomainMetrics(Callback):
+class DomainMetrics(PeriodicCallback):
     """Evaluates the model on the test data of each domain, such as each site, by the module's own test step.
 
     Every run has one, without being told, and it acts where the data have two or more domains: after the last round,
@@ -40,66 +39,53 @@ class DomainMetrics(Callback):
         max_domains: of more domains than this nothing is evaluated, which takes a pass for each; at least 2.
     """
 
+    after_evaluation = True
+
     def __init__(self, every_n_rounds: int | None = None, max_domains: int = 50) -> None:
-        often = every_n_rounds is None or every_n_rounds >= 1
-        require(often, "DomainMetrics.every_n_rounds", every_n_rounds, "give 1 or more, or null")
+        super().__init__(every_n_rounds)
         require(max_domains >= 2, "DomainMetrics.max_domains", max_domains, "give 2 or more")
-        self.every_n_rounds, self.max_domains = every_n_rounds, max_domains
+        self.max_domains = max_domains
         self._lines: list[list[str]] = []
 
     def on_fit_start(self, trainer: RunAccess) -> None:
-        names = trainer.data.names if at_sites(trainer) else trainer.domains
-        self._names, self._lines = names if 2 <= len(names) <= self.max_domains else [], []
-        if len(names) > self.max_domains:
-            rank_zero_info(
-                f"DomainMetrics: {len(names)} domains, more than max_domains={self.max_domains}: none is told"
-            )
-
-    def on_round_end(self, trainer: RunAccess) -> None:
-        round_ = trainer.server.round
-        if self.every_n_rounds is not None and round_ % self.every_n_rounds == 0 and round_ + 1 < trainer.max_rounds:
-            self._measure(trainer)
+        super().on_fit_start(trainer)
+        self._lines, number = [], len(domain_names(trainer, "test"))
+        if number > self.max_domains:
+            rank_zero_info(f"DomainMetrics: {number} domains, more than max_domains={self.max_domains}: none is told")
 
     def on_last_round_end(self, trainer: RunAccess) -> None:
-        values = self._measure(trainer)
-        counts, metrics = self._tabulate(trainer, values)
-        if trainer.run_dir is not None and metrics:
-            lines: list[list[object]] = [["domain", *(count.replace(" ", "_") for count in counted("test")), *metrics]]
-            lines += [[name, *counts[name], *map(of_domain.get, metrics)] for name, of_domain in values.items()]
-            write_atomically(trainer.run_dir / "domains.csv", lambda path: write_rows(path, lines))
+        self.measure(trainer)
+        if trainer.run_dir is not None and self._lines:
+            text = io.StringIO()
+            # without the row of all data
+            header = [name.replace(" ", "_") for name in self._lines[0]]
+            csv.writer(text).writerows([header, *self._rows[:-1]])
+            write_atomically(trainer.run_dir / "domains.csv", lambda path: path.write_text(text.getvalue(), newline=""))
 
     def on_evaluation_command_end(self, trainer: RunAccess, phase: str) -> None:
-        names, self._lines = trainer.domains_of(phase), []
-        self._names = names if 2 <= len(names) <= self.max_domains else []
-        self._tabulate(trainer, self._measure(trainer, phase), phase)
+        self.measure(trainer, phase)
 
-    def summary_of_fit(self) -> str:
-        return aligned(self._lines) + "\n" if self._lines else ""
-
-    def _tabulate(
-        self, trainer: RunAccess, values: Mapping[str, Mapping[str, float]], phase: str = "test"
-    ) -> tuple[dict[str, tuple[int, int, int]], list[str]]:
-        """Keep the table of the console; returns the counts of each domain, and the metrics in their order."""
-        found = dict.fromkeys(name for of_domain in values.values() for name in of_domain)
-        metrics = sorted(found, key=lambda name: USUAL.index(name) if name in USUAL else len(USUAL))
-        counts = {name: counts_of(trainer, name, phase) for name in values}
-        if not metrics:
-            return counts, metrics
-        own = (f"{phase}/", f"{phase}_")
-        of_all = {plain(tag): value for tag, value in trainer.metrics.items() if tag.startswith(own)}
-        self._lines = [["domain", *counted(phase), *metrics]]
-        for name, of_domain in [*values.items(), ("all", of_all)]:
-            shown = [told(metric, of_domain[metric]) if metric in of_domain else "" for metric in metrics]
-            self._lines.append([name, *(str(n or "") for n in counts.get(name, ("", "", ""))), *shown])
-        return counts, metrics
-
-    def _measure(self, trainer: RunAccess, phase: str = "test") -> dict[str, dict[str, float]]:
-        """Log and return the metrics of each domain, by its name; all workers call this."""
-        values = {name: self._of_domain(trainer, name, phase) for name in self._names}
+    def measure(self, trainer: RunAccess, phase: str = "test") -> None:
+        names = domain_names(trainer, phase)
+        every = {name: self._of_domain(trainer, name, phase) for name in names if 2 <= len(names) <= self.max_domains}
+        values = {name: of_domain for name, of_domain in every.items() if of_domain}
         for name, of_domain in values.items():
             for metric, value in of_domain.items():
                 trainer.log(f"domain/{name}/{metric}", value)
-        return {name: of_domain for name, of_domain in values.items() if of_domain}
+        known = dict.fromkeys(metric for of_domain in values.values() for metric in of_domain)
+        metrics = sorted(known, key=lambda name: USUAL.index(name) if name in USUAL else len(USUAL))
+        counted = ("clients", "training examples", f"{'test' if phase == 'test' else 'validation'} examples")
+        self._lines = [["domain", *counted, *metrics]] if metrics else []
+        self._rows: list[list[Any]] = []
+        of_all = {plain(tag): value for tag, value in trainer.metrics.items() if re.match(f"{phase}[/_]", tag)}
+        for name, of_domain in [*values.items(), ("all", of_all)] if metrics else ():
+            counts = counts_of(trainer, name, phase) if name in values else ("", "", "")
+            self._rows.append([name, *counts, *map(of_domain.get, metrics)])
+            shown = [told(metric, of_domain[metric]) if metric in of_domain else "" for metric in metrics]
+            self._lines.append([name, *(str(n or "") for n in counts), *shown])
+
+    def summary_of_fit(self) -> str:
+        return aligned(self._lines) + "\n" if self._lines else ""
 
     def _of_domain(self, trainer: RunAccess, name: str, phase: str) -> dict[str, float]:
         if at_sites(trainer):
@@ -110,9 +96,15 @@ class DomainMetrics(Callback):
             return {plain(tag): value for tag, value in trainer.evaluate(phase, domain=name).items()}
         if phase == "val":  # of which clients have none of their own
             return {}
-        evaluated = [trainer.evaluate("test", client=k) for k in clients_of(trainer, name)]
+        clients = clients_of(trainer, name)
+        evaluated = measure_clients(trainer, clients, lambda k: trainer.evaluate("test", client=k)).values()
         tags = dict.fromkeys(tag for of_client in evaluated for tag in of_client)
         return {plain(tag): finite_mean([of_client.get(tag, np.nan) for of_client in evaluated]) for tag in tags}
+
+
+def domain_names(trainer: RunAccess, phase: str) -> list[str]:
+    """The names of the domains of which there are data of a phase: in a federation, the sites."""
+    return trainer.data.names if at_sites(trainer) else trainer.domains_of(phase)
 
 
 def at_sites(trainer: RunAccess) -> bool:
@@ -123,11 +115,6 @@ def at_sites(trainer: RunAccess) -> bool:
 def clients_of(trainer: RunAccess, domain: str) -> list[int]:
     """The clients that hold this domain alone."""
     return [k for k in range(trainer.data.num_clients) if trainer.data.info(k).domain == domain]
-
-
-def counted(phase: str) -> tuple[str, str, str]:
-    """The names of :func:`counts_of`."""
-    return "clients", "training examples", f"{'test' if phase == 'test' else 'validation'} examples"
 
 
 def counts_of(trainer: RunAccess, domain: str, phase: str) -> tuple[int, int, int]:
@@ -144,9 +131,3 @@ def counts_of(trainer: RunAccess, domain: str, phase: str) -> tuple[int, int, in
 def plain(tag: str) -> str:
     """A metric's name without the phase."""
     return re.sub("^(test|val)[/_]", "", tag)
-
-
-def write_rows(path: Path, rows: list[list[object]]) -> None:
-    """Write a CSV file."""
-    with open(path, "w", newline="") as file:
-        csv.writer(file).writerows(rows)

@@ -25,13 +25,14 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.by_client import (
+from fl_lightning.callbacks.measurement import (
     ClientMeasurement,
     classifier_of,
     finite_mean,
+    in_order,
     log_finite,
-    need_label_counts,
     quotient,
+    require_label_counts,
 )
 from fl_lightning.client import Client
 
@@ -78,10 +79,9 @@ class Drift(ClientMeasurement):
 
     def setup(self, trainer: RunAccess) -> None:
         if self.classifier:
-            need_label_counts("Drift", trainer, "give Drift.classifier=false")
-            self._classifier = classifier_of(
-                "Drift", trainer, "bind it to the last linear layer, or give classifier=false"
-            )
+            require_label_counts(trainer, self, "give Drift.classifier=false")
+            remedy = "bind it to the last linear layer, or give classifier=false"
+            self._classifier = classifier_of(trainer, self, remedy)
 
     def on_round_start(self, trainer: RunAccess) -> None:
         super().on_round_start(trainer)
@@ -91,30 +91,38 @@ class Drift(ClientMeasurement):
         if not self.measures(trainer, client):
             return
         k = client.info.id
-        # in the precision of the parameters the changes are practically exact, and half as large
-        self._changes[k] = {name: narrow(value, client.live[name]) for name, value in client.change.items()}
+        # in the precision of the parameters, float32 at least, the changes are practically exact, and half as large
+        kinds = {name: torch.promote_types(client.live[name].dtype, torch.float32) for name in client.change}
+        changes = {name: value.detach().flatten().to("cpu", kinds[name]) for name, value in client.change.items()}
+        self._changes[k] = {name: value.numpy() for name, value in changes.items()}
         self.mine[k] = {"weights": float(client.weight), "lr_totals": client.lr_total}
         if self.classifier:
             counts: Tensor = client.info.label_counts  # type: ignore[assignment]
             self.mine[k] |= against_counts(self._classifier, counts.double().numpy())
 
     def record(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
-        layers = layers_of(trainer.client.trainable)
-        grams = {layer: self._gram(trainer, names) for layer, names in layers.items()}
+        # the parameters of a submodule are a layer; those of the module itself bear the name of a dot
+        grams: dict[str, np.ndarray] = {}
+        for name in trainer.client.trainable:
+            layer = name.rpartition(".")[0] or "."
+            # each worker gets the changes of one parameter at a time, and computes the same bits from them
+            changes = in_order(trainer.gather({k: change[name] for k, change in self._changes.items()}))
+            rows = torch.from_numpy(np.stack(list(changes.values()))).double()
+            grams[layer] = grams.get(layer, 0.0) + (rows @ rows.T).numpy()
         self._changes = {}
         scales = {name: np.array([values[name] for values in clients.values()]) for name in ("weights", "lr_totals")}
         every = ChangeSummary(sum(grams.values(), start=np.zeros(())), **scales)
         by_layer = [ChangeSummary(gram, **scales) for gram in grams.values()]
         for name in next(iter(clients.values())):
-            self.append(trainer, name, {k: values[name] for k, values in clients.items()})
-        rows = self.rows(trainer)
-        measured = {name: padded_with_nan(getattr(every, name), rows) for name in ("norms", "to_mean", "pairwise")}
+            self.append_table(trainer, name, {k: values[name] for k, values in clients.items()})
+        number = self.rows(trainer)
+        for name in ("norms", "to_mean", "pairwise"):
+            self.append(name, padded_with_nan(getattr(every, name), number))
         for name, own in (("layer_norms", "norms"), ("layer_to_mean", "to_mean"), ("gram", "gram")):
-            measured[name] = np.stack([padded_with_nan(getattr(of_layer, own), rows) for of_layer in by_layer])
-        measured["layers"], measured["dissimilarity"] = np.array(list(grams)), np.array(every.dissimilarity)
-        measured["layer_dissimilarity"] = np.array([of_layer.dissimilarity for of_layer in by_layer])
-        for name, value in measured.items():
-            self.series.append(name, value)
+            self.append(name, np.stack([padded_with_nan(getattr(of_layer, own), number) for of_layer in by_layer]))
+        self.append("layers", list(grams))
+        self.append("dissimilarity", every.dissimilarity)
+        self.append("layer_dissimilarity", [of_layer.dissimilarity for of_layer in by_layer])
         off_diagonal = every.pairwise[~np.eye(len(clients), dtype=bool)]
         logged = {
             "drift/cosine/pairwise": finite_mean(off_diagonal),
@@ -126,21 +134,6 @@ class Drift(ClientMeasurement):
             correlations = [values[f"{what}_correlation"] for values in clients.values()]
             logged[f"drift/classifier/{what}"] = finite_mean(correlations)
         log_finite(trainer, logged)
-
-    def _gram(self, trainer: RunAccess, names: list[str]) -> np.ndarray:
-        """The inner products (m, m) of all clients' changes of some parameters; all workers call this.
-
-        Each worker gets the changes of one parameter at a time, and computes the same bits from them.
-        """
-        gram = np.zeros(())
-        for name in names:
-            parts = trainer.gather({k: changes[name] for k, changes in self._changes.items()})
-            every = dict(sorted((k, change) for part in parts for k, change in part.items()))
-            rows = (
-                torch.stack([torch.from_numpy(one).double() for one in every.values()]) if every else torch.zeros(0, 1)
-            )
-            gram = gram + (rows @ rows.T).numpy()
-        return gram
 
 
 class ChangeSummary:
@@ -168,20 +161,6 @@ class ChangeSummary:
         scaled = quotient(p, lr_totals)
         squares = quotient(p, lr_totals**2) @ np.diag(gram)
         self.dissimilarity = float(quotient(squares, scaled @ gram @ scaled))
-
-
-def narrow(change: Tensor, parameter: Tensor) -> np.ndarray:
-    """A change ``(n,)`` in the precision of its parameter, in float32 at least."""
-    kind = torch.promote_types(parameter.dtype, torch.float32)
-    return change.detach().flatten().to("cpu", kind).numpy()
-
-
-def layers_of(names: list[str]) -> dict[str, list[str]]:
-    """The parameters of each submodule, by its path; those of the module itself bear the name of a dot."""
-    layers: dict[str, list[str]] = {}
-    for name in names:
-        layers.setdefault(name.rpartition(".")[0] or ".", []).append(name)
-    return layers
 
 
 def padded_with_nan(table: np.ndarray, rows: int) -> np.ndarray:

@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.by_client import in_order
-from fl_lightning.callbacks.measurement import Measurement, require_test_data
+from fl_lightning.callbacks.measurement import Measurement, in_order, require_test_data
 from fl_lightning.client import Client
 from fl_lightning.client.taps import resolve_taps, with_paths
 from fl_lightning.errors import require
@@ -76,17 +75,13 @@ class Embedding(Measurement):
         classes: list[int] | None = None,
         perplexity: float = 30.0,
     ) -> None:
-        super().__init__(1 if every_n_rounds is None else every_n_rounds)
+        super().__init__(every_n_rounds)
         hint = "give 8 or more, or null for all test data"
         require(examples is None or examples >= 8, "Embedding.examples", examples, hint)
         require(classes is None or len(classes) > 0, "Embedding.classes", classes, "name a class, or give null")
         require(perplexity > 0, "Embedding.perplexity", perplexity, "give a number above 0")
-        self.last_only = every_n_rounds is None
         self.tap, self.examples, self.clients, self.classes = tap, examples, clients, classes
         self.perplexity = perplexity
-
-    def due(self, round_: int) -> bool:
-        return round_ == self._last_round if self.last_only else super().due(round_)
 
     def setup(self, trainer: RunAccess) -> None:
         module, number = trainer.client.module, trainer.data.num_clients
@@ -97,7 +92,6 @@ class Embedding(Measurement):
         if counts is not None:
             require_among("classes", self.classes, range(len(counts)), f"give classes from 0 to {len(counts) - 1}")
         require_test_data(trainer, self)
-        self._has_global = not trainer.client.kept
 
     def on_fit_start(self, trainer: RunAccess) -> None:
         super().on_fit_start(trainer)
@@ -119,28 +113,33 @@ class Embedding(Measurement):
         if self.due(trainer.server.round) and client.info.id in self._embedded:
             self._local[client.info.id] = self._probe(trainer, client.state())
 
-    def on_round_end(self, trainer: RunAccess) -> None:
-        if self.due(trainer.server.round):
-            self._measure(trainer)
-
     def on_last_round_end(self, trainer: RunAccess) -> None:
         if not self.due(trainer.server.round):
-            self._measure(trainer)
+            self.measure(trainer)
 
-    def _measure(self, trainer: RunAccess) -> None:
-        mine = self._probe(trainer, None) if self._has_global else {}
-        parts = trainer.gather((mine, self._local))
-        whole, local = in_order(part for part, _ in parts), in_order(theirs for _, theirs in parts)
+    def measure(self, trainer: RunAccess) -> None:
+        # of each client the batches, and of None those of the global model
+        mine: dict[int | None, Probe] = dict(self._local.items())
+        if not trainer.client.kept:
+            mine[None] = self._probe(trainer, None)
+        parts = trainer.gather(mine)
         self._local = {}
+        probes = {k: in_order(part[k] for part in parts if k in part) for part in parts for k in part}
+        ids = sorted(k for k in probes if k is not None)
         # t-SNE takes long, so only the worker that writes computes it
-        if trainer.run_dir is not None and (whole or local):
-            probes = {**({"global": whole} if whole else {}), **{f"client {k}": probe for k, probe in local.items()}}
-            models = {name: whole_probe(probe, self.classes) for name, probe in probes.items()}
-            self._embed(trainer, models, list(local))
+        if trainer.run_dir is not None and probes:
+            first = {"global": probes[None]} if None in probes else {}
+            named = {**first, **{f"client {k}": probes[k] for k in ids}}
+            models = {}
+            for name, probe in named.items():
+                labels, z = (np.concatenate(part) for part in zip(*probe.values(), strict=True))
+                chosen = np.isin(labels, self.classes) if self.classes is not None else np.full(len(labels), True)
+                models[name] = labels[chosen], z[chosen]
+            self._embed(trainer, models, ids)
 
     def _embed(self, trainer: RunAccess, models: Mapping[str, tuple[np.ndarray, np.ndarray]], ids: list[int]) -> None:
-        labels, size = next(iter(models.values()))[0], min(CLIENTS, trainer.data.num_clients)
-        width = size if self.clients is None else len(self.clients)
+        labels = next(iter(models.values()))[0]
+        width = min(CLIENTS, trainer.data.num_clients) if self.clients is None else len(self.clients)
         seed = address(trainer.seed, "embedding") % 2**32
         apart = np.stack([embed(z, self.perplexity, seed) for _, z in models.values()])
         together = embed(np.concatenate([z for _, z in models.values()]), self.perplexity, seed)
@@ -152,11 +151,8 @@ class Embedding(Measurement):
         clients = np.array([*ids, *[-1] * (width - len(ids))], dtype=np.int64)
         measured = {"global": separate[0], "local": separate[1:], "joint": joint, "labels": labels, "clients": clients}
         self.keep(trainer, measured)
-        counts = {f"client {k}": trainer.data.info(k).label_counts for k in ids}
-        held = [
-            [f"{c} ({int(counts[name][c])})" if counts.get(name) is not None else str(c) for c in labels]
-            for name in models
-        ]
+        counts = [None, *(trainer.data.info(k).label_counts for k in ids)][first:]
+        held = [[str(c) if of_model is None else f"{c} ({int(of_model[c])})" for c in labels] for of_model in counts]
         parts = np.stack(np.split(together, len(models)))
         drawn = {"models": np.array(list(models)), "apart": apart, "held": np.array(held), "together": parts}
         self.draw(trainer, drawn)
@@ -172,13 +168,6 @@ class Embedding(Measurement):
             for index, _, targets, taps in batches
             if targets is not None
         }
-
-
-def whole_probe(probe: Probe, classes: Sequence[int] | None) -> tuple[np.ndarray, np.ndarray]:
-    """Labels ``(n,)`` and representations ``(n, d)`` of all batches in their order, of some classes."""
-    labels, z = (np.concatenate(parts) for parts in zip(*in_order([probe]).values(), strict=True))
-    chosen = np.isin(labels, classes) if classes is not None else np.full(len(labels), True)
-    return labels[chosen], z[chosen]
 
 
 def embed(z: np.ndarray, perplexity: float, seed: int) -> np.ndarray:

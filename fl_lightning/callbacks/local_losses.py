@@ -7,17 +7,15 @@ FedUV's Figure 3 (Son et al., CVPR 2024), the training loss.
 from __future__ import annotations
 
 import csv
-import hashlib
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.measurement import Periodic, keep_other
+from fl_lightning.callbacks.measurement import Measurement, log_figures, warn_of_damage
 from fl_lightning.client import Client
 from fl_lightning.storage.atomic_io import write_atomically
 
@@ -28,7 +26,7 @@ Row = dict[str, float]
 KEYS = ("round", "client", "epoch")
 
 
-class LocalLosses(Periodic):
+class LocalLosses(Measurement):
     """Writes the loss of each client in each of its local epochs to ``local_losses.csv``.
 
     A row has ``round``, ``client``, ``epoch`` (the local epoch, from 0), ``loss`` (that of the module, without
@@ -47,17 +45,15 @@ class LocalLosses(Periodic):
         UsageError: ``every_n_rounds`` is below 1.
     """
 
-    file: ClassVar = "local_losses.csv"
+    file = "local_losses.csv"
 
     def __init__(self, every_n_rounds: int = 1) -> None:
         super().__init__(every_n_rounds)
 
     def on_fit_start(self, trainer: RunAccess) -> None:
         super().on_fit_start(trainer)
-        self._source = trainer.resumed_from
         self._path = None if trainer.run_dir is None else trainer.run_dir / self.file
-        self._continues, self._number, self._digest = False, 0, hashlib.sha256()
-        self._columns, self._latest = list[str](), list[Row]()
+        self._number, self._columns, self._latest = 0, list[str](), list[Row]()
 
     def on_round_start(self, trainer: RunAccess) -> None:
         self._rows: list[Row] = []
@@ -66,47 +62,44 @@ class LocalLosses(Periodic):
         where = {"round": trainer.server.round, "client": client.info.id}
         self._rows += [{**where, "epoch": epoch, **terms} for epoch, terms in enumerate(client.epochs)]
 
-    def on_round_end(self, trainer: RunAccess) -> None:
-        if self.due(trainer.server.round):
-            rows = [row for theirs in trainer.gather(self._rows) for row in theirs]
-            self._append(sorted(rows, key=lambda row: (row["client"], row["epoch"])))
+    def measure(self, trainer: RunAccess) -> None:
+        rows = [row for theirs in trainer.gather(self._rows) for row in theirs]
+        self._append(sorted(rows, key=lambda row: (row["client"], row["epoch"])))
 
     def on_fit_end(self, trainer: RunAccess) -> None:
-        if self._path is not None and self._latest:
-            from fl_lightning.plotting.figures import figures
-
+        if self._path and self._latest:
             terms = [term for term in self._columns if term not in KEYS]
-            for name, figure in figures(plot_term(term, self._latest) for term in terms):
-                trainer.log_figure(name, figure)
+            log_figures(trainer, (plot_term(term, self._latest) for term in terms))
 
     def state_dict(self) -> dict[str, Any]:
         # the rows themselves are in the file
-        return {"rows": self._number, "sha256": self._digest.hexdigest()}
+        return {"rows": self._number}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._source is None or not state.get("rows"):
+        number = state.get("rows", 0)
+        if self._source is None or not number:
             return
         path = self._source / self.file
         try:
-            rows = read_rows(path, state["rows"])
+            with path.open(newline="") as file:
+                lines = [line for line in islice(file, number + 1) if line.endswith("\n")]
+            rows = [
+                {k: int(v) if k in KEYS else float(v) for k, v in row.items() if v} for row in csv.DictReader(lines)
+            ]
         except (OSError, ValueError, TypeError, csv.Error):
             rows = []
-        digest = hashlib.sha256()
-        update(digest, rows)
-        if digest.hexdigest() != state["sha256"]:
-            text = "is missing or was altered; it begins anew with the rounds after the checkpoint"
-            rank_zero_warn(f"{path} {text}")
-            return
-        self._continues = True
-        self._append(rows)
+        if len(rows) == number:
+            self._continues = True
+            self._append(rows)
+        else:
+            warn_of_damage(path)
 
     def _append(self, rows: list[Row]) -> None:
         """Add rows to the file, which is written anew the first time, and where a column is new."""
         last = max((row["round"] for row in rows), default=None)
         self._latest = [row for row in rows if row["round"] == last] or self._latest
         self._number += len(rows)
-        update(self._digest, rows)
-        before = list(self._columns)
+        before = self._columns
         self._columns = list(dict.fromkeys([*before, *(name for row in rows for name in row)]))
         if self._path is None or not rows:
             return
@@ -118,8 +111,7 @@ class LocalLosses(Periodic):
         if before:
             with self._path.open(newline="") as file:
                 earlier = list(csv.DictReader(file))
-        elif not self._continues:
-            keep_other(self._path)
+        self.set_other_aside(self._path)
         write_atomically(self._path, partial(self._write, rows=[*earlier, *rows]))
 
     def _write(self, path: Path, rows: list[Any]) -> None:
@@ -128,19 +120,6 @@ class LocalLosses(Periodic):
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
             writer.writerows(rows)
-
-
-def read_rows(path: Path, number: int) -> list[Row]:
-    """Return the first rows of the table. Raises the errors of ``csv`` and ``float`` if it is damaged."""
-    with path.open(newline="") as file:
-        table = islice(csv.DictReader(file), number)
-        return [{key: int(text) if key in KEYS else float(text) for key, text in row.items() if text} for row in table]
-
-
-def update(digest: Any, rows: list[Row]) -> None:
-    """Add rows to a digest, which does not depend on the order of their columns."""
-    for row in rows:
-        digest.update(repr(sorted((key, float(value)) for key, value in row.items())).encode())
 
 
 def plot_term(term: str, rows: list[Row]) -> Plot:

@@ -1,121 +1,104 @@
-"""What callbacks share that measure every few rounds and keep their numbers in a file of the run."""
+"""Base classes of callbacks that measure every few rounds, and what these callbacks share."""
 
 from __future__ import annotations
 
-import hashlib
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
 
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, require
+from fl_lightning.seeding import numpy_rng
+from fl_lightning.state import State
 from fl_lightning.storage.atomic_io import set_aside, write_atomically
 
 if TYPE_CHECKING:
     from fl_lightning.plotting.figures import Plot, Runs
 
-# what reading a file that was altered, cut or removed may raise
+ClientValues = dict[str, Any]
+Key = TypeVar("Key", int, tuple[int, int])
+Value = TypeVar("Value")
+# errors of reading a file that was altered, cut or removed
 UNREADABLE = (
     *(OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, MemoryError, RuntimeError),
     *(zipfile.BadZipFile, zlib.error),
 )
 
 
-class Series:
-    """Arrays by name that grow by an entry a measurement, kept in an ``.npz`` file.
-
-    A checkpoint must not grow with the rounds: it holds the length and the digest of each array, by which a run that
-    resumes knows whether the file is still that of its checkpoint.
-    """
-
-    def __init__(self) -> None:
-        self.values: dict[str, list[np.ndarray]] = {}
-        self._digests: dict[str, Any] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self.values)
-
-    def append(self, name: str, value: Any) -> None:
-        """Add an entry; the entries of a name are all of one shape."""
-        array = np.asarray(value)
-        self.values.setdefault(name, []).append(array)
-        self._digests.setdefault(name, hashlib.sha256()).update(array.tobytes())
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Each name's entries as one array ``(R, ...)``."""
-        return {name: np.stack(values) for name, values in self.values.items()}
-
-    def save(self, path: Path) -> None:
-        """Write the file atomically."""
-        arrays: dict[str, Any] = self.arrays()
-        write_atomically(path, partial(np.savez, **arrays))
-
-    def stamps(self) -> dict[str, list[Any]]:
-        """The length and the digest of each array."""
-        return {name: [len(self.values[name]), one.hexdigest()] for name, one in self._digests.items()}
-
-    def read(self, path: Path, stamps: dict[str, Any]) -> None:
-        """Append the entries of the rounds before a checkpoint; none, with a warning, where the file is not theirs."""
-        if not stamps:
-            return
-        try:
-            with np.load(path, allow_pickle=False) as saved:
-                known = {name: saved[name][:number] for name, (number, _) in stamps.items()}
-            same = all(hashlib.sha256(known[name].tobytes()).hexdigest() == one for name, (_, one) in stamps.items())
-        except UNREADABLE:
-            same = False
-        if not same:
-            rank_zero_warn(f"{path} was altered or is missing: it begins anew with the rounds after the checkpoint")
-            return
-        for name, entry in ((name, entry) for name, entries in known.items() for entry in entries):
-            self.append(name, entry)
-
-
-class Periodic(Callback):
+class PeriodicCallback(Callback):
     """A callback that acts every few rounds and in the last one.
 
     Args:
-        every_n_rounds: rounds from one time to the next, at least 1; the last round is one too.
+        every_n_rounds: rounds from one time to the next, at least 1; the last round is one too. None acts in the last
+            round alone.
+
+    Attributes:
+        after_evaluation: whether it acts in the last round after the final model is evaluated, which includes a round
+            in which a callback ends the run.
     """
 
-    def __init__(self, every_n_rounds: int = 10) -> None:
-        require(every_n_rounds >= 1, f"{type(self).__name__}.every_n_rounds", every_n_rounds, "give 1 or more")
+    after_evaluation: ClassVar[bool] = False
+
+    def __init__(self, every_n_rounds: int | None = 10) -> None:
+        valid = every_n_rounds is None or every_n_rounds >= 1
+        require(valid, f"{type(self).__name__}.every_n_rounds", every_n_rounds, "give 1 or more")
         self.every_n_rounds = every_n_rounds
+
+    def due(self, round_: int) -> bool:
+        """Whether it acts in this round."""
+        return self.is_multiple(round_) or round_ == self._last_round
+
+    def is_multiple(self, number: int) -> bool:
+        """Whether a number of rounds is a multiple of ``every_n_rounds``."""
+        return self.every_n_rounds is not None and number % self.every_n_rounds == 0
+
+    def measure(self, trainer: RunAccess) -> None:
+        """Measure and log at the end of a round that is due; all workers call this."""
+        raise NotImplementedError
 
     def on_fit_start(self, trainer: RunAccess) -> None:
         self._last_round = trainer.max_rounds - 1
 
-    def due(self, round_: int) -> bool:
-        """Whether it acts in this round."""
-        return round_ % self.every_n_rounds == 0 or round_ == self._last_round
+    def on_round_end(self, trainer: RunAccess) -> None:
+        round_ = trainer.server.round
+        if self.due(round_) and not (self.after_evaluation and round_ == self._last_round):
+            self.measure(trainer)
+
+    def on_last_round_end(self, trainer: RunAccess) -> None:
+        if self.after_evaluation:
+            self.measure(trainer)
 
 
-class Measurement(Periodic):
+class Measurement(PeriodicCallback):
     """A callback that measures every few rounds and in the last one, and keeps its numbers in a file of the run.
 
-    A subclass names its :attr:`file`, asks :meth:`due`, and gives :meth:`keep` its arrays at the end of a round
-    in which it has measured; those that it appends to :attr:`series` before are of that round, too.
+    A subclass names its :attr:`file` and overrides :meth:`measure`, which gives :meth:`keep` the arrays of a round.
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
 
     Attributes:
         file: name of the ``.npz`` file in the run's folder.
-        series: what has been measured so far: ``rounds`` (R,), and arrays of the subclass whose first axis is R.
+        series: the measurements so far, by name: ``rounds``, and the entries of the subclass, each of one shape.
     """
 
     file: ClassVar[str]
 
     def on_fit_start(self, trainer: RunAccess) -> None:
         super().on_fit_start(trainer)
-        self.series, self._source, self._continues = Series(), trainer.resumed_from, False
+        self.series: dict[str, list[np.ndarray]] = defaultdict(list)
+        self._source, self._continues = trainer.resumed_from, False
 
     def on_fit_end(self, trainer: RunAccess) -> None:
         if self.series:
@@ -135,61 +118,248 @@ class Measurement(Periodic):
     def draw(self, trainer: RunAccess, more: Mapping[str, np.ndarray] | None = None) -> None:
         """Log the figures, on the worker that writes; ``more`` are arrays for the figures that the file lacks."""
         if trainer.run_dir is not None:
-            from fl_lightning.plotting.figures import figures
+            arrays = {name: np.stack(entries) for name, entries in self.series.items()}
+            log_figures(trainer, self.plot({"": [{**arrays, **(more or {})}]}))
 
-            for name, figure in figures(self.plot({"": [{**self.series.arrays(), **(more or {})}]})):
-                trainer.log_figure(name, figure)
+    def append(self, name: str, value: Any) -> None:
+        """Append an entry to the series."""
+        self.series[name].append(np.asarray(value))
 
     def keep(self, trainer: RunAccess, measured: Mapping[str, Any] | None = None) -> None:
-        """Append what was ``measured``, by name, note the round of all that was appended, and write the file."""
-        for name, value in {**(measured or {}), "rounds": np.array(trainer.server.round)}.items():
-            self.series.append(name, value)
+        """Append the arrays of a round, by name, and the number of the round, and write the file."""
+        for name, value in {**(measured or {}), "rounds": trainer.server.round}.items():
+            self.append(name, value)
         self.save(trainer)
 
     def save(self, trainer: RunAccess) -> None:
         """Write the file, on the worker that writes."""
-        if trainer.run_dir is None:
-            return
-        if not self._continues:
-            keep_other(trainer.run_dir / self.file)
-            self._continues = True
-        self.series.save(trainer.run_dir / self.file)
+        if trainer.run_dir is not None:
+            arrays: dict[str, Any] = {name: np.stack(entries) for name, entries in self.series.items()}
+            self.set_other_aside(trainer.run_dir / self.file)
+            write_atomically(trainer.run_dir / self.file, partial(np.savez, **arrays))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"stamps": self.series.stamps()}
+        # a checkpoint must not grow with the rounds: the numbers themselves are in the file
+        return {"lengths": {name: len(entries) for name, entries in self.series.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._source is not None:
-            self.series.read(self._source / self.file, state.get("stamps", {}))
-            self._continues = bool(self.series)
+        lengths = state.get("lengths", {})
+        if self._source is None or not lengths:
+            return
+        path = self._source / self.file
+        try:
+            with np.load(path, allow_pickle=False) as saved:
+                known = {name: list(saved[name][:number]) for name, number in lengths.items()}
+        except UNREADABLE:
+            known = {}
+        self._continues = {name: len(entries) for name, entries in known.items()} == lengths
+        if self._continues:
+            self.series.update(known)
+        else:
+            warn_of_damage(path)
+
+    def set_other_aside(self, path: Path) -> None:
+        """Rename a file of other numbers, which another callback or an earlier part of the run has written."""
+        other = None if self._continues else set_aside(path)
+        self._continues = True
+        if other is not None:
+            rank_zero_warn(f"{path} has numbers that this callback does not continue: it is now {other.name}")
 
 
-def keep_other(path: Path) -> None:
-    """Rename a file that another callback, or an earlier part of the run, has written under the name of a new one."""
-    kept = set_aside(path)
-    if kept is not None:
-        rank_zero_warn(f"{path} has numbers that this callback does not continue: it is now {kept.name}")
+class ClientMeasurement(Measurement):
+    """A measurement of the clients of a cohort, each by itself, in a round that is due.
+
+    A subclass appends tables by :meth:`append_table`, one row a client, whose ids are in ``clients`` (R, m), where m is
+    the smaller of ``max_clients`` and the number of clients. Rows without a client have the id -1 and are nan.
+
+    Args:
+        every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
+        max_clients: most clients that a round measures, at least 1. From a larger cohort this number is drawn at
+            random, with a seed derived from the run, the class and the round.
+    """
+
+    def __init__(self, every_n_rounds: int = 10, max_clients: int = 20) -> None:
+        super().__init__(every_n_rounds)
+        require(max_clients >= 1, f"{type(self).__name__}.max_clients", max_clients, "give 1 or more")
+        self.max_clients = max_clients
+
+    def on_round_start(self, trainer: RunAccess) -> None:
+        where = (trainer.seed, type(self).__name__, trainer.server.round)
+        self.chosen = drawn_clients(trainer.server.cohort, self.max_clients, *where)
+        self.mine: dict[int, ClientValues] = {}
+
+    def measures(self, trainer: RunAccess, client: Client) -> bool:
+        """Whether this client, whose visit ends, is measured: it is due and chosen, and has taken a local step."""
+        return self.due(trainer.server.round) and client.info.id in self.chosen and client.num_steps > 0
+
+    def measure(self, trainer: RunAccess) -> None:
+        clients = in_order(trainer.gather(self.mine))
+        if clients:
+            self.append_table(trainer, "clients", {k: k for k in clients}, fill=-1)
+            self.record(trainer, clients)
+            self.keep(trainer)
+
+    def record(self, trainer: RunAccess, clients: dict[int, ClientValues]) -> None:
+        """Append and log the numbers of a round; all workers call this.
+
+        Args:
+            trainer: the trainer.
+            clients: the entries of :attr:`mine` of all workers, by client in ascending order; at least one.
+        """
+        raise NotImplementedError
+
+    def rows(self, trainer: RunAccess) -> int:
+        """The number m of rows of a table."""
+        return min(self.max_clients, trainer.data.num_clients)
+
+    def append_table(self, trainer: RunAccess, name: str, values: dict[int, Any], fill: Any = np.nan) -> None:
+        """Append a table to the series: a row for each client of ``values``, in its order, then rows of ``fill``."""
+        rows = np.stack(list(values.values()))
+        table = np.full((self.rows(trainer), *rows.shape[1:]), fill)
+        table[: len(rows)] = rows
+        self.append(name, table)
 
 
-def require_test_data(trainer: RunAccess, callback: Callback) -> None:
-    """Refuse a callback that measures on test data, where there are none.
+def measure_clients(trainer: RunAccess, clients: Sequence[int], measure: Callable[[int], Value]) -> dict[int, Value]:
+    """The measurement of each of ``clients`` by its id, in ascending order; all workers call this.
+
+    A worker measures, by itself, the clients that it owns and its share of those that none owns.
+    """
+    owners, size = trainer.client.memories().owners, trainer.world_size
+    with trainer.alone():
+        mine = {k: measure(k) for i, k in enumerate(clients) if owners.get(k, i % size) == trainer.global_rank}
+    return in_order(trainer.gather(mine))
+
+
+def labelled(
+    trainer: RunAccess, callback: Callback, state: State | None, tap: str, data: Any = "test", **where: Any
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """A tap ``(B, ...)`` of a state and the labels ``(B,)`` of this worker's batches.
+
+    Args:
+        trainer: the trainer.
+        callback: the callback that needs labels.
+        state: as in ``trainer.representations``, like the other arguments.
+        tap: name of the tap.
+        data: ``test`` or ``train``.
+        where: client, examples and domain.
 
     Raises:
-        UsageError: there are none.
+        UsageError: the data have no labels.
+    """
+    for _, _, targets, taps in trainer.representations(state, (tap,), data, **where):
+        if targets is None:
+            who, kind = type(callback).__name__, type(trainer.data).__name__
+            raise UsageError(f"{who} with the {data} data={kind!r}: it has no labels; give integer labels (B,)")
+        yield taps[tap], targets
+
+
+def log_figures(trainer: RunAccess, plots: Iterable[Plot]) -> None:
+    """Draw and log figures."""
+    from fl_lightning.plotting.figures import figures
+
+    for name, figure in figures(plots):
+        trainer.log_figure(name, figure)
+
+
+def warn_of_damage(path: Path) -> None:
+    """Warn that a file of a run that resumes cannot be continued."""
+    rank_zero_warn(f"{path} is missing or damaged: it starts again with the rounds after the checkpoint")
+
+
+def drawn_clients(clients: Sequence[int], number: int, seed: int, purpose: str, *where: int) -> list[int]:
+    """At most ``number`` of ``clients``, drawn at random at an address, in ascending order."""
+    if len(clients) <= number:
+        return sorted(clients)
+    return sorted(numpy_rng(seed, purpose, *where).choice(sorted(clients), number, replace=False).tolist())
+
+
+def in_order(parts: Iterable[Mapping[Key, Value]]) -> dict[Key, Value]:
+    """The items of several workers, in ascending order of the clients, or of the batches."""
+    return dict(sorted((item for part in parts for item in part.items()), key=itemgetter(0)))
+
+
+def finite_mean(values: Any) -> float:
+    """The mean of the numbers that are not nan; nan without any."""
+    array = np.asarray(values, dtype=np.float64)
+    return float(np.nanmean(array)) if np.isfinite(array).any() else float("nan")
+
+
+def quotient(numerator: Any, denominator: Any) -> np.ndarray:
+    """Their quotient; nan where the denominator is not above 0."""
+    numerator, denominator = np.asarray(numerator), np.asarray(denominator)
+    return np.divide(numerator, np.where(denominator > 0, denominator, np.nan))
+
+
+def log_finite(trainer: RunAccess, values: Mapping[str, float], prefix: str = "") -> None:
+    """Log those values that are numbers, such as not the mean over classes that no client lacks."""
+    for name, value in values.items():
+        if np.isfinite(value):
+            trainer.log(prefix + name, value)
+
+
+# ---------------------------------------------------------------------- refusals
+def require_test_data(trainer: RunAccess, callback: Callback) -> None:
+    """Refuse a callback that measures on test data in a run without test data.
+
+    Raises:
+        UsageError: the data have no test data.
     """
     hint = "it has no test data, on which the models are compared; give it a test_dataloader"
     key = f"{type(callback).__name__} with the data"
     require(trainer.has_data("test"), key, type(trainer.data).__name__, hint)
 
 
-def has_test_data_of(trainer: RunAccess, callback: Callback, client: int) -> bool:
-    """Whether a client has test examples of its own.
+def require_label_counts(trainer: RunAccess, callback: Callback, remedy: str = "take the callback out") -> None:
+    """Refuse clients whose label counts are not known.
 
     Raises:
-        UsageError: the data module gives no client test data of its own; names the callback that needs them.
+        UsageError: the data have no labels.
     """
-    try:
-        return trainer.has_data("test", client)
-    except UsageError as error:
-        who = f"{type(callback).__name__} needs the test data of each client"
-        raise UsageError(f"{who}: {error}, or take the callback out") from error
+    known, key = trainer.data.info(0).label_counts is not None, f"{type(callback).__name__} with the data"
+    require(known, key, type(trainer.data).__name__, f"its clients have no label counts; {remedy}")
+
+
+def require_global_model(trainer: RunAccess, callback: Callback, remedy: str = "take the callback out") -> None:
+    """Refuse entries of the state that stay with the clients.
+
+    Raises:
+        UsageError: there are such entries.
+    """
+    hint = f"the state does not travel as a whole, so there is no global model; {remedy}"
+    key, kept = f"{type(callback).__name__} with entries that stay with the clients", len(trainer.client.kept)
+    require(not kept, key, kept, hint)
+
+
+def classifier_of(
+    trainer: RunAccess, callback: Callback, remedy: str = "bind it to the last linear layer"
+) -> nn.Module:
+    """The layer that the tap ``logits`` is bound to, whose weight ``(C, d)`` has a row for each class.
+
+    Raises:
+        UsageError: it has no weight matrix, or other classes than the labels.
+    """
+    who, path = type(callback).__name__, trainer.client.tap_paths["logits"]
+    layer = trainer.client.module.get_submodule(path)
+    weight = getattr(layer, "weight", None)
+    if not (isinstance(weight, Tensor) and weight.ndim == 2):
+        raise UsageError(f"{who}: the tap logits={path!r} has no weight matrix; {remedy}")
+    counts = trainer.data.info(0).label_counts
+    classes = len(weight) if counts is None else len(counts)
+    require(len(weight) == classes, f"{who}: rows of {path}", len(weight), f"the labels have {classes} classes")
+    return layer
+
+
+def class_groups(counts: np.ndarray, threshold: float = 1.0) -> dict[str, np.ndarray]:
+    r"""A client's majority, minority and missing classes, each as a boolean ``(C,)`` (FedLC, Definition 2).
+
+    The paper has :math:`n_j \gg n_r > 0` and :math:`n_s = 0`, without a threshold. Here class c is a majority class
+    where :math:`n_c \ge a \, n / C` with the threshold a.
+
+    Args:
+        counts: :math:`n_c`, the number of the client's training examples of each class, ``(C,)``.
+        threshold: a > 0; 1 compares with an even division over all classes.
+    """
+    missing = counts == 0
+    majority = ~missing & (counts >= threshold * counts.sum() / len(counts))
+    return {"majority": majority, "minority": ~missing & ~majority, "missing": missing}

@@ -8,29 +8,28 @@ it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.by_client import (
+from fl_lightning.callbacks.measurement import (
     ClientMeasurement,
+    class_groups,
     finite_mean,
-    groups_of,
-    in_order,
+    labelled,
     log_finite,
-    need_label_counts,
+    measure_clients,
     quotient,
+    require_label_counts,
+    require_test_data,
 )
-from fl_lightning.callbacks.measurement import require_test_data
 from fl_lightning.client import Client
 from fl_lightning.errors import require
 from fl_lightning.plotting.values import CLASS_GROUPS
-
-if TYPE_CHECKING:
-    from fl_lightning.callbacks.access import Observed
 
 
 class PerClassAccuracy(ClientMeasurement):
@@ -78,7 +77,7 @@ class PerClassAccuracy(ClientMeasurement):
         self.examples, self.majority = examples, majority
 
     def setup(self, trainer: RunAccess) -> None:
-        need_label_counts("PerClassAccuracy", trainer)
+        require_label_counts(trainer, self)
         require_test_data(trainer, self)
 
     def on_client_end(self, trainer: RunAccess, client: Client) -> None:
@@ -91,49 +90,43 @@ class PerClassAccuracy(ClientMeasurement):
 
     def _confusion(self, trainer: RunAccess, state: Any) -> np.ndarray:
         """The confusion matrix (C, C) of a state, of this worker's share of the test examples."""
-        classes = len(trainer.data.info(0).label_counts)
-        return confusion(trainer.representations(state, ("logits",), examples=self.examples), classes)
-
-    def _after(self, trainer: RunAccess, clients: list[int]) -> dict[int, np.ndarray]:
-        """The confusion matrix of each client's model after aggregation, which is one for all unless entries stay."""
-        if not trainer.client.kept:
-            parts = trainer.gather(self._confusion(trainer, None))
-            return dict.fromkeys(clients, sum(parts, start=np.zeros_like(parts[0])))
-        # each worker has what the clients that it owns keep
-        mine = [k for k in clients if trainer.client.own_entries(k)]
-        with trainer.alone():
-            matrices = {k: self._confusion(trainer, trainer.client.own_entries(k)) for k in mine}
-        return in_order(trainer.gather(matrices))
+        batches = labelled(trainer, self, state, "logits", examples=self.examples)
+        return confusion(batches, len(trainer.data.info(0).label_counts))
 
     def record(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
         confusions = {"before": {k: values["before"] for k, values in clients.items()}}
-        confusions["after"] = self._after(trainer, list(clients))
+        if trainer.client.kept:
+            own_entries = trainer.client.own_entries
+            after = measure_clients(trainer, list(clients), lambda k: self._confusion(trainer, own_entries(k)))
+        else:  # one model for all
+            after = dict.fromkeys(clients, np.sum(trainer.gather(self._confusion(trainer, None)), 0))
+        confusions["after"] = after
         counts = {k: values["label_counts"] for k, values in clients.items()}
-        self.append(trainer, "label_counts", {k: numbers.astype(float) for k, numbers in counts.items()})
+        self.append_table(trainer, "label_counts", {k: numbers.astype(float) for k, numbers in counts.items()})
         for when, matrices in confusions.items():
             accuracies = {k: accuracy(matrices[k]) for k in clients}
             groups = {k: by_group(accuracies[k], counts[k], self.majority) for k in clients}
-            self.append(trainer, when, accuracies)
-            self.append(trainer, f"groups_{when}", groups)
+            self.append_table(trainer, when, accuracies)
+            self.append_table(trainer, f"groups_{when}", groups)
             means = dict(zip(CLASS_GROUPS, map(finite_mean, np.stack(list(groups.values())).T), strict=True))
             means["all"] = finite_mean(list(map(finite_mean, accuracies.values())))
-            log_finite(trainer, {f"per_class/{when}/{name}": value for name, value in means.items()})
-            # after aggregation there is one model for all, unless entries stay with the clients
+            log_finite(trainer, means, f"per_class/{when}/")
             models = len(clients) if when == "before" or trainer.client.kept else 1
-            self.series.append(f"confusion_{when}", sum(list(matrices.values())[:models]))
+            self.append(f"confusion_{when}", sum(list(matrices.values())[:models]))
 
 
-def confusion(batches: Iterable[Observed], classes: int) -> np.ndarray:
+def confusion(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> np.ndarray:
     """The confusion matrix ``(C, C)``: examples of a class (row) that are classified as another (column).
 
+    Args:
+        batches: logits ``(B, C)`` and labels ``(B,)``.
+        classes: C.
+
     Raises:
-        UsageError: the test data have no labels, or the logits are not one for each class.
+        UsageError: the logits are not one for each class.
     """
     total = torch.zeros(classes, classes, dtype=torch.int64)
-    for _, _, targets, taps in batches:
-        require(targets is not None, "the test data", "no labels", "give integer labels (B,), or take the callback out")
-        logits: Any = taps["logits"]
-        labels: Any = targets
+    for logits, labels in batches:
         shape = tuple(logits.shape)
         require(logits.ndim == 2 and shape[1] == classes, "the tap logits", shape, f"the labels have {classes} classes")
         total += multiclass_confusion_matrix(logits.argmax(1), labels, classes).cpu()
@@ -147,5 +140,5 @@ def accuracy(matrix: np.ndarray) -> np.ndarray:
 
 def by_group(accuracies: np.ndarray, counts: np.ndarray, threshold: float) -> np.ndarray:
     """The mean accuracy of a client's majority, minority and missing classes ``(3,)``; nan for a group without any."""
-    groups = groups_of(counts, threshold)
+    groups = class_groups(counts, threshold)
     return np.array([finite_mean(accuracies[groups[name]]) for name in CLASS_GROUPS])

@@ -10,7 +10,7 @@ classifies a representation by the nearest global prototype among those of the c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -19,21 +19,20 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.by_client import (
-    clients_of_worker,
+from fl_lightning.callbacks.measurement import (
+    Measurement,
     drawn_clients,
     finite_mean,
-    in_order,
+    labelled,
     log_finite,
+    measure_clients,
+    require_test_data,
 )
-from fl_lightning.callbacks.measurement import Measurement, has_test_data_of, require_test_data
 from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import as_rows
 from fl_lightning.plotting.values import MODELS
 from fl_lightning.records.summary import aligned, told
 from fl_lightning.state import State
-
-ACCURACY = "accuracy"
 
 
 class PersonalAccuracy(Measurement):
@@ -70,7 +69,7 @@ class PersonalAccuracy(Measurement):
         UsageError: an argument out of its range, no test data, or none for a client.
     """
 
-    file = "personal.npz"
+    file, after_evaluation = "personal.npz", True
     requires = ("logits",)
 
     def __init__(
@@ -91,20 +90,23 @@ class PersonalAccuracy(Measurement):
 
     def setup(self, trainer: RunAccess) -> None:
         require_test_data(trainer, self)
-        self.clients = drawn_clients(
-            range(trainer.data.num_clients), self.max_clients, trainer.seed, "PersonalAccuracy"
-        )
+        clients = range(trainer.data.num_clients)
+        self.clients = drawn_clients(clients, self.max_clients, trainer.seed, "PersonalAccuracy")
         for k in self.clients:
+            try:
+                has_data = trainer.has_data("test", k)
+            except UsageError as error:
+                message = f"PersonalAccuracy needs the test data of each client: {error}, or take the callback out"
+                raise UsageError(message) from error
             hint = "the test data lack its classes; give a larger data.test_size, or take the callback out"
-            require(has_test_data_of(trainer, self, k), "PersonalAccuracy: test examples of client", k, hint)
+            require(has_data, "PersonalAccuracy: test examples of client", k, hint)
         self._lines: list[list[str]] = []
         # the class declares them as server values, which have no value before the first round
         methods: list[Any] = trainer.methods.methods
         self._with_prototypes = next((method for method in methods if hasattr(type(method), "prototypes")), None)
 
-    def on_round_end(self, trainer: RunAccess) -> None:
-        if self.due(trainer.server.round) and trainer.server.round + 1 < trainer.max_rounds:
-            self._measure(trainer, self.fine_tune == "always")
+    def measure(self, trainer: RunAccess) -> None:
+        self.keep(trainer, self._measured(trainer, self.fine_tune == "always"))
 
     def on_evaluation_command_end(self, trainer: RunAccess, phase: str) -> None:
         self._lines = []
@@ -113,44 +115,43 @@ class PersonalAccuracy(Measurement):
 
     def on_last_round_end(self, trainer: RunAccess) -> None:
         # where a callback ends the run after a round that was measured, this measures it again, with fine-tuning
-        measured = self.series.values.get("rounds", [])
-        again = bool(measured) and int(measured[-1]) == trainer.server.round
+        again = trainer.server.round in self.series.get("rounds", [])[-1:]
         if not again or (self.fine_tune_steps and self.fine_tune == "last"):
-            self._measure(trainer, True)
+            self.keep(trainer, self._measured(trainer, True))
 
     def summary_of_fit(self) -> str:
         return aligned(self._lines) + "\n" if self._lines else ""
 
-    def _measure(self, trainer: RunAccess, tune: bool) -> None:
-        self.keep(trainer, self._measured(trainer, tune))
-
     def _measured(self, trainer: RunAccess, tune: bool) -> dict[str, Any]:
         """The arrays of a measurement, which is logged; all workers call this."""
-        with trainer.alone():
-            values = {k: self._client(trainer, k, tune) for k in clients_of_worker(trainer, self.clients)}
-        values = in_order(trainer.gather(values))
+        values = measure_clients(trainer, self.clients, lambda k: self._of_client(trainer, k, tune))
         measured: dict[str, Any] = {"clients": np.array(self.clients)}
         for what in next(iter(values.values())):
             measured[what] = np.array([of_client[what] for of_client in values.values()])
-            name = "personal" if what == "own" else f"personal/{what}"
-            log_finite(trainer, spread_over_clients(measured[what], name))
+            prefix = "personal/" if what == "own" else f"personal/{what}/"
+            log_finite(trainer, spread_over_clients(measured[what]), prefix)
         self._lines = [["client", "domain", *(MODELS[what] for what in measured if what in MODELS)]]
         for k, of_client in values.items():
-            shares = ["" if math.isnan(value) else told(ACCURACY, value) for value in of_client.values()]
+            shares = ["" if math.isnan(value) else told("accuracy", value) for value in of_client.values()]
             self._lines.append([str(k), trainer.data.info(k).domain or "", *shares])
         if trainer.domains:
-            own = {k: of_client["own"] for k, of_client in values.items()}
-            by_domain = {name: self._of_domain(trainer, name, own) for name in trainer.domains}
+            by_domain = {}
+            for name in trainer.domains:
+                own = [of_client["own"] for k, of_client in values.items() if trainer.data.info(k).domain == name]
+                if trainer.client.kept:
+                    by_domain[name] = finite_mean(own)
+                else:
+                    parts = trainer.gather(self._hits(trainer, None, domain=name))
+                    by_domain[name] = share(*map(sum, zip(*parts, strict=True)))
             measured["domains"], measured["domain"] = np.array(list(by_domain)), np.array(list(by_domain.values()))
-            log_finite(trainer, {f"personal/domain/{name}": value for name, value in by_domain.items()})
+            log_finite(trainer, by_domain, "personal/domain/")
         return measured
 
-    def _client(self, trainer: RunAccess, k: int, tune: bool) -> dict[str, float]:
-        by_logits = partial(self._hits, trainer, "logits", lambda logits: logits.argmax(1), client=k)
-        values = {"own": share([by_logits(None)])}
+    def _of_client(self, trainer: RunAccess, k: int, tune: bool) -> dict[str, float]:
+        values = {"own": share(*self._hits(trainer, None, client=k))}
         if self.fine_tune_steps:
             tuned = trainer.fine_tune(k, None, self.fine_tune_steps) if tune else None
-            values["tuned"] = math.nan if tuned is None else share([by_logits(tuned)])
+            values["tuned"] = math.nan if tuned is None else share(*self._hits(trainer, tuned, client=k))
         method = self._with_prototypes
         if method is not None:
             values["prototype"], counts = math.nan, trainer.data.info(k).label_counts
@@ -159,33 +160,28 @@ class PersonalAccuracy(Measurement):
                 usable = usable & (counts > 0).to(usable.device)
             if usable is not None and usable.any():
                 to_nearest = partial(nearest, prototypes=method.prototypes, usable=usable)
-                values["prototype"] = share([self._hits(trainer, "representation", to_nearest, None, client=k)])
+                values["prototype"] = share(*self._hits(trainer, None, "representation", to_nearest, client=k))
         return values
 
-    def _of_domain(self, trainer: RunAccess, name: str, own: dict[int, float]) -> float:
-        """The accuracy on the test data of a domain; all workers call this."""
-        if trainer.client.kept:
-            return finite_mean([value for k, value in own.items() if trainer.data.info(k).domain == name])
-        hits = self._hits(trainer, "logits", lambda logits: logits.argmax(1), None, domain=name)
-        return share(trainer.gather(hits))
-
     def _hits(
-        self, trainer: RunAccess, tap: str, classify: Callable[[Tensor], Tensor], state: State | None, **where: Any
+        self,
+        trainer: RunAccess,
+        state: State | None,
+        tap: str = "logits",
+        classify: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(1),
+        **where: Any,
     ) -> tuple[int, int]:
         """How many test examples ``classify`` puts in their class by a tap of a state, and how many there are."""
         hits = total = 0
-        for _, _, targets, taps in trainer.representations(state, (tap,), examples=self.examples, **where):
-            if targets is None:
-                raise UsageError("PersonalAccuracy: the test data='no labels': give integer labels (B,)")
-            hits += int((classify(taps[tap]) == targets).sum())
+        for values, targets in labelled(trainer, self, state, tap, examples=self.examples, **where):
+            hits += int((classify(values) == targets).sum())
             total += len(targets)
         return hits, total
 
 
-def share(counts: Sequence[tuple[int, int]]) -> float:
-    """The share of the hits, of (hits, total) from one or several workers; nan of nothing."""
-    hits, totals = map(sum, zip(*counts, strict=True))
-    return hits / totals if totals else math.nan
+def share(hits: int, total: int) -> float:
+    """The share of the hits; nan of nothing."""
+    return hits / total if total else math.nan
 
 
 def nearest(z: Tensor, prototypes: Tensor, usable: Tensor) -> Tensor:
@@ -201,13 +197,8 @@ def nearest(z: Tensor, prototypes: Tensor, usable: Tensor) -> Tensor:
     return distances.masked_fill(~usable.to(rows.device), math.inf).argmin(1)
 
 
-def spread_over_clients(values: np.ndarray, name: str) -> dict[str, float]:
-    """Mean, mean over the worst tenth (of at least one client) and standard deviation, by tag."""
+def spread_over_clients(values: np.ndarray) -> dict[str, float]:
+    """Mean (``accuracy``), mean over the ``worst_tenth`` (of at least one client) and standard deviation."""
     known = np.sort(values[np.isfinite(values)])
-    worst = known[: math.ceil(len(known) / 10)]
-    spread = float(known.std()) if len(known) else math.nan
-    return {
-        f"{name}/accuracy": finite_mean(known),
-        f"{name}/worst_tenth": finite_mean(worst),
-        f"{name}/spread": spread,
-    }
+    worst, spread = known[: math.ceil(len(known) / 10)], float(known.std()) if len(known) else math.nan
+    return {"accuracy": finite_mean(known), "worst_tenth": finite_mean(worst), "spread": spread}

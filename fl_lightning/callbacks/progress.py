@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,8 +19,8 @@ from fl_lightning.records.summary import best, final, final_names, names_to_show
 
 # lines that a notebook shows: those of the last rounds, and the table at the end
 LINES = 20
-# seconds after which a round has a bar of its own, and from one look at it to the next
-LONG, LOOK = 2.0, 0.5
+# seconds after which a round has a bar of its own
+LONG = 2.0
 # metrics in the table at the end, of a module that logs very many
 MOST_SHOWN = 20
 
@@ -33,37 +32,41 @@ class ProgressBar(Callback):
 
     In a notebook the last of these lines are shown in one place, below the cell.
 
-    A terminal has a bar over the rounds, too, and in a round of more than two seconds one over its clients and local
-    steps (of several workers, the first one's), with the time that is left.
+    A terminal has a bar over the rounds, too, and in a round of more than two seconds one over its clients (of several
+    workers, the first one's), with the time that is left.
     """
 
     _rounds: Any = None
-    _visits: Visits | None = None
+    _clients: Any = None
     _place: NotebookLines | None = None
 
     def on_fit_start(self, trainer: RunAccess) -> None:
         self._first, self._began, self._said = len(trainer.history), time.perf_counter(), -1
         self._speaks = trainer.global_rank == 0
-        self._place = NotebookLines() if self._speaks and in_notebook() else None
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        self._place = NotebookLines() if self._speaks and hasattr(shell, "kernel") else None
         if self._speaks and sys.stderr.isatty():
             self._rounds = tqdm(total=trainer.max_rounds, initial=self._first, desc="rounds", unit="round")
 
     def on_round_start(self, trainer: RunAccess) -> None:
         if self._rounds is not None:
-            self._visits = Visits(trainer)
+            how: dict[str, Any] = {"unit": "client", "leave": False, "position": 1, "delay": LONG}
+            self._clients = tqdm(total=len(trainer.server.cohort), desc=f"round {trainer.server.round}", **how)
 
     @property
     def sees_clients(self) -> bool:
-        return False  # it counts their steps, where it is told
+        return False  # it counts them, where it is told
 
     def on_client_end(self, trainer: RunAccess, client: Client) -> None:
-        if self._visits is not None:
-            self._visits.clients += 1
-            self._visits.steps += client.num_steps
+        if self._clients is not None:
+            # by now it is known how many clients this worker has
+            number = trainer.metrics.get(f"placed/{trainer.global_rank}/clients", self._clients.total)
+            self._clients.total = int(number)
+            self._clients.update()
 
     def on_round_end(self, trainer: RunAccess) -> None:
-        if self._visits is not None and self._rounds is not None:
-            self._visits.close()
+        if self._clients is not None:
+            self._clients.close()
             self._rounds.update()
         due = (trainer.server.round + 1) % trainer.eval_every_n_rounds == 0
         if self._speaks and (due or final_names(trainer.metrics)):
@@ -107,21 +110,15 @@ class ProgressBar(Callback):
                 tqdm.write(text, file=sys.stderr)
 
     def _close(self) -> None:
-        for bar in (self._visits, self._rounds):
+        for bar in (self._clients, self._rounds):
             if bar is not None:
                 bar.close()
-        self._visits = self._rounds = None
+        self._clients = self._rounds = None
 
 
 def summaries(trainer: RunAccess) -> list[str]:
     """What the callbacks say of a run or an evaluation that is done."""
     return list(filter(None, (part.summary_of_fit() for part in trainer.callbacks if isinstance(part, Callback))))
-
-
-def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return hasattr(shell, "kernel")
 
 
 class NotebookLines:
@@ -137,46 +134,6 @@ class NotebookLines:
         """Add lines, and drop the first ones that are too many."""
         self._lines = [*self._lines, *text.splitlines()][-LINES:]
         self._place.update({"text/plain": "\n".join(self._lines)}, raw=True)
-
-
-class Visits:
-    """A bar over the local steps of this worker in a round. A thread looks at them while a client trains.
-
-    Attributes:
-        clients: how many have trained.
-        steps: those that they took.
-    """
-
-    def __init__(self, trainer: RunAccess) -> None:
-        self._trainer = trainer
-        self.clients = self.steps = 0
-        self._began, self._closed = time.time(), threading.Event()
-        self._bar: Any = None
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """End the thread, and remove the bar."""
-        self._closed.set()
-        self._thread.join()
-        if self._bar is not None:
-            self._bar.close()
-
-    def _look(self) -> None:
-        if self._closed.wait(LONG):
-            return
-        trainer, cohort, mine = self._trainer, self._trainer.server.cohort, f"placed/{self._trainer.global_rank}"
-        steps = sum(trainer.run.local_training.steps(k) for k in cohort)
-        number = int(trainer.metrics.get(f"{mine}/clients", len(cohort)))
-        total = int(trainer.metrics.get(f"{mine}/steps", steps))
-        bar = tqdm(total=total, desc=f"round {trainer.server.round}", unit="step", leave=False, position=1)
-        bar.start_t = self._began  # for the rate and the time that is left
-        self._bar, ended = bar, False
-        while not ended:
-            # between two clients the last one's steps may be counted twice for a moment
-            bar.n = min(self.steps + trainer.client.num_steps, total)
-            bar.set_postfix_str(f"client {self.clients + 1} of {number}")
-            ended = self._closed.wait(LOOK)
 
 
 def round_line(metrics: Mapping[str, float], round_: int, rounds: int, seconds: float) -> str:

@@ -8,7 +8,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterable
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,10 @@ class RunRecord(Callback):
         plan.save(trainer.run_dir / "plan.npz")
         rank_zero_info(plan.report())
         used = torch.cuda.is_initialized()  # asking for their names would begin to use them
+        versions = {}
+        for package in PACKAGES:
+            with suppress(metadata.PackageNotFoundError):
+                versions[package] = metadata.version(package)
         record = {
             "command": sys.argv,
             "python": platform.python_version(),
@@ -73,7 +77,7 @@ class RunRecord(Callback):
             "threads": torch.get_num_threads(),
             "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count() if used else 0)],
             "git_revision": git_revision(),
-            "versions": {name: version for name in PACKAGES if (version := version_of(name))},
+            "versions": versions,
             "workers": trainer.world_size,
             "device": str(trainer.run.fabric.device),
             "seed": trainer.seed,
@@ -91,42 +95,19 @@ class RunRecord(Callback):
         # now it is known which tags there are
         if self._layout_is_due:
             self._layout_is_due = False
-            panels = layout([*trainer.metrics, *tags_to_come(trainer)], trainer.callbacks)
+            known = {tag.split("/")[0] for tag in trainer.metrics}
+            phases = [p for p in ("test", "val") if p not in known and trainer.run.evaluator.has_data(p)]
+            to_come = ["time/round", *(f"{phase}/{name}" for phase in phases for name in ("accuracy", "loss"))]
+            tags, charts = [*trainer.metrics, *to_come], dict[str, dict[str, list[Any]]]()
+            for panel, titles in LAYOUT.items():
+                for title, pattern in titles.items():
+                    if any(re.match(pattern, tag) for tag in tags):
+                        charts.setdefault(panel, {})[title] = ["Multiline", [pattern]]
+            for callback in trainer.callbacks:
+                for panel, titles in getattr(callback, "panels", {}).items():
+                    charts.setdefault(panel, {}).update({title: ["Multiline", [tag]] for title, tag in titles.items()})
             for writer in trainer.summary_writers:
-                writer.add_custom_scalars(panels)
-
-
-def layout(tags: Collection[str], callbacks: Iterable[Any]) -> dict[str, dict[str, list[Any]]]:
-    """The panels of TensorBoard's page Custom Scalars: those of :data:`LAYOUT` that have tags, and the callbacks' own.
-
-    Args:
-        tags: what the run logs.
-        callbacks: those of the run, whose ``panels`` are added.
-    """
-    charts: dict[str, dict[str, list[Any]]] = {}
-    for panel, titles in LAYOUT.items():
-        for title, pattern in titles.items():
-            if any(re.match(pattern, tag) for tag in tags):
-                charts.setdefault(panel, {})[title] = ["Multiline", [pattern]]
-    for callback in callbacks:
-        for panel, titles in getattr(callback, "panels", {}).items():
-            charts.setdefault(panel, {}).update({title: ["Multiline", [tag]] for title, tag in titles.items()})
-    return charts
-
-
-def tags_to_come(trainer: RunAccess) -> list[str]:
-    """The tags that a round has when it is over, and the usual ones of the data that it was not evaluated on."""
-    known = {tag.split("/")[0] for tag in trainer.metrics}
-    due = [phase for phase in ("test", "val") if phase not in known and trainer.run.evaluator.has_data(phase)]
-    return ["time/round", *(f"{phase}/{name}" for phase in due for name in ("accuracy", "loss"))]
-
-
-def version_of(package: str) -> str | None:
-    """The installed version of a package, None where it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+                writer.add_custom_scalars(charts)
 
 
 def git_revision() -> str | None:

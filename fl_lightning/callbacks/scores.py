@@ -9,32 +9,33 @@ al. (Neural Computation 14(1), 2002, Eq. 2.4, https://doi.org/10.1162/0899766027
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.base import Callback
-from fl_lightning.callbacks.by_client import (
-    clients_of_worker,
+from fl_lightning.callbacks.measurement import (
+    PeriodicCallback,
     finite_mean,
-    in_order,
+    labelled,
     log_finite,
-    need_global_model,
-    need_label_counts,
+    measure_clients,
+    require_global_model,
+    require_label_counts,
+    require_test_data,
 )
-from fl_lightning.callbacks.measurement import require_test_data
 from fl_lightning.callbacks.per_class import accuracy, confusion
 from fl_lightning.callbacks.personal import spread_over_clients
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import require
 from fl_lightning.state import State
 
 ACCURACY = "test/accuracy"
 
 
-class Scores(Callback):
+class Scores(PeriodicCallback):
     r"""Logs the accuracy of the global model under every score, as ``scores/<name>``.
 
     Of the test data of all:
@@ -75,22 +76,21 @@ class Scores(Callback):
             that stay with the clients, so that there is no global model.
     """
 
-    requires = ("logits",)
+    after_evaluation, requires = True, ("logits",)
 
     def __init__(self, every_n_rounds: int | None = None, local_steps: int = 0, last_k: int = 5) -> None:
-        often = every_n_rounds is None or every_n_rounds >= 1
-        require(often, "Scores.every_n_rounds", every_n_rounds, "give 1 or more, or null")
+        super().__init__(every_n_rounds)
         require(local_steps >= 0, "Scores.local_steps", local_steps, "give 0 or more")
         require(last_k >= 1, "Scores.last_k", last_k, "give 1 or more")
-        self.every_n_rounds, self.local_steps, self.last_k = every_n_rounds, local_steps, last_k
+        self.local_steps, self.last_k = local_steps, last_k
 
     def wants_evaluation(self, round_: int) -> bool:
-        return self.every_n_rounds is not None and round_ % self.every_n_rounds == 0
+        return self.is_multiple(round_)
 
     def setup(self, trainer: RunAccess) -> None:
         require_test_data(trainer, self)
-        need_label_counts("Scores", trainer)
-        need_global_model("Scores", trainer, "give PersonalAccuracy, which measures the clients'")
+        require_label_counts(trainer, self)
+        require_global_model(trainer, self, "give PersonalAccuracy, which measures the clients'")
         clients = range(trainer.data.num_clients)
         self._own = trainer.has_own_test_data
         self._clients = [k for k in clients if trainer.has_data("test", k)] if self._own else [*clients]
@@ -98,59 +98,45 @@ class Scores(Callback):
         if lacking:
             trainer.warn(f"Scores: {lacking} clients have no test data of their own and are left out of their means")
 
-    def on_round_end(self, trainer: RunAccess) -> None:
-        round_ = trainer.server.round
-        if self.wants_evaluation(round_) and round_ + 1 < trainer.max_rounds:
-            self._measure(trainer)
-
     def on_last_round_end(self, trainer: RunAccess) -> None:
-        self._measure(trainer)
+        self.measure(trainer)
         evaluated = [row[ACCURACY] for row in (*trainer.history, trainer.metrics) if ACCURACY in row]
         if evaluated:
             last = evaluated[-self.last_k :]
-            log_finite(trainer, {"scores/best": max(evaluated), "scores/mean_of_last": math.fsum(last) / len(last)})
+            log_finite(trainer, {"best": max(evaluated), "mean_of_last": math.fsum(last) / len(last)}, "scores/")
 
     def on_evaluation_command_end(self, trainer: RunAccess, phase: str) -> None:
-        self._measure(trainer)
+        self.measure(trainer)
 
-    def _measure(self, trainer: RunAccess) -> None:
+    def measure(self, trainer: RunAccess) -> None:
         scores = self._pooled(trainer, None)
         scores["pooled"] = trainer.metrics.get(ACCURACY, scores["pooled"])
         if trainer.client.batch_norms:
             statistics = trainer.recalibrated()
             own = trainer.evaluate("test", statistics).get(ACCURACY)
             scores["recalibrated"] = self._pooled(trainer, statistics)["pooled"] if own is None else own
-        by_client = self._of_clients(trainer)
+        counts = torch.stack([trainer.data.info(k).label_counts for k in range(trainer.data.num_clients)])
+        of_all = cache(lambda: self._outputs(trainer, None, None))
+        by_client = measure_clients(trainer, self._clients, lambda k: self._of_client(trainer, k, counts, of_all))
         for name in next(iter(by_client.values()), {}):
             values = np.array([of_client[name] for of_client in by_client.values()])
             scores[name] = finite_mean(values)
             if name == "clients":
-                scores["worst_tenth"] = spread_over_clients(values, name)["clients/worst_tenth"]
-        log_finite(trainer, {f"scores/{name}": value for name, value in scores.items()})
+                scores["worst_tenth"] = spread_over_clients(values)["worst_tenth"]
+        log_finite(trainer, scores, "scores/")
 
     def _pooled(self, trainer: RunAccess, state: State | None) -> dict[str, float]:
         """The scores of the test data of all, from their confusion matrix; all workers call this."""
-        classes = len(trainer.data.info(0).label_counts)
-        parts = trainer.gather(confusion(trainer.representations(state, ("logits",)), classes))
-        matrix = sum(parts, start=np.zeros_like(parts[0]))
-        balanced = finite_mean(accuracy(matrix))
-        return {"pooled": float(np.trace(matrix) / matrix.sum()), "class_balanced": balanced}
+        batches = labelled(trainer, self, state, "logits")
+        matrix = np.sum(trainer.gather(confusion(batches, len(trainer.data.info(0).label_counts))), 0)
+        return {"pooled": float(np.trace(matrix) / matrix.sum()), "class_balanced": finite_mean(accuracy(matrix))}
 
-    def _of_clients(self, trainer: RunAccess) -> dict[int, dict[str, float]]:
-        """The scores of each client's own test data, by client; all workers call this, and deal the clients out."""
-        mine = clients_of_worker(trainer, self._clients)
-        counts = torch.stack([trainer.data.info(k).label_counts for k in range(trainer.data.num_clients)])
-        with trainer.alone():
-            shared = None if self._own or not mine else logits_and_targets(trainer, None, None)
-            values = {k: self._client(trainer, k, counts, shared) for k in mine}
-        return in_order(trainer.gather(values))
-
-    def _client(
-        self, trainer: RunAccess, k: int, counts: Tensor, shared: tuple[Tensor, Tensor] | None
+    def _of_client(
+        self, trainer: RunAccess, k: int, counts: Tensor, of_all: Callable[[], tuple[Tensor, Tensor]]
     ) -> dict[str, float]:
-        asked = None if shared is not None else k
-        logits, targets = shared if shared is not None else logits_and_targets(trainer, None, k)
-        weights = like(counts[k], targets) if shared is not None else torch.ones(len(targets), dtype=torch.float64)
+        client = k if self._own else None
+        logits, targets = self._outputs(trainer, None, client) if self._own else of_all()
+        weights = torch.ones(len(targets), dtype=torch.float64) if self._own else like(counts[k], targets)
 
         def score(changed: Tensor, labels: Tensor = targets) -> float:
             return float(weights @ (changed.argmax(1) == labels).double() / weights.sum())
@@ -163,23 +149,13 @@ class Scores(Callback):
         }
         if self.local_steps:
             tuned = trainer.fine_tune(k, None, self.local_steps)
-            scores["local_steps"] = score(*logits_and_targets(trainer, tuned, asked))
+            scores["local_steps"] = score(*self._outputs(trainer, tuned, client))
         return scores
 
-
-def logits_and_targets(trainer: RunAccess, state: State | None, client: int | None) -> tuple[Tensor, Tensor]:
-    """The logits ``(N, C)`` and labels ``(N,)`` of this worker's test examples, on the CPU.
-
-    Raises:
-        UsageError: the test data have no labels.
-    """
-    parts: list[tuple[Any, Any]] = []
-    for _, _, targets, taps in trainer.representations(state, ("logits",), client=client):
-        if targets is None:
-            raise UsageError("Scores: the test data='no labels': give integer labels (B,)")
-        parts.append((taps["logits"].cpu(), targets.cpu()))
-    logits, labels = zip(*parts, strict=True)
-    return torch.cat(logits), torch.cat(labels)
+    def _outputs(self, trainer: RunAccess, state: State | None, client: int | None) -> tuple[Tensor, Tensor]:
+        """The logits ``(N, C)`` and labels ``(N,)`` of this worker's test examples, on the CPU."""
+        logits, labels = zip(*labelled(trainer, self, state, "logits", client=client), strict=True)
+        return torch.cat(logits).cpu(), torch.cat(labels).cpu()
 
 
 def masked(logits: Tensor, counts: Tensor) -> Tensor:

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.by_client import finite_mean, in_order, log_finite
-from fl_lightning.callbacks.measurement import Measurement, require_test_data
+from fl_lightning.callbacks.measurement import Measurement, finite_mean, in_order, log_finite, require_test_data
 from fl_lightning.client import Client
 from fl_lightning.client.taps import resolve_taps, with_paths
 from fl_lightning.errors import require
@@ -82,7 +81,6 @@ class LayerSimilarity(Measurement):
         resolve_taps(module, with_paths(module, trainer.taps, names), dict.fromkeys(names, type(self).__name__))
         require_test_data(trainer, self)
         self._layers = tuple(dict.fromkeys(names))
-        self._has_global = not trainer.client.kept
 
     def on_fit_start(self, trainer: RunAccess) -> None:
         super().on_fit_start(trainer)
@@ -100,20 +98,36 @@ class LayerSimilarity(Measurement):
         if self.due(trainer.server.round) and client.info.id in self._measured:
             self._local[client.info.id] = self._grams(trainer, client.state())
 
-    def on_round_end(self, trainer: RunAccess) -> None:
-        if not self.due(trainer.server.round):
-            return
+    def measure(self, trainer: RunAccess) -> None:
         parts = trainer.gather((self._before, self._of_global(trainer), self._local))
-        before, after = in_order(before for before, _, _ in parts), in_order(after for _, after, _ in parts)
-        local = in_order(theirs for *_, theirs in parts)
-        measured = self._compared(before, after, local, min(self.max_clients, trainer.data.num_clients))
-        self._log(trainer, measured)
-        self.keep(trainer, measured)
         self._local, self._before = {}, {}
+        before, after, local = (in_order(part) for part in zip(*parts, strict=True))
+        width, number, present = min(self.max_clients, trainer.data.num_clients), len(self._layers), local.values()
+        # the global model first, then the clients, and nan where there is no model
+        table, between_rounds = np.full((number, width + 1, width + 1), np.nan), np.full(number, np.nan)
+        models = [after, *present] if after else [*present]
+        used = slice(0 if after else 1, 1 + len(present))
+        above = np.triu_indices(width, 1)
+        for i, layer in enumerate(self._layers):
+            if after:
+                between_rounds[i] = layer_similarities([before, after], i)[0, 1]
+            if models:
+                table[i, used, used] = layer_similarities(models, i)
+            means = {"clients": finite_mean(table[i, 1:, 1:][above]), "global": finite_mean(table[i, 0, 1:])}
+            name = layer.replace(":", ".")
+            log_finite(trainer, {**means, "rounds": float(between_rounds[i])}, f"similarity/{name}/")
+        measured = {
+            "layers": np.array(self._layers),
+            "clients": np.array([*local, *[-1] * (width - len(local))]),
+            "to_global": table[:, 0, 1:],
+            "between_clients": table[:, 1:, 1:],
+            "between_rounds": between_rounds,
+        }
+        self.keep(trainer, measured)
 
     def _of_global(self, trainer: RunAccess) -> Grams:
         """This worker's batches of the global model."""
-        return self._grams(trainer, None) if self._has_global else {}
+        return {} if trainer.client.kept else self._grams(trainer, None)
 
     def _grams(self, trainer: RunAccess, state: State | None) -> Grams:
         batches: Iterable[Observed] = trainer.representations(state, self._layers, examples=self.examples)
@@ -121,34 +135,6 @@ class LayerSimilarity(Measurement):
             (index.loader, index.batch): [unbiased_gram(taps[layer]).cpu() for layer in self._layers]
             for index, _, _, taps in batches
         }
-
-    def _compared(self, before: Grams, after: Grams, local: dict[int, Grams], width: int) -> dict[str, np.ndarray]:
-        """The arrays of a measurement, with places for ``width`` clients."""
-        number, present = len(self._layers), [after, *local.values()]
-        table, over_round = np.full((number, width + 1, width + 1), np.nan), np.full(number, np.nan)
-        first = 0 if after else 1
-        for place in range(number):
-            if after:
-                over_round[place] = layer_similarities([before, after], place)[0, 1]
-            table[place, first : len(present), first : len(present)] = layer_similarities(present[first:], place)
-        return {
-            "layers": np.array(self._layers),
-            "clients": np.array([*local, *[-1] * (width - len(local))]),
-            "to_global": table[:, 0, 1:],
-            "between_clients": table[:, 1:, 1:],
-            "between_rounds": over_round,
-        }
-
-    def _log(self, trainer: RunAccess, measured: dict[str, np.ndarray]) -> None:
-        above = np.triu_indices(measured["between_clients"].shape[1], 1)
-        for place, layer in enumerate(self._layers):
-            values = {
-                "clients": finite_mean(measured["between_clients"][place][above]),
-                "global": finite_mean(measured["to_global"][place]),
-                "rounds": measured["between_rounds"][place],
-            }
-            name = layer.replace(":", ".")
-            log_finite(trainer, {f"similarity/{name}/{what}": float(value) for what, value in values.items()})
 
 
 def distinct(taps: Mapping[str, str]) -> list[str]:
@@ -158,7 +144,5 @@ def distinct(taps: Mapping[str, str]) -> list[str]:
 
 def layer_similarities(models: list[Grams], place: int) -> np.ndarray:
     """The similarity of one layer of several models, ``(m, m)``."""
-    if not models:
-        return np.zeros((0, 0))
     grams = torch.stack([torch.cat([batch[place] for batch in model.values()]) for model in models])
     return similarities(grams).numpy()

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.measurement import UNREADABLE, Measurement
+from fl_lightning.callbacks.measurement import Measurement, in_order
 from fl_lightning.client import Client
-from fl_lightning.errors import UsageError, require, text_of
+from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import (
     condition_number,
     effective_rank,
@@ -148,7 +148,7 @@ class SpectrumMonitor(Measurement):
     def on_round_start(self, trainer: RunAccess) -> None:
         self._covariance = Covariance()
         self._own, self._global = Sums(), Sums()
-        self._local: dict[str, dict[int, np.ndarray]] = {}
+        self._local: dict[int, dict[str, np.ndarray]] = {}
 
     @property
     def sees_clients(self) -> bool:
@@ -157,9 +157,10 @@ class SpectrumMonitor(Measurement):
     def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         if not self.local_due(trainer.server.round):
             return
-        for what, values in self._measure(self._probed(trainer, client.state())).items():
+        spectra = self._measure(self._probed(trainer, client.state()))
+        for what, values in spectra.items():
             trainer.log(f"rank/{what}/local/{client.info.id}", float(effective_rank(values)))
-            self._local.setdefault(what, {})[client.info.id] = values.cpu().numpy()
+        self._local[client.info.id] = {what: values.cpu().numpy() for what, values in spectra.items()}
 
     def on_evaluation_batch_end(
         self, trainer: RunAccess, phase: str, batch: Any, targets: Tensor | None, taps: dict[str, Tensor]
@@ -175,32 +176,22 @@ class SpectrumMonitor(Measurement):
             self._covariance = Covariance()
 
     def on_round_end(self, trainer: RunAccess) -> None:
-        if self.due(trainer.server.round):
-            trainer.all_reduce(self._own)
-            spectra = self._own.means() or self._global.means() or self._measure(Covariance())
-            for what, values in spectra.items():
-                self._log(trainer, what, values)
-                self.series.append(what, values.cpu().numpy())
+        super().on_round_end(trainer)
         if self.local_due(trainer.server.round):
             self._keep_local(trainer)
-        if self.due(trainer.server.round):
-            self.keep(trainer)
-        elif self.local_due(trainer.server.round):
             self.save(trainer)
+
+    def measure(self, trainer: RunAccess) -> None:
+        trainer.all_reduce(self._own)
+        for what, values in (self._own.means() or self._global.means() or self._measure(Covariance())).items():
+            self._log(trainer, what, values)
+            self.append(what, values.cpu().numpy())
+        self.keep(trainer)
 
     def plot(self, runs: Runs) -> Iterable[Plot]:
         from fl_lightning.plotting.plots import spectra
 
         return spectra(runs, self.threshold)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "rounds" not in state:
-            super().load_state_dict(state)
-            return
-        # of a version that kept the spectra in checkpoints
-        kept = {**state["spectra"], "rounds": torch.tensor(state["rounds"])}
-        for what, entry in ((what, entry) for what, entries in kept.items() for entry in entries):
-            self.series.append(what, entry.numpy())
 
     def _probed(self, trainer: RunAccess, state: State | None) -> Covariance:
         """The covariance of this worker's batches of the images on which local models are measured."""
@@ -216,7 +207,8 @@ class SpectrumMonitor(Measurement):
 
     def _log(self, trainer: RunAccess, what: str, values: Tensor) -> None:
         digits = max(2, len(str(len(values) - 1)))
-        for index in evenly_spread(len(values), self.max_scalars):
+        spread = np.linspace(0, len(values) - 1, min(self.max_scalars, len(values)))
+        for index in np.unique(spread.round().astype(int)).tolist():
             trainer.log(f"spectrum/{what}/{index:0{digits}d}", float(values[index]))
         for which, index in {"largest": 0, "median": len(values) // 2, "smallest": -1}.items() if values.any() else ():
             value = max(float(values[index]), VISIBLE * float(values[0]))
@@ -231,25 +223,20 @@ class SpectrumMonitor(Measurement):
             trainer.warn(f"round {trainer.server.round}: the {what} has collapsed, all its singular values are 0")
 
     def _keep_local(self, trainer: RunAccess) -> None:
-        parts = trainer.gather(self._local)
-        for what in sorted({what for part in parts for what in part}):
-            spectra = {k: values for part in parts for k, values in part.get(what, {}).items()}
-            table = np.full((trainer.data.num_clients, len(next(iter(spectra.values())))), np.nan)
-            table[list(spectra)] = list(spectra.values())
-            self.series.append(f"local_{what}", table)
-            ranks = [float(effective_rank(torch.from_numpy(values))) for values in spectra.values()]
+        local = in_order(trainer.gather(self._local))
+        for what in next(iter(local.values()), {}):
+            spectra = np.stack([of_client[what] for of_client in local.values()])
+            table = np.full((trainer.data.num_clients, spectra.shape[1]), np.nan)
+            table[list(local)] = spectra
+            self.append(f"local_{what}", table)
+            ranks = [float(effective_rank(torch.from_numpy(values))) for values in spectra]
             trainer.log(f"rank/{what}/local/mean", math.fsum(ranks) / len(ranks))
-        if any("representation" in part for part in parts) and not trainer.client.kept:
-            covariance = self._probed(trainer, None)
-            trainer.all_reduce(covariance.sums)
-            self.series.append("probe_representation", covariance.spectrum().numpy())  # type: ignore[union-attr]
-        if any(parts):
-            self.series.append("local_rounds", np.array(trainer.server.round))
-
-
-def evenly_spread(number: int, most: int) -> list[int]:
-    """At most ``most`` of the places from 0 to ``number`` - 1, spread evenly from the first to the last."""
-    return np.unique(np.linspace(0, number - 1, min(most, number)).round().astype(int)).tolist()
+            if what == "representation" and not trainer.client.kept:
+                covariance = self._probed(trainer, None)
+                trainer.all_reduce(covariance.sums)
+                self.append("probe_representation", covariance.spectrum().numpy())  # type: ignore[union-attr]
+        if local:
+            self.append("local_rounds", trainer.server.round)
 
 
 def compare(
@@ -274,20 +261,11 @@ def compare(
     for number, (label, folder) in enumerate(runs.items()):
         name, path = f"local_{what}" if local else what, Path(folder) / SpectrumMonitor.file
         require(path.is_file(), "run", str(folder), f"it has no {path.name}; run it with SpectrumMonitor")
-        try:
-            with np.load(path, allow_pickle=False) as saved:
-                measured = [saved[name][-1]] if name in saved else []
-        except UNREADABLE as error:
-            hint = f"its {path.name} cannot be read: {text_of(error)}; give another run"
-            raise UsageError(f"run={str(folder)!r}: {hint}") from error
-        hint = "run it with SpectrumMonitor.local_models=true" if local else "it was measured without test data"
-        require(len(measured) > 0, "run", str(folder), f"its {path.name} has no {name}; {hint}")
-        values = np.nanmean(measured[0], 0) if local else measured[0]
-        require(
-            values.ndim == 1 and values.size > 0, "run", str(folder), f"its {name} is no spectrum; give another run"
-        )
-        lines.append(
-            numbered_line(number, visible(values / values.max() if relative and values.any() else values), label)
-        )
+        with np.load(path, allow_pickle=False) as saved:
+            hint = "run it with SpectrumMonitor.local_models=true" if local else "it was measured without test data"
+            require(name in saved, "run", str(folder), f"its {path.name} has no {name}; {hint}")
+            values = np.nanmean(saved[name][-1], 0) if local else saved[name][-1]
+        values = values / values.max() if relative and values.any() else values
+        lines.append(numbered_line(number, visible(values), label))
     labels = {"xlabel": "index", "ylabel": f"singular value{' / the largest' if relative else ''}"}
     return laid_out([curves(lines, "y", **labels)], f"{SPECTRUM_TITLES[what]}{', local models' if local else ''}")

@@ -11,8 +11,8 @@ that of the population, not torch's unbiased estimate, from which it differs by 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property, partial, reduce
 from itertools import islice
 from operator import add
@@ -91,10 +91,10 @@ class Recalibration:
         def note(path: str, module: Any, args: tuple) -> None:
             calls[path] = calls.get(path, 0) + 1
 
-        with self._hooked({path: partial(note, path) for path in self.client.batch_norms}):
+        with self._hooked(note, self.client.batch_norms):
             for k in clients:
                 with self._batches(k, round_) as batches:
-                    if any(True for _ in islice(batches, 1)):
+                    if next(batches, False):
                         break
         unused = [path for path in self.client.batch_norms if path not in calls]
         if calls and unused and not self._warned:
@@ -121,35 +121,35 @@ class Recalibration:
             if leaves and len(seen[path]) == calls[path]:
                 raise Reached
 
-        with self._hooked({path: partial(note, path) for path in calls}), self._batches(k, round_) as batches:
+        with self._hooked(note, calls), self._batches(k, round_) as batches:
             for _ in batches:
                 sums.add({path: reduce(add, parts) for path, parts in seen.items()})
                 seen.clear()
 
     @contextmanager
-    def _hooked(self, hooks: dict[str, Any]) -> Iterator[None]:
-        """In this block hooks see the inputs of layers."""
-        handles = [self._copy.get_submodule(path).register_forward_pre_hook(hook) for path, hook in hooks.items()]
-        try:
+    def _hooked(self, note: Callable[[str, Any, tuple], None], paths: Iterable[str]) -> Iterator[None]:
+        """In this block ``note`` is called with the path, the layer and its input before each call of a layer."""
+        with ExitStack() as stack:
+            for path in paths:
+                hook = partial(note, path)
+                stack.callback(self._copy.get_submodule(path).register_forward_pre_hook(hook).remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     @contextmanager
-    def _batches(self, k: int, round_: int) -> Iterator[Iterator[None]]:
+    def _batches(self, k: int, round_: int) -> Iterator[Iterator[bool]]:
         """An iterator that runs the step on the next batch of client ``k``, the same batches each time."""
-        loaders, purpose = self.loaders, "recalibrate"
-        with loaders.train(k, round_, purpose) as loader:
+        loaders, place = self.loaders, ("recalibrate", round_, k)
+        step = bound_step(self._copy, "training_step")
+
+        def run(loader: ClientLoader) -> Iterator[bool]:
+            for index, (_, batch) in enumerate(islice(loader.batches(loaders.channels_last), loaders.limit)):
+                self.workers.check()
+                with ambient(loaders.seed, *place, index), loaders.fabric.autocast(), suppress(Reached):
+                    step(loaders.to_device(batch), index)
+                yield True
+
+        with loaders.train(k, round_, "recalibrate") as loader:
             if isinstance(loader, Batches):
                 loader = loader.as_stored(noise=True)
-                loader.seed(address(loaders.seed, purpose, round_, k))
-            yield self._run(loader, (purpose, round_, k))
-
-    def _run(self, loader: ClientLoader, place: tuple[Any, ...]) -> Iterator[None]:
-        step, loaders = bound_step(self._copy, "training_step"), self.loaders
-        for index, (_, batch) in enumerate(islice(loader.batches(loaders.channels_last), loaders.limit)):
-            self.workers.check()
-            with ambient(loaders.seed, *place, index), loaders.fabric.autocast(), suppress(Reached):
-                step(loaders.to_device(batch), index)
-            yield
+                loader.seed(address(loaders.seed, *place))
+            yield run(loader)

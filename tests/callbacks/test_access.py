@@ -5,14 +5,13 @@ import copy
 import pytest
 import torch
 from helpers.errors import refused
-from helpers.runs import assert_same_bits, differs, history, plain_sgd_model, small_data, small_model, small_trainer
+from helpers.runs import assert_same_bits, differs, history, plain_sgd_model, small_data, small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.methods import SCAFFOLD, FedBN, FedLC
-from fl_lightning.sums import Sums, Weighted
 
 
 class Asks(Callback):
@@ -123,22 +122,6 @@ def test_the_model_of_a_client_is_completed_by_what_stays_with_it(tmp_path):
     assert (one.refuses, two.refuses) == ([(0, 0)], [(2, 0), (2, 0)])
 
 
-def test_representations_are_those_of_the_model_in_eval_mode(tmp_path):
-    model, seen = small_model(), []
-
-    class Watch(Callback):
-        requires = ("representation",)
-
-        def on_round_end(self, trainer):
-            seen.extend(trainer.representations(None, ("representation",)))
-
-    fit(tmp_path, [Watch()], model=model, rounds=1)
-    model.eval()
-    for _, (x, y), targets, taps in seen:
-        assert targets is y
-        torch.testing.assert_close(taps["representation"], model.projector(model.encoder(x)))
-
-
 class Tested(TinyModule):
     def test_step(self, batch, batch_idx):
         self.log("loss", self.loss(batch))
@@ -224,28 +207,6 @@ def test_fine_tuning_is_plain_steps_of_the_modules_own_loss(tmp_path):
         optimizer.step()
     assert_same_bits(tuned, dict(model.state_dict()))
     assert differs(tuned, found["start"])
-
-
-def test_sums_of_all_workers_are_those_of_all_batches(tmp_path):
-    class Counts(Callback):
-        requires = ("logits",)
-
-        def on_round_start(self, trainer):
-            self.sums = Sums()
-
-        def on_evaluation_batch_end(self, trainer, phase, batch, targets, taps):
-            assert len(batch[0]) == len(targets) == len(taps["logits"])
-            hits = (taps["logits"].argmax(1) == targets).sum()
-            self.sums.add({"hits": Weighted.summed(hits, len(targets))})
-
-        def on_evaluation_end(self, trainer, phase, client=None):
-            trainer.all_reduce(self.sums)
-            trainer.log("mine", float(self.sums.means()["hits"]))
-
-    model = small_model()
-    trainer = small_trainer(tmp_path, callbacks=[Counts()], max_rounds=1, devices=2)
-    trainer.fit(model, small_data(train_size=200, eval_batch_size=50))
-    assert trainer.metrics["mine"] == pytest.approx(trainer.metrics["test/accuracy"])
 
 
 def test_should_stop_on_any_worker_ends_the_run_after_the_round(tmp_path):

@@ -52,8 +52,6 @@ def test_a_run_that_resumes_knows_the_best_and_one_from_the_best_leaves_it(tmp_p
     assert metrics["test/accuracy"] == pytest.approx(whole.history[1]["test/accuracy"])
 
 
-def test_a_metric_that_is_not_logged_and_a_mode_that_is_none_are_refused(tmp_path):
+def test_a_metric_that_is_not_logged_is_refused(tmp_path):
     with refused("BestCheckpoint.monitor='val/loss'", "test/loss"):
         fit(tmp_path, BestCheckpoint("val/loss"))
-    with refused("BestCheckpoint.mode='most'", "min", "max"):
-        BestCheckpoint("test/loss", "most")

@@ -89,11 +89,3 @@ def test_without_one_global_model_it_is_refused_and_nothing_is_written(tmp_path)
     with refused("CCVR with entries that stay with the clients=", "CCVR"):
         fit(tmp_path, [FedBN()])
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"), [("samples_per_class", 0), ("epochs", 0), ("lr", 0.0), ("batch_size", 0)]
-)
-def test_arguments_out_of_range_are_named(argument, value):
-    with refused(f"CCVR.{argument}={value}"):
-        CCVR(**{argument: value})

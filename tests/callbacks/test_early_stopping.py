@@ -5,7 +5,7 @@ import torch
 from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits, small_data, small_model, small_trainer
 
-from fl_lightning.callbacks import CCVR, Callback, EarlyStopping
+from fl_lightning.callbacks import Callback, EarlyStopping
 
 
 class Falls(Callback):
@@ -54,12 +54,6 @@ def test_a_second_fit_begins_anew(tmp_path):
     assert len(trainer.history) == 5
 
 
-def test_others_know_that_the_round_is_the_last_wherever_they_stand_in_the_list(tmp_path):
-    trainer = fit(tmp_path, CCVR(samples_per_class=5, epochs=1), Falls(1), stopping())
-    assert "ccvr/accuracy" in trainer.history[-1]
-    assert len(trainer.history) == 4
-
-
 def test_what_others_log_at_the_end_of_a_round_can_be_monitored_wherever_they_stand(tmp_path):
     class Late(Callback):
         def on_round_end(self, trainer):
@@ -88,9 +82,3 @@ def test_an_unknown_metric_is_refused_with_those_there_are_or_ignored_if_not_str
         fit(tmp_path, EarlyStopping("acc"))
     with warned("EarlyStopping.monitor='acc'", "test/accuracy"):
         assert len(fit(tmp_path, EarlyStopping("acc", strict=False), rounds=2).history) == 2
-
-
-@pytest.mark.parametrize(("name", "value"), [("mode", "up"), ("patience", -1), ("min_delta", -0.1)])
-def test_arguments_out_of_range_are_refused(name, value):
-    with refused(f"EarlyStopping.{name}={value!r}"):
-        EarlyStopping("loss", **{name: value})

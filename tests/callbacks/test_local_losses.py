@@ -6,9 +6,7 @@ import pytest
 from helpers.runs import small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import Callback, LocalLosses
-from fl_lightning.callbacks.local_losses import plot_term
 from fl_lightning.methods import FedUV
-from fl_lightning.plotting.figures import figures
 
 
 def fit(folder, methods=(), callbacks=(), **kwargs):
@@ -59,15 +57,3 @@ def test_the_mean_over_the_epochs_is_what_the_visit_logs(tmp_path):
 def test_every_n_rounds_and_the_last_are_recorded(tmp_path):
     trainer = fit(tmp_path, max_rounds=6, local_epochs=1, callbacks=[LocalLosses(every_n_rounds=3)])
     assert list(dict.fromkeys(row["round"] for row in table(trainer))) == ["0", "3", "5"]
-
-
-@pytest.mark.parametrize(("clients", "named"), [(3, True), (30, False)])
-def test_a_figure_has_a_line_for_each_client_that_can_be_told_apart_without_colour(clients, named):
-    rows = [{"round": 4, "client": k, "epoch": e, "loss": k + 1 / (1 + e)} for k in range(clients) for e in range(5)]
-    ((name, figure),) = figures([plot_term("loss", rows)])
-    (axes,) = figure.axes
-    assert len(axes.lines) == clients
-    assert name == "local_losses/loss"
-    assert len({(str(line._dash_pattern), line.get_marker()) for line in axes.lines}) == clients
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "3", "4", "5"]
-    assert bool(figure.legends) == named

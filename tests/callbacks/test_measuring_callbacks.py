@@ -1,5 +1,7 @@
 """What holds of every callback that measures models: it changes nothing, and its figures show what it measured."""
 
+import os
+
 import numpy as np
 import pytest
 from helpers.errors import refused, warned
@@ -8,9 +10,13 @@ from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fl_lightning.callbacks import (
+    CCVR,
+    BestCheckpoint,
     CostLedger,
     DeviationBound,
+    DomainMetrics,
     Drift,
+    EarlyStopping,
     Embedding,
     LayerAlignment,
     LayerSimilarity,
@@ -21,7 +27,7 @@ from fl_lightning.callbacks import (
     Scores,
     SpectrumMonitor,
 )
-from fl_lightning.callbacks.by_client import drawn_clients, groups_of
+from fl_lightning.callbacks.measurement import class_groups, drawn_clients
 
 FILES = ("spectra.npz", "layer_similarity.npz", "layer_alignment.npz", "embedding.npz")
 
@@ -115,14 +121,19 @@ OUT_OF_RANGE = {
     DeviationBound: {"examples": 0, "tau": -1, "majority": -1},
     CostLedger: {"every_n_rounds": 0},
     Scores: {"every_n_rounds": 0, "local_steps": -1, "last_k": 0},
+    DomainMetrics: {"every_n_rounds": 0, "max_domains": 1},
+    CCVR: {"samples_per_class": 0, "epochs": 0, "lr": 0.0, "batch_size": 0},
+    EarlyStopping: {"mode": "up", "patience": -1, "min_delta": -0.1},
+    BestCheckpoint: {"mode": "most"},
 }
 
 
 @pytest.mark.parametrize("kind", OUT_OF_RANGE)
 def test_arguments_out_of_range_are_refused(kind):
+    monitored = {"monitor": "loss"} if kind in (EarlyStopping, BestCheckpoint) else {}
     for name, value in OUT_OF_RANGE[kind].items():
         with refused(f"{kind.__name__}.{name}={value!r}"):
-            kind(**{name: value})
+            kind(**monitored, **{name: value})
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -136,6 +147,21 @@ def test_a_callback_with_other_arguments_leaves_the_numbers_of_the_one_before(tm
     rounds = {name: np.load(first.run_dir / name)["rounds"].tolist() for name in ("drift.npz", "drift.1.npz")}
     assert rounds == {"drift.npz": [2], "drift.1.npz": [0, 1]}
     assert (first.run_dir / "local_losses.1.csv").read_text() == losses
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("kind", [Drift, LocalLosses])
+@pytest.mark.parametrize(
+    "damage", [lambda path: path.unlink(), lambda path: os.truncate(path, path.stat().st_size - 3)]
+)
+def test_a_damaged_file_begins_anew_with_a_warning(tmp_path, kind, damage):
+    first = fit(tmp_path, [kind(1)], max_rounds=2)
+    path = first.run_dir / kind.file
+    damage(path)
+    with warned(f"{path} is missing or damaged"):
+        fit(tmp_path, [kind(1)], "last", max_rounds=3)
+    rounds = np.load(path)["rounds"].tolist() if kind is Drift else np.loadtxt(path, delimiter=",", skiprows=1)[:, 0]
+    assert set(rounds) == {2}
 
 
 def test_two_callbacks_of_one_file_and_a_base_of_callbacks_are_refused(tmp_path):
@@ -154,11 +180,11 @@ def test_of_many_clients_as_many_as_asked_are_drawn_and_others_in_another_round(
 
 
 def test_each_class_is_a_majority_minority_or_missing_one():
-    groups = groups_of(np.array([0, 448, 2608, 448]), 1.0)
+    groups = class_groups(np.array([0, 448, 2608, 448]), 1.0)
     assert {name: members.tolist() for name, members in groups.items()} == {
         "majority": [False, False, True, False],
         "minority": [False, True, False, True],
         "missing": [True, False, False, False],
     }
-    assert groups_of(np.array([5, 5, 5]))["majority"].all()
-    assert groups_of(np.array([1, 5, 5]), 0.1)["majority"].all()
+    assert class_groups(np.array([5, 5, 5]))["majority"].all()
+    assert class_groups(np.array([1, 5, 5]), 0.1)["majority"].all()

@@ -15,9 +15,9 @@ from fl_lightning.client import Client, targets_of
 from fl_lightning.client.taps import Taps, resolve_taps, with_paths
 from fl_lightning.data.loaders import ClientLoader, PlainLoader
 from fl_lightning.data.partitioned import own_module_of
-from fl_lightning.engine.evaluation.loop import EvaluationLoop, check_signatures
+from fl_lightning.engine.evaluation.loop import EvaluationLoop, evaluation_hooks, needs_loader
 from fl_lightning.engine.loaders import Loaders
-from fl_lightning.errors import require
+from fl_lightning.errors import count, require
 from fl_lightning.namespaces import is_overridden
 from fl_lightning.records.summary import is_defined, tagged
 from fl_lightning.seeding import ambient
@@ -98,14 +98,22 @@ class Evaluator:
         return {**{tag: float(mean) for tag, mean in sums.means().items()}, **fewer}
 
     def check(self) -> None:
-        """Refuse a module whose steps and hooks do not take the index of one of several data loaders.
+        """Refuse, as Lightning does, steps and hooks that do not take the index of one of several data loaders.
 
         Refuse an iterator, too, that the data module returns again when the first evaluation has used it up.
+
+        Raises:
+            UsageError: ``dataloader_idx`` is missing, or required though there is a single loader.
         """
+        module = self.client.module
         for phase in PHASES:
-            step, loaders = step_name(self.client.module, phase), self.loaders.evaluation(phase)
-            if step is not None and loaders:
-                check_signatures(self.client.module, step, len(loaders))
+            step, loaders = step_name(module, phase), self.loaders.evaluation(phase)
+            for function in evaluation_hooks(module, step) if step is not None and loaders else ():
+                key, number = f"{type(module).__name__}.{function.__name__}", len(loaders)
+                fits = (
+                    is_param_in_hook_signature(function, "dataloader_idx") if number > 1 else not needs_loader(function)
+                )
+                require(fits, key, count(number, "data loader"), "give it the argument dataloader_idx=0")
             used_up = [loader for loader in map(inner, loaders) if isinstance(loader, Iterator)]
             again = set(map(id, map(inner, self.loaders.evaluation(phase)))) if used_up else set()
             kept = next((type(loader).__name__ for loader in used_up if id(loader) in again), "")
@@ -124,8 +132,12 @@ class Evaluator:
         step = step_name(self.client.module, phase)
         if not loaders or step is None:
             return {}
-        observe = partial(self._observe, phase) if observed else None
-        loop = EvaluationLoop(self.client, self.loaders, self.workers, phase, step, observe)
+
+        def observe(batch: Any) -> None:
+            seen = {"batch": batch, "targets": targets_of(batch), "taps": self.resident.taps.values}
+            self.call("on_evaluation_batch_end", phase=phase, **seen)
+
+        loop = EvaluationLoop(self.client, self.loaders, self.workers, phase, step, observe if observed else None)
         self.resident.stand_in.evaluated_batches = [self.loaders.length(loader) for loader in loaders]
         if observed and phase == "val":
             # as within Lightning's fit; the other evaluations are no part of one
@@ -138,10 +150,6 @@ class Evaluator:
             if observed:
                 self.call("on_evaluation_end", phase=phase, client=client)
         return {tagged(phase, name): value for name, value in values.items()}
-
-    def _observe(self, phase: str, batch: Any) -> None:
-        seen = {"batch": batch, "targets": targets_of(batch), "taps": self.resident.taps.values}
-        self.call("on_evaluation_batch_end", phase=phase, **seen)
 
 
 def inner(loader: ClientLoader) -> Any:

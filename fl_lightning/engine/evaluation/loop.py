@@ -17,7 +17,6 @@ from fl_lightning.data.loaders import ClientLoader
 from fl_lightning.engine.evaluation.metric_states import MetricStates, Note, can_deal_out, names_in_evaluation
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.replaced import replaced
-from fl_lightning.errors import require
 from fl_lightning.seeding import ambient
 from fl_lightning.sums import Sums
 from fl_lightning.sums.reduced import Extremes, Reduced, addable, reduced
@@ -147,19 +146,6 @@ class EvaluationLoop:
 def stage_of(step: str) -> str:
     """The stage in the names of the hooks that go with a step."""
     return "validation" if step == "validation_step" else "test"
-
-
-def check_signatures(module: LightningModule, step: str, loaders: int) -> None:
-    """Refuse, as Lightning does, a step or a hook that does not take the index of one of several data loaders.
-
-    Raises:
-        UsageError: ``dataloader_idx`` is missing, or required though there is a single loader.
-    """
-    for function in evaluation_hooks(module, step):
-        taken = is_param_in_hook_signature(function, "dataloader_idx")
-        key, hint = f"{type(module).__name__}.{function.__name__}", "give it the argument dataloader_idx=0"
-        require(taken or loaders < 2, key, f"{loaders} data loaders", hint)
-        require(not needs_loader(function) or loaders > 1, key, "1 data loader", hint)
 
 
 def evaluation_hooks(module: LightningModule, step: str) -> list[Any]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import cache, partial, reduce
+from operator import itemgetter
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -34,13 +35,11 @@ EXTREMES: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {dim_zero_max: torch.m
 def can_deal_out(module: LightningModule) -> bool:
     """Whether the torchmetrics objects of a module allow that several workers evaluate it together."""
     metrics = metrics_of(module)
-    if not metrics:
-        return True
-    wrapped = any(type(part).__module__.startswith("torchmetrics.wrappers") for part in module.modules())
-    # it may want the value up to a batch
-    kinds: list[Any] = [type(part) for part in module.modules()]
-    reads = any("compute" in names_in_evaluation(kind) for kind in kinds)
-    return not wrapped and not reads and all(map(can_merge, metrics.values()))
+    kinds: set[Any] = {type(part) for part in module.modules()}
+    wrapped = any(kind.__module__.startswith("torchmetrics.wrappers") for kind in kinds)
+    # its own code may want the value up to a batch
+    reads = bool(metrics) and any("compute" in names_in_evaluation(kind) for kind in kinds)
+    return not (metrics and wrapped) and not reads and all(map(can_merge, metrics.values()))
 
 
 def metrics_of(module: nn.Module) -> dict[str, Metric]:
@@ -72,17 +71,13 @@ def names_in_evaluation(kind: Any) -> frozenset[str]:
     parts = [(name, part) for base in kinds for name, part in vars(base).items()]
     of_training = ("training_step", "on_train_")
     codes = [part.__code__ for name, part in parts if hasattr(part, "__code__") and not name.startswith(of_training)]
-    return frozenset(name for code in _nested(codes) for name in code.co_names)
+    for code in codes:  # it grows by the functions within
+        codes += [part for part in code.co_consts if isinstance(part, CodeType)]
+    return frozenset(name for code in codes for name in code.co_names)
 
 
 # packages of the base classes of modules
 FRAMEWORKS = ("lightning", "pytorch_lightning", "torch", "torchmetrics", "builtins", "typing")
-
-
-def _nested(codes: list[CodeType]) -> Iterator[CodeType]:
-    for code in codes:
-        yield code
-        yield from _nested([part for part in code.co_consts if isinstance(part, CodeType)])
 
 
 class Note(NamedTuple):
@@ -90,13 +85,11 @@ class Note(NamedTuple):
 
     Args:
         types: dtype of each sum.
-        extremes: maxima and minima, by data loader and state.
-        batches: lists of tensors, by state and place.
+        parts: tensors by state and place: lists of the batches, and the maximum or minimum of each data loader.
     """
 
     types: dict[StateName, torch.dtype]
-    extremes: dict[tuple[int, StateName], Tensor]
-    batches: dict[StateName, dict[Place, list[Tensor]]]
+    parts: dict[StateName, dict[Place, list[Tensor]]]
 
 
 class MetricStates:
@@ -115,7 +108,7 @@ class MetricStates:
 
     def __init__(self, module: LightningModule) -> None:
         self.module, self.metrics = module, metrics_of(module)
-        self.note = Note({}, {}, {})
+        self.note = Note({}, {})
         self.reads = False
 
     @contextmanager
@@ -154,23 +147,27 @@ class MetricStates:
             notes: of all workers.
         """
         self.reset()
-        parts = (summed(loader, sums, notes), joined(loader, notes), self._extreme(loader, notes))
-        for (name, state), value in [item for part in parts for item in part.items()]:
+        values: dict[StateName, Any] = {}
+        for index in range(loader + 1):
+            for name, states in sums.get(str(index), {}).items():
+                for state, total in states.items():
+                    values[name, state] = total.total + values.get((name, state), 0.0)
+        types = {where: dtype for note in notes for where, dtype in note.types.items()}
+        values = {where: value.to(types[where]) for where, value in values.items()}
+        for name, state in dict.fromkeys(where for note in notes for where in note.parts):
+            places = [item for note in notes for item in note.parts.get((name, state), {}).items()]
+            before = sorted((item for item in places if item[0][0] <= loader), key=itemgetter(0))
+            parts, metric = [part for _, tensors in before for part in tensors], self.metrics[name]
+            extreme = EXTREMES.get(metric._reductions[state])
+            if parts and extreme:
+                values[name, state] = reduce(extreme, parts)
+            elif parts:
+                parts = [part if metric.compute_on_cpu else part.to(metric.device) for part in parts]
+                values[name, state] = torch.cat(parts) if isinstance(metric._defaults[state], Tensor) else parts
+        for (name, state), value in values.items():
             metric = self.metrics[name]
-            if isinstance(value, list):
-                value = [part if metric.compute_on_cpu else part.to(metric.device) for part in value]
-                value = torch.cat(value) if isinstance(metric._defaults[state], Tensor) else value
             metric._update_count = 1
             setattr(metric, state, value if isinstance(value, list) else value.to(metric.device))
-
-    def _extreme(self, loader: int, notes: list[Note]) -> dict[StateName, Tensor]:
-        """The maxima and minima of all batches of all workers up to the end of a data loader."""
-        values: dict[StateName, Tensor] = {}
-        for (index, where), value in [item for note in notes for item in note.extremes.items()]:
-            reduction = EXTREMES[self.metrics[where[0]]._reductions[where[1]]]
-            if index <= loader:
-                values[where] = reduction(values[where], value) if where in values else value
-        return values
 
     def take_states(self, name: str, values: Mapping[str, Any], place: Place) -> dict[str, Weighted]:
         """Take the states of one object: returns the sums by state."""
@@ -182,11 +179,10 @@ class MetricStates:
                 sums[state] = Weighted.summed(value.detach().cpu(), 1.0)
             elif reduction is dim_zero_cat:
                 parts = value if isinstance(value, list) else [value]
-                self.note.batches.setdefault(where, {})[place] = [part.detach().cpu() for part in parts]
+                self.note.parts.setdefault(where, {})[place] = [part.detach().cpu() for part in parts]
             else:
-                key, new = (place[0], where), value.detach().cpu()
-                before = self.note.extremes.get(key)
-                self.note.extremes[key] = new if before is None else EXTREMES[reduction](before, new)
+                so_far, new, key = self.note.parts.setdefault(where, {}), value.detach().cpu(), (place[0], 0)
+                so_far[key] = [EXTREMES[reduction](so_far[key][0], new) if key in so_far else new]
         return sums
 
     def reset(self) -> None:
@@ -234,23 +230,3 @@ class VisitMetrics:
         values = {name: computed(name, self._states.metrics[path]) for name, path in paths.items()}
         self._states.reset()
         return values
-
-
-def summed(loader: int, sums: Mapping[str, Any], notes: list[Note]) -> dict[StateName, Tensor]:
-    """The sums of all batches of all workers up to the end of a data loader, in the types of the states."""
-    types = {state: dtype for note in notes for state, dtype in note.types.items()}
-    values: dict[StateName, Any] = {}
-    for index in range(loader + 1):
-        for name, states in sums.get(str(index), {}).items():
-            for state, total in states.items():
-                values[name, state] = total.total + values.get((name, state), 0.0)
-    return {state: value.to(types[state]) for state, value in values.items()}
-
-
-def joined(loader: int, notes: list[Note]) -> dict[StateName, list[Tensor]]:
-    """The lists of all batches of all workers up to the end of a data loader, in the order of the batches."""
-    batches: dict[StateName, dict[Place, list[Tensor]]] = {}
-    for note in notes:
-        for state, parts in note.batches.items():
-            batches[state] = {**batches.get(state, {}), **{p: part for p, part in parts.items() if p[0] <= loader}}
-    return {state: [part for place in sorted(parts) for part in parts[place]] for state, parts in batches.items()}
