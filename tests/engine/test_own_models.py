@@ -11,7 +11,6 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.methods import FedBN, FedProto, Local
 from fl_lightning.models import MLP, ImageClassifier
 
-HOW = {"eval_every_n_rounds": 1, "local_epochs": 1, "visits": False, "max_rounds": 1}
 CLIENTS = 6
 steps = []
 
@@ -61,6 +60,13 @@ class Half(Watched):
         self.log("odd", len(steps) if len(steps) % 2 else math.nan)
 
 
+class Starts(Callback):
+    """Forgets the step of the sanity check."""
+
+    def on_round_start(self, trainer):
+        steps.clear()
+
+
 class Sees(Callback):
     """Sees the evaluation of each client's model."""
 
@@ -71,12 +77,14 @@ class Sees(Callback):
         self.clients.append(client)
 
 
+HOW = {"eval_every_n_rounds": 1, "local_epochs": 1, "visits": False, "max_rounds": 1, "callbacks": [Starts()]}
+
+
 @pytest.mark.parametrize("method", [Local, FedProto, FedBN])
 def test_metrics_of_own_models_are_those_of_one_by_one(tmp_path, method):
     how = {**HOW, "model": lambda: Watched(Normed()), "methods": lambda: [method()]}
     alone, _ = trained(tmp_path, 1, **how)
     assert len(steps) == CLIENTS
-    steps.clear()
     beside, _ = trained(tmp_path, 4, **how)
     assert 0 < len(steps) < CLIENTS
     assert "test/accuracy" in beside["metrics"][0]
@@ -98,7 +106,7 @@ def test_models_with_a_torchmetrics_object_are_evaluated_one_by_one(tmp_path):
 
 def test_a_callback_that_looks_at_them_sees_each(tmp_path):
     seen = Sees()
-    trained(tmp_path, 4, Watched, methods=lambda: [Local()], callbacks=[seen], **HOW)
+    trained(tmp_path, 4, Watched, methods=lambda: [Local()], **{**HOW, "callbacks": [Starts(), seen]})
     assert len(steps) == CLIENTS
     assert seen.clients == [*range(CLIENTS)]
 
