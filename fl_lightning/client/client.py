@@ -19,7 +19,6 @@ from fl_lightning import foreach
 from fl_lightning.client.batch import targets_of
 from fl_lightning.client.batch_norm import batch_norms, statistics_of
 from fl_lightning.client.clock import Clock
-from fl_lightning.client.entry import Arguments
 from fl_lightning.client.memory import Memories
 from fl_lightning.client.module_snapshot import MethodSnapshot
 from fl_lightning.client.references import References
@@ -293,13 +292,12 @@ class Client(LightningModule):
         Args:
             name: the tag.
             value: a number or a scalar tensor.
-            *args: those of Lightning's ``log``, as are ``kwargs``; see :class:`~fl_lightning.client.logged.Logged`.
+            *args: those of Lightning's ``log``, as are ``kwargs``; see :class:`.MetricLog`.
             weight: its weight; None is the number of examples of the present batch.
             **kwargs: ``reduce_fx`` and others; ``batch_size`` is another name for the weight.
         """
         size = kwargs.pop("batch_size", None)
-        options = dict(zip(Arguments._fields, args, strict=False))
-        self.visit.logged.add(name, value, size if weight is None else weight, **options, **kwargs)
+        self.visit.logged.add(name, value, size if weight is None else weight, *args, **kwargs)
 
     def log_term(self, method: Method, name: str, value: Tensor) -> None:
         """Log a term of a method's penalty as ``train/<method>/<name>``, the mean over the visit and the clients.
@@ -512,7 +510,7 @@ class Client(LightningModule):
 
     def check_terms(self) -> None:
         """Refuse a loss that cannot be trained on."""
-        term = self.visit.logged.first_bad_term()
+        term = self.visit.logged.first_nonfinite_term()
         if term is not None:
             raise ClientError(f"{term[0]} became nan or infinite at local step {term[1]}")
 

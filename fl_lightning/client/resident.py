@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, nn
 
 from fl_lightning import namespaces
-from fl_lightning.client.logged import Logged
+from fl_lightning.client.metric_log import MetricLog
 from fl_lightning.client.module_snapshot import ModuleSnapshot, StateBinding, check_state, temporary_hooks
 from fl_lightning.client.references import frozen_copy
 from fl_lightning.client.stand_in import StandIn
@@ -102,13 +102,13 @@ class Resident:
         """Set the clock to the end of the round, whichever client was the last to train in this process."""
         self.stand_in.clock = self.clock.at_end_of_round()
 
-    def begin_logging(self, examples: float | None = None) -> Logged:
+    def begin_logging(self, examples: float | None = None) -> MetricLog:
         """Collect anew what is logged: in the visit of a client with so many examples; None is an evaluation."""
-        logged = Logged(self.module, self.evaluated, examples)
+        logged = MetricLog(self.module, self.evaluated, examples)
         self.log_into(logged)
         return logged
 
-    def log_into(self, logged: Logged) -> None:
+    def log_into(self, logged: MetricLog) -> None:
         """Let the module, and the LightningModules within it, log here."""
         self.logged, self.stand_in.logged = logged, logged.callback_metrics
         for attributes in self._lightning:

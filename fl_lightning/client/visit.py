@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fl_lightning.client.clock import Clock
-    from fl_lightning.client.logged import Logged
+    from fl_lightning.client.metric_log import MetricLog
     from fl_lightning.data.datamodule import ClientInfo
     from fl_lightning.state import State
     from fl_lightning.sums import Reduced
@@ -49,7 +49,7 @@ class Visit:
         info: ClientInfo,
         received: State,
         clock: Clock,
-        logged: Logged,
+        logged: MetricLog,
         server: Sequence[tuple[str, Tensor]] = (),
     ) -> None:
         self.info, self.received, self.clock, self.logged = info, received, clock, logged

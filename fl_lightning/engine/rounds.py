@@ -549,7 +549,7 @@ def record_failure(run: Run, k: int, error: Exception, group: dict[int, dict]) -
         return
     server, client = run.server, run.client
     try:
-        term, step = client.resident.logged.first_bad_term() or (None, client.num_steps)
+        term, step = client.resident.logged.first_nonfinite_term() or (None, client.num_steps)
         what = {"error": str(error), "term": term, "step": step}
         # all that the visit depends on, beside the config and the data
         record = {

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client import Client, Memories
 from fl_lightning.client.clock import Clock
-from fl_lightning.client.entry import Form
+from fl_lightning.client.logged_value import LogSpec
 from fl_lightning.client.resident import Resident
 from fl_lightning.client.stand_in import Setting, StandIn
 from fl_lightning.client.taps import resolve_taps
@@ -61,7 +61,7 @@ from fl_lightning.systems import Fate
 
 Result = TypeVar("Result")
 # the types that workers exchange, beside tensors, arrays and plain values
-MESSAGES = (BatchIndex, Form, Note, Reduced, Weighted)
+MESSAGES = (BatchIndex, LogSpec, Note, Reduced, Weighted)
 
 
 class Clients(Protocol):

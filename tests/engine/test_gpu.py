@@ -11,10 +11,10 @@ from helpers.without_values import WithoutValues
 from lightning.fabric.accelerators import MPSAccelerator
 
 from fl_lightning.callbacks import CostLedger
-from fl_lightning.client.mapped import Record
+from fl_lightning.client.logged_value import LogSpec
 from fl_lightning.engine import rounds
 from fl_lightning.engine.groups.group import Group
-from fl_lightning.engine.groups.logs import GroupLog
+from fl_lightning.engine.groups.logs import GroupLog, Record
 from fl_lightning.engine.validation import check_precision
 from fl_lightning.errors import ClientError
 
@@ -114,8 +114,8 @@ def test_clients_whose_dropout_draws_on_a_gpu_do_not_share_a_program_unasked(tmp
 
 def test_a_name_may_be_logged_as_a_tensor_and_as_a_number_on_a_gpu():
     with WithoutValues():
-        log = GroupLog(2, CUDA)
+        log = GroupLog(TinyModule(), 2, CUDA)
         for value in (torch.ones(2, device=CUDA), 0.5):
-            log.add(slice(0, None), [Record(("loss",), 4, value)])
-        log.end_pass()
+            log.add_records(slice(0, None), [Record(("loss",), LogSpec("loss"), 4, value)])
+        log.end_epoch()
         assert log.weighted(torch.arange(2, device=CUDA))[0]["mean"]["loss"].total.device == CUDA

@@ -11,8 +11,8 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from fl_lightning.client import Client
-from fl_lightning.client.entry import computed
-from fl_lightning.client.logged import LogKey
+from fl_lightning.client.logged_value import computed
+from fl_lightning.client.metric_log import LogKey
 from fl_lightning.data.loaders import ClientLoader
 from fl_lightning.engine.evaluation.metric_states import MetricStates, Note, can_deal_out, names_in_evaluation
 from fl_lightning.engine.loaders import Loaders
@@ -120,16 +120,16 @@ class EvaluationLoop:
     def _merge(self) -> None:
         """Reduce what was logged over all workers, who all call this."""
         logged = self.resident.logged
-        note = (logged.forms(), self._extremes.values, self._states.note)
+        note = (logged.specs(), self._extremes.values, self._states.note)
         notes = self._sums.all_reduce(self.workers, note)
         self._extremes.merge(extremes for _, extremes, _ in notes)
         # the first worker has the first batch of each loader, so its order is that of one process
-        forms = {key: form for theirs, *_ in reversed(notes) for key, form in theirs.items()}
-        forms = {**notes[0][0], **forms}
+        specs = {key: spec for theirs, *_ in reversed(notes) for key, spec in theirs.items()}
+        specs = {**notes[0][0], **specs}
         results = reduced(self._sums.totals, self._extremes)
-        values = {key: Reduced(form.kind, results[str(key)]) for key, form in forms.items() if str(key) in results}
-        metrics = {key: form.metric for key, form in forms.items() if form.metric is not None}
-        logged.assign(forms, {**values, **self._computed(metrics, [states for *_, states in notes])})
+        values = {key: Reduced(spec.kind, results[str(key)]) for key, spec in specs.items() if str(key) in results}
+        metrics = {key: spec.metric for key, spec in specs.items() if spec.metric is not None}
+        logged.assign(specs, {**values, **self._computed(metrics, [states for *_, states in notes])})
 
     def _computed(self, metrics: dict[LogKey, str], notes: list[Note]) -> dict[LogKey, Reduced]:
         """The values of torchmetrics objects, each after the loader in which it was logged."""

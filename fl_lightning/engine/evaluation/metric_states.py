@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities import dim_zero_cat, dim_zero_max, dim_zero_min, dim_zero_sum
 
-from fl_lightning.client.entry import computed
-from fl_lightning.client.logged import Logged
+from fl_lightning.client.logged_value import computed
+from fl_lightning.client.metric_log import MetricLog
 from fl_lightning.collectives import Collectives
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import require
@@ -209,7 +209,7 @@ class VisitMetrics:
         # where the object of each name is; empty where the states of some visit cannot be merged
         self._paths: dict[str, str] = {}
 
-    def add(self, k: int, logged: Logged) -> None:
+    def add(self, k: int, logged: MetricLog) -> None:
         """Add what the visit of client ``k`` has logged."""
         sums = {}
         for name, (path, states) in logged.states().items():

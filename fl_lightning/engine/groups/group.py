@@ -88,7 +88,7 @@ class Group:
         self.counts = {name: Numbers([zero] * self.size, self.device) for name, zero in zeros.items()}
         self.num_steps, self.lr = self.counts["num_steps"].values, self.counts["lr"].values
         self._taken, self.num_skipped = np.zeros((2, self.size), dtype=np.int64)
-        self.log = GroupLog(self.size, self.device)
+        self.log = GroupLog(self.client.module, self.size, self.device)
         self.visits: dict[int, Visit] = {}
         # of the values that the methods keep for each client: their tables, and which of them it is
         self._tables: dict[str, Table] = {}
@@ -168,7 +168,7 @@ class Group:
                 clock.epoch, clock.step = epoch, int(self._taken[0])
                 training.schedules.after_batch(schedulers, 0, stepped=False, last=True)
                 self.note_settings()
-            self.log.end_pass()
+            self.log.end_epoch()
 
     # ------------------------------------------------------------------ the beginning
     def _begin(self, optimizer: Any) -> None:

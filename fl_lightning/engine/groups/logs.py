@@ -1,100 +1,222 @@
-"""What the clients of a group log, reduced over their visits: a row for each client."""
+"""The log of a group: values of several clients, reduced over their visits with a row for each client."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor
+from torchmetrics import Metric
 
 from fl_lightning.client.columns import Rows, numbers_of
-from fl_lightning.client.entry import Arguments, Entry, Form
-from fl_lightning.client.logged import Logged
-from fl_lightning.client.mapped import Record
-from fl_lightning.errors import require
+from fl_lightning.client.logged_value import LoggedValue, LogSpec
+from fl_lightning.client.mapped import not_mappable
+from fl_lightning.client.metric_log import MetricLog
 from fl_lightning.sums import Weighted
 from fl_lightning.sums.reduced import EMPTY, Kind, Reduced
 
-REDUCTIONS = {"max": torch.amax, "min": torch.amin}
+EXTREMES = {"max": torch.amax, "min": torch.amin}
 
 
-@dataclass
-class Series:
-    """The values of one name.
+class Record(NamedTuple):
+    """A value that was logged in a mapped step.
 
     Args:
-        form: how they are reduced and written.
-        size: number of clients.
-        device: where they lie.
+        key: the hook, the name and no data loader; of a term of the loss the name alone.
+        spec: how it is reduced and written.
+        weight: its weight in a mean.
+        value: the value of each client ``(m,)``, or a number.
     """
 
-    form: Form
-    size: int
-    device: torch.device
-    # of the present pass: rows, values and weights of each step
-    pending: list[tuple[Rows, Any, Any]] = field(default_factory=list)
+    key: tuple[Any, ...]
+    spec: LogSpec
+    weight: Any
+    value: Any
 
-    def __post_init__(self) -> None:
-        self.total = self._full(EMPTY[self.form.kind])
-        self.weight, self.count, self.last, self.last_weight = (self._full(0.0) for _ in range(4))
-        # by the number of the pass: means, and which clients have one
-        self.passes: dict[int, tuple[Tensor, Tensor]] = {}
-        self.first_bad = self._full(-1.0)
 
-    def end_pass(self, number: int) -> None:
-        """Reduce the pass: a mean goes on over passes, of everything else the last pass's value is kept."""
-        steps = len(self.pending)
+def filled(records: Iterable[tuple[Any, ...]], tensors: Iterator[Tensor]) -> list[Record]:
+    """The records with tensors in the place of ``...``."""
+    return [Record._make(next(tensors) if part is ... else part for part in record) for record in records]
+
+
+class GroupLog(MetricLog):
+    """Collects what a module logs for several clients at once.
+
+    A mapped step adds to :attr:`records`; their tensors are results of the step, and return by :meth:`add_records`.
+
+    Args:
+        module: the user's module.
+        size: number of clients.
+        device: where the values lie.
+        examples: as of :class:`MetricLog`: None is an evaluation.
+
+    Attributes:
+        records: values that the present step has logged.
+        epochs: of each pass, the means of the loss's terms ``(G,)`` by name, with which clients have one.
+    """
+
+    _entries: dict[Any, Any]
+    _terms: dict[Any, Any]
+
+    def __init__(self, module: LightningModule, size: int, device: torch.device, examples: float | None = 1.0) -> None:
+        super().__init__(module, None, examples)
+        self.size, self.device = size, device
+        self.records: list[Record] = []
+        self.epochs: list[dict[str, tuple[Tensor, Tensor]]] = []
+
+    def add_records(self, rows: Rows, records: Iterable[Record]) -> None:
+        """Add the values of a step of these clients."""
+        for key, spec, weight, value in records:
+            entries = self._terms if len(key) == 1 else self._entries
+            name = key[0] if len(key) == 1 else key
+            if name not in entries:
+                entries[name] = self._new(key, spec)
+            entries[name].pending.append((rows, value, weight))
+
+    def end_epoch(self) -> dict[str, float]:
+        """Reduce a pass of all clients over their data."""
+        ended = {name: term.end_pass() for name, term in self._terms.items()}
+        self.epochs.append({name: means for name, means in ended.items() if means is not None})
+        for entry in self._entries.values():
+            entry.end_pass()
+        return {}
+
+    def callback_metrics(self) -> dict[str, Tensor]:
+        """Refused: what was logged in the visit so far differs by client."""
+        why = "it differs by client, and a step is of several side by side"
+        raise not_mappable("self.trainer.callback_metrics", why)
+
+    @property
+    def bad(self) -> Tensor:
+        """Which clients have a term of the loss that is nan or infinite ``(G,)``."""
+        bad = [term.first_bad_of >= 0 for term in self._terms.values()]
+        return torch.stack(bad).any(0) if bad else torch.zeros(self.size, dtype=torch.bool, device=self.device)
+
+    def means(self, row: int, number: int) -> list[dict[str, float]]:
+        """The terms of the loss of a client by name, as means over each of its first ``number`` passes."""
+        return [
+            {name: float(means[row]) for name, (means, seen) in terms.items() if bool(seen[row])}
+            for terms in self.epochs[:number]
+        ]
+
+    def fill(self, logged: MetricLog, row: int) -> None:
+        """Put the values of one client into the log of its visit."""
+        logged._terms |= {name: one.of_row(row) for name, one in self._terms.items() if one.counts[row]}
+        logged._entries |= {key: one.of_row(row) for key, one in self._entries.items() if one.counts[row]}
+
+    def weighted(self, rows: Tensor) -> tuple[dict[str, dict[str, Weighted]], dict[str, Reduced]]:
+        """The values of the clients at ``rows``, for sums over the cohort.
+
+        Returns:
+            The means and sums by kind and name, with a row for each client; and the extremes over these clients.
+        """
+        record: dict[str, tuple[Kind, Tensor, Tensor]] = {}
+        logged = [entry for entry in self._entries.values() if entry.spec.logger]
+        for value in (*self._terms.values(), *logged):
+            spec, kind = value.spec, value.spec.kind
+            record[spec.epoch_name] = (kind, value.totals[rows], value.weights[rows])
+            if spec.step_name != spec.epoch_name:
+                last, weight = value.lasts[rows], value.last_weights[rows]
+                record[spec.step_name] = (kind, last * weight if kind == "mean" else last, weight)
+        ones = torch.ones(len(rows), dtype=torch.float64, device=self.device)
+        added: dict[str, dict[str, Weighted]] = {"mean": {}, "sum": {}}
+        extremes: dict[str, Reduced] = {}
+        for name, (kind, total, weight) in record.items():
+            if kind in EXTREMES:
+                extremes[name] = Reduced(kind, float(EXTREMES[kind](total, 0)))
+            else:
+                added[kind][name] = Weighted(total, weight if kind == "mean" else ones)
+        return added, extremes
+
+    def _new(self, key: tuple[Any, ...], spec: LogSpec, once: bool = False) -> GroupValue:
+        return GroupValue(self, key, spec)
+
+
+class GroupValue(LoggedValue):
+    """The values of one name of several clients.
+
+    Args:
+        log: collects the values of a step.
+        key: where they are found again.
+        spec: how they are reduced and written.
+    """
+
+    is_group = True
+
+    def __init__(self, log: GroupLog, key: tuple[Any, ...], spec: LogSpec) -> None:
+        super().__init__(spec)
+        self.log, self.key, self.size = log, key, log.size
+        # of the present pass: rows, values and weights of each step
+        self.pending: list[tuple[Rows, Any, Any]] = []
+        self.totals = self._full(EMPTY[spec.kind])
+        self.weights, self.counts, self.lasts, self.last_weights = (self._full(0.0) for _ in range(4))
+        self.first_bad_of = self._full(-1.0)
+
+    def add(self, value: Any, weight: Any) -> None:
+        """Add the value of one client, which stands for those of all."""
+        self.log.records.append(Record(self.key, self.spec, weight, value))
+
+    def add_metric(self, metric: Metric, weight: Any) -> None:
+        """Refused: the state of a torchmetrics object is of one client."""
+        why = "a torchmetrics object keeps what it has seen of one client"
+        raise not_mappable(f"self.log({self.spec.name!r}, ...)", why)
+
+    def end_pass(self) -> tuple[Tensor, Tensor] | None:
+        """Reduce the pass, as :meth:`LoggedValue.end_epoch`.
+
+        Returns:
+            The means of the clients ``(G,)``, with which clients have one; None where nothing was logged.
+        """
+        steps, device = len(self.pending), self.log.device
         if not steps:
-            return
+            return None
         chosen = [numbers_of(rows, self.size) for rows, _, _ in self.pending]
         lengths = [len(rows) for rows in chosen]
         begins = np.repeat(np.arange(steps) * self.size, lengths)
-        places = torch.from_numpy(begins + np.concatenate(chosen)).to(self.device)
+        places = torch.from_numpy(begins + np.concatenate(chosen)).to(device)
 
         def spread(parts: Sequence[Any]) -> Tensor:
             """The numbers of the clients in each step ``(steps, G)``, and 0 for those that are not in it."""
-            whole = torch.zeros(steps * self.size, dtype=torch.float64, device=self.device)
-            whole[places] = one_after_another(parts, lengths).to(self.device)
+            whole = torch.zeros(steps * self.size, dtype=torch.float64, device=device)
+            whole[places] = one_after_another(parts, lengths).to(device)
             return whole.view(steps, self.size)
 
         _, of_values, of_weights = zip(*self.pending, strict=True)
         values, weights, there = spread(of_values), spread(of_weights), spread([1.0] * steps)
         self.pending.clear()
-        kind, seen = self.form.kind, there.bool()
+        kind, seen = self.spec.kind, there.bool()
         total = (values * weights).sum(0) if kind == "mean" else values.sum(0)
-        if kind in REDUCTIONS:
-            total = REDUCTIONS[kind](torch.where(seen, values, EMPTY[kind]), 0) + 0.0
+        if kind in EXTREMES:
+            total = EXTREMES[kind](torch.where(seen, values, EMPTY[kind]), 0) + 0.0
         weight, any_ = weights.sum(0), seen.any(0)
-        self._note_bad(values, seen)
-        self.count += there.sum(0)
-        self.passes[number] = torch.where(any_, total / torch.where(weight == 0, 1.0, weight), torch.nan), any_
-        self.total = self.total + total if kind == "mean" else torch.where(any_, total, self.total)
-        self.weight = self.weight + weight if kind == "mean" else torch.where(any_, weight, self.weight)
-        if self.form.on_step:
-            place = (there * torch.arange(1, steps + 1, device=self.device)[:, None]).argmax(0)
-            columns = torch.arange(self.size, device=self.device)
-            self.last = torch.where(any_, values[place, columns], self.last)
-            self.last_weight = torch.where(any_, weights[place, columns], self.last_weight)
-
-    def reduced(self, row: int) -> Reduced | None:
-        """The value of a client; None where it has logged none."""
-        if not float(self.count[row]):
-            return None
-        return Reduced(self.form.kind, float(self.total[row]), float(self.weight[row]))
-
-    def _note_bad(self, values: Tensor, seen: Tensor) -> None:
         finite = values.isfinite()
         if not bool(finite.all()):
-            before = torch.cumsum(seen.double(), 0) - 1 + self.count
-            first = torch.where(finite, torch.inf, before).amin(0)
-            new = torch.where(first.isinf(), -1.0, first)
-            self.first_bad = torch.where(self.first_bad >= 0, self.first_bad, new)
+            first = torch.where(finite, torch.inf, torch.cumsum(there, 0) - 1 + self.counts).amin(0)
+            first = torch.where(first.isinf(), -1.0, first)
+            self.first_bad_of = torch.where(self.first_bad_of >= 0, self.first_bad_of, first)
+        self.counts += there.sum(0)
+        self.totals = self.totals + total if kind == "mean" else torch.where(any_, total, self.totals)
+        self.weights = self.weights + weight if kind == "mean" else torch.where(any_, weight, self.weights)
+        if self.spec.on_step:
+            place = (there * torch.arange(1, steps + 1, device=device)[:, None]).argmax(0)
+            columns = torch.arange(self.size, device=device)
+            self.lasts = torch.where(any_, values[place, columns], self.lasts)
+            self.last_weights = torch.where(any_, weights[place, columns], self.last_weights)
+        return torch.where(any_, total / torch.where(weight == 0, 1.0, weight), torch.nan), any_
+
+    def of_row(self, row: int) -> LoggedValue:
+        """The values of one client."""
+        one = LoggedValue(self.spec)
+        one.assign(Reduced(self.spec.kind, float(self.totals[row]), float(self.weights[row])))
+        one.first_bad = int(self.first_bad_of[row]) if self.first_bad_of[row] >= 0 else None
+        one.last, one.last_weight = float(self.lasts[row]), float(self.last_weights[row])
+        return one
 
     def _full(self, value: float) -> Tensor:
-        return torch.full((self.size,), value, dtype=torch.float64, device=self.device)
+        return torch.full((self.size,), value, dtype=torch.float64, device=self.log.device)
 
 
 def one_after_another(parts: Sequence[Any], lengths: Sequence[int]) -> Tensor:
@@ -108,99 +230,3 @@ def one_after_another(parts: Sequence[Any], lengths: Sequence[int]) -> Tensor:
     ]
     same = len({tensor.dtype for tensor in tensors}) == 1
     return torch.cat(tensors if same else [tensor.double() for tensor in tensors]).double()
-
-
-class GroupLog:
-    """What the clients of a group have logged.
-
-    Args:
-        size: number of clients.
-        device: where the values lie.
-    """
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self.size, self.device = size, device
-        self._passes = 0
-        self._series: dict[tuple[Any, ...], Series] = {}
-        # the arguments of a name in a hook, and the key under which it is
-        self._resolved: dict[tuple[str, str], tuple[Arguments, tuple[Any, ...]]] = {}
-
-    def add(self, rows: Rows, records: Iterable[Record]) -> None:
-        """Add the values of a step of these clients."""
-        for key, weight, value in records:
-            series = self._series.get(key) or self._new(key)
-            series.pending.append((rows, value, weight))
-
-    def end_pass(self) -> None:
-        """Reduce a pass of all clients over their data."""
-        for series in self._series.values():
-            series.end_pass(self._passes)
-        self._passes += 1
-
-    @property
-    def bad(self) -> Tensor:
-        """Which clients have a term of the loss that is nan or infinite ``(G,)``."""
-        bad = [series.first_bad >= 0 for key, series in self._series.items() if len(key) == 1]
-        return torch.stack(bad).any(0) if bad else torch.zeros(self.size, dtype=torch.bool, device=self.device)
-
-    def means(self, row: int, number: int) -> list[dict[str, float]]:
-        """The terms of the loss of a client by name, as means over each of its passes: so many."""
-        terms = {key[0]: series.passes for key, series in self._series.items() if len(key) == 1}
-        return [
-            {
-                name: float(passes[i][0][row])
-                for name, passes in terms.items()
-                if i in passes and bool(passes[i][1][row])
-            }
-            for i in range(number)
-        ]
-
-    def fill(self, logged: Logged, row: int) -> None:
-        """Put what one client has logged into the log of its visit."""
-        for key, series in self._series.items():
-            value = series.reduced(row)
-            if value is not None:
-                entry = Entry(series.form)
-                entry.assign(value)
-                entry.first_bad = int(series.first_bad[row]) if series.first_bad[row] >= 0 else None
-                entry.last, entry.last_weight = float(series.last[row]), float(series.last_weight[row])
-                logged.take_over(key, entry)
-
-    def weighted(self, rows: Tensor) -> tuple[dict[str, dict[str, Weighted]], dict[str, Reduced]]:
-        """What the clients at ``rows`` have logged, for sums over the cohort.
-
-        Returns:
-            The means and sums by kind and name, with a row for each client; and the extremes over these clients.
-        """
-        record: dict[str, tuple[Kind, Tensor, Tensor]] = {}
-        for key, series in self._series.items():
-            form = series.form
-            if len(key) == 1 or form.logger:
-                record[form.epoch_name] = (form.kind, series.total[rows], series.weight[rows])
-                if form.step_name != form.epoch_name:
-                    last, weight = series.last[rows], series.last_weight[rows]
-                    record[form.step_name] = (form.kind, last * weight if form.kind == "mean" else last, weight)
-        ones = torch.ones(len(rows), dtype=torch.float64, device=self.device)
-        added: dict[str, dict[str, Weighted]] = {"mean": {}, "sum": {}}
-        extremes: dict[str, Reduced] = {}
-        for name, (kind, total, weight) in record.items():
-            if kind in ("mean", "sum"):
-                added[kind][name] = Weighted(total, weight if kind == "mean" else ones)
-            else:
-                extremes[name] = Reduced(kind, float(REDUCTIONS[kind](total, 0)))
-        return added, extremes
-
-    def _new(self, key: tuple[Any, ...]) -> Series:
-        """The series of a name that is new, or that was logged with its arguments in other words."""
-        if len(key) == 1:
-            form = Form(key[0])
-        else:
-            hook, name, arguments = key
-            resolved = arguments.resolved(hook, name)
-            known = self._resolved.setdefault((hook, name), (resolved, key))
-            require(known[0] == resolved, f"self.log({name!r}, ...)", hook, "the hook logs it with different arguments")
-            if known[1] != key:
-                return self._series[known[1]]
-            levels = (bool(resolved.on_step), bool(resolved.on_epoch), bool(resolved.logger))
-            form = Form(name, "", resolved.reduce_fx, *levels)
-        return self._series.setdefault(key, Series(form, self.size, self.device))

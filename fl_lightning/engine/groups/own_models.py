@@ -10,14 +10,14 @@ import torch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
-from fl_lightning.client.mapped import MappedLog, Record, not_mappable
+from fl_lightning.client.mapped import not_mappable
 from fl_lightning.client.module_snapshot import StateBinding
 from fl_lightning.data.loaders import ClientLoader
 from fl_lightning.engine.evaluation.evaluator import STAGES, step_name
 from fl_lightning.engine.evaluation.loop import can_share, stage_of
 from fl_lightning.engine.evaluation.metric_states import metrics_of
 from fl_lightning.engine.groups.forming import dealt_out
-from fl_lightning.engine.groups.logs import GroupLog
+from fl_lightning.engine.groups.logs import GroupLog, Record, filled
 from fl_lightning.errors import LostWorkerError, Stopped, located
 from fl_lightning.records.summary import tagged
 from fl_lightning.seeding import ambient
@@ -98,7 +98,8 @@ class OwnModels:
         """
         self.resident.load(self.state)
         self.resident.stand_in.evaluated_batches = [self.loaders.length(loader)]
-        live, log = self.client.live, GroupLog(len(own), self.loaders.fabric.device)
+        live, device = self.client.live, self.loaders.fabric.device
+        log = GroupLog(self.client.module, len(own), device, examples=None)
         stacked = {name: torch.stack([entries[name] for entries in own]).to(live[name]) for name in own[0]}
         places = StateBinding(self.client.module, live)
         with self.resident.evaluating(STAGES[self.phase]), self.resident.taps.recorded(False):
@@ -106,8 +107,8 @@ class OwnModels:
                 self.run.workers.check()
                 with ambient(self.loaders.seed, self.phase, 0, index):
                     batch = self.loaders.to_device(batch, 0)
-                    log.add(slice(0, len(own)), self._batch(batch, index, stacked, places))
-        log.end_pass()
+                    log.add_records(slice(0, len(own)), self._batch(batch, index, stacked, places, log))
+        log.end_epoch()
         found = []
         for row in range(len(own)):
             logged = self.resident.begin_logging()
@@ -115,13 +116,14 @@ class OwnModels:
             found.append({tagged(self.phase, name): value for name, value in logged.end_evaluation().items()})
         return found
 
-    def _batch(self, batch: Any, index: int, stacked: State, places: StateBinding) -> list[Record]:
+    def _batch(self, batch: Any, index: int, stacked: State, places: StateBinding, log: GroupLog) -> list[Record]:
         """What the step logs on a batch."""
         records: list[tuple[Any, ...]] = []
 
         def mapped(*tensors: Tensor) -> tuple[Tensor, ...]:
             of_one = {**self.client.live, **dict(zip(stacked, tensors, strict=True))}
-            log = MappedLog(self.client.module, batch)
+            log.begin_batch(batch)
+            log.records = []
             with places.swapped(of_one) as rebound, self._logging(log), self.loaders.fabric.autocast():
                 self.resident.call(self.step, batch, *([index] if self._takes_index else []))
             if rebound:
@@ -130,8 +132,7 @@ class OwnModels:
             logged = [part for one in log.records for part in one if isinstance(part, Tensor)]
             return (*logged, torch.zeros(()))
 
-        values = iter(torch.vmap(mapped)(*stacked.values()))
-        return [Record(key, *(next(values) if part is ... else part for part in parts)) for key, *parts in records]
+        return filled(records, iter(torch.vmap(mapped)(*stacked.values())))
 
     @contextmanager
     def _logging(self, log: Any) -> Iterator[None]:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.client.columns import Rows, describe, numbers_of, put_together, take_apart
-from fl_lightning.client.mapped import MappedClock, MappedInfo, MappedLog, MappedVisit, Record, not_mappable
+from fl_lightning.client.mapped import MappedClock, MappedInfo, MappedVisit, not_mappable
+from fl_lightning.engine.groups.logs import filled
 from fl_lightning.errors import ClientError
 from fl_lightning.state import State
 
@@ -135,7 +136,7 @@ class Program:
         counts = [column.take(self.rows) for column in group.counts.values()]
         if len(stacked[0]) != self.number:  # a program that reads them is not compiled
             counts = [(value[:1].expand(len(stacked[0])) if batched else value, batched) for value, batched in counts]
-        given, notes, logged = [*self.given, *counts], Notes(), MappedLog(client.module, None)
+        given, notes, logged = [*self.given, *counts], Notes(), group.log
 
         def note(what: str) -> None:
             notes.obstacle = notes.obstacle or f"a step looks at {what}"
@@ -143,7 +144,7 @@ class Program:
         clock = MappedClock(lambda: [group.clock(row) for row in numbers_of(self.rows, group.size)], note)
 
         def mapped(*tensors: Tensor) -> tuple[Tensor, ...]:
-            values = iter(tensors[len(names) :])
+            logged.records, values = [], iter(tensors[len(names) :])
             leaves = [next(values) if batched else value for value, batched in given]
             mine, counted = leaves[number : len(self.given)], leaves[len(self.given) :]
             tree = put_together(self.table.shape, mine)
@@ -217,8 +218,5 @@ class Program:
                 self.table.put(place, rows, value, group.size)
         for place, leaf in notes.changes.items():
             self.table.put(place, rows, next(outputs) if leaf is ... else leaf, group.size)
-        records = [
-            Record(key, *(next(outputs) if value is ... else value for value in parts)) for key, *parts in notes.records
-        ]
-        group.log.add(rows, records)
+        group.log.add_records(rows, filled(notes.records, outputs))
         return results

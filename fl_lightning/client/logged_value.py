@@ -1,13 +1,17 @@
-"""One name that a module logs: the arguments it came with, and its reduction over an epoch and a visit."""
+"""One name that a module logs, reduced over an epoch and over a visit."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from copy import copy
+from functools import lru_cache
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.connectors.logger_connector.fx_validator import _FxValidator
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
@@ -15,74 +19,32 @@ from torchmetrics import Metric
 from torchmetrics.utilities import prints
 
 from fl_lightning.errors import UsageError, require
-from fl_lightning.sums.reduced import EMPTY, Kind, Reduced, join
+from fl_lightning.sums.reduced import EMPTY, KINDS, Kind, Reduced, join
 
+LOG = signature(LightningModule.log)
 # in the warnings of torchmetrics about a value that is 0 or 1 by convention, such as the AUROC of a single class
 UNDEFINED = ("meaningless", "is undefined")
-# values of a name after which they are read
-MOST_PENDING = 4096
-# what may be given as ``reduce_fx``
+# pending values of a name before they are reduced
+MAX_PENDING = 4096
+# valid values of ``reduce_fx``
 REDUCTIONS: dict[Any, Kind] = {
-    **{"mean": "mean", "avg": "mean", torch.mean: "mean"},
-    **{"sum": "sum", torch.sum: "sum", sum: "sum"},
-    **{"max": "max", torch.max: "max", max: "max"},
-    **{"min": "min", torch.min: "min", min: "min"},
+    **{kind: kind for kind in KINDS},
+    **{"avg": "mean", torch.mean: "mean", torch.sum: "sum", sum: "sum"},
+    **{torch.max: "max", max: "max", torch.min: "min", min: "min"},
 }
 
 
-class Arguments(NamedTuple):
-    """The arguments of ``self.log`` that must be the same whenever a hook logs a name."""
-
-    prog_bar: bool = False
-    logger: bool | None = None
-    on_step: bool | None = None
-    on_epoch: bool | None = None
-    reduce_fx: Any = "mean"
-    enable_graph: bool = False
-    sync_dist: bool = False
-    sync_dist_group: Any = None
-    add_dataloader_idx: bool = True
-    metric_attribute: str | None = None
-    rank_zero_only: bool = False
-
-    def resolved(self, hook: str, name: str) -> Arguments:
-        """The same with Lightning's defaults for ``hook``, and with the reduction by its name.
-
-        Raises:
-            UsageError: Lightning does not allow them.
-        """
-        try:
-            levels = _FxValidator.check_logging_and_get_default_levels(hook, self.on_step, self.on_epoch)
-        except (MisconfigurationException, RuntimeError) as error:
-            raise UsageError(f"self.log({name!r}, ...): {error}") from error
-        require(any(levels), "on_step", False, f"self.log({name!r}, on_step=False, on_epoch=False) logs nothing")
-        suffixed = self.add_dataloader_idx and "/dataloader_idx_" in name
-        require(not suffixed, "add_dataloader_idx", True, f"the name {name!r} has the index already")
-        logger = self.logger is None or self.logger
-        return self._replace(logger=logger, on_step=levels[0], on_epoch=levels[1], reduce_fx=self._kind(name))
-
-    def _kind(self, name: str) -> Kind:
-        key = self.reduce_fx.lower() if isinstance(self.reduce_fx, str) else self.reduce_fx
-        try:
-            return REDUCTIONS[key]
-        except (KeyError, TypeError):
-            hint = (
-                f"self.log({name!r}, ...) takes mean, sum, max or min; for another reduction, log a torchmetrics object"
-            )
-            raise UsageError(f"reduce_fx={self.reduce_fx!r}: {hint}") from None
-
-
-class Form(NamedTuple):
+class LogSpec(NamedTuple):
     """How a logged name is reduced and written; small, so that workers can exchange it.
 
     Args:
         name: the name that the module gave.
-        suffix: that of the data loader, or nothing.
+        suffix: the suffix of the data loader, or nothing.
         kind: the reduction.
         on_step: whether steps are logged.
         on_epoch: whether epochs are logged.
-        logger: whether it goes into the record.
-        metric: name of the torchmetrics object in the module, if it is one.
+        logger: whether the value goes into the record.
+        metric: name of the torchmetrics object in the module, if one is logged.
     """
 
     name: str
@@ -109,31 +71,73 @@ class Form(NamedTuple):
         return f"{self.name}_epoch{self.suffix}" if self.on_step and self.on_epoch else self.plain
 
 
-class Entry:
+def log_spec(hook: str, name: str, args: tuple, kwargs: Mapping[str, Any], loader: int | None) -> tuple[LogSpec, Any]:
+    """Resolve the arguments after the value of a ``self.log`` call, by Lightning's rules.
+
+    Returns:
+        The specification without its metric, and all arguments by name.
+
+    Raises:
+        UsageError: Lightning does not allow the arguments, or the reduction is not a mean, sum, maximum or minimum.
+    """
+    key = (hook, name, args, tuple(kwargs.items()), loader)
+    try:
+        return _log_spec(*key)
+    except TypeError:  # an argument cannot be hashed, or is unknown
+        return _log_spec.__wrapped__(*key)
+
+
+@lru_cache(1000)
+def _log_spec(hook: str, name: str, args: tuple, items: tuple, loader: int | None) -> tuple[LogSpec, dict[str, Any]]:
+    bound = LOG.bind(None, name, None, *args, **dict(items))
+    bound.apply_defaults()
+    given = bound.arguments
+    try:
+        levels = _FxValidator.check_logging_and_get_default_levels(hook, given["on_step"], given["on_epoch"])
+    except (MisconfigurationException, RuntimeError) as error:
+        raise UsageError(f"self.log({name!r}, ...): {error}") from error
+    require(any(levels), "on_step", False, f"self.log({name!r}, on_step=False, on_epoch=False) logs nothing")
+    numbered, reduce_fx = given["add_dataloader_idx"], given["reduce_fx"]
+    suffixed = numbered and "/dataloader_idx_" in name
+    require(not suffixed, "add_dataloader_idx", True, f"the name {name!r} has the index already")
+    try:
+        kind = REDUCTIONS[reduce_fx.lower() if isinstance(reduce_fx, str) else reduce_fx]
+    except (KeyError, TypeError):
+        hint = f"self.log({name!r}, ...) takes mean, sum, max or min; for another reduction, log a torchmetrics object"
+        raise UsageError(f"reduce_fx={reduce_fx!r}: {hint}") from None
+    suffix = f"/dataloader_idx_{loader}" if numbered and loader is not None else ""
+    logger = given["logger"] is None or bool(given["logger"])
+    return LogSpec(name, suffix, kind, bool(levels[0]), bool(levels[1]), logger), given
+
+
+class LoggedValue:
     """The values of one name, reduced over the present epoch, and over the epochs of a visit.
 
-    Over epochs, a mean goes on; of everything else the last epoch's value is kept.
+    A mean is continued over epochs; any other value is the last epoch's.
 
     Args:
-        form: how it is reduced and written.
-        arguments: what it was logged with, as the module gave it.
-        resolved: the same with their defaults.
-        metric: the torchmetrics object, if it is one.
+        spec: how it is reduced and written.
+        once: whether its hook runs once an epoch.
 
     Attributes:
-        count: values in the present epoch.
+        given: the arguments of the latest ``self.log`` call, and ``batch_size``: the size among them.
+        metric: the torchmetrics object, if one is logged.
+        count: number of values in the present epoch.
         last: the latest value.
         last_weight: its weight.
-        epoch: the last epoch that ended, reduced.
-        total: the epochs that ended, reduced.
-        states: of a torchmetrics object, its states at the end of that epoch; none where the module has reset it.
-        first_bad: which value was the first to make the total nan or infinite.
+        epoch: the last complete epoch, reduced.
+        total: the complete epochs, reduced.
+        states: the states of the torchmetrics object at the end of that epoch; empty where the module has reset it.
+        first_bad: index of the first value that made the total nan or infinite.
     """
 
-    def __init__(
-        self, form: Form, arguments: tuple = (), resolved: tuple = (), metric: Metric | None = None, once: bool = False
-    ) -> None:
-        self.form, self.arguments, self.resolved, self.metric, self.once = form, arguments, resolved, metric, once
+    is_group = False
+
+    def __init__(self, spec: LogSpec, once: bool = False) -> None:
+        self.spec, self.once = spec, once
+        self.given: Any = None
+        self.batch_size: Any = None
+        self.metric: Metric | None = None
         self.count = 0
         self.last: Any = None
         self.last_weight = 0.0
@@ -144,7 +148,7 @@ class Entry:
         self._pending: list[Any] = []
         self._weights: list[float] = []
         self._read_before = 0
-        self._sum, self._weight = EMPTY[form.kind], 0.0
+        self._sum, self._weight = EMPTY[spec.kind], 0.0
 
     def add(self, value: Any, weight: float) -> None:
         """Add a number, or a tensor of one."""
@@ -153,7 +157,7 @@ class Entry:
         self._weights.append(weight)
         self.last, self.last_weight = value, weight
         self.count += 1
-        if len(self._pending) >= MOST_PENDING:
+        if len(self._pending) >= MAX_PENDING:
             self.read()
 
     def add_metric(self, metric: Metric, weight: float) -> None:
@@ -163,10 +167,10 @@ class Entry:
         self.count += 1
 
     def read(self) -> None:
-        """Reduce the values that wait."""
+        """Reduce the pending values."""
         if not self._pending:
             return
-        kind, total = self.form.kind, self._sum
+        kind, total = self.spec.kind, self._sum
         for value, weight in zip(numbers(self._pending), self._weights, strict=True):
             total = total + weight * value if kind == "mean" else join(kind, total, value)
             if self.first_bad is None and not math.isfinite(total):
@@ -179,44 +183,52 @@ class Entry:
         """Reduce the epoch and begin another; without effect where nothing was logged in it."""
         if not self.count:
             return
-        self.epoch, before = self.so_far(), self.total
-        if before is None or self.form.kind != "mean" or self.metric is not None:
-            self.total = self.epoch
-            if self.metric is not None:
-                # copies, since its reset empties the lists
-                states = {name: copy(value) for name, value in self.metric.metric_state.items()}
-                self.states = states if self.metric.update_called else {}
-        else:
-            self.total = Reduced("mean", before.total + self.epoch.total, before.weight + self.epoch.weight)
-        self.count, self._sum, self._weight = 0, EMPTY[self.form.kind], 0.0
+        epoch, before = self.partial_value(), self.total
+        if self.metric is not None:
+            # copies, since its reset empties the lists
+            states = {name: copy(value) for name, value in self.metric.metric_state.items()}
+            self.states = states if self.metric.update_called else {}
+        self.assign(epoch)
+        if before is not None and epoch.kind == "mean" and self.metric is None:
+            self.total = Reduced("mean", before.total + epoch.total, before.weight + epoch.weight)
 
-    def so_far(self) -> Reduced:
-        """What was logged in the present epoch, reduced."""
+    def partial_value(self) -> Reduced:
+        """The reduction over the present epoch so far."""
         self.read()
         if self.metric is None:
-            return Reduced(self.form.kind, self._sum, self._weight)
+            return Reduced(self.spec.kind, self._sum, self._weight)
         # one that the module has reset by itself has nothing but its latest batch
         whole = self.metric.update_called or self.last is None
-        value = computed(self.form.name, self.metric) if whole else float(self.last)
+        value = computed(self.spec.name, self.metric) if whole else float(self.last)
         return Reduced("mean", self._weight * value, self._weight)
 
     def assign(self, value: Reduced) -> None:
-        """Take a value that was reduced over all workers."""
+        """Set the reduced value, and begin another epoch."""
         self.epoch = self.total = value
-        self.count, self._sum, self._weight = 0, EMPTY[self.form.kind], 0.0
+        self.count, self._sum, self._weight = 0, EMPTY[self.spec.kind], 0.0
 
-    def take(self) -> Reduced | None:
-        """What was logged since the last call, reduced; it is then forgotten."""
+    def pop(self) -> Reduced | None:
+        """Return the reduction over all values since the last call, and forget them."""
         self.end_epoch()
         taken, self.total = self.total, None
         return taken
+
+    def shown_step(self) -> dict[str, Any]:
+        """The latest value by Lightning's names, where steps are logged."""
+        known = self.spec.on_step and self.last is not None
+        return {self.spec.plain: self.last, self.spec.step_name: self.last} if known else {}
+
+    def shown_epoch(self, value: Reduced | None) -> dict[str, Any]:
+        """The value of an epoch by Lightning's names, where epochs are logged."""
+        known = self.spec.on_epoch and value is not None
+        return {self.spec.plain: value, self.spec.epoch_name: value} if known else {}
 
     def last_step(self) -> Reduced | None:
         """The latest value, with its weight for a mean over clients."""
         if self.last is None:
             return None
         value, weight = float(self.last), self.last_weight
-        return Reduced(self.form.kind, value * weight if self.form.kind == "mean" else value, weight)
+        return Reduced(self.spec.kind, value * weight if self.spec.kind == "mean" else value, weight)
 
 
 def numbers(values: list[Any]) -> list[float]:

@@ -1,8 +1,8 @@
-"""What a module logs in a visit or an evaluation, with the signature, names and reductions of Lightning's ``log``."""
+"""Collects ``self.log`` calls, with the arguments, names and reductions of Lightning's ``log``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Number
 from typing import Any
 
@@ -14,18 +14,18 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.client.batch import batch_size as size_of
 from fl_lightning.client.batch import count_examples
-from fl_lightning.client.entry import Arguments, Entry, Form
+from fl_lightning.client.logged_value import LoggedValue, LogSpec, log_spec
 from fl_lightning.errors import require
 from fl_lightning.records.summary import is_defined
 from fl_lightning.sums.reduced import Reduced
 
 # hook, name and index of the data loader
 LogKey = tuple[str, str, int | None]
-# what a method logs comes from no hook of the module
+# the hook whose defaults hold for the values that methods log
 METHODS_HOOK = "on_train_epoch_end"
 
 
-class Logged:
+class MetricLog:
     """Collects the values of ``self.log`` and the terms of the loss, in a visit or an evaluation.
 
     In the record there is one value of each name for a visit. A mean is that over the visit; a sum, a maximum, a
@@ -60,48 +60,19 @@ class Logged:
         self._batch: Any = None
         self._size: int | None = None
         self._counted: int | None = None
-        self._entries: dict[LogKey, Entry] = {}
-        self._terms: dict[str, Entry] = {}
+        self._entries: dict[LogKey, LoggedValue] = {}
+        self._terms: dict[str, LoggedValue] = {}
         # values as they came: they become tensors when they are asked for
         self._callback: dict[str, Any] = dict(evaluated or {})
 
     # ------------------------------------------------------------------ what the module calls
-    def log(
-        self,
-        name: str,
-        value: Any,
-        prog_bar: bool = False,
-        logger: bool | None = None,
-        on_step: bool | None = None,
-        on_epoch: bool | None = None,
-        reduce_fx: str | Callable[[Any], Any] = "mean",
-        enable_graph: bool = False,
-        sync_dist: bool = False,
-        sync_dist_group: Any | None = None,
-        add_dataloader_idx: bool = True,
-        batch_size: int | None = None,
-        metric_attribute: str | None = None,
-        rank_zero_only: bool = False,
-    ) -> None:
+    def log(self, name: str, value: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> None:
         """Lightning's ``LightningModule.log``, whose arguments and names these are.
 
         Raises:
-            UsageError: the value or the arguments are not allowed, or not those with which the hook logged it before.
+            UsageError: the value or the arguments are not allowed, or the hook has logged this name in another way.
         """
-        arguments = (
-            prog_bar,
-            logger,
-            on_step,
-            on_epoch,
-            reduce_fx,
-            enable_graph,
-            sync_dist,
-            sync_dist_group,
-            add_dataloader_idx,
-            metric_attribute,
-            rank_zero_only,
-        )
-        self._log(self._hook(), name, value, arguments, batch_size)
+        self._log(self._hook(), name, value, (args, kwargs), batch_size)
 
     def log_dict(self, dictionary: Mapping[str, Any] | MetricCollection, *args: Any, **kwargs: Any) -> None:
         """Lightning's ``log_dict``: :meth:`log` for each value of a dictionary or a ``MetricCollection``."""
@@ -112,15 +83,15 @@ class Logged:
         for name, value in dictionary.items(**options):
             self.log(name, value, *args, **kwargs)
 
-    def add(self, name: str, value: Any, weight: float | None = None, **kwargs: Any) -> None:
+    def add(self, name: str, value: Any, weight: Any = None, *args: Any, **kwargs: Any) -> None:
         """Add a value that a method logs; by default it is reduced to the mean over the visit."""
-        self._log(METHODS_HOOK, name, value, Arguments(**kwargs), self.counted if weight is None else weight)
+        self._log(METHODS_HOOK, name, value, (args, kwargs), self.counted if weight is None else weight)
 
     def add_term(self, name: str, value: Tensor) -> None:
-        """Add a term of the loss, which :meth:`first_bad_term` watches."""
+        """Add a term of the loss, which :meth:`first_nonfinite_term` watches."""
         entry = self._terms.get(name)
         if entry is None:
-            entry = self._terms[name] = Entry(Form(name))
+            entry = self._terms[name] = self._new((name,), LogSpec(name))
         value, weight = value.detach(), self._counted
         entry.add(value.reshape(()) if value.ndim else value, self.counted if weight is None else weight)
 
@@ -137,7 +108,7 @@ class Logged:
             self._counted = count_examples(self._batch)
         return self._counted
 
-    def first_bad_term(self) -> tuple[str, int] | None:
+    def first_nonfinite_term(self) -> tuple[str, int] | None:
         """The term of the loss that was the first to be nan or infinite, and the step; None if all stayed finite."""
         for entry in self._terms.values():
             entry.read()
@@ -159,10 +130,9 @@ class Logged:
                 terms |= {name: term.epoch.value} if counted else {}
         for entry in self._entries.values():
             if entry.count:
-                self._callback |= self._of_step(entry)
+                self._callback |= entry.shown_step()
                 entry.end_epoch()
-                if entry.form.on_epoch:
-                    self._callback |= self._of_epoch(entry, entry.epoch)
+                self._callback |= entry.shown_epoch(entry.epoch)
         self._reset_metrics()
         return terms
 
@@ -171,20 +141,20 @@ class Logged:
         self.end_epoch()
         record = {name: term.total for name, term in self._terms.items()}
         for entry in self._entries.values():
-            if entry.form.logger:
-                record[entry.form.epoch_name] = entry.total
+            if entry.spec.logger:
+                record[entry.spec.epoch_name] = entry.total
                 if entry.metric is not None and entry.total is not None:
-                    defined = is_defined(entry.form.name, entry.total.total)
-                    record[entry.form.epoch_name] = entry.total if defined else None
-                    record[f"{entry.form.epoch_name}/clients"] = Reduced("sum", float(defined))
-                elif entry.form.step_name != entry.form.epoch_name:
-                    record[entry.form.step_name] = entry.last_step()
+                    defined = is_defined(entry.spec.name, entry.total.total)
+                    record[entry.spec.epoch_name] = entry.total if defined else None
+                    record[f"{entry.spec.epoch_name}/clients"] = Reduced("sum", float(defined))
+                elif entry.spec.step_name != entry.spec.epoch_name:
+                    record[entry.spec.step_name] = entry.last_step()
         return {name: value for name, value in record.items() if value is not None}
 
     def states(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Where each torchmetrics object of the record is in the module, and its states, by name."""
-        shown = [entry for entry in self._entries.values() if entry.form.logger and entry.metric is not None]
-        return {entry.form.epoch_name: (str(entry.form.metric), entry.states) for entry in shown}
+        shown = [entry for entry in self._entries.values() if entry.spec.logger and entry.metric is not None]
+        return {entry.spec.epoch_name: (str(entry.spec.metric), entry.states) for entry in shown}
 
     def callback_metrics(self) -> dict[str, Tensor]:
         """What Lightning's ``trainer.callback_metrics`` holds: the latest values by Lightning's names.
@@ -196,57 +166,47 @@ class Logged:
         ended = self._hook() == "on_train_epoch_end"
         for entry in self._entries.values() if self._training else ():
             if entry.count:
-                metrics |= self._of_step(entry)
-                metrics |= self._of_epoch(entry, entry.so_far()) if ended and entry.form.on_epoch else {}
+                metrics |= entry.shown_step()
+                metrics |= entry.shown_epoch(entry.partial_value()) if ended else {}
         return {name: as_tensor(value) for name, value in metrics.items()}
 
     # ------------------------------------------------------------------ of an evaluation
-    def take_over(self, key: tuple[Any, ...], entry: Entry) -> None:
-        """Take what was logged elsewhere: under a hook, a name and its arguments, or as the term of this name."""
-        if len(key) == 1:
-            self._terms[key[0]] = entry
-        else:
-            hook, name, arguments = key
-            entry.arguments, entry.resolved = arguments, arguments.resolved(hook, name)
-            self._entries[hook, name, None] = entry
-
     def take(self) -> dict[LogKey, Reduced]:
         """What was logged since the last call, but for torchmetrics objects; it is then forgotten."""
-        values = {key: entry.take() for key, entry in self._entries.items() if entry.form.metric is None}
+        values = {key: entry.pop() for key, entry in self._entries.items() if entry.spec.metric is None}
         return {key: value for key, value in values.items() if value is not None}
 
-    def forms(self) -> dict[LogKey, Form]:
+    def specs(self) -> dict[LogKey, LogSpec]:
         """How each name that was logged is reduced and written."""
-        return {key: entry.form for key, entry in self._entries.items()}
+        return {key: entry.spec for key, entry in self._entries.items()}
 
-    def assign(self, forms: Mapping[LogKey, Form], values: Mapping[LogKey, Reduced]) -> None:
+    def assign(self, specs: Mapping[LogKey, LogSpec], values: Mapping[LogKey, Reduced]) -> None:
         """Take what was reduced over all workers, those names included that were not logged in this one."""
-        entries = {key: self._entries.get(key) or Entry(form) for key, form in forms.items()}
-        self._entries = entries
-        for key, entry in entries.items():
-            if key in values:
-                entry.assign(values[key])
+        self._entries = {key: self._entries.get(key) or LoggedValue(spec) for key, spec in specs.items()}
+        for key, value in values.items():
+            self._entries[key].assign(value)
         self.end_loader()
 
     def end_loader(self) -> None:
         """Reduce what was logged so far, for the hooks that follow."""
         for entry in self._entries.values():
             entry.end_epoch()
-            if entry.form.on_epoch:
-                self._callback |= self._of_epoch(entry, entry.epoch)
+            self._callback |= entry.shown_epoch(entry.epoch)
 
     def end_evaluation(self) -> dict[str, float]:
         """The values for the record, by name; the torchmetrics objects that were logged are reset."""
         self.end_loader()
         self._reset_metrics()
-        shown = [entry for entry in self._entries.values() if entry.form.logger]
-        return {entry.form.epoch_name: entry.total.value for entry in shown if entry.total is not None}
+        shown = [entry for entry in self._entries.values() if entry.spec.logger]
+        return {entry.spec.epoch_name: entry.total.value for entry in shown if entry.total is not None}
 
     # ------------------------------------------------------------------ inside
-    def _log(self, hook: str, name: str, value: Any, arguments: tuple, weight: float | None) -> None:
+    def _log(self, hook: str, name: str, value: Any, given: tuple[tuple, dict], weight: Any) -> None:
         entry = self._entries.get((hook, name, self.dataloader_idx))
-        if entry is None or entry.arguments != arguments:
-            entry = self._entry(hook, name, value, arguments)
+        if entry is None or entry.given != given:
+            entry = self._entry(hook, name, value, given)
+        if weight is None:
+            weight = entry.batch_size
         if weight is None:
             weight = self._weight(entry, value) if entry.once or self._size is None else self._size
         # a tensor is asked for first: whether it is a metric takes longer to find out
@@ -255,67 +215,56 @@ class Logged:
                 hint = f"a tensor of one element is logged; try value.mean(), not {tuple(value.shape)}"
                 require(value.numel() == 1, f"self.log({name!r}, ...)", "tensor", hint)
                 value = value.reshape(())
-            # a copy: the module may change it in place
-            value = value.detach().clone() if value.requires_grad else value.clone()
+            if entry.is_group or value.requires_grad:
+                value = value.detach()
+            entry.add(value if entry.is_group else value.clone(), weight)  # the module may change it in place
         elif isinstance(value, Metric):
             entry.add_metric(value, weight)
-            return
         else:
             check_kind(name, value)
-            value = float(value)
-        entry.add(value, weight)
+            entry.add(float(value), weight)
 
-    def _weight(self, entry: Entry, value: Any) -> float:
+    def _weight(self, entry: LoggedValue, value: Any) -> float:
         """By Lightning's rule: the size of the batch, which must be known where a mean needs it."""
         if entry.once:
             return self._examples
         self._size = 1 if self._batch is None else size_of(self._batch)
         if self._size is not None:
             return self._size
-        needed = entry.form.on_epoch and entry.form.kind == "mean" and not isinstance(value, Metric)
+        needed = entry.spec.on_epoch and entry.spec.kind == "mean" and not isinstance(value, Metric)
         hint = f"its size cannot be told from the batch, a {type(self._batch).__name__}: give batch_size="
-        require(not needed, f"self.log({entry.form.name!r}, ..., batch_size=...)", None, hint)
+        require(not needed, f"self.log({entry.spec.name!r}, ..., batch_size=...)", None, hint)
         return 1
 
-    def _entry(self, hook: str, name: str, value: Any, arguments: tuple) -> Entry:
+    def _entry(self, hook: str, name: str, value: Any, given: tuple[tuple, dict]) -> LoggedValue:
         """The entry of a name that is new, or that was logged with other arguments."""
-        resolved = Arguments(*arguments).resolved(hook, name)
-        alike = [known for (of, called, _), known in self._entries.items() if (of, called) == (hook, name)]
-        entry = self._entries.get((hook, name, self.dataloader_idx))
-        # without its suffix, the name would be that of another loader
-        clash = [entry] if entry else alike if not resolved.add_dataloader_idx else []
-        same = all(known.resolved == resolved and known is entry for known in clash)
+        spec, options = log_spec(hook, name, *given, self.dataloader_idx)
+        key = (hook, name, self.dataloader_idx)
+        entry = self._entries.get(key)
+        # without its suffix, the name would be the one of another loader
+        alone = options["add_dataloader_idx"] or not any(known[:2] == key[:2] for known in self._entries)
+        same = alone if entry is None else entry.spec._replace(metric=None) == spec
         require(same, f"self.log({name!r}, ...)", hook, "the hook logs it with different arguments, or for two loaders")
         if entry is None:
-            entry = self._entries[hook, name, self.dataloader_idx] = self._new(hook, name, value, resolved)
-        entry.arguments = arguments
+            check_kind(name, value)
+            if isinstance(value, Metric):
+                known = {id(part): place for place, part in self.module.named_modules() if isinstance(part, Metric)}
+                path = known.get(id(value), options["metric_attribute"])
+                hint = f"it is no attribute of the module; choose one of {list(known.values())}"
+                require(path is not None, f"self.log({name!r}, ...)", type(value).__name__, hint)
+                spec = spec._replace(metric=path)
+            functions: Any = _FxValidator.functions[hook]
+            entry = self._entries[key] = self._new(key, spec, functions["allowed_on_step"] == (False,))
+        entry.given, entry.batch_size = given, options["batch_size"]
         return entry
 
-    def _new(self, hook: str, name: str, value: Any, resolved: Arguments) -> Entry:
-        check_kind(name, value)
-        number = self.dataloader_idx if resolved.add_dataloader_idx else None
-        suffix = "" if number is None else f"/dataloader_idx_{number}"
-        path = None
-        if isinstance(value, Metric):
-            known = {id(part): place for place, part in self.module.named_modules() if isinstance(part, Metric)}
-            path = known.get(id(value), resolved.metric_attribute)
-            hint = f"it is no attribute of the module; choose one of {list(known.values())}"
-            require(path is not None, f"self.log({name!r}, ...)", type(value).__name__, hint)
-        levels = (bool(resolved.on_step), bool(resolved.on_epoch), bool(resolved.logger))
-        options: Any = _FxValidator.functions[hook]
-        once = options["allowed_on_step"] == (False,)
-        return Entry(Form(name, suffix, resolved.reduce_fx, *levels, path), (), resolved, once=once)
+    def _new(self, key: tuple[Any, ...], spec: LogSpec, once: bool = False) -> LoggedValue:
+        """An empty entry."""
+        return LoggedValue(spec, once)
 
     def _hook(self) -> str:
         """The hook that runs; the step where the engine has not called one."""
         return vars(self.module)["_current_fx_name"] or ("training_step" if self._training else "validation_step")
-
-    def _of_step(self, entry: Entry) -> dict[str, Any]:
-        known = entry.form.on_step and entry.last is not None
-        return {entry.form.plain: entry.last, entry.form.step_name: entry.last} if known else {}
-
-    def _of_epoch(self, entry: Entry, reduced: Reduced | None) -> dict[str, Any]:
-        return {} if reduced is None else {entry.form.plain: reduced, entry.form.epoch_name: reduced}
 
     def _reset_metrics(self) -> None:
         for entry in self._entries.values():
