@@ -75,6 +75,15 @@ class Adds(Method):
     def proximal(self):
         return self.value
 
+    def on_after_clipping(self, client, optimizer):
+        optimizer.append(self.name)
+
+    def check_data(self, data):
+        data.append(self.name)
+
+    def transform_client_update(self, client, delta):
+        return {name: 10 * old + self.value for name, old in delta.items()}
+
     def transform_update(self, server, delta, payload):
         return {name: 10 * old + self.value + payload.get("shift", 0) for name, old in delta.items()}
 
@@ -82,9 +91,13 @@ class Adds(Method):
         return {"shift": Weighted.of(self.value)} if self.value > 1 else None
 
 
-def test_transforms_compose_in_list_order_and_each_method_sees_its_own_payload():
-    methods = MethodList([Adds("a", 1), Adds("b", 2)])
-    sent = methods.on_client_end(SimpleNamespace(visit=SimpleNamespace(written=lambda: None)))
+def test_a_list_passes_hooks_and_transforms_on_in_order_and_each_method_sees_its_own_payload():
+    methods, steps, checks = MethodList([Adds("a", 1), Adds("b", 2)]), [], []
+    methods.call("on_after_clipping", CLIENT, steps)
+    methods.check_data(checks)
+    assert steps == checks == ["a", "b"]
+    assert methods.transform_client_update(CLIENT, {"w": torch.tensor(3)}) == {"w": 10 * 31 + 2}
+    sent = methods.on_client_end(CLIENT)
     assert sent["a"] == {} and {name: float(value.mean()) for name, value in sent["b"].items()} == {"shift": 2}
     assert methods.transform_update(server(), {"w": torch.tensor(3)}, {"b": {"shift": 100}}) == {"w": 10 * 31 + 2 + 100}
     assert methods.proximal == 3
@@ -178,26 +191,6 @@ def test_a_method_gives_each_client_a_first_model(run):
 def test_a_first_model_that_does_not_fit_is_refused(run, given, key):
     with refused(key):
         run(given)
-
-
-def test_a_list_passes_the_hooks_on_in_order():
-    calls = []
-
-    class One(Method):
-        def __init__(self, name):
-            self.name = name
-
-        def on_after_clipping(self, client, optimizer):
-            calls.append((self.name, client, optimizer))
-
-        def check_data(self, data):
-            calls.append((self.name, data))
-
-    given = MethodList([One("a"), One("b")])
-    client = SimpleNamespace(visit=SimpleNamespace(written=lambda: None))
-    given.call("on_after_clipping", client, "optimizer")
-    given.check_data("data")
-    assert calls == [("a", client, "optimizer"), ("b", client, "optimizer"), ("a", "data"), ("b", "data")]
 
 
 # ---------------------------------------------------------------- what hooks return

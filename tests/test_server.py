@@ -107,14 +107,6 @@ def test_a_parameter_is_rounded_to_its_own_dtype_and_no_other(dtype):
         assert torch.equal(server.parameters["w"], expected.double())
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("64-true", torch.float64), ("bf16-true", torch.bfloat16)])
-def test_a_run_keeps_the_precision_of_its_module(run, precision, dtype):
-    state, _ = run(precision=precision, server_optimizer=partial(SGD, lr=0.3), max_rounds=1)
-    assert {value.dtype for value in state.values() if value.is_floating_point()} == {dtype}
-    weight = state["classifier.weight"].double()
-    assert torch.equal(weight, weight.float().double()) == (dtype == torch.bfloat16)
-
-
 def test_an_optimizer_that_diverges_is_named_with_its_rate():
     server = Server(state(), ["w"], partial(SGD, lr=1e30))
     with refused("round 0", "SGD", "lr 1e+30", "w", kind=ClientError):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from helpers.errors import refused
-from helpers.quadratics import A, B, Curved, curved_data, settle, weighted
+from helpers.quadratics import A, B, Curved, curved_data, settle
 from helpers.runs import assert_same_bits, differs, small_trainer
 
 from fl_lightning.callbacks import Callback
@@ -190,26 +190,3 @@ def test_fednova_normalises_by_the_steps_that_were_taken(run):
     assert len(set(taken)) > 1
     change = np.array(B) * (1 - (1 - lr * np.array(A)) ** taken)
     assert found == pytest.approx(float(taken.mean() * (change / taken).mean()), rel=1e-5)
-
-
-def test_scaffold_under_unequal_work_has_mean_gradients_and_settles_at_the_optimum(run):
-    kept = []
-    for variate in ("displacement", "gradients"):
-        method = SCAFFOLD(variate=variate)
-        found, trainer = settle(run, [method], max_rounds=3, **UNEQUAL)
-        memories = trainer.client.memories()
-        kept.append(
-            [
-                found,
-                method.global_variate["y"].item(),
-                *(memories[k]["scaffold"]["variate"]["y"].item() for k in range(3)),
-            ]
-        )
-    assert kept[0] == pytest.approx(kept[1], rel=1e-4)
-    assert kept[0][1] == pytest.approx(np.mean(kept[0][2:]), rel=1e-5)
-    assert settle(run, [SCAFFOLD()], max_rounds=30, **UNEQUAL)[0] == pytest.approx(weighted(B, A), abs=1e-3)
-
-
-def test_feddyn_under_unequal_work_settles_at_the_optimum(run):
-    found, _ = settle(run, [FedDyn(alpha=1.0, scaled=False)], max_rounds=40, **UNEQUAL)
-    assert found == pytest.approx(weighted(B, A), abs=5e-3)

@@ -4,23 +4,21 @@ import csv
 import json
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from helpers.errors import refused, warned
-from helpers.quadratics import Numbers, Quadratic, quadratic_data
+from helpers.quadratics import Quadratic, quadratic_data
 from helpers.runs import assert_same_bits, differs, small_data, small_model, small_trainer
 from helpers.theirs import TheirData, Theirs
 from helpers.tiny import Sizes, TinyData, TinyModule, clients
-from lightning.pytorch import LightningModule
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader, Subset
 
-from fl_lightning import Method, Partitioned, Weighted
+from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import Callback
 from fl_lightning.data import Dirichlet, FederatedDataModule, Plan
 from fl_lightning.errors import ClientError
-from fl_lightning.methods import SCAFFOLD, FedLC, FedUV
+from fl_lightning.methods import SCAFFOLD, FedLC
 
 
 # ---------------------------------------------------------------- users' own modules and data
@@ -150,18 +148,6 @@ def test_events_and_table_have_a_point_a_round(tmp_path):
     assert [point.step for point in events.Scalars("test/accuracy")] == [1, 2]
 
 
-def test_the_numbers_of_a_round_are_exact(run):
-    """One step of 0.1 from 0 towards the numbers 1 and 4; a model is a float32."""
-    _, trainer = run(model=Quadratic(), data=quadratic_data([1.0, 4.0]), max_rounds=1)
-    row = trainer.metrics
-    assert {name: row[name] for name in ("round", "clients", "bytes/down", "bytes/up")} == {
-        **{"round": 0, "clients": 2, "bytes/down": 8, "bytes/up": 8}
-    }
-    expected = {"lr": 0.1, "train/loss": (0.5 + 8) / 2, "drift/client": 0.25, "drift/global": 0.25}
-    assert {name: row[name] for name in expected} == pytest.approx(expected)
-    assert not {"clients/failed", "clients/dropped", "batches/skipped"} & row.keys()
-
-
 class Ends(Callback):
     """Ends the run after some rounds, and counts its last ones."""
 
@@ -229,16 +215,6 @@ class Drift(Quadratic):
         return super().training_step(batch, batch_idx)
 
 
-def test_buffers_take_the_plain_mean_also_under_a_server_optimizer(run):
-    def adam(parameters):
-        return torch.optim.Adam(parameters, lr=0.5)
-
-    state, _ = run(model=Drift(), data=quadratic_data([1.0, 4.0]), max_rounds=1, server_optimizer=adam)
-    assert state["mean"].item() == 2.5
-    assert state["count"].item() == 2 and state["count"].dtype == torch.int64
-    assert state["y"].item() == pytest.approx(0.5, abs=1e-4)
-
-
 def test_buffers_can_stay_with_the_server_or_with_the_client(run):
     kept, _ = run(model=Drift(), data=quadratic_data([1.0, 4.0]), buffers="keep")
     assert kept["mean"].item() == kept["count"].item() == 0
@@ -248,176 +224,14 @@ def test_buffers_can_stay_with_the_server_or_with_the_client(run):
     assert trainer.server.state["count"].item() == 0
 
 
-@pytest.mark.parametrize(("weighting", "value"), [("examples", (3 * 0.1 + 1 * 0.4) / 4), ("uniform", 0.25)])
-def test_clients_are_weighted_by_examples_or_alike(run, weighting, value):
-    data = Partitioned(Numbers([1.0, 1.0, 1.0, 4.0]), num_clients=2)
-    data.partitioner = lambda labels, k, rng: [np.arange(3), np.array([3])]
-    data.partitioner.moved = 0
-    state, _ = run(model=Quadratic(), data=data, max_rounds=1, weighting=weighting)
-    assert state["y"].item() == pytest.approx(value)
-
-
-def test_server_momentum_is_fedavgm(run):
-    def momentum(parameters):
-        return torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
-
-    model, x, v = Quadratic(), 0.0, 0.0
-    run(model=model, data=quadratic_data([1.0, 4.0]), max_rounds=4, server_optimizer=momentum)
-    for _ in range(4):
-        v = 0.5 * v + 0.1 * (2.5 - x)
-        x = x + v
-    assert model.y.item() == pytest.approx(x, rel=1e-6)
-
-
-def test_frozen_parameters_do_not_move(run):
-    model = TinyModule()
-    model.head.requires_grad_(False)
-    before = model.head.weight.clone()
-    decays = {"server_optimizer": lambda p: torch.optim.SGD(p, lr=1.0, weight_decay=0.1)}
-    state, _ = run(model=model, data=clients(TinyData(), 8, 6), **decays)
-    assert torch.equal(state["head.weight"], before)
-
-
-# ---------------------------------------------------------------- cohorts and composition
-def test_a_cohort_is_a_function_of_seed_and_round(run):
-    cohorts = []
-
-    class Watch(Callback):
-        def on_round_start(self, trainer):
-            cohorts.append(trainer.server.cohort)
-
-    for rounds in (4, 6):
-        data = clients(TinyData(), 4, 4, 4, 2)
-        run(model=TinyModule(), data=data, max_rounds=rounds, participation=0.5, callbacks=[Watch()])
-    assert cohorts[:4] == cohorts[4:8]
-    assert all(len(set(cohort)) == 2 and cohort == sorted(cohort) for cohort in cohorts)
-    assert len({tuple(cohort) for cohort in cohorts}) > 1
-
-
-def test_what_a_client_sends_arrives_as_a_sum(run):
-    seen = {}
-
-    class Sends(Method):
-        def on_client_end(self, client):
-            return {"id": Weighted.of(client.info.id, 2.0), "counts": Weighted.of(client.info.label_counts)}
-
-        def transform_update(self, server, delta, payload):
-            seen.update(cohort=server.cohort, n=server.num_clients, mean=payload["id"].mean().item())
-            return delta
-
-        def on_round_end(self, server, payload):
-            seen.update(total=payload["counts"].total.sum().item(), weight=payload["id"].weight.item())
-
-    run([Sends()], max_rounds=1)
-    assert seen == {"cohort": [0, 1, 2, 3], "n": 4, "mean": 1.5, "total": 400, "weight": 8}
-
-
-class Scale(Method):
-    def transform_client_update(self, client, delta):
-        return {name: 2 * value for name, value in delta.items()}
-
-
-class Shift(Method):
-    def transform_client_update(self, client, delta):
-        return {name: value + 1 for name, value in delta.items()}
-
-
-@pytest.mark.parametrize(("methods", "value"), [([Scale(), Shift()], 1.2), ([Shift(), Scale()], 2.2)])
-def test_update_transforms_compose_in_list_order_on_the_untouched_change(run, methods, value):
-    state, _ = run(methods, model=Quadratic(), data=quadratic_data([1.0]), max_rounds=1)
-    assert state["y"].item() == pytest.approx(value)
-
-
-class HeadStays(Method):
-    def exchanges(self, key):
-        return not key.startswith("head")
-
-
-def test_entries_that_do_not_travel_stay_with_the_client(run):
-    def tiny(methods=()):
-        return run(methods, model=model, data=clients(TinyData(), 8, 6))
-
-    model = TinyModule()
-    before = model.head.weight.clone()
-    state, trainer = tiny([HeadStays()])
-    assert torch.equal(state["head.weight"], before)
-    kept = [memory["state"]["head.weight"] for memory in trainer.client.memories().values()]
-    assert len(kept) == 2
-    assert not torch.equal(kept[0], kept[1])
-    # of each client's float32 numbers: 6 x 3 weights and 3 biases
-    for tag in ("bytes/up", "bytes/down"):
-        assert trainer.metrics[tag] == tiny()[1].metrics[tag] - 2 * 4 * (6 * 3 + 3)
-
-
-def test_penalties_see_raw_logits_and_only_the_loss_sees_calibrated_ones(run):
-    seen = []
-
-    class Lower(Method):
-        def transform_logits(self, client, logits):
-            return logits - 1000.0
-
-    class Raw(Method):
-        requires = ("logits",)
-
-        def penalty(self, client, step):
-            seen.append(step.taps["logits"].abs().max().item())
-
-    run([Lower(), Raw()], max_rounds=1)
-    assert max(seen) < 900
-
-
-def weight_of(value):
-    kind = type(f"Weight{value}", (Method,), {"client_weight": lambda self, client: float(value)})
-    return kind()
-
-
-@pytest.mark.parametrize(
-    ("methods", "words"),
-    [([weight_of(1), weight_of(2)], ("weight1", "weight2")), ([HeadStays(), HeadStays()], ("headstays",))],
-)
-def test_methods_that_contradict_each_other_are_refused_by_name(run, methods, words):
-    with refused(*words):
-        run(methods, model=TinyModule(), data=clients(TinyData(), 8, 6))
-
-
 # ---------------------------------------------------------------- refusals before round 0
-def test_taps_can_be_bound_in_the_trainer_and_missing_ones_leave_no_folder(run, tmp_path):
-    data, taps = Partitioned(TheirData(), num_clients=2), {"representation": "net.3", "logits": "net.4"}
-    with refused("trainer.taps", "FedUV", "'representation'", "net.0", "net.1"):
-        run([FedUV()], model=Theirs(), data=data)
-    assert not list(tmp_path.iterdir())
-    assert run([FedUV()], model=Theirs(), data=data, taps=taps)[1].metrics["train/feduv"] > 0
 
 
-class Manual(Theirs):
-    automatic_optimization = False
-
-
-class TwoOptimizers(Theirs):
-    def configure_optimizers(self):
-        return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
-
-
-class NoStep(LightningModule):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        (Manual(), ("model='Manual'", "optimization")),
-        (TwoOptimizers(), ("configure_optimizers", "2 optimizers")),
-        (NoStep(), ("training_step",)),
-    ],
-)
-def test_modules_the_loop_cannot_drive_are_refused(run, model, message):
-    with refused(*message):
-        run(model=model, data=Partitioned(TheirData(), num_clients=2))
-
-
-def test_data_without_clients_is_refused_with_the_mend(run):
+def test_data_without_clients_or_without_the_examples_of_a_command_are_refused(run, tmp_path):
     with refused("data='TheirData'", "Partitioned"):
         run(model=Theirs(), data=TheirData())
+    with refused("val data"):
+        small_trainer(tmp_path).validate(small_model(), small_data())
 
 
 # ---------------------------------------------------------------- failures inside a run
@@ -468,24 +282,6 @@ def test_a_run_leaves_its_record(finished_run):
     assert found["versions"]["torch"].startswith(torch.__version__.split("+")[0])
     assert found["plan_hash"] == Plan.load(finished_run / "plan.npz").hash
     assert torch.load(finished_run / "checkpoints" / "last.ckpt", weights_only=True)["round"] == 3
-
-
-def test_a_checkpoint_evaluates_as_the_run_did_and_a_second_run_writes_nothing_over(tmp_path):
-    trainer = small_trainer(tmp_path, max_rounds=1)
-    trainer.fit(small_model(), small_data())
-    assert trainer.run_dir == tmp_path / "fedavg" / "version_0"
-    path = trainer.run_dir / "checkpoints" / "last.ckpt"
-    assert_same_bits(torch.load(path, weights_only=True)["state_dict"], trainer.server.state)
-    torch.manual_seed(9)
-    again = small_trainer(tmp_path).test(small_model(), small_data(), path)
-    assert again == {name: trainer.metrics[name] for name in again}
-    with refused("val data"):
-        small_trainer(tmp_path).validate(small_model(), small_data())
-    with refused("ckpt_path="):
-        small_trainer(tmp_path).test(small_model(), small_data(), tmp_path / "none.ckpt")
-    second = small_trainer(tmp_path, max_rounds=1)
-    second.fit(small_model(), small_data())
-    assert second.run_dir.name == "version_1"
 
 
 def test_fast_dev_run_takes_one_batch_a_client_and_writes_nothing(tmp_path):

@@ -273,6 +273,9 @@ def test_methods_share_a_reference_which_runs_once_a_batch_as_far_as_the_last_ta
     taps = ("early.0", "early.1", "representation")
     assert {(name, seen) for _, _, name, seen in runs} == {("global", taps), ("previous", taps)}
     assert len({found[:3] for found in runs}) == len(runs) > 0
+    runs.clear()
+    run([counting(runs), FedCKA()], "cnn")
+    assert {seen for *_, seen in runs} == {taps[:2]}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,9 @@ def test_fedbn_keeps_normalisation_with_the_client_and_averages_the_rest(run):
     start = small_model().state_dict()
     assert_same_bits({n: state[n] for n in own[0]}, {n: start[n] for n in own[0]})
     assert differs({"w": state["classifier.weight"]}, {"w": start["classifier.weight"]})
+    # four clients send the numbers of all other entries, each of four bytes or eight
+    sent = sum(value.nbytes for name, value in state.items() if name not in own[0])
+    assert trainer.metrics["bytes/up"] == trainer.metrics["bytes/down"] == 4 * sent
 
 
 def test_fedbn_without_batchnorm_is_refused(run):

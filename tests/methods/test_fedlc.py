@@ -10,11 +10,9 @@ from helpers.quadratics import Quadratic, quadratic_data
 from helpers.runs import assert_finite, small_data
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning import Method
 from fl_lightning.data import Dirichlet
 from fl_lightning.method import Step
 from fl_lightning.methods import FedLC
-from fl_lightning.models import MLP, ImageClassifier
 
 LOGITS, TARGETS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3, 0, 1])
 COUNTS = torch.tensor([3, 4, 5, 60])
@@ -47,16 +45,6 @@ def test_fedlc_is_not_applied_in_evaluation(run):
     _, trainer = run([FedLC(tau=50.0)], max_rounds=0)
     plain = run([], max_rounds=0)[1]
     assert trainer.evaluate("test") == plain.evaluate("test")
-
-
-def test_a_second_tap_of_the_classifier_records_raw_logits_too(run):
-    class Watch(Method):
-        requires = ("logits", "early.1")
-
-        def penalty(self, client, step):
-            assert torch.equal(step.taps["early.1"], step.taps["logits"])
-
-    run([Watch(), FedLC(tau=5.0)], model=ImageClassifier(MLP(64, [16])), max_rounds=1)
 
 
 @pytest.mark.parametrize(("missing", "margin"), [("floor", "fourth_root"), ("mask", "log_prior")])

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fl_lightning import Method
-from fl_lightning.errors import ClientError
 from fl_lightning.methods import MOON, DeCov, FedCKA, FedDecorr, FedLC, FedProto, FedRS, FedUV, StructuredDeCov
 
 
@@ -112,15 +111,3 @@ def test_nothing_of_one_batch_is_taken_for_anothers(run):
 
     with refused("trainer.taps", "z='unused'"):
         run([Reads()], model=Every(), taps={"z": "unused"})
-
-
-def test_an_error_of_a_visit_has_its_type_and_its_place(run):
-    class Fails(Net):
-        def training_step(self, batch, batch_idx):
-            if self.trainer.sanity_checking:
-                return super().training_step(batch, batch_idx)
-            raise KeyError("label")
-
-    words = ("KeyError", "test_outputs.py:", "(training_step)", "'label'")
-    with refused("client 0", "round 0", *words, kind=ClientError):
-        run(model=Fails())
