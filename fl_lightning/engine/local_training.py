@@ -197,7 +197,7 @@ class LocalTraining:
     def _take_steps(self, visit: Visit, loader: ClientLoader, steps: int) -> None:
         """So many local steps, without the module's hooks around epochs and batches."""
         clock = visit.clock
-        optimizer, _ = self._optimizer(1.0, loader)
+        optimizer, _ = self.begin_optimizer(1.0, loader)
         clock.local_steps = steps
         for epoch, length in enumerate(clock.passes):
             clock.epoch = epoch
@@ -207,7 +207,7 @@ class LocalTraining:
                 (self._step if steps_now else self._gradients)(batch, index, rows, optimizer)
                 clock.step += steps_now
 
-    def _optimizer(self, factor: float, loader: ClientLoader | None) -> tuple[Optimizer, Schedulers]:
+    def begin_optimizer(self, factor: float, loader: ClientLoader | None) -> tuple[Optimizer, Schedulers]:
         """The optimizer and the schedulers of a visit, as they are when it begins."""
         optimizer, schedulers = self.optimizers.fresh()
         for group in optimizer.param_groups if factor != 1.0 else ():
@@ -224,15 +224,11 @@ class LocalTraining:
         resident.stand_in.begin_visit(optimizer, schedulers, loader)
         return optimizer, schedulers
 
-    def begin_group(self, factor: float) -> tuple[Optimizer, Schedulers]:
-        """The optimizer and the schedulers of the visits of several clients side by side."""
-        return self._optimizer(factor, None)
-
     def _train(self, visit: Visit, loader: ClientLoader, lr_factor: float) -> None:
         """All epochs and batches of a visit, with the hooks of Lightning's training loop in its order."""
         client, clock, logged, watch = self.client, visit.clock, visit.logged, self.stopwatch
         call, schedules = client.resident.call, self.schedules
-        optimizer, schedulers = self._optimizer(lr_factor, loader)
+        optimizer, schedulers = self.begin_optimizer(lr_factor, loader)
         call("on_train_start")
         watch.lap("load")
         for epoch, length in enumerate(clock.passes_now):

@@ -162,11 +162,7 @@ class Recorder(TorchDispatchMode):
 
     def tensors(self, value: Any) -> Any:
         """What was noted down, with tensors in the place of their slots."""
-        if isinstance(value, Slot):
-            return self._held[value.number]
-        if isinstance(value, list):
-            return [self.tensors(part) for part in value]
-        return {name: self.tensors(part) for name, part in value.items()} if isinstance(value, dict) else value
+        return without_slots(value, self._held)
 
     def _in_memory(self, places: set[int]) -> set[int]:
         return {number for number, tensor in enumerate(self._held) if storage(tensor) in places}
@@ -202,6 +198,15 @@ def slots(*values: Any) -> list[Slot]:
     """Those in arguments of an operation."""
     leaves = tree_leaves(values, is_leaf=lambda value: isinstance(value, Slot))
     return [leaf for leaf in leaves if isinstance(leaf, Slot)]
+
+
+def without_slots(value: Any, found: Any) -> Any:
+    """Arguments of an operation, with what is ``found`` under their numbers in the place of slots."""
+    return tree_map(
+        lambda part: found[part.number] if isinstance(part, Slot) else part,
+        value,
+        is_leaf=lambda part: isinstance(part, Slot),
+    )
 
 
 def is_pure(target: OpOverload) -> bool:

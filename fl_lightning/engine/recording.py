@@ -21,7 +21,7 @@ from torch import Tensor, fx
 
 from fl_lightning.client.module_snapshot import are_equal
 from fl_lightning.engine.compiled import CompiledPrograms
-from fl_lightning.engine.recorder import NotRecordable, Recorder, Slot, aten, is_pure, native, slots
+from fl_lightning.engine.recorder import NotRecordable, Recorder, Slot, aten, is_pure, native, slots, without_slots
 from fl_lightning.errors import ClientError
 
 # recordings that are kept for one part of a step
@@ -98,13 +98,6 @@ class Recording:
             nodes[number] = graph.placeholder(f"tensor_{number}")
         self._known = [*known.values()]
 
-        def with_nodes(value: Any) -> Any:
-            if isinstance(value, Slot):
-                return nodes[value.number]
-            if isinstance(value, list):
-                return [with_nodes(part) for part in value]
-            return {name: with_nodes(part) for name, part in value.items()} if isinstance(value, dict) else value
-
         for target, args, kwargs, result in self.operations:
             numbers = [slot.number for slot in slots(result)]
             if target is aten.copy_.default and args[0].number in copies:
@@ -115,7 +108,7 @@ class Recording:
                 nodes[numbers[0]] = nodes[aliases[numbers[0]]]
                 continue
             function = native(target, recorder.tensors(args), recorder.tensors(kwargs))
-            node = graph.call_function(function, tuple(with_nodes(args)), with_nodes(kwargs))
+            node = graph.call_function(function, tuple(without_slots(args, nodes)), without_slots(kwargs, nodes))
             if is_pure(target) and exposed.isdisjoint(slot.number for slot in slots(args, kwargs, result)):
                 first = done.setdefault(f"{target} {node.args} {node.kwargs}", node)
                 if first is not node:

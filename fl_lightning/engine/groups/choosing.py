@@ -31,7 +31,7 @@ from fl_lightning.errors import ClientError, UsageError, clipped, located, requi
 from fl_lightning.functional._mapped import is_mapped
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.seeding import ambient, torch_generators
-from fl_lightning.state import State, norm
+from fl_lightning.state import norm
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
@@ -240,9 +240,10 @@ def try_two(run: Run, clients: list[int]) -> None:
     """
     work, draws = look_at_step(run, clients[0])
     if run.trainer.clients_per_step == AUTO:
-        why = f"a step takes {work / 1e6:,.0f} million operations, which fill a core by themselves"
-        require_mappable(work <= WORK.get(run.fabric.device.type, 0.0), why)
-        require_mappable(not draws, "its step draws random numbers, in a visit from a stream of its own")
+        if work > WORK.get(run.fabric.device.type, 0.0):
+            raise NotMappable(f"a step takes {work / 1e6:,.0f} million operations, which fill a core by themselves")
+        if draws:
+            raise NotMappable("its step draws random numbers, in a visit from a stream of its own")
     training, state = run.local_training, run.server.state
     with (
         ambient(run.seed, "side_by_side"),
@@ -270,26 +271,9 @@ def try_two(run: Run, clients: list[int]) -> None:
     near = NEAR.get(str(run.fabric.strategy.precision.precision), NEAR[""])
     # groups draw other random numbers
     for k, delta in zip(clients, alone, strict=True) if not draws else ():
-        check_near(delta, updates[k], near)
-
-
-def require_mappable(condition: bool, why: str) -> None:
-    """Refuse what had better not be mapped.
-
-    Raises:
-        NotMappable: ``condition`` does not hold.
-    """
-    if not condition:
-        raise NotMappable(why)
-
-
-def check_near(alone: State, beside: State, near: float) -> None:
-    """Refuse a change that is another side by side.
-
-    Raises:
-        NotMappable: it is, by more than the share ``near``.
-    """
-    gap, size = float(norm({name: value - beside[name] for name, value in alone.items()})), float(norm(alone))
-    if gap > near * size:
-        why = "it reads a value of one client, or keeps one outside of the state"
-        raise NotMappable(f"a step side by side moves the parameters otherwise than alone, by {gap / size:.2%}; {why}")
+        gap = float(norm({name: value - updates[k][name] for name, value in delta.items()}))
+        size = float(norm(delta))
+        if gap > near * size:
+            why = "it reads a value of one client, or keeps one outside of the state"
+            by = f"by {gap / size:.2%}"
+            raise NotMappable(f"a step side by side moves the parameters otherwise than alone, {by}; {why}")

@@ -139,7 +139,7 @@ class Group:
             buffers = client.module.named_buffers()
             self._apart = {f"buffer {path}": value for path, value in buffers if id(value) not in known}
             self.places = StateBinding(client.module, {**client.live, **self._apart})
-            optimizer, schedulers = training.begin_group(training.lr_factors[self.round])
+            optimizer, schedulers = training.begin_optimizer(training.lr_factors[self.round], None)
             self._begin(optimizer)
             held = values_held(client.module, client.methods.methods, [*client.live.values(), *self._apart.values()])
             training.recordings.begin_group(self.round, held)
