@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fl_lightning.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from fl_lightning.client import Client
     from fl_lightning.data import FederatedDataModule, Partitioned
@@ -29,7 +31,6 @@ __all__ = [
     "load_run",
     "load_runs",
 ]
-__version__ = "0.1.0"
 
 _MODULES = {
     "Client": "client",

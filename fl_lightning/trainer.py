@@ -13,12 +13,13 @@ from lightning.fabric.loggers import CSVLogger
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_only
 from lightning.pytorch import LightningDataModule, LightningModule
 
+from fl_lightning.code_fingerprint import code_of
 from fl_lightning.engine import validation
 from fl_lightning.engine.arguments import RunArguments
 from fl_lightning.engine.commands import doctor as examination
 from fl_lightning.engine.commands import fit as commands
 from fl_lightning.engine.commands import replay as replaying
-from fl_lightning.engine.identity.description import modules_of
+from fl_lightning.engine.fingerprint import modules_of
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.rounds import ClientsOnWorkers
 from fl_lightning.engine.run import Clients, Result, Run, launch
@@ -33,7 +34,6 @@ from fl_lightning.records.partition import save_partition
 from fl_lightning.results import FitResult, History
 from fl_lightning.sampling import UniformSampler
 from fl_lightning.seeding import base_seed
-from fl_lightning.sources import code_of
 
 Methods = list[Method] | Method | None
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.code_fingerprint import file_digest
 from fl_lightning.errors import UsageError, require
 from fl_lightning.packaged import names_near, packaged_config
-from fl_lightning.sources import content_of
 from fl_lightning.yaml_files import read_yaml
 
 Fragment = dict[str, Any]
@@ -173,5 +173,5 @@ def _of_result(value: Any, is_data: bool) -> Any:
         }
     if isinstance(value, list):
         return [_of_result(inner, is_data) for inner in value]
-    held = content_of(value) if isinstance(value, str) and not is_data else None
+    held = file_digest(value) if isinstance(value, str) and not is_data else None
     return value if held is None else f"sha256 {held}"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fl_lightning.bench.suite import Cell
+from fl_lightning.code_fingerprint import digest_now, is_own_module
 from fl_lightning.errors import printable
-from fl_lightning.sources import digest_now, is_own_module
 
 CellState = Literal["waiting", "running", "done", "failed"]
 

@@ -9,9 +9,8 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import load_states, states
-from fl_lightning.engine.identity.changes import (
+from fl_lightning.engine.fingerprint import (
     changes_of,
-    differing,
     forget_the_rest,
     identity,
     methods_that_stay,
@@ -23,7 +22,7 @@ from fl_lightning.engine.identity.changes import (
 )
 from fl_lightning.engine.model_files import call_on_load, entries_of_module, restore_data, state_of_data, storable
 from fl_lightning.engine.run import Run
-from fl_lightning.errors import ChangedCodeError, UsageError
+from fl_lightning.errors import UsageError
 from fl_lightning.method import MethodList
 from fl_lightning.state import uncompiled_names
 from fl_lightning.storage.atomic_io import load
@@ -122,16 +121,7 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
     if path is None:
         return {"round": 0}
     checkpoint = read(path)
-    before = checkpoint.get("description", {}).get("code")
-    try:
-        changes = changes_of(ours, run, path, checkpoint, allow_changes)
-    except UsageError as error:
-        if differing(before or {}, run.description.get("code", {}), "code", known_only=True):
-            raise ChangedCodeError(str(error)) from error
-        raise
-    if before is None:
-        # nobody knows with which code the rounds before were computed, so nothing is said of this run
-        run.description.pop("code", None)
+    changes = changes_of(ours, run, path, checkpoint, allow_changes)
     run.folder.changes, run.folder.changed = record(path, checkpoint, changes), bool(changes)
     files, stay = client_files(path, checkpoint), methods_that_stay(run, checkpoint, changes)
     try:

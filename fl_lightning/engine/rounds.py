@@ -18,10 +18,10 @@ from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.distributed.workers import schedule
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
+from fl_lightning.engine.fingerprint import identity
 from fl_lightning.engine.groups.forming import cost, form_groups
 from fl_lightning.engine.groups.group import Group, Member
 from fl_lightning.engine.groups.own_models import groups_of_own_models, metrics_of_own_models
-from fl_lightning.engine.identity.changes import identity
 from fl_lightning.engine.model_files import entries_of_module, state_of_data, storable
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sent import sent_down

@@ -41,7 +41,7 @@ from fl_lightning.engine.arguments import RunArguments
 from fl_lightning.engine.compiled import replace_forward
 from fl_lightning.engine.evaluation.evaluator import BatchIndex, Evaluator, Representations
 from fl_lightning.engine.evaluation.metric_states import Note
-from fl_lightning.engine.identity.description import code_of_run, description
+from fl_lightning.engine.fingerprint import code_of_run, describe
 from fl_lightning.engine.loaders import TRANSFER_HOOKS, Loaders, transfer_hook
 from fl_lightning.engine.local_training import LocalTraining, Stopwatch
 from fl_lightning.engine.optimizers import OptimizerSource, can_reset, configured, kept_parts, needs_closure, put_back
@@ -136,7 +136,7 @@ class Run:
     @cached_property
     def description(self) -> dict[str, Any]:
         """The run as plain values, as it is when this is first asked for: before round 0."""
-        return description(self)
+        return describe(self)
 
     def call(self, hook: str, **kwargs: Any) -> None:
         """Call a hook of all callbacks. An exception keeps its type and gets a note that names the callback."""

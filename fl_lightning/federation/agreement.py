@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.engine.identity.changes import differing
-from fl_lightning.engine.identity.description import FREE_OF_TRAINER
+from fl_lightning.engine.fingerprint import FREE_OF_TRAINER, differing
 from fl_lightning.engine.sent import LONGEST_NAME, MOST_LOGGED, Entry, entries_of
 from fl_lightning.errors import located
 from fl_lightning.federation.wire import BadMessageError

@@ -30,10 +30,11 @@ from fl_lightning.storage.atomic_io import (
     partial_of,
     remove,
 )
+from fl_lightning.version import __version__
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
-# layout of the contents
-FORMAT = 2
+# layout of the contents, and the version of the package
+FORMAT = f"3 of {__version__}"
 # of a SHA-256, at the end of a checkpoint
 DIGITS = 64
 CLIENT_FILE = re.compile(r"\d+-\d+\.pt", re.ASCII)

@@ -195,6 +195,20 @@ def test_a_checkpoint_neither_imports_nor_configures_anything(monkeypatch, capsy
     assert config["model"]["init_args"]["num_classes"] == 10
 
 
+def test_an_argument_that_no_object_keeps_is_known_from_the_config(capsys, tmp_path, monkeypatch):
+    (tmp_path / "sealed.py").write_text(
+        "from fl_lightning import Method\n\n\nclass Sealed(Method):\n"
+        "    def __init__(self, temperature: float = 1.0):\n        self._hidden = (temperature,)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    where = ["--trainer.default_root_dir", str(tmp_path), "--trainer.name", "run", "--trainer.logger", "false"]
+    fit = [*FIT, *QUICK, *where, "--method", "sealed.Sealed", "--method.temperature"]
+    main([*fit, "0.5"])
+    line = refused(capsys, *fit, "0.7", "--ckpt_path", "last")
+    assert_names(line, "method.0.init_args.temperature=0.7", "0.5", "--allow_changes true")
+    main([*fit, "0.5", "--ckpt_path", "last"])
+
+
 def test_a_config_is_that_of_the_run_as_it_goes_on_and_a_changed_run_has_one_of_its_own(capsys, tmp_path):
     where = ["--trainer.default_root_dir", str(tmp_path), "--trainer.name", "run", "--trainer.logger", "false"]
     fit = ["fit", "--config", "experiments/smoke/scaffold.yaml", *QUICK]

@@ -30,7 +30,7 @@ SAME = _NAMES.split()  # what ``self.trainer`` has with the values of Lightning'
 # what takes half of the time of a short run and has tests of its own, and what to call in its place
 LEFT_OUT = {
     "fl_lightning.engine.run.code_of_run": lambda *args: {},
-    "fl_lightning.engine.identity.description.code_of_run": lambda *args: {},
+    "fl_lightning.engine.fingerprint.code_of_run": lambda *args: {},
     "fl_lightning.callbacks.record.git_revision": lambda: None,
 }
 FIRST_BATCH = {"fl_lightning.engine.commands.fit.run_sanity_check": lambda run: None}

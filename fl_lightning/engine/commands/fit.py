@@ -21,9 +21,8 @@ from fl_lightning.engine.checkpointing import (
 )
 from fl_lightning.engine.evaluation.evaluator import bound_step, step_name
 from fl_lightning.engine.evaluation.loop import can_share
+from fl_lightning.engine.fingerprint import FREE_OF_TRAINER, message, overridden, shown_path
 from fl_lightning.engine.groups.choosing import choose
-from fl_lightning.engine.identity.changes import message, overridden, shown_path
-from fl_lightning.engine.identity.description import FREE_OF_TRAINER
 from fl_lightning.engine.loaders import flattened
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
 from fl_lightning.engine.rounds import check_metrics, play_round

@@ -14,8 +14,8 @@ from fl_lightning.client import Client
 from fl_lightning.distributed.launcher import threads
 from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
 from fl_lightning.engine.commands.fit import begin_fit
+from fl_lightning.engine.fingerprint import differences, identity, message, shown_path
 from fl_lightning.engine.groups.choosing import choose
-from fl_lightning.engine.identity.changes import differences, identity, message, shown_path
 from fl_lightning.engine.model_files import call_on_load, load_state, restore_data
 from fl_lightning.engine.rounds import cohort, draw_fates, groups_of_cohort, side_by_side
 from fl_lightning.engine.run import Run

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fl_lightning.sources import code_of, content_of, digest_now, is_own_module
+from fl_lightning.code_fingerprint import code_of, digest_now, file_digest, is_own_module
 
 METHOD = '''
 """A method."""
@@ -140,7 +140,7 @@ def test_a_file_is_known_by_what_it_holds(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, text in (("a.pt", "one"), ("b.pt", "one"), ("c.pt", "other")):
         (tmp_path / name).write_text(text)
-    assert content_of("a.pt") == content_of(str(tmp_path / "b.pt")) != content_of("c.pt")
+    assert file_digest("a.pt") == file_digest(str(tmp_path / "b.pt")) != file_digest("c.pt")
     (tmp_path / "a.pt").write_text("others")
-    assert content_of("a.pt") != content_of("b.pt")
-    assert content_of("nowhere") is content_of(".") is None
+    assert file_digest("a.pt") != file_digest("b.pt")
+    assert file_digest("nowhere") is file_digest(".") is None

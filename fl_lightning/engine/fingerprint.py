@@ -1,0 +1,508 @@
+"""A run as plain values: a checkpoint holds them, so that no run resumes as another.
+
+An object is a dictionary of its ``class``, the arguments of its constructors that it keeps under their names, and its
+public plain attributes, since a class may keep an argument under another name. The parsed config is compared as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from datetime import datetime, timezone
+from enum import Enum
+from functools import cache, partial
+from inspect import signature
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fl_lightning.callbacks.base import Callback, named
+from fl_lightning.callbacks.early_stopping import EarlyStopping
+from fl_lightning.client.stand_in import StandIn
+from fl_lightning.code_fingerprint import SCRIPT, Code, code_of, file_digest, source_file
+from fl_lightning.data.loaders import num_batches
+from fl_lightning.engine.optimizers import group_options
+from fl_lightning.errors import ChangedCodeError, UsageError, require
+from fl_lightning.records.hyperparameters import PLAIN
+
+if TYPE_CHECKING:
+    from fl_lightning.engine.arguments import RunArguments
+    from fl_lightning.engine.run import Run
+    from fl_lightning.method import Method
+
+Change = tuple[Any, Any]
+# arguments of the trainer that change no bit of the model, or that another key describes
+FREE_OF_TRAINER = (
+    *("max_rounds", "eval_every_n_rounds", "checkpoint_every_n_rounds", "devices", "workers_per_device", "num_nodes"),
+    *("timeout", "strategy", "client_memory", "cache_references", "callbacks", "logger", "default_root_dir", "name"),
+    *("on_client_error", "min_clients", "fast_dev_run", "enable_progress_bar"),
+)
+# arguments of the data that change no bit, or that the hash of the plan describes; a fingerprint of Hugging Face is
+# random, and may differ in each process
+FREE_OF_DATA = (
+    *("partitioner", "num_clients", "download", "pin_memory", "persistent_workers", "prefetch_factor", "verbose"),
+    "fingerprint",
+)
+# a name of an argument of the data with one of these words may be a path
+PATHS = {"root", "path", "paths", "dir", "dirs", "folder", "file", "files", "filename", "cache"}
+FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodDescriptorType, MethodType, partial, type)
+# attributes that torch keeps in a module beside its parts, such as hooks that lead to the whole run
+KEPT_BY_TORCH = vars(nn.Module()).keys() - {"_modules"}
+# nested objects; items of a container; numbers of an array
+DEPTH, MOST_ITEMS, MOST_NUMBERS = 8, 1000, 2**14
+# steps at which the function of a schedule is compared
+STEPS = (*range(100), *(int(100 * 1.05**i) for i in range(190)))
+# most characters of a message, of a value and of a path in it
+LONGEST, VALUE, PATH = 290, 36, 60
+
+
+def describe(run: Run) -> dict[str, Any]:
+    """Describe a run as it is before its first round."""
+    module, data, config = run.client.module, run.data, run.trainer.config or {}
+    optimizer, schedulers = run.local_training.optimizers.first
+    trained = [f"{name} {value.dtype}" for name, value in module.named_parameters() if value.requires_grad]
+    with_state = [part for part in run.callbacks if type(part).state_dict is not Callback.state_dict]
+    return {
+        "trainer": describe_trainer(run),
+        "model": {
+            **describe_object(module),
+            "modules": {
+                name: {**describe_object(part), "training": part.training}
+                for name, part in module.named_modules()
+                if name
+            },
+            "trained": f"{len(trained)} tensors, {digest(trained)}",
+            "optimizer": describe_optimizer(optimizer),
+            "lr_scheduler": [describe_scheduler(config) for config in schedulers],
+        },
+        "method": {name: describe_object(method) for name, method in named(run.methods.methods).items()},
+        "data": describe_data(data),
+        "config": {key: to_plain(config.get(key), in_data=key == "data") for key in ("model", "method", "data")},
+        "callbacks": {name: describe_callback(callback) for name, callback in named(with_state).items()},
+        "code": code_of_run(run.trainer, module, data, run.methods.methods),
+    }
+
+
+def describe_trainer(run: Run) -> dict[str, Any]:
+    """Describe the arguments of the trainer as they take effect."""
+    trainer, local, evaluated = run.trainer, run.local_training, {}
+    if local.monitored.config is not None or any(isinstance(part, EarlyStopping) for part in run.callbacks):
+        # the rounds that are evaluated decide something
+        asking = [part for part in run.callbacks if type(part).wants_evaluation is not Callback.wants_evaluation]
+        evaluated = {
+            "eval_every_n_rounds": trainer.eval_every_n_rounds,
+            "callbacks": [describe_callback(part) for part in asking],
+        }
+    return {
+        **{name: to_plain(value) for name, value in constructor_args(trainer).items() if name not in FREE_OF_TRAINER},
+        "max_rounds": trainer.max_rounds,
+        "fast_dev_run": trainer.limit_batches or False,
+        "server_optimizer": None if run.server.optimizer is None else describe_optimizer(run.server.optimizer),
+        "client_lr_scheduler": None if trainer.client_lr_scheduler is None else local.lr_factors,
+        "gradient_clip_algorithm": trainer.gradient_clip_algorithm or "norm",
+        "accelerator": run.fabric.device.type,
+        "precision": str(run.fabric.strategy.precision.precision),
+        "threads_per_worker": torch.get_num_threads(),
+        "channels_last": run.loaders.channels_last,
+        "clients_per_step": local.choice.size,
+        "clients_per_step=auto": local.choice.least > 2,  # which forms other groups of the same size
+        **evaluated,
+    }
+
+
+def describe_callback(callback: Callback) -> dict[str, Any]:
+    """Describe a callback by its arguments alone: its other attributes may have changed in a run before."""
+    return {"class": path_of(type(callback)), **to_plain(constructor_args(callback))}
+
+
+def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    """Describe an optimizer by the options of its groups; those that differ from group to group are lists."""
+    groups = [to_plain(options) for options in group_options(optimizer)]
+    options = {key: [group.get(key) for group in groups] for key in dict.fromkeys(key for one in groups for key in one)}
+    same = {key: values[0] if all(one == values[0] for one in values) else values for key, values in options.items()}
+    return {"class": path_of(type(optimizer)), **same, "groups": [len(one["params"]) for one in optimizer.param_groups]}
+
+
+def describe_scheduler(config: Any) -> dict[str, Any]:
+    """Describe a scheduler as it is built: its state, its functions by their values, and when it steps."""
+    scheduler, steps = config.scheduler, ("interval", "frequency", "monitor", "strict")
+    functions = [
+        f"{path_of(function)} {digest(values_of(function))}"
+        for part in (scheduler, *getattr(scheduler, "_schedulers", ()))
+        for function in getattr(part, "lr_lambdas", ())
+        if isinstance(function, FUNCTIONS)
+    ]
+    when = {name: getattr(config, name) for name in steps}
+    return {"class": path_of(type(scheduler)), **to_plain(scheduler.state_dict()), **when, "functions": functions}
+
+
+def values_of(function: Callable[[int], Any]) -> list[float]:
+    """Return the values of a schedule's function, which may end with an error after some step."""
+    values: list[float] = []
+    with suppress(Exception):
+        values.extend(float(function(step)) for step in STEPS)
+    return values
+
+
+def describe_data(data: Any) -> dict[str, Any]:
+    """Describe the data module, its labels, and the training loader of the first client that has batches."""
+    k = next((k for k in range(data.num_clients) if num_batches(data, k)), None)
+    labels, own = data.plan.labels, describe_object(data, in_data=True)
+    loader = {} if k is None else describe_object(data.train_dataloader(k), in_data=True)
+    # a DataLoader of a batch size has made the sampler of batches itself
+    again = {*own, "batch_sampler" if loader.get("batch_size") else ""} - {"class"}
+    return {
+        **own,
+        "labels": None if labels is None else hashlib.sha256(np.asarray(labels, np.int64).tobytes()).hexdigest()[:8],
+        "train_dataloader": {name: value for name, value in loader.items() if name not in again},
+    }
+
+
+def code_of_run(trainer: RunArguments, model: Any, data: Any, methods: Any) -> Code:
+    """Return a digest of each source file of the user's from which the objects of a run come, and of its imports.
+
+    Callbacks of the commands count as little as loggers.
+    """
+    given = [value for name, value in constructor_args(trainer).items() if name not in FREE_OF_TRAINER]
+    callbacks = [part for part in trainer.callbacks if not type(part).__module__.startswith("fl_lightning.cli.")]
+    return code_of(modules_of([model, data, methods, given, callbacks]))
+
+
+def modules_of(objects: Iterable[Any]) -> dict[str, set[str]]:
+    """Return the modules that define the classes and functions of some objects and of all that these keep.
+
+    Returns:
+        By module, the outermost names of these classes and functions.
+    """
+    modules: dict[str, set[str]] = {}
+    seen: dict[int, Any] = {}  # holds the objects, so that no other one gets the id of one that is gone
+    waiting = list(objects)
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, (*PLAIN, bytes, Tensor, np.ndarray, np.generic, StandIn, ModuleType)):
+            continue
+        seen[id(value)] = value
+        kind = value if isinstance(value, type) else type(value)
+        for definition in [value] if isinstance(value, FunctionType) else kind.__mro__:
+            module, name = getattr(definition, "__module__", None), getattr(definition, "__qualname__", "")
+            if isinstance(module, str):
+                modules.setdefault(module, set()).add(name.split(".")[0])
+        if isinstance(value, (dict, list, tuple, set, frozenset)):
+            waiting += list(value.values() if isinstance(value, dict) else value)[:MOST_ITEMS]
+        elif isinstance(value, MethodType):
+            waiting += [value.__func__, value.__self__]
+        elif isinstance(value, partial):
+            waiting += [value.func, value.args, value.keywords]
+        elif isinstance(value, FunctionType):
+            waiting += bound_values(value)
+        if not isinstance(value, type):
+            waiting += [part for name, part in getattr(value, "__dict__", {}).items() if name not in KEPT_BY_TORCH]
+    return modules
+
+
+def bound_values(function: FunctionType) -> list[Any]:
+    """Return the defaults of a function and the values of the variables around it."""
+    values = [function.__defaults__, function.__kwdefaults__]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # it has no value yet
+            values.append(cell.cell_contents)
+    return values
+
+
+# ------------------------------------------------------------------ plain values
+def to_plain(value: Any, depth: int = 0, in_data: bool = False) -> Any:
+    """Return a value as plain values that are the same in every process: without addresses, files by their contents.
+
+    Args:
+        value: the value.
+        depth: number of objects around it; below :data:`DEPTH`, only classes and lengths count.
+        in_data: whether it belongs to the data, whose files do not count.
+    """
+    inner = partial(to_plain, depth=depth + 1, in_data=in_data)
+    if isinstance(value, (str, os.PathLike)) and not isinstance(value, Enum):
+        text = os.fsdecode(value)
+        held = None if in_data else file_digest(text)
+        return text if held is None else f"sha256 {held}"
+    if type(value) in PLAIN:
+        return value
+    if isinstance(value, (torch.dtype, torch.device, Enum, np.dtype)):
+        return str(value)
+    if isinstance(value, (int, float)):  # of a subclass
+        return int(value) if isinstance(value, int) else float(value)
+    if isinstance(value, Tensor):
+        value = (value.detach().float() if value.dtype == torch.bfloat16 else value.detach()).cpu().numpy()
+    if isinstance(value, (np.ndarray, np.generic)):
+        text = f"{value.dtype} {value.shape}"
+        hidden = value.size > MOST_NUMBERS or value.dtype == object
+        return text if hidden else value.tolist() if value.size <= 16 else f"{text} {digest(value.tolist())}"
+    if isinstance(value, partial):
+        return {"class": path_of(value.func), "args": inner(value.args), **inner(value.keywords)}
+    if isinstance(value, FunctionType) and "<" in value.__qualname__:  # others share its name
+        code, constants = value.__code__, [part for part in value.__code__.co_consts if type(part) in PLAIN]
+        return f"{path_of(value)} {digest([code.co_code, code.co_names, constants, inner(bound_values(value))])}"
+    if isinstance(value, FUNCTIONS):
+        return path_of(value)
+    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+        if len(value) > MOST_ITEMS or depth >= DEPTH:
+            return f"{len(value)} items"
+        if isinstance(value, Mapping):
+            known = {str(key): part for key, part in value.items() if not in_data or affects_result(str(key), part)}
+            return {key: inner(part) for key, part in known.items()}
+        items = [inner(part) for part in value]
+        return sorted(items, key=repr) if isinstance(value, (set, frozenset)) else items
+    return describe_object(value, depth, in_data)
+
+
+def describe_object(value: Any, depth: int = 0, in_data: bool = False) -> dict[str, Any]:
+    """Describe an object by its class, arguments and, outside the data, public plain attributes."""
+    kind, known = type(value), constructor_args(value) if depth < DEPTH else {}
+    if hasattr(kind, "__getitem__") and hasattr(kind, "__len__"):
+        # of a data set, how its examples look, not the examples
+        plain = (*PLAIN, Tensor, np.ndarray)
+        known = {n: v for n, v in known.items() if type(v) in plain or "transform" in n or "dataset" in n}
+    elif not in_data and depth < DEPTH:
+        own = {n: v for n, v in getattr(value, "__dict__", {}).items() if n[0] != "_" and n not in KEPT_BY_TORCH}
+        known = {**{n: v for n, v in own.items() if type(v) in PLAIN or isinstance(v, FUNCTIONS)}, **known}
+    known = {n: v for n, v in known.items() if not in_data or affects_result(n, v)}
+    return {"class": path_of(kind), **{n: to_plain(v, depth + 1, in_data) for n, v in known.items()}}
+
+
+def constructor_args(value: Any) -> dict[str, Any]:
+    """Return the constructors' arguments that an object keeps, and Lightning's ``hparams``, without modules."""
+    kind: Any = type(value)
+    own, kept = getattr(value, "__dict__", {}), dict(getattr(value, "_hparams", {}))
+    kept |= {n: own.get(n, own.get(f"_{n}")) for n in argument_names(kind) if n in own or f"_{n}" in own}
+    return {n: part for n, part in kept.items() if not isinstance(part, (nn.Module, torch.Generator))}
+
+
+@cache
+def argument_names(kind: Any) -> tuple[str, ...]:
+    """Return the names of the arguments of a class's constructor and of its parents' ones."""
+    names: dict[str, None] = {}
+    for base in kind.__mro__[:-1]:
+        with suppress(TypeError, ValueError):  # its constructor is not written in Python
+            parameters = signature(vars(base)["__init__"]).parameters.values() if "__init__" in vars(base) else ()
+            names |= dict.fromkeys(p.name for p in [*parameters][1:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+    return tuple(names)
+
+
+def affects_result(name: str, value: Any) -> bool:
+    """Return whether an argument of the data may change a result: unlike a path or a way of loading."""
+    texts = value if isinstance(value, (list, tuple)) else [value]
+    path = not PATHS.isdisjoint(name.split("_")) and all(isinstance(text, str | bool | None) for text in texts)
+    return not (path or isinstance(value, os.PathLike) or name in FREE_OF_DATA)
+
+
+def path_of(kind: Any) -> str:
+    """Return the qualified name of a class or function; within this package without its module, as in a config."""
+    module, name = getattr(kind, "__module__", None), getattr(kind, "__qualname__", type(kind).__qualname__)
+    return name if not module or str(module).split(".")[0] == "fl_lightning" else f"{module}.{name}"
+
+
+def digest(values: list[Any]) -> str:
+    """Return eight hexadecimal digits that stand for plain values."""
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:8]
+
+
+# ------------------------------------------------------------------ comparing
+def identity(run: Run, description: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return what a checkpoint holds of its run; by default with the whole description."""
+    known = {"seed_everything": run.seed, "method": run.methods.names, "plan_hash": run.data.plan.hash}
+    return {**known, "description": run.description if description is None else description}
+
+
+def overridden(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, Change]:
+    """Return where an evaluation differs from the run of a checkpoint in its seed, partition, methods or data."""
+    methods = {name: describe_object(method) for name, method in named(run.methods.methods).items()}
+    return differences(identity(run, {"method": methods, "data": describe_data(run.data)}), checkpoint)
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Change]:
+    """Return their value and ours of each key in which the identities of two runs differ."""
+    changes = {key: (theirs.get(key), ours[key]) for key in ours if key != "description"}
+    changes = {key: pair for key, pair in changes.items() if pair[0] != pair[1]}
+    there, here = theirs["description"], ours["description"]
+    for section in ("trainer", "model", "method", "data"):
+        if section in here:
+            found = differing(there[section], here[section], section)
+            before, now = (part.get("config", {}).get(section) for part in (there, here))
+            # a config tells of a difference that no object keeps; a run from Python has none
+            changes |= found or (differing(before, now, section) if before and now else {})
+    before, now = there["code"], here.get("code", {})
+    known = {name: (before[name], now[name]) for name in before if name in now}
+    changes |= {f"code.{name}": pair for name, pair in known.items() if pair[0] != pair[1]}
+    changes.pop("trainer.max_rounds", None)
+    factors = changes.get("trainer.client_lr_scheduler", (None, None))
+    # a factor for each round, where None is a constant 1; only rounds that both runs have need to agree
+    rounds = min((len(schedule) for schedule in factors if schedule), default=0)
+    if rounds and len({tuple((schedule or [1.0] * rounds)[:rounds]) for schedule in factors}) == 1:
+        del changes["trainer.client_lr_scheduler"]
+    return changes
+
+
+def differing(theirs: Any, ours: Any, key: str) -> dict[str, Change]:
+    """Return the values of two descriptions by the keys in which they differ."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        if theirs.get("class") != ours.get("class"):
+            return {key: (theirs.get("class"), ours.get("class"))}
+        names = {**ours, **theirs}
+        return {k: v for n in names for k, v in differing(theirs.get(n), ours.get(n), f"{key}.{n}").items()}
+    lists = isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours)
+    if lists and any(isinstance(value, (dict, list)) for value in ours):
+        pairs = enumerate(zip(theirs, ours, strict=True))
+        return {k: v for i, pair in pairs for k, v in differing(*pair, f"{key}.{i}").items()}
+    return {} if theirs == ours or repr(theirs) == repr(ours) else {key: (theirs, ours)}  # nan is like nan
+
+
+def changes_of(
+    ours: Mapping[str, Any], run: Run, path: Path, checkpoint: Mapping[str, Any], allowed: bool
+) -> dict[str, Change]:
+    """Return what differs between this run, with the identity ``ours``, and the run of a checkpoint.
+
+    Returns:
+        By key, the value there and here.
+
+    Raises:
+        UsageError: something differs that is not ``allowed`` to, a ChangedCodeError if the user's code does. The
+            model's state and the partition never may, and ``max_rounds`` must reach the rounds that are done.
+    """
+    where = f"ckpt_path={shown_path(path)!r}"
+    if "server" not in checkpoint:
+        hint = "give RUN/checkpoints/last.ckpt, or begin a new run with --weights"
+        raise UsageError(f"{where}: not a checkpoint of a run, it has no server; {hint}")
+    theirs, state = (
+        {n: tuple(v.shape) for n, v in s.items()} for s in (checkpoint["server"]["state"], run.server.state)
+    )
+    if state.keys() != theirs.keys():
+        text = f"its state holds {len(theirs)} entries, the model has {len(state)}"
+        raise UsageError(f"{where}: not a checkpoint of this run: {text} of other names; give the same model")
+    for name, shape in state.items():
+        hint = f"not a checkpoint of this run: there it has the shape {theirs[name]}; give the same model"
+        require(shape == theirs[name], f"{where}: model.{name}", shape, hint)
+    changes = differences(ours, checkpoint)
+    if "plan_hash" in changes:
+        hint = "another partition; give the data, num_clients and seed of before, or begin a new run with --weights"
+        first = {key: changes[key] for key in ("seed_everything", "plan_hash") if key in changes}
+        raise UsageError(message(where, first | changes, hint))
+    done, then, rounds = checkpoint["round"], checkpoint["description"]["trainer"], run.trainer.max_rounds
+    hint = f"the checkpoint has {done} rounds done, give at least that"
+    require(rounds >= done, f"{where}: trainer.max_rounds", rounds, hint)
+    every = then.get("eval_every_n_rounds")  # described where a metric decides something
+    if every and rounds > done == then["max_rounds"] and done % every:
+        # the last round, which is always evaluated, would not be in a longer run
+        changes["trainer.max_rounds"] = (done, rounds)
+    if changes and not allowed:
+        text = message(where, changes, "give what it was, or --allow_changes true to go on in a new version")
+        raise (ChangedCodeError if touches(changes, "code") else UsageError)(text)
+    return changes
+
+
+def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
+    """Return one line that lists the first changes and counts the others."""
+    items = []
+    for key, (there, here) in changes.items():
+        module = SCRIPT if key.startswith(f"code.{SCRIPT}.") else key.removeprefix("code.")
+        file = source_file(module) if key.startswith("code.") else None
+        edited = f"{shown_path(Path(os.path.relpath(file)))} was edited" if file else ""
+        items.append(edited or f"{key}={shown(here)} (was {shown(there)})")
+    for number in range(len(items), 0, -1):
+        more = f" and {len(items) - number} more" if number < len(items) else ""
+        line = f"{where}: {', '.join(items[:number])}{more}; {hint}"
+        if len(line) <= LONGEST:
+            break
+    return line
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message shows it."""
+    text = repr(value.get("class", value) if isinstance(value, dict) else value)
+    return text if len(text) <= VALUE else f"{text[: VALUE - 14]}...{text[-11:]}"
+
+
+def shown_path(path: Path) -> str:
+    """Return a path as a message shows it: the end of a long one."""
+    return str(path) if len(str(path)) <= PATH else f"...{str(path)[3 - PATH :]}"
+
+
+# ------------------------------------------------------------------ continuing with changes
+def touches(changes: Mapping[str, Change], *keys: str) -> bool:
+    """Return whether something changed under one of these keys."""
+    return any(f"{changed}.".startswith(f"{key}.") for changed in changes for key in keys)
+
+
+def record(path: Path, checkpoint: Mapping[str, Any], changes: Mapping[str, Change]) -> list[dict[str, Any]]:
+    """Return all changes of a run with the present ones, for ``changes.yaml`` and the next checkpoints."""
+    if not changes:
+        return checkpoint["changes"]
+    present = {key: {"before": there, "now": here} for key, (there, here) in changes.items()}
+    time = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    entry = {"time": time, "ckpt_path": str(path.absolute()), "rounds_done": checkpoint["round"], "changes": present}
+    return [*checkpoint["changes"], entry]
+
+
+def state_of_server(run: Run, checkpoint: Mapping[str, Any], changes: Mapping[str, Change]) -> dict[str, Any]:
+    """Return the server's state in a checkpoint; with a fresh optimizer if that has changed."""
+    saved, optimizer = checkpoint["server"], run.server.optimizer
+    if not touches(changes, "trainer.server_optimizer", "trainer.server_optimizer_scope", "model.trained"):
+        return saved
+    run.trainer.warn("trainer.server_optimizer: the checkpoint has the state of another one; it starts fresh")
+    return {**saved, "optimizer": {} if optimizer is None else optimizer.state_dict()}
+
+
+def restore_schedule(run: Run, saved: dict[str, Any], changes: Mapping[str, Change]) -> None:
+    """Restore a module's scheduler that watches a metric, unless it has changed."""
+    if not touches(changes, "model.optimizer", "model.lr_scheduler", "trainer.client_schedulers"):
+        run.local_training.monitored.load_state_dict(saved)
+    elif saved or run.local_training.monitored.config is not None:
+        text = "a scheduler that watches a metric is another one than in the checkpoint; it starts fresh"
+        run.trainer.warn(f"model: {text}")
+
+
+def methods_that_stay(run: Run, checkpoint: Mapping[str, Any], changes: Mapping[str, Change]) -> list[Method]:
+    """Return the methods that have not changed since a checkpoint; none where other parameters are trained."""
+    if touches(changes, "trainer.server_optimizer_scope", "model.trained"):
+        return []
+    own = enumerate(named(run.methods.methods).items())  # those of a config have numbers
+    same = [method for i, (name, method) in own if not touches(changes, f"method.{name}", f"method.{i}")]
+    return [method for method in same if method.name in checkpoint["methods"]]
+
+
+def what_stays(run: Run, memory: Mapping[str, Any], methods: list[Method]) -> dict[str, Any]:
+    """Return the part of a client's memory that belongs to these methods and to the entries that do not travel."""
+    names = {method.name for method in methods}
+    entries = {name: value for name, value in memory.get("state", {}).items() if name in run.client.kept}
+    stay = {name: value for name, value in memory.items() if name in names}
+    return {**stay, "state": entries} if entries else stay
+
+
+def forget_the_rest(run: Run, methods: list[Method]) -> None:
+    """Drop what clients remember for methods that are gone, and entries of the state that travel now."""
+    memories = run.client.memories()
+    for k in list(memories):
+        memory = memories.visited(k)
+        stay = what_stays(run, memory, methods)
+        memory.clear()
+        memory.update(stay)
+        memories.settle(k)
+
+
+def states_of_callbacks(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the state of each callback that a checkpoint has with the same class and arguments."""
+    left, states = dict(checkpoint["description"]["callbacks"]), {}
+    for name, callback in run.description["callbacks"].items():
+        same = next((there for there in left if not differing(left[there], callback, name)), None)
+        if same is not None:
+            states[name] = checkpoint["callbacks"][same]
+            del left[same]
+    dropped = [name for name in left if checkpoint["callbacks"].get(name)]
+    if dropped:
+        text = "no callback of this class and these arguments is in this run, so its state is dropped"
+        run.trainer.warn(f"trainer.callbacks: {', '.join(dropped)}: {text}")
+    return states
