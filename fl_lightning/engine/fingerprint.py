@@ -243,7 +243,9 @@ def to_plain(value: Any, depth: int = 0, in_data: bool = False) -> Any:
         hidden = value.size > MOST_NUMBERS or value.dtype == object
         return text if hidden else value.tolist() if value.size <= 16 else f"{text} {digest(value.tolist())}"
     if isinstance(value, partial):
-        return {"class": path_of(value.func), "args": inner(value.args), **inner(value.keywords)}
+        keywords = inner(value.keywords)
+        by_name = keywords if isinstance(keywords, dict) else {"keywords": keywords}  # their number, beyond the depth
+        return {"class": path_of(value.func), "args": inner(value.args), **by_name}
     if isinstance(value, FunctionType) and "<" in value.__qualname__:  # others share its name
         code, constants = value.__code__, [part for part in value.__code__.co_consts if type(part) in PLAIN]
         return f"{path_of(value)} {digest([code.co_code, code.co_names, constants, inner(bound_values(value))])}"
