@@ -14,19 +14,21 @@ DAGGER, STAR = "†", "*"
 NONE = "-"
 # what Markdown takes for a mark: an underscore does not stand within a word, a bracket begins a link's address
 SPECIAL = re.compile(r"[|*\\`~]|(?<![^\W_])_|_(?![^\W_])|(?<=\])\(|&(?=[#\w]+;)")
-IN_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": "$<$",
-    ">": "$>$",
-    "|": "$|$",
-    "±": r"$\pm$",
-    "≥": r"$\ge$",
-    "≤": r"$\le$",
-    "†": r"$^\dagger$",
-    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
-}
+IN_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": "$<$",
+        ">": "$>$",
+        "|": "$|$",
+        "±": r"$\pm$",
+        "≥": r"$\ge$",
+        "≤": r"$\le$",
+        "†": r"$^\dagger$",
+        **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+    }
+)
 LETTERS = "alpha beta gamma delta epsilon eta kappa lambda mu nu rho sigma tau theta"
 GREEK = {**{name: f"\\{name}" for name in LETTERS.split(" ")}, "lambda_": r"\lambda"}
 GREEK_LETTERS = {letter: GREEK[name] for letter, name in zip("αβγδεηκλμνρστθ", GREEK, strict=False)} | {"µ": r"\mu"}
@@ -170,7 +172,14 @@ def latex(sheet: Sheet, label: str) -> Iterator[str]:
     if not sheet.lines:
         yield from (f"% {printable(text)}" for text in (caption, sheet.note) if text)
         return
-    environment, size, aligned = shape_of(sheet)
+    names = [name for group, inner in sheet.groups for name in (inner or [group])]
+    columns = [[text.text for text in column] for column in zip(*sheet.lines, strict=True)]
+    heads = [*sheet.names, *names]
+    wide = sum(2 + max(map(len, (head, *column))) for head, column in zip(heads, columns, strict=True))
+    environment = "table" if wide <= ONE_COLUMN else "table*"
+    size = next((size for most, size in SIZES if wide > most), "")
+    numeric = [any(map(NUMERIC.match, column)) for column in columns[len(sheet.names) :]]
+    aligned = "l" * len(sheet.names) + "".join("r" if one else "l" for one in numeric)
     yield from (f"\\begin{{{environment}}}", r"\centering", f"\\caption{{{prose_in_latex(caption)}}}")
     yield f"\\label{{{label}}}{size}"
     yield from (f"\\begin{{tabular}}{{{aligned}}}", r"\toprule")
@@ -184,17 +193,6 @@ def latex(sheet: Sheet, label: str) -> Iterator[str]:
     marked_notes = [f"$^{{{number}}}$ {in_latex(note)}" for number, note in sheet.notes.items()]
     yield from (f"\n\\smallskip{{\\footnotesize {text}}}" for text in (in_latex(sheet.note), *marked_notes) if text)
     yield from (f"\\end{{{environment}}}", "")
-
-
-def shape_of(sheet: Sheet) -> tuple[str, str, str]:
-    """The environment of a table in LaTeX, the size of its letters and how its columns are aligned."""
-    heads = [*sheet.names, *(name for group, inner in sheet.groups for name in (inner or [group]))]
-    columns = [[text.text for text in column] for column in zip(*sheet.lines, strict=True)]
-    wide = sum(2 + max(map(len, (head, *column))) for head, column in zip(heads, columns, strict=True))
-    size = next((size for most, size in SIZES if wide > most), "")
-    numeric = [any(map(NUMERIC.match, column)) for column in columns[len(sheet.names) :]]
-    aligned = "l" * len(sheet.names) + "".join("r" if one else "l" for one in numeric)
-    return "table" if wide <= ONE_COLUMN else "table*", size, aligned
 
 
 def latex_head(sheet: Sheet) -> Iterator[str]:
@@ -262,14 +260,9 @@ def set_in_latex(text: str) -> str:
     """A part of a text that can be printed, in LaTeX."""
     made, end = [], 0
     for found in IN_MATHS.finditer(text):
-        made += [*map(letter_in_latex, text[end : found.start()]), formula_in_latex(found)]
+        made += [text[end : found.start()].translate(IN_LATEX), formula_in_latex(found)]
         end = found.end()
-    return "".join([*made, *map(letter_in_latex, text[end:])])
-
-
-def letter_in_latex(letter: str) -> str:
-    """A letter that LaTeX shows as it is."""
-    return IN_LATEX.get(letter, letter)
+    return "".join([*made, text[end:].translate(IN_LATEX)])
 
 
 def formula_in_latex(found: re.Match[str]) -> str:

@@ -29,7 +29,7 @@ from fl_lightning.bench.readings import ReadingsSuite, conclusions, readings_she
 from fl_lightning.bench.results import CellResult, with_notes
 from fl_lightning.bench.statistics import MOST_SEEDS, Decision, Verdict
 from fl_lightning.bench.suite import OF_METRIC, Cell, Suite
-from fl_lightning.errors import require
+from fl_lightning.errors import count, require
 
 TableForm = Literal["md", "tex", "csv"]
 FORMS: tuple[TableForm, ...] = get_args(TableForm)
@@ -62,7 +62,7 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
         columns = max((list(entry) for entry in entries), key=len, default=[])
         return in_columns(columns, entries)
     lines = list(about(suite, cells, results))
-    of_readings = [readings_sheet(suite, comparisons)] if isinstance(suite, ReadingsSuite) and comparisons else []
+    of_readings = readings_sheets(suite, comparisons)
     if form == "tex":
         plain = [without_markdown(line.lstrip("#- ")) for line in lines]
         made = [*of_readings, *(sheet for comparison in comparisons for sheet in sheets(comparison))]
@@ -72,10 +72,7 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
         lines += markdown(renamed(sheet, suite.names))
         lines += [line for text in conclusions(suite, comparisons) for line in (in_markdown(text), "")]
     for comparison in comparisons:
-        table = comparison.table
-        caption = table.caption or first_upper(what_is_shown(comparison))
-        page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
-        lines += [f"## {prose(with_names(f'{caption} ({page})' if page is not None else caption, suite.names))}", ""]
+        lines += [f"## {prose(with_names(heading(comparison), suite.names))}", ""]
         lines += [line for sheet in sheets(comparison) for line in markdown(renamed(sheet, suite.names))]
         lines += [in_markdown(with_names(line, suite.names)) for line in summary_lines(comparison)]
     return "\n".join(lines)
@@ -103,15 +100,31 @@ def about(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]
     yield from (f"# {prose(suite.title)}", "")
     if suite.source:
         yield from (f"Source: {prose(suite.source)}", "")
-    states = Counter(results[cell.digest].state if cell.digest in results else "waiting" for cell in cells)
-    counts = [f"{states[state]} {state}" for state in ("done", "running", "waiting", "failed") if states[state]]
-    yield from (f"{len(cells)} cells: {', '.join(counts)}.", "")
+    yield from (f"{len(cells)} cells: {progress(cells, results)}.", "")
     machines = sorted({results[cell.digest].machine for cell in cells if cell.digest in results} - {""})
     if machines:
         yield from (f"Run on {in_markdown('; '.join(machines))}.", "")
     if suite.notes:
         yield from ("What the source leaves open, and how it is filled in:", "")
         yield from (*(f"- {prose(note)}" for note in suite.notes), "")
+
+
+def progress(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> str:
+    """The number of cells in each state."""
+    states = Counter(results[cell.digest].state if cell.digest in results else "waiting" for cell in cells)
+    return ", ".join(f"{states[state]} {state}" for state in ("done", "running", "waiting", "failed") if states[state])
+
+
+def heading(comparison: Comparison) -> str:
+    """What a table is called, with the page of the source that has it."""
+    table = comparison.table
+    page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
+    return f"{table.caption or first_upper(what_is_shown(comparison))}{f' ({page})' if page is not None else ''}"
+
+
+def readings_sheets(suite: Suite, comparisons: Sequence[Comparison]) -> list[Sheet]:
+    """The table of the readings that are consistent with the published numbers, for a suite of readings."""
+    return [readings_sheet(suite, comparisons)] if isinstance(suite, ReadingsSuite) and comparisons else []
 
 
 def sheets(comparison: Comparison) -> Iterator[Sheet]:
@@ -186,14 +199,10 @@ def ours(entry: TableEntry, comparison: Comparison, marks: tuple[str, ...]) -> T
     if entry.ours.deviation is not None and not entry.bound:
         text += f" ± {number_text(entry.ours.deviation, comparison)}"
     if comparison.suite.decide is not None:
-        inner = [
-            f"{entry.ours.n} seed{'s' * (entry.ours.n != 1)}",
-            *(states for states in pending if "waiting" not in states),
-        ]
-        text += f" ({', '.join(inner)})"
+        of = [count(entry.ours.n, "seed"), *(states for states in pending if "waiting" not in states)]
+        text += f" ({', '.join(of)})"
     elif entry.ours.n < entry.cells:
-        inner = [f"{entry.ours.n} of {entry.cells} seeds", *pending]
-        text += f" ({', '.join(inner)})"
+        text += f" ({', '.join([f'{entry.ours.n} of {entry.cells} seeds', *pending])})"
     return Text(text, entry.best, (*[DAGGER] * (entry.scale != 1), *[STAR] * significant(entry), *marks))
 
 
@@ -228,45 +237,37 @@ def differs(entry: TableEntry) -> bool:
 
 
 def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet:
-    """The differences to the baseline, one row for each row and column of the table.
-
-    Args:
-        comparison: the table's entries.
-        notes: the footnotes of the table of numbers, after which those of this table are numbered.
-    """
-    suite, table = comparison.suite, comparison.table
+    """The differences to the baseline, one row for each row and column; footnotes are numbered after ``notes``."""
+    suite, table, decide = comparison.suite, comparison.table, comparison.suite.decide
     both, common = dict(notes), common_notes(comparison)
-    level = f"{100 * suite.confidence:g} % interval"
-    judged = any(entry.verdict for entry in comparison.entries.values())
-    heads = ["difference", level, "pairs = looks" if suite.decide else "pairs"]
-    if suite.decide:
-        heads += [f"Student's, {suite.decide.max_seeds} pairs", "p by Holm", f"{comparison.baseline}, same seeds"]
-    heads += ["paper's difference"] * bool(table.published) + ["verdict"] * (judged or bool(table.published))
+    judged = bool(table.published) or any(entry.verdict for entry in comparison.entries.values())
+    heads = ["difference", f"{100 * suite.confidence:g} % interval", "pairs = looks" if decide else "pairs"]
+    if decide:
+        heads += [f"Student's, {decide.max_seeds} pairs", "p by Holm", f"{comparison.baseline}, same seeds"]
+    heads += ["paper's difference"] * bool(table.published) + ["verdict"] * judged
     lines = []
-    for row in comparison.rows:
-        for column in comparison.columns:
-            entry = comparison.entries.get((row, column))
-            if entry is None or not differs(entry):
-                continue
-            labels = [*row, *(label for _, label in of_columns(comparison, column))]
-            line = [Text(label) for label in labels] + difference_texts(entry, comparison, common, both)
-            line += [Text(signed(entry.published_difference, comparison))] * bool(table.published)
-            line += [Text(verdict_text(entry))] * (judged or bool(table.published))
-            lines.append(line)
+    for row, column in itertools.product(comparison.rows, comparison.columns):
+        entry = comparison.entries.get((row, column))
+        if entry is None or not differs(entry):
+            continue
+        line = [Text(label) for label in (*row, *(label for _, label in of_columns(comparison, column)))]
+        line += difference_texts(entry, comparison, common, both)
+        line += [Text(signed(entry.published_difference, comparison))] * bool(table.published)
+        lines.append(line + [Text(verdict_text(entry))] * judged)
     about = f"Difference to {comparison.baseline} on equal seeds and equal partitions, mean over the pairs"
     texts = [f"{about}; the interval is by {INTERVALS[suite.interval]}, and needs two pairs."]
-    if suite.decide is not None:
+    if decide:
         texts = [
             f"{about} in the order of the seeds; the interval is a confidence sequence, which holds at each of its "
-            f"looks, one after each pair. Its error of {100 * suite.decide.alpha:g} % is per pair of rows in one "
-            f"setting, not per table. Student's is that of {suite.decide.max_seeds} pairs without looks; pairs that "
+            f"looks, one after each pair. Its error of {100 * decide.alpha:g} % is per pair of rows in one "
+            f"setting, not per table. Student's is that of {decide.max_seeds} pairs without looks; pairs that "
             f"ended earlier have none. p by Holm holds for all {len(lines)} comparisons of this table together."
         ]
-        texts += [f"No difference: within {suite.decide.margin:g}."] * (table.show in OF_METRIC)
-    axes = [axis for axis, _ in of_columns(comparison, comparison.columns[0])]
+        texts += [f"No difference: within {decide.margin:g}."] * (table.show in OF_METRIC)
+    names = (*table.rows, *(axis for axis, _ in of_columns(comparison, comparison.columns[0])))
     own = {number: note for number, note in both.items() if number not in notes}
     key, note = f"{suite.name}-{table.show}-differences", " ".join(common[one] for one in common if NOT_COMPARED in one)
-    return Sheet(" ".join(texts), (*table.rows, *axes), [(head, []) for head in heads], lines, own, key=key, note=note)
+    return Sheet(" ".join(texts), names, [(head, []) for head in heads], lines, own, key=key, note=note)
 
 
 def difference_texts(
@@ -274,14 +275,16 @@ def difference_texts(
 ) -> list[Text]:
     """Our difference, its interval and number of pairs, with the footnotes that they need but ``common`` ones."""
     marks = footnotes((note for note in entry.notes if NOT_COMPARED in note and note not in common), notes)
-    if entry.difference is None:
+    apart = entry.difference
+    if apart is None:
         return [Text(NONE, marks=marks), Text(NONE), Text("0"), *[Text(NONE)] * (3 * bool(comparison.suite.decide))]
-    daggers = (DAGGER, *marks) if entry.scale != 1 else marks
-    mean = f"{entry.difference.bound} {signed(entry.difference.mean, comparison)}".strip()
-    marks = footnotes(entry.difference.notes, notes)
-    both = (entry.difference.interval, entry.student)
-    own, student = (NONE if one is None else f"[{', '.join(signed(end, comparison) for end in one)}]" for one in both)
-    texts = [Text(mean, marks=daggers), Text(own, marks=marks), Text(str(entry.difference.n))]
+    mean = f"{apart.bound} {signed(apart.mean, comparison)}".strip()
+    own, student = (
+        NONE if ends is None else f"[{', '.join(signed(end, comparison) for end in ends)}]"
+        for ends in (apart.interval, entry.student)
+    )
+    texts = [Text(mean, marks=(*[DAGGER] * (entry.scale != 1), *marks))]
+    texts += [Text(own, marks=footnotes(apart.notes, notes)), Text(str(apart.n))]
     if entry.holm is not None and entry.baseline is not None:
         p = "< 0.001" if entry.holm < 0.001 else f"{entry.holm:.3f}"
         texts += [Text(student), Text(p), Text(number_text(entry.baseline, comparison))]
@@ -350,7 +353,8 @@ def caption_of(comparison: Comparison) -> str:
     texts = [f"{first_upper(what_is_shown(comparison))}: {over}."]
     texts += ["In bold: the best of a column."] * any(entry.best for entry in entries)
     texts += ["Under “paper”: the published number."] * any(entry.published for entry in entries)
-    texts += [f"{DAGGER} scaled: a run does about {scale:g} of the work of the suite." for scale in scales(comparison)]
+    scales = sorted({entry.scale for entry in entries} - {1.0})
+    texts += [f"{DAGGER} scaled: a run does about {scale:g} of the work of the suite." for scale in scales]
     about = f"With a star: the {100 * comparison.suite.confidence:g} % interval of the difference to"
     alone = f"{about} {comparison.baseline} is without 0, for each pair by itself."
     texts += [alone] * any(map(significant, entries))
@@ -401,11 +405,6 @@ def order_by_score(comparison: Comparison) -> Iterator[str]:
         yield f"The order depends on the score of: {'; '.join([*named[:MOST_PAIRS], *more])}."
 
 
-def scales(comparison: Comparison) -> list[float]:
-    """The scales of the entries that are scaled."""
-    return sorted({entry.scale for entry in comparison.entries.values()} - {1.0})
-
-
 def summary_lines(comparison: Comparison) -> Iterator[str]:
     """By row, in how many columns there is each verdict."""
     lines = []
@@ -414,7 +413,7 @@ def summary_lines(comparison: Comparison) -> Iterator[str]:
         texts = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
         lines += [f"- {', '.join(row)}: {', '.join(texts)}"] if texts else []
     if lines:
-        scaled = AT_THIS_SCALE if scales(comparison) else ""
+        scaled = AT_THIS_SCALE * any(entry.scale != 1 for entry in comparison.entries.values())
         yield f"Verdicts relative to {comparison.baseline}{scaled}, in number of columns:"
         yield from ("", *lines, "")
 

@@ -6,20 +6,23 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fl_lightning.cli.entry_point import COMMANDS, OneLineParser, end_with_status, program, writing_into
-from fl_lightning.errors import choices, clipped, printable, require
+from fl_lightning.errors import choices, clipped, count, printable, require
+
+if TYPE_CHECKING:
+    from fl_lightning.report.page import Report
 
 PAGE = (".html", ".htm")
 BESIDE = (".md", ".tex", ".csv", ".runs.csv", ".paper.csv")
-# what a page of a report says in its head
+# in the head of each page of a report
 GENERATOR = '<meta name="generator" content="fl-lightning '
 PICTURE = (".pdf", ".svg", ".png")
-# what a file of a figure says of itself but for the date, which would make each another one
+# without the date, which would make each file another one
 UNDATED: dict[str, dict[str, None]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {}}
-HINT = "cannot be written: {} is no folder, or not writable; give another {}"
 
 
 def report_parser() -> argparse.ArgumentParser:
@@ -60,15 +63,17 @@ def report(options: argparse.Namespace) -> None:
     endings = PICTURE if options.figure else PAGE
     output = options.output or Path("report.html" if not options.figure else f"{options.figure}.pdf")
     require(output.suffix in endings, "--output", str(output), f"give a file that ends in {', '.join(endings)}")
-    check_output(output)
+    require(not output.is_dir(), "--output", str(output), "is a folder; give a file")
+    check_writable("--output", output, output.parent)
     names = names_of(options.names)
     if options.figures is not None:
         require(not options.figure, "--figures", str(options.figures), "is for all figures; leave out --figure")
-        check_folder(options.figures)
+        check_writable("--figures", options.figures, options.figures)
     if not options.figure:
         output = output.with_suffix(".html")
         check_others(output)
     # these take a second to import, and bad arguments need none of them
+    from fl_lightning.bench.fragments import write_text
     from fl_lightning.report.page import Asked, make_report
     from fl_lightning.report.sources import read_sources
 
@@ -86,14 +91,15 @@ def report(options: argparse.Namespace) -> None:
         return
     files = made.files(output.stem)
     with writing_into("--output", output.parent):
-        write_report(output.parent, files)
+        for name, text in files.items():
+            write_text(output.parent / name, text)
     for warning in made.warnings[:5]:
         print(f"warning: {clipped(warning)}", file=sys.stderr)
     if len(made.warnings) > 5:
         print(f"warning: {len(made.warnings) - 5} more are on the page", file=sys.stderr)
     runs = sum(len(section.runs) for section in made.sections)
     beside = ", ".join(name for name in files if name != output.name)
-    print(printable(f"{runs} run{'s' * (runs != 1)}: {output}, and {beside} beside it"))
+    print(printable(f"{count(runs, 'run')}: {output}, and {beside} beside it"))
     if options.figures is not None:
         print(printable(f"{write_figures(made, options.figures)} drawings as PDF and SVG in {options.figures}"))
 
@@ -114,30 +120,13 @@ def names_of(pairs: Sequence[str]) -> dict[str, str]:
     return made
 
 
-def check_output(output: Path) -> None:
-    """Refuse a file that cannot be written; nothing is made yet.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    require(not output.is_dir(), "--output", str(output), "is a folder; give a file")
-    require(can_be_made(output.absolute().parent), "--output", str(output), HINT.format("its folder", "file"))
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be written into.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    require(can_be_made(folder.absolute()), "--figures", str(folder), HINT.format("it", "folder"))
-
-
-def can_be_made(folder: Path) -> bool:
-    """Whether a folder is there, or can be made, and can be written into."""
+def check_writable(key: str, place: Path, folder: Path) -> None:
+    """Refuse a place whose folder cannot be made or written into, before anything is read."""
+    folder = folder.absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    return folder.is_dir() and os.access(folder, os.W_OK)
+    writable = folder.is_dir() and os.access(folder, os.W_OK)
+    require(writable, key, str(place), f"cannot be written: {folder} is no folder, or not writable; give another one")
 
 
 def check_others(output: Path) -> None:
@@ -154,21 +143,7 @@ def check_others(output: Path) -> None:
     require(not beside, "--output", str(output), f"{', '.join(map(str, beside))} is there; give another file")
 
 
-def write_report(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write files side by side: all of them, or none."""
-    partial = {folder / name: folder / f".{name}.{os.getpid()}" for name in texts}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path, text in zip(partial.values(), texts.values(), strict=True):
-            path.write_text(text, encoding="utf-8", errors="backslashreplace")
-        for path, complete in zip(partial.values(), partial, strict=True):
-            path.replace(complete)
-    finally:
-        for path in partial.values():
-            path.unlink(missing_ok=True)
-
-
-def write_figure(made: object, name: str, output: Path) -> None:
+def write_figure(made: Report, name: str, output: Path) -> None:
     """Write one figure.
 
     Raises:
@@ -176,7 +151,7 @@ def write_figure(made: object, name: str, output: Path) -> None:
     """
     from fl_lightning.plotting.drawing import in_style
 
-    cards = {card.name: card for *_, card in made.cards()}  # type: ignore[attr-defined]
+    cards = {card.name: card for *_, card in made.cards}
     require(name in cards, "--figure", name, f"the report has none of this name; it has {choices(cards, name)}")
     with in_style(), writing_into("--output", output):
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -184,7 +159,7 @@ def write_figure(made: object, name: str, output: Path) -> None:
     print(output)
 
 
-def write_figures(made: object, folder: Path) -> int:
+def write_figures(made: Report, folder: Path) -> int:
     """Write each drawing of a report as PDF and SVG; returns their number.
 
     Raises:
@@ -195,10 +170,9 @@ def write_figures(made: object, folder: Path) -> int:
     number = 0
     with in_style(), writing_into("--figures", folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for *_, card in made.cards():  # type: ignore[attr-defined]
-            for name, figure in card.printed():
-                number += 1
-                for ending in (".pdf", ".svg"):
-                    figure.savefig(folder / f"{name}{ending}", dpi=300, metadata=UNDATED[ending])
-                    figure.set_layout_engine("none")  # laying it out again takes as long as to draw it
+        for name, figure in (pair for *_, card in made.cards for pair in card.printed()):
+            number += 1
+            for ending in (".pdf", ".svg"):
+                figure.savefig(folder / f"{name}{ending}", dpi=300, metadata=UNDATED[ending])
+                figure.set_layout_engine("none")  # laying it out again takes as long as to draw it
     return number

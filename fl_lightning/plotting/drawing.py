@@ -14,13 +14,12 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
-from matplotlib.ticker import AutoLocator, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import AutoLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from fl_lightning.plotting.style import HATCHES, LIGHT, LINE_COLOURS, VISIBLE, line_style, settings
 
-# names along an axis, long ones below it, and rows or columns of a map with numbers in its cells, beyond which they
-# could not be read
-MOST_NAMES, MOST_LONG, MOST_NUMBERS = 24, 12, 12
+# names along an axis, and long ones below it, beyond which they could not be read
+MOST_NAMES, MOST_LONG = 24, 12
 MARKS = "os^Dv<>Pp*hX"
 Draw = Callable[[Axes], None]
 
@@ -135,7 +134,6 @@ def heat(
     names: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None),
     log: bool = False,
     limits: tuple[float, float] | None = None,
-    numbers: str = "",
     **labels: str,
 ) -> Draw:
     """A map of values ``(n, m)``; what is nan, or 0 on a logarithmic scale, stays empty.
@@ -146,7 +144,6 @@ def heat(
         names: of the rows and of the columns, if they have some.
         log: whether the scale is logarithmic.
         limits: its ends; None takes the least and the largest value.
-        numbers: the format in which the values stand in the cells, where there is room; empty for none.
         labels: ``xlabel``, ``ylabel``, ``title``.
     """
 
@@ -173,15 +170,6 @@ def heat(
                 axis.set_major_locator(MaxNLocator(6, integer=True))
             else:
                 name_ticks(axis, along)
-        if numbers and max(values.shape) <= MOST_NUMBERS:
-            for (row, column), value in np.ndenumerate(values):
-                if np.isfinite(value):
-                    light = np.dot(image.to_rgba(value)[:3], (0.3, 0.6, 0.1))
-                    style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8}
-                    text = axes.text(
-                        column, row, format(value, numbers), color="white" if light < 0.5 else "black", **style
-                    )
-                    text.set_in_layout(False)  # hundreds of them take seconds, and they lie within their cells
         axes.set(**labels)
 
     return draw
@@ -244,6 +232,8 @@ def name_ticks(axis: Any, names: Sequence[str]) -> None:
     step = math.ceil(len(names) / (MOST_LONG if long else MOST_NAMES)) or 1
     turned: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"} if long else {}
     axis.set_ticks(np.arange(0, len(names), step), names[::step], **turned)
+    # the data of a figure have all names
+    axis.set_major_formatter(FuncFormatter(lambda at, place: names[round(at)]))
 
 
 def numbered_line(at: int, y: np.ndarray, label: str = "", x: np.ndarray | None = None, **style: Any) -> CurveLine:

@@ -7,10 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations, groupby
 
-from fl_lightning.report.measured import not_drawn
+from fl_lightning.errors import count
+from fl_lightning.report.gallery import not_drawn
 from fl_lightning.report.reading import INFINITE
 from fl_lightning.report.run import PLAN, ReportedRun
-from fl_lightning.report.sections import Group, Section
+from fl_lightning.report.sections import Section
 
 # what is skipped, one and several
 SKIPPED = {
@@ -60,22 +61,22 @@ def cautions_of_run(section: Section, run: ReportedRun) -> Iterator[str]:
 
 
 def of_skipped(runs: Sequence[ReportedRun]) -> Iterator[str]:
-    """That clients or batches were skipped."""
+    """Warn of clients and batches that were skipped."""
     for tag, (one, several) in SKIPPED.items():
-        numbers = {id(run): sum(run.values(tag).values()) for run in runs}
-        some = [run for run in runs if numbers[id(run)]]
+        numbers = [(sum(run.values(tag).values()), run) for run in runs]
+        some = [(number, run) for number, run in numbers if number]
         if len(some) > NAMED:
-            most = max(some, key=lambda run: numbers[id(run)])
-            total = sum(numbers.values())
-            yield f"{total:g} {several} in {len(some)} runs, most of them in {most.name}: {numbers[id(most)]:g}."
+            most, run = max(some, key=lambda pair: pair[0])
+            total = sum(number for number, _ in some)
+            yield f"{total:g} {several} in {len(some)} runs, most of them in {run.name}: {most:g}."
             continue
-        for run in some:
-            number, rounds = numbers[id(run)], sum(value > 0 for value in run.values(tag).values())
-            yield f"{run.name}: {number:g} {one if number == 1 else several}, in {rounds} round{'s' * (rounds != 1)}."
+        for number, run in some:
+            rounds = count(sum(value > 0 for value in run.values(tag).values()), "round")
+            yield f"{run.name}: {number:g} {one if number == 1 else several}, in {rounds}."
 
 
 def of_partitions(section: Section) -> Iterator[str]:
-    """That runs that a reader compares had different partitions."""
+    """Warn of different partitions of the runs that a reader compares."""
     for setting in section.settings:
         hashes: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for group in section.at(setting):
@@ -90,7 +91,7 @@ def of_partitions(section: Section) -> Iterator[str]:
 
 
 def of_seeds(section: Section) -> Iterator[str]:
-    """That not all configurations of a setting have the same seeds."""
+    """Warn of configurations of a setting that have different seeds."""
     for setting in section.settings:
         seeds = {group.line: sorted(group.runs) for group in section.at(setting)}
         if len({tuple(one) for one in seeds.values()}) > 1:
@@ -100,43 +101,35 @@ def of_seeds(section: Section) -> Iterator[str]:
 
 
 def spans(numbers: Sequence[int]) -> Iterator[str]:
-    """Numbers in ascending order as text, those without a gap between them by the first and the last."""
+    """Yield ascending numbers as text, three and more without a gap by the first and the last."""
     for _, span in groupby(enumerate(numbers), key=lambda one: one[1] - one[0]):
         some = [number for _, number in span]
         yield from map(str, some) if len(some) < 3 else [f"{some[0]} to {some[-1]}"]
 
 
 def of_scores(section: Section) -> Iterator[str]:
-    """That the order of two configurations depends on how one model is scored."""
+    """Warn where the order of two configurations depends on the score of the callback ``Scores``."""
+    tags = {tag for run in section.runs for row in run.rows for tag in row if tag.startswith("scores/")}
     for setting in section.settings:
         for one, other in combinations(section.at(setting), 2):
-            gaps = {score: gap_between(one, other, score) for score in scores_of(one)}
-            ahead = [score for score, gap in gaps.items() if gap > 0]
-            behind = [score for score, gap in gaps.items() if gap < 0]
+            ahead, behind = list[str](), list[str]()
+            for tag in sorted(tags):
+                # the last values of the seeds that both have
+                values = [
+                    [list(group.runs[seed].values(tag).values())[-1:] for group in (one, other)]
+                    for seed in one.runs.keys() & other.runs.keys()
+                ]
+                gap = math.fsum(ours[0] - theirs[0] for ours, theirs in values if ours and theirs)
+                if gap:
+                    (ahead if gap > 0 else behind).append(tag.removeprefix("scores/"))
             if ahead and behind:
                 where = f" ({setting})" if setting else ""
                 sides = f"{one.line} is ahead by {', '.join(ahead)}; {other.line} is ahead by {', '.join(behind)}"
                 yield f"The order depends on the score{where}: {sides}."
 
 
-def scores_of(group: Group) -> list[str]:
-    """The scores of the runs of a configuration, as the callback ``Scores`` names them."""
-    tags = {tag for run in group.runs.values() for row in run.rows for tag in row}
-    return sorted(tag.removeprefix("scores/") for tag in tags if tag.startswith("scores/"))
-
-
-def gap_between(one: Group, other: Group, score: str) -> float:
-    """The mean difference of the last values of a score over the seeds that both have; 0 without any."""
-    gaps = []
-    for seed in one.runs.keys() & other.runs.keys():
-        values = [list(group.runs[seed].values(f"scores/{score}").values()) for group in (one, other)]
-        if all(values):
-            gaps.append(values[0][-1] - values[1][-1])
-    return math.fsum(gaps) / len(gaps) if gaps else 0.0
-
-
 def of_versions(runs: Sequence[ReportedRun]) -> Iterator[str]:
-    """That the runs were made with different code."""
+    """Warn of different code, software and machines of the runs."""
     known = [run.environment for run in runs if run.environment]
     revisions = {str(one.get("git_revision")) for one in known if one.get("git_revision")}
     torch = {(one.get("versions") or {}).get("torch") for one in known}

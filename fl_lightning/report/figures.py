@@ -7,7 +7,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -22,6 +23,7 @@ from matplotlib.ticker import FixedLocator
 
 from fl_lightning.bench.cells_csv import csv_text
 from fl_lightning.plotting.drawing import Draw
+from fl_lightning.plotting.figures import laid_out
 from fl_lightning.plotting.style import FONT, LIGHT, LINE_COLOURS
 
 WIDTH, HEIGHT = 4.3, 3.0
@@ -29,14 +31,14 @@ WIDTH, HEIGHT = 4.3, 3.0
 LEGEND_COLUMNS = 3
 # inches of a column of a paper, and names of a legend side by side within it
 COLUMN, COLUMN_LEGEND = 3.3, 2
-# columns of the data of curves and bars; values of a matrix in a file of data at most
-HEAD, MOST_CELLS = ("drawing", "curve", "x", "y"), 10_000
+# columns of the data of curves and bars; values of a map in a file of data at most
+HEAD, MOST_CELLS = ("drawing", "curve", "x", "y"), 20_000
 COLOURS = {LIGHT["ink"]: "ink", LIGHT["grid"]: "grid", LIGHT["quiet"]: "quiet", LIGHT["card"]: "card"}
 COLOURS |= {colour: f"line-{at}" for at, colour in enumerate(LINE_COLOURS)}
 OF_PAGE = re.compile("|".join(COLOURS))
 # what matplotlib writes around the drawing itself
 AROUND = re.compile(r"<metadata>.*?</metadata>|<style type=\"text/css\">.*?</style>|<!--.*?-->", re.DOTALL)
-NUMBERS = re.compile(r"-?\d+\.\d{3,}")
+COORDINATES, NUMBERS = re.compile(r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*'), re.compile(r"-?\d+\.\d{3,}")
 CURVE_ID = re.compile(r' id="curve-(\d+)"')
 SIZE = re.compile(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>')
 
@@ -47,13 +49,11 @@ class Drawing:
 
     Args:
         draw: draws it into axes.
-        told: description for readers who do not see it.
         height: height in inches, without its legend.
         name: name among the drawings of its figure; empty for its number.
     """
 
     draw: Draw
-    told: str
     height: float = HEIGHT
     name: str = ""
 
@@ -105,9 +105,11 @@ class Card:
 
     def elements(self) -> Iterator[str]:
         """Yield its drawings as elements of a page."""
-        for at, (drawing, figure) in enumerate(zip(self.drawings, self.figures, strict=True)):
+        for at, figure in enumerate(self.figures):
+            axes = figure.axes[0]
+            told = ", ".join(filter(None, [self.title, " ".join(axes.get_title().split()), axes.get_ylabel()]))
             # names may be long, and a drawing has many ids
-            yield inline(figure, f"f{zlib.crc32(self.name.encode(errors='backslashreplace')):x}-{at}", drawing.told)
+            yield inline(figure, f"f{zlib.crc32(self.name.encode(errors='backslashreplace')):x}-{at}", told)
 
     def csv(self) -> str:
         """Return its data as CSV, with six digits."""
@@ -128,20 +130,14 @@ class Card:
             figure.set_size_inches(COLUMN, drawing.height * scale + 0.2 * -(-len(entries) // COLUMN_LEGEND))
             add_legend(figure, entries, COLUMN_LEGEND)
             for artist in figure.findobj(lambda one: one.get_gid() is not None):
-                artist.set_gid(None)  # what a script looks for
+                artist.set_gid(None)  # ids for the script of the page
             own = re.sub(r"[^a-z0-9.]+", "-", (drawing.name or str(at)).lower()).strip("-")
             own = own.removeprefix(f"{self.name.rsplit('-', 1)[-1]}-")  # of drift-drift-client
             yield f"{self.name}-{own}" if len(self.drawings) > 1 else self.name, figure
 
     def figure(self) -> Figure:
-        """Return all drawings as one figure with its legend, as for a paper."""
-        size = (WIDTH * len(self.drawings), max(drawing.height for drawing in self.drawings))
-        figure, entries = Figure(figsize=size, layout="constrained"), dict[str, Any]()
-        for axes, drawing in zip(figure.subplots(1, len(self.drawings), squeeze=False)[0], self.drawings, strict=True):
-            drawing.draw(axes)
-            entries |= {str(line.get_label()): line for _, line in curves_of(axes)} | bar_legend(axes)
-        add_legend(figure, entries, 3 * len(self.drawings))
-        return figure
+        """Return all drawings side by side with their legend."""
+        return laid_out([drawing.draw for drawing in self.drawings], columns=len(self.drawings))
 
 
 def curves_of(axes: Axes) -> list[tuple[int, Line2D]]:
@@ -157,36 +153,45 @@ def bar_legend(axes: Axes) -> dict[str, Any]:
 
 def margins(axes: Axes) -> tuple[float, float, float, float]:
     """Return the inches left of axes, below them, right of them and above them that their texts need."""
-    x, y = (names_along(axis) for axis in (axes.xaxis, axes.yaxis))
+    x, y = (max(map(len, names_along(axis)), default=0) for axis in (axes.xaxis, axes.yaxis))
     title = len(axes.get_title().splitlines())
     if not (len(axes.get_xticks()) or axes.get_xlabel()):
         return 0.1, 0.1, 0.1, 0.14 + 0.16 * title
-    left = max(room(y), 0.55) if y else 0.72
-    below = max(room(x), 0.48) if max(map(len, x), default=0) > 4 else 0.48
-    return left, below, 0.85 if axes.child_axes else 0.12, 0.14 + 0.16 * title
+    below, left = (0.3 + 0.075 * min(longest, 24) for longest in (x, y))
+    right = 0.85 if axes.child_axes else 0.12
+    return max(left, 0.55) if y else 0.72, max(below, 0.48) if x > 4 else 0.48, right, 0.14 + 0.16 * title
 
 
-def names_along(axis: Any) -> list[str]:
+def names_along(axis: Axis) -> list[str]:
     """Return the names along an axis; none of an axis of numbers."""
-    named = isinstance(axis.get_major_locator(), FixedLocator)
-    return [text.get_text() for text in axis.get_ticklabels()] if named else []
+    fixed = isinstance(axis.get_major_locator(), FixedLocator)
+    return [text.get_text() for text in axis.get_ticklabels()] if fixed else []
+
+
+def namer(axis: Axis) -> Callable[[float], Any]:
+    """Return what gives the name of a place along an axis, or the place where it has none."""
+    formatter = axis.get_major_formatter()
+    return (lambda at: formatter(at, 0)) if names_along(axis) else (lambda at: at)
 
 
 def data_of(axes: Axes) -> Iterator[list[Any]]:
-    """Yield the drawn data: of curves and bars the label, the place and the value, of matrices rows and columns."""
-    told = " ".join(axes.get_title().split()) or axes.get_ylabel()
-    names = dict(zip(axes.get_xticks(), names_along(axes.xaxis), strict=False))
+    """Yield the drawn data: of curves and bars the label, the place and the value, of maps row, column and value."""
+    title = " ".join(axes.get_title().split()) or axes.get_ylabel() or axes.get_xlabel()
+    along_x, along_y = namer(axes.xaxis), namer(axes.yaxis)
     for line in axes.lines:
         if not str(line.get_label()).startswith("_"):
             x, y = (np.asarray(data, float).tolist() for data in line.get_data())
-            yield from ([told, line.get_label(), names.get(at, at), value] for at, value in zip(x, y, strict=True))
+            yield from ([title, line.get_label(), along_x(at), value] for at, value in zip(x, y, strict=True))
     for label, bars in bar_legend(axes).items():
-        heights = [float(bar.get_height()) for bar in bars]
-        yield from ([told, label, names.get(at, at), value] for at, value in enumerate(heights))
+        lying = bars.orientation == "horizontal"
+        for at, bar in enumerate(bars):
+            length = float(bar.get_width() if lying else bar.get_height())
+            yield [title, label, along_y(at) if lying else along_x(at), length]
     for image in axes.images:
-        matrix: np.ndarray = np.ma.filled(np.ma.asarray(image.get_array(), dtype=float), np.nan)
-        if matrix.size <= MOST_CELLS:
-            yield from ([told, *place, float(value)] for place, value in np.ndenumerate(matrix))
+        values: np.ndarray = np.ma.filled(np.ma.asarray(image.get_array(), dtype=float), np.nan)
+        places = np.argwhere(np.isfinite(values)).tolist()
+        for row, column in places if len(places) <= MOST_CELLS else ():
+            yield [title, along_y(row), along_x(column), float(values[row, column])]
 
 
 def add_legend(figure: Figure, entries: Mapping[str, Any], columns: int, place: Any = "outside lower center") -> None:
@@ -196,20 +201,14 @@ def add_legend(figure: Figure, entries: Mapping[str, Any], columns: int, place: 
         figure.legend(entries.values(), entries.keys(), loc=place, ncols=min(len(entries), columns), **how)
 
 
-def room(names: Sequence[str]) -> float:
-    """Return the inches that names along an axis and its label take."""
-    longest = max(map(len, names), default=0)
-    return 0.3 + 0.075 * min(longest, 24)
-
-
 # ------------------------------------------------------------------ SVG
 def inline(figure: Figure, name: str, told: str) -> str:
-    """A figure as an ``<svg>`` element; the same text for the same figure.
+    """Return a figure as an ``<svg>`` element, the same text for the same figure.
 
     Args:
         figure: the figure, drawn with :func:`fl_lightning.plotting.style.settings`.
-        name: what the ids within the drawing begin with; of one page, each figure has its own.
-        told: what the figure shows, for those who do not see it.
+        name: beginning of the ids within the drawing; each figure of a page has its own.
+        told: description for readers who do not see it.
     """
     file = io.StringIO()
     figure.patch.set_visible(False)
@@ -220,7 +219,8 @@ def inline(figure: Figure, name: str, told: str) -> str:
     text = AROUND.sub("", file.getvalue()[file.getvalue().index("<svg") :])
     text = OF_PAGE.sub(lambda found: f"var(--{COLOURS[found[0]]})", text)
     text = text.replace(f"'{FONT}', sans-serif", "var(--font)")
-    text = re.sub(r'(?<= d=")[^"]*|(?<= x=")[^"]*|(?<= y=")[^"]*', lambda one: rounded(one[0]), text)
+    # a hundredth of a point
+    text = COORDINATES.sub(lambda found: NUMBERS.sub(lambda one: f"{float(one[0]):.2f}", found[0]), text)
     text = own_ids(text, name)
     size = SIZE.search(text)[1]  # type: ignore[index]
     values = "".join(f" data-axes='{escape(json.dumps(one))}'" for one in curves_in(figure))
@@ -229,48 +229,38 @@ def inline(figure: Figure, name: str, told: str) -> str:
 
 
 def curves_in(figure: Figure) -> Iterator[dict[str, Any]]:
-    """The curves of the first axes with what a script needs to tell their values; nothing without curves.
+    """Yield the curves of the first axes for the script of the page; nothing without curves.
 
-    It is the ``box`` of the axes in the drawing (left, top, right, bottom), the ends of their scales ``x`` and ``y``
-    and whether these are logarithmic, their ``labels``, the ``names`` of places along x, and of each of the ``curves``
-    its number, its places and its values with five digits.
+    They have the ``box`` of the axes in the drawing (left, top, right, bottom), the ends of their scales ``x`` and
+    ``y`` and whether these are logarithmic, their ``labels``, the ``names`` of places along x, and of each of the
+    ``curves`` its number, its places and its values with five digits.
     """
     axes = figure.axes[0]
     curves = curves_of(axes)
     if not curves:
         return
+
+    def five_digits(values: Any) -> list[float | None]:
+        return [float(f"{value:.5g}") if math.isfinite(value) else None for value in np.asarray(values, float)]
+
     width, height = 72 * figure.get_size_inches()
     (left, bottom), (right, top) = axes.get_position().get_points()
+    box = (left * width, (1 - top) * height, right * width, (1 - bottom) * height)
     scales = {
         axis.axis_name: [*map(float, axis.get_view_interval()), axis.get_scale() == "log"]
         for axis in (axes.xaxis, axes.yaxis)
     }
     yield {
-        "box": [
-            round(float(one), 2) for one in (left * width, (1 - top) * height, right * width, (1 - bottom) * height)
-        ],
+        "box": [round(float(one), 2) for one in box],
         **scales,
         "labels": [axes.get_xlabel(), axes.get_ylabel()],
         "names": {f"{at:g}": name for at, name in zip(axes.get_xticks(), names_along(axes.xaxis), strict=False)},
-        "curves": [
-            [number, *([five_digits(one) for one in np.asarray(data, float)] for data in line.get_data())]
-            for number, line in curves
-        ],
+        "curves": [[number, *map(five_digits, line.get_data())] for number, line in curves],
     }
 
 
-def five_digits(value: float) -> float | None:
-    """A number with five digits, for the script of the page; None for one that is not finite."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
-def rounded(numbers: str) -> str:
-    """Coordinates with two decimals, which is a hundredth of a point."""
-    return NUMBERS.sub(lambda found: f"{float(found[0]):.2f}", numbers)
-
-
 def own_ids(text: str, name: str) -> str:
-    """A drawing whose ids are a name and a number; those that nothing refers to are dropped."""
+    """Return a drawing whose ids are a name and a number, without ids that nothing refers to."""
     used = dict.fromkeys(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
     short = {one: f"{name}-{at}" for at, one in enumerate(used)}
     text = CURVE_ID.sub(r' data-curve="\1"', text)

@@ -116,14 +116,12 @@
       const all = [...new Set(axes.curves.flatMap(([, x]) => x))].sort((a, b) => a - b);
       const line = svg("line", {y1: top, y2: bottom, stroke: "var(--quiet)", "stroke-width": 0.7, visibility: "hidden"});
       const tip = make("div", {className: "tip", hidden: true});
-      let at = -1;
       drawing.append(line);
       figure.append(tip);
-      drawing.setAttribute("tabindex", "0");
 
       const hide = () => { tip.hidden = true; line.setAttribute("visibility", "hidden"); };
-      const show = () => {
-        const x = all[at], along = left + (right - left) * place(axes.x, x);
+      const show = x => {
+        const along = left + (right - left) * place(axes.x, x);
         const values = axes.curves.filter(([number]) => !off.has(String(number)))
           .map(([number, places, heights]) => [number, heights[places.indexOf(x)]])
           .filter(([, value]) => typeof value === "number").sort((a, b) => b[1] - a[1]);
@@ -148,20 +146,11 @@
         const along = (event.clientX - screen.left) / screen.width * drawing.viewBox.baseVal.width;
         const share = (along - left) / (right - left), x = scale(axes.x, share);
         if (share < -0.05 || share > 1.05) { hide(); return; }
-        at = all.reduce((best, one, index) => Math.abs(one - x) < Math.abs(all[best] - x) ? index : best, 0);
-        show();
+        show(all.reduce((best, one) => Math.abs(one - x) < Math.abs(best - x) ? one : best));
       };
       drawing.addEventListener("pointermove", nearest);
       drawing.addEventListener("pointerdown", nearest);
       drawing.addEventListener("pointerleave", hide);
-      drawing.addEventListener("blur", hide);
-      drawing.addEventListener("keydown", event => {
-        const step = {ArrowLeft: -1, ArrowRight: 1}[event.key];
-        if (!step) { if (event.key === "Escape") hide(); return; }
-        at = Math.max(0, Math.min(all.length - 1, at + step));
-        event.preventDefault();
-        show();
-      });
     }
   }
 })();

@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import resources
 from itertools import groupby
 from typing import Any
@@ -16,8 +17,8 @@ from jinja2 import Environment, StrictUndefined
 from fl_lightning import __version__
 from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.layout import Sheet, latex_tables, markdown, prose, renamed, with_names
-from fl_lightning.bench.readings import ReadingsSuite, conclusions, readings_sheet
-from fl_lightning.bench.table import first_upper, sheets, summary_lines, what_is_shown
+from fl_lightning.bench.readings import conclusions
+from fl_lightning.bench.table import heading, progress, readings_sheets, sheets, summary_lines
 from fl_lightning.errors import count, printable, require
 from fl_lightning.plotting.drawing import in_style
 from fl_lightning.plotting.style import DARK, DASHES, LIGHT, LINE_COLOURS, LINES_DARK, MARKERS, variables
@@ -25,7 +26,7 @@ from fl_lightning.report.cautions import cautions
 from fl_lightning.report.figures import Card
 from fl_lightning.report.gallery import SETTINGS, cards_of
 from fl_lightning.report.sections import Section, choose_metric, sections_of, with_other_names
-from fl_lightning.report.sites import HEADING, parts_of, parts_sheet
+from fl_lightning.report.sites import HEADING, parts_sheets
 from fl_lightning.report.sources import Found
 from fl_lightning.report.studies import Study
 from fl_lightning.report.tables import (
@@ -41,9 +42,8 @@ from fl_lightning.report.tables import (
     shared_first,
 )
 
-# what stands with the results of a setting
+# headings of figures that stand with the results of a setting
 WITH_RESULTS = ("Accuracy", "Metric", HEADING)
-PlacedCard = tuple[Section, str, str, Card]
 READINGS = "Which readings are consistent with the source"
 MARKER_SHAPES = {
     "o": '<circle cx="17" cy="5" r="3"/>',
@@ -57,14 +57,14 @@ MARKER_SHAPES = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What a report is asked for.
+    """The wishes for a report.
 
     Args:
         metric: tag of the metric; None for the usual one.
         minimize: whether smaller values of it are better.
         baseline: label to compare with; None for FedAvg.
         target: value of the metric for which rounds are counted; None for none.
-        names: what methods, settings and metrics are called, where it is something else, by what they are.
+        names: other names of methods, settings and metrics.
         command: the command line that makes the report, without ``--output``.
         title: title of the page.
     """
@@ -80,12 +80,12 @@ class Asked:
 
 @dataclass
 class Report:
-    """What a report shows.
+    """A report.
 
     Args:
         sections: by data set.
         studies: the studies, with the tables of their suites.
-        asked: what was asked for.
+        asked: the wishes.
         warnings: what a reader has to know.
     """
 
@@ -94,15 +94,17 @@ class Report:
     asked: Asked
     warnings: list[str] = field(default_factory=list)
 
-    def cards(self) -> Iterator[PlacedCard]:
+    @cached_property
+    def cards(self) -> list[tuple[Section, str, str, Card]]:
         """All figures, each with its section, setting and heading; no two have one name."""
-        several, taken = len(self.sections) > 1, Counter[str]()
+        several, taken, made = len(self.sections) > 1, Counter[str](), []
         for section in self.sections:
-            for setting, heading, card in cards_of(section, section.title if several else ""):
+            for setting, heading_, card in cards_of(section, section.title if several else ""):
                 taken[card.name] += 1
                 number = taken[card.name]
-                named = card if number == 1 else replace(card, name=f"{card.name}-{number}")
-                yield section, setting, heading, named
+                own = card if number == 1 else replace(card, name=f"{card.name}-{number}")
+                made.append((section, setting, heading_, own))
+        return made
 
     def files(self, stem: str) -> dict[str, str]:
         """All files of the report by name."""
@@ -118,93 +120,110 @@ class Report:
         environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         template = environment.from_string(package_text("page.html.j2"))
         runs = [run for section in self.sections for run in section.runs]
-        cards = list(self.cards())
-        parts = [self.part(at, section, cards) for at, section in enumerate(self.sections)]
-        studies = [view_of(at, study, self.asked) for at, study in enumerate(self.studies) if study.suite.tables]
-        contents = [(one["anchor"], one["title"]) for one in (*studies, *parts)] + [("environment", "Environment")]
+        parts = [self.part(at, section) for at, section in enumerate(self.sections)]
+        studies = [self.of_study(at, study) for at, study in enumerate(self.studies) if study.suite.tables]
         groups = sum(len(section.groups) for section in self.sections)
         with in_style():
             return template.render(
                 version=__version__,
                 title=self.asked.title,
                 told=f"{count(len(runs), 'run')} of {count(groups, 'configuration')}",
-                **{
-                    "light": variables(LIGHT, LINE_COLOURS),
-                    "dark": variables(DARK, LINES_DARK),
-                    "css": package_text("page.css"),
-                    "script": package_text("page.js"),
-                },
-                **{"contents": contents, "warnings": self.warnings, "studies": studies, "sections": parts},
-                **{"environment": environment_sheet(runs), "commands": commands(runs)[:60], "files": files},
+                light=variables(LIGHT, LINE_COLOURS),
+                dark=variables(DARK, LINES_DARK),
+                css=package_text("page.css"),
+                script=package_text("page.js"),
+                warnings=self.warnings,
+                studies=studies,
+                sections=parts,
+                environment=environment_sheet(runs),
+                commands=[f"{line}  # {n} runs" if n > 1 else line for line, n in commands(runs)[:60]],
+                files=files,
                 command=shlex.join(self.asked.command),
-                **{"swatch": swatch, "data_uri": data_uri, "command_of": self.command_of},
+                count=count,
+                swatch=swatch,
+                data_uri=data_uri,
             )
 
-    def part(self, at: int, section: Section, cards: Sequence[PlacedCard]) -> dict[str, Any]:
-        """What the page shows of a section; ``cards`` are those of all sections."""
-        own = [(setting, heading, card) for of, setting, heading, card in cards if of is section]
-        by_heading: dict[str, list[Card]] = {}
-        for _, heading, card in own:
-            if heading not in WITH_RESULTS:
-                by_heading.setdefault(heading, []).append(card)
-        settings = []
-        for number, part in enumerate(section.parts()):
-            (setting,) = part.settings
-            first = [(heading, card) for of, heading, card in own if of == setting and heading in WITH_RESULTS]
-            settings.append(
-                {
-                    **{"anchor": f"setting-{at}-{number}", "name": setting, "own": part.groups[0].own},
-                    **{"results": list(results_sheets(part)), "parts": parts_sheets(section, setting)},
-                    "accuracy": [card for heading, card in first if heading != HEADING],
-                    "bars": [card for heading, card in first if heading == HEADING],
-                }
-            )
-        left = len(section.settings) - SETTINGS
-        told = [f"{count(len(section.runs), 'run')} by {section.metric.label}."]
-        told += [f"Differences are to {section.baseline}."] if section.baseline else []
-        told += [f"The figures are of the first {SETTINGS} settings of {SETTINGS + left}."] if left > 0 else []
+    def part(self, at: int, section: Section) -> dict[str, Any]:
+        """A section as the page shows it."""
+        own = [(setting, heading_, card) for of, setting, heading_, card in self.cards if of is section]
+        rest: dict[str, list[Card]] = {}
+        for _, heading_, card in own:
+            if heading_ not in WITH_RESULTS:
+                rest.setdefault(heading_, []).append(card)
+        settings = [
+            {
+                "anchor": f"setting-{at}-{number}",
+                "name": setting,
+                "own": part.groups[0].own,
+                "results": list(results_sheets(part)),
+                "parts": list(parts_sheets(section, setting)),
+                "curves": [card for of, head, card in own if of == setting and head in WITH_RESULTS[:2]],
+                "bars": [card for of, head, card in own if of == setting and head == HEADING],
+            }
+            for number, (setting, part) in enumerate(zip(section.settings, section.parts(), strict=True))
+        ]
+        told = f"{count(len(section.runs), 'run')} by {section.metric.label}."
+        told += f" Differences are to {section.baseline}." * bool(section.baseline)
+        if len(settings) > SETTINGS:
+            told += f" The figures are of the first {SETTINGS} settings of {len(settings)}."
         common = common_config(section)
         return {
-            **{"anchor": f"section-{at}", "title": section.title, "told": " ".join(told)},
-            **{
-                "settings": settings,
-                "rest": list(by_heading.items()),
-                "accuracy": section.metric.tag.endswith("accuracy"),
-            },
-            **{"configs": config_sheet(section), "common": common, "shared": shared_first(common)},
-            **{
-                "runs": runs_sheet(section),
-                "cost": cost_sheet(section),
-                "seeds": len({run.seed for run in section.runs}),
-            },
+            "anchor": f"section-{at}",
+            "title": section.title,
+            "told": told,
+            "settings": settings,
+            "rest": rest,
+            "accuracy": section.metric.tag.endswith("accuracy"),
+            "configs": config_sheet(section),
+            "common": common,
+            "shared": shared_first(common),
+            "runs": runs_sheet(section),
+            "cost": cost_sheet(section),
+            "seeds": len({run.seed for run in section.runs}),
         }
 
-    def command_of(self, name: str) -> str:
-        """The command that makes one figure."""
-        return shlex.join([*self.asked.command, "--figure", name, "--output", f"{name}.pdf"])
+    def of_study(self, at: int, study: Study) -> dict[str, Any]:
+        """A study as the page shows it."""
+        scale = study.cells[0].scale if study.cells else 1.0
+        at_scale = f", at scale {scale:g}" if scale != 1 else ""
+        return {
+            "anchor": f"study-{at}",
+            "title": study.suite.title,
+            "source": study.suite.source,
+            "tables": list(self.tables_of(study)),
+            "told": f"{count(len(study.cells), 'cell')}: {progress(study.cells, study.results)}{at_scale}.",
+            "notes": study.suite.notes,
+        }
+
+    def tables_of(self, study: Study) -> Iterator[dict[str, Any]]:
+        """The tables of a study's suite, each with its heading and its verdicts."""
+        names, compared = {**study.suite.names, **self.asked.names}, comparisons(study)
+        for sheet in readings_sheets(study.suite, compared):
+            verdicts = list(conclusions(study.suite, compared))
+            yield {"heading": with_names(READINGS, names), "sheets": [renamed(sheet, names)], "verdicts": verdicts}
+        for one in compared:
+            verdicts = [with_names(line.removeprefix("- "), names) for line in summary_lines(one) if line]
+            shown = [renamed(begun(sheet), names) for sheet in sheets(one)]
+            yield {"heading": with_names(heading(one), names), "sheets": shown, "verdicts": verdicts}
 
     def sheets(self) -> Iterator[tuple[str, Sheet]]:
         """All tables, each with its heading."""
         for study in self.studies:
-            names = {**study.suite.names, **self.asked.names}
-            shown = [(READINGS, sheet) for sheet in readings_sheets(study)]
-            shown += [(table_heading(one), begun(sheet)) for one in comparisons(study) for sheet in sheets(one)]
-            for heading, sheet in shown:
-                yield f"{study.suite.title}: {with_names(heading, names)}", renamed(sheet, names)
+            for table in self.tables_of(study):
+                yield from ((f"{study.suite.title}: {table['heading']}", sheet) for sheet in table["sheets"])
         for section in self.sections:
-            for part in section.parts():
-                named = ", ".join(filter(None, [section.title, *part.settings]))
-                yield from ((named, sheet) for sheet in results_sheets(part))
-                yield from ((named, sheet) for sheet in parts_sheets(section, part.settings[0]))
-            for made in (config_sheet(section), runs_sheet(section), cost_sheet(section)):
-                if made is not None:
-                    yield section.title, made
+            for setting, part in zip(section.settings, section.parts(), strict=True):
+                named = ", ".join(filter(None, [section.title, setting]))
+                yield from ((named, sheet) for sheet in (*results_sheets(part), *parts_sheets(section, setting)))
+            made = (config_sheet(section), runs_sheet(section), cost_sheet(section))
+            yield from ((section.title, sheet) for sheet in made if sheet is not None)
 
     def in_markdown(self) -> str:
         """The warnings and all tables in Markdown."""
         lines = [f"# {prose(self.asked.title)}", "", *(f"- Warning: {prose(one)}" for one in self.warnings), ""]
-        for heading, found in groupby(self.sheets(), key=lambda one: one[0]):
-            lines += [f"## {prose(heading)}", "", *(line for _, sheet in found for line in markdown(sheet))]
+        for text, found in groupby(self.sheets(), key=lambda one: one[0]):
+            lines += [f"## {prose(text)}", "", *(line for _, sheet in found for line in markdown(sheet))]
         return "\n".join(lines)
 
     def in_latex(self) -> str:
@@ -214,7 +233,7 @@ class Report:
 
 
 def make_report(found: Found, asked: Asked) -> Report:
-    """The report of some runs and studies.
+    """Make the report of some runs and studies.
 
     Raises:
         UsageError: no run has the metric, no line is called like the baseline, the target cannot be reached, or two
@@ -224,9 +243,8 @@ def make_report(found: Found, asked: Asked) -> Report:
     if found.runs:
         metric = choose_metric(found.runs, asked.metric, asked.minimize, asked.target)
         sections += sections_of(found.runs, metric, asked.baseline)
-    warnings = [f"{note}." for note in found.notes]
+    warnings = [f"{note}." for note in (*found.notes, *(note for study in found.studies for note in study.notes))]
     for study in found.studies:
-        warnings += [f"{note}." for note in study.notes]
         suite = study.suite
         minimize = suite.minimize if asked.metric is None else asked.minimize
         metric = choose_metric(study.runs, asked.metric, minimize, asked.target, (suite.metric,))
@@ -244,18 +262,13 @@ def make_report(found: Found, asked: Asked) -> Report:
     return Report(sections, found.studies, asked, list(dict.fromkeys(warnings)))
 
 
-def parts_sheets(section: Section, setting: str) -> list[Sheet]:
-    """The tables of the sites and of the clients of a setting."""
-    return [parts_sheet(section, setting, parts) for parts in parts_of(section, setting)]
-
-
 def comparisons(study: Study) -> list[Comparison]:
-    """The tables of a study's suite."""
+    """Return the tables of a study's suite."""
     return [Comparison(study.suite, table, study.cells, study.results) for table in study.suite.tables]
 
 
 def begun(sheet: Sheet) -> Sheet:
-    """A table without the rows of which nothing is done yet, which are named below it instead."""
+    """Return a table without rows of which nothing is done yet, and a note that names them."""
     own = len(sheet.names)
     waiting = [line for line in sheet.lines if {text.text for text in line[own:]} == {"waiting"}]
     if not waiting:
@@ -265,44 +278,8 @@ def begun(sheet: Sheet) -> Sheet:
     return replace(sheet, lines=[line for line in sheet.lines if line not in waiting], note=note)
 
 
-def readings_sheets(study: Study) -> list[Sheet]:
-    """Which readings are consistent with the published numbers, for a study of readings."""
-    is_of_readings = isinstance(study.suite, ReadingsSuite)
-    return [readings_sheet(study.suite, comparisons(study))] if is_of_readings else []
-
-
-def table_heading(comparison: Comparison) -> str:
-    """What a table of a paper is called."""
-    table = comparison.table
-    page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
-    return f"{table.caption or first_upper(what_is_shown(comparison))}{f' ({page})' if page is not None else ''}"
-
-
-def view_of(at: int, study: Study, asked: Asked) -> dict[str, Any]:
-    """What the page shows of a study."""
-    names = {**study.suite.names, **asked.names}
-    states = Counter(
-        study.results[cell.digest].state if cell.digest in study.results else "waiting" for cell in study.cells
-    )
-    told = ", ".join(f"{states[state]} {state}" for state in ("done", "running", "waiting", "failed") if states[state])
-    scale = study.cells[0].scale if study.cells else 1.0
-    tables = []
-    for sheet in readings_sheets(study):
-        said = list(conclusions(study.suite, comparisons(study)))
-        tables.append({"heading": READINGS, "sheets": [renamed(sheet, names)], "verdicts": said})
-    for one in comparisons(study):
-        verdicts = [with_names(line.removeprefix("- "), names) for line in summary_lines(one) if line]
-        shown = [renamed(begun(sheet), names) for sheet in sheets(one)]
-        tables.append({"heading": with_names(table_heading(one), names), "sheets": shown, "verdicts": verdicts})
-    return {
-        **{"anchor": f"study-{at}", "title": study.suite.title, "source": study.suite.source, "tables": tables},
-        **{"told": f"{count(len(study.cells), 'cell')}: {told}{f', at scale {scale:g}' if scale != 1 else ''}."},
-        "notes": study.suite.notes,
-    }
-
-
 def swatch(at: int) -> str:
-    """A piece of a curve, for the legend of a page."""
+    """Return a piece of a curve, for the legend."""
     colour, dash = f"var(--line-{at % len(LINE_COLOURS)})", DASHES[at % len(DASHES)]
     strokes = " ".join(f"{2 * float(one):g}" for one in dash.split())
     style = f' stroke-dasharray="{strokes}"' if strokes else ""
@@ -312,10 +289,10 @@ def swatch(at: int) -> str:
 
 
 def data_uri(text: str) -> str:
-    """A table as an address that a browser saves."""
+    """Return a table as an address that a browser saves."""
     return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(text.encode(errors='backslashreplace')).decode()}"
 
 
 def package_text(name: str) -> str:
-    """A file of this package."""
+    """Return a file of this package."""
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

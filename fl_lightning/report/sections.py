@@ -21,6 +21,7 @@ from fl_lightning.report.configs import (
     UNKNOWN,
     Flat,
     data_set,
+    deciding,
     differing_between,
     flat_config,
     method_names,
@@ -58,19 +59,15 @@ class Metric:
         tag: its tag.
         minimize: whether smaller values are better.
         target: value for which the rounds are counted that a run needs; None for none.
-        name: what it is called; empty for its tag.
-        percent: whether it is shown in percent; by default, an accuracy is.
+        percent: whether it is shown in percent.
+        name: its other name; empty for none.
     """
 
     tag: str
-    minimize: bool = False
-    target: float | None = None
+    minimize: bool
+    target: float | None
+    percent: bool
     name: str = ""
-    percent: bool = None  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        if self.percent is None:
-            object.__setattr__(self, "percent", in_percent(self.tag))
 
     @property
     def called(self) -> str:
@@ -165,69 +162,42 @@ class Section:
 
     def parts(self) -> list[Section]:
         """A section for each setting, without the others."""
-        made = []
-        for setting in self.settings:
-            groups = self.at(setting)
-            named = self.baseline if self.baseline in {group.line for group in groups} else ""
-            made.append(replace(self, groups=groups, baseline=named))
-        return made
-
-    def comparisons(self) -> dict[Show, Comparison]:
-        """What the groups come to: the ``final`` and the ``best`` value and, with a target, ``rounds_to`` it."""
-        shows: tuple[Show, ...] = ("final", "best", "rounds_to")
-        return {show: self.comparison(show) for show in shows[: 2 if self.metric.target is None else 3]}
+        groups = [self.at(setting) for setting in self.settings]
+        lines = [{group.line for group in of_setting} for of_setting in groups]
+        named = [self.baseline if self.baseline in of_setting else "" for of_setting in lines]
+        return [replace(self, groups=some, baseline=one) for some, one in zip(groups, named, strict=True)]
 
     def at(self, setting: str) -> list[Group]:
         """The groups of a setting, in the order of their lines."""
         return [group for line in self.lines for group in self.groups if (group.line, group.setting) == (line, setting)]
 
-    def comparison(self, show: Show) -> Comparison:
-        """What the groups come to, with the statistics of a suite's table.
-
-        Args:
-            show: the ``final`` or the ``best`` value, or the ``rounds_to`` the target.
-        """
-        axes: dict[str, list[str]] = {"method": self.lines}
-        if len(self.settings) > 1:
-            axes["setting"] = self.settings
-        suite = Suite(
-            path=Path("report"),
-            title=self.title,
-            base=(),
-            axes={axis: dict.fromkeys(labels, ()) for axis, labels in axes.items()},
-            seeds=(),
-            tables=(),
-            metric=self.metric.tag,
-            minimize=self.metric.minimize,
-            percent=self.metric.percent,
-            baseline={"method": self.baseline} if self.baseline else {},
-            **self.intervals,
-        )
-        table = Table(show, ("method",), tuple(axes)[1:], target=self.metric.target)
-        cells, results = [], {}
+    def comparisons(self) -> dict[Show, Comparison]:
+        """The ``final`` and the ``best`` values and, with a target, the ``rounds_to`` it, as the tables of a suite."""
+        axes = {"method": self.lines} | ({"setting": self.settings} if len(self.settings) > 1 else {})
+        metric, cells, results = self.metric, list[Cell](), dict[str, CellResult]()
         for group in self.groups:
             labels = {axis: {"method": group.line, "setting": group.setting}[axis] for axis in axes}
             for seed, run in group.runs.items():
-                # the name of the run is a part of the method's, which is what a row is: no row differs in it
+                # each cell needs a digest of its own; in "method" no two rows are said to differ
                 named = {"method": f"{group.line} at {group.setting or 'one setting'}, seed {seed}"}
-                config = {key: number_in(text) for key, text in group.config.items()}
-                cell = Cell(labels, seed, ({**config, **named},))
-                cells.append(cell)
+                cell = Cell(labels, seed, (deciding(run.config) | named,))
                 known: Any = {"plan": run.plan_hash, "machine": run.machine, "seconds": run.seconds}
-                state, values = RESULT_STATES[run.state], run.values(self.metric.tag)
-                results[cell.digest] = CellResult(
-                    cell.name, cell.digest, state, values=values, reason=run.reason, **known
-                )
-        return Comparison(suite, table, cells, results)
-
-
-def number_in(text: str) -> float | str:
-    """A text of a config as the number that it is; another text as it is."""
-    try:
-        value = float(text)
-    except ValueError:
-        return text
-    return value if math.isfinite(value) and f"{value:g}" == text else text
+                known |= {"values": run.values(metric.tag), "reason": run.reason}
+                cells.append(cell)
+                results[cell.digest] = CellResult(cell.name, cell.digest, RESULT_STATES[run.state], **known)
+        suite = Suite(
+            *(Path("report"), self.title, ()),
+            {axis: dict.fromkeys(labels, ()) for axis, labels in axes.items()},
+            *((), ()),
+            metric=metric.tag,
+            minimize=metric.minimize,
+            percent=metric.percent,
+            baseline={"method": self.baseline} if self.baseline else {},
+            **self.intervals,
+        )
+        shows: tuple[Show, ...] = ("final", "best", *(() if metric.target is None else ("rounds_to",)))
+        tables = [Table(show, ("method",), tuple(axes)[1:], target=metric.target) for show in shows]
+        return {table.show: Comparison(suite, table, cells, results) for table in tables}
 
 
 def by_numbers(setting: str) -> list[tuple[float, str]]:
@@ -262,7 +232,7 @@ def choose_metric(
         require(tag in known, "--metric", tag, f"no run has it; there are {some}")
     chosen = tag or next((metric for metric in usual if metric in known), usual[0])
     values = [value for run in runs for value in run.values(chosen).values()]
-    metric = Metric(chosen, minimize or "loss" in chosen, target, percent=in_percent(chosen, values))
+    metric = Metric(chosen, minimize or "loss" in chosen, target, in_percent(chosen, values))
     if target is not None:
         hint = "give the value as the run logs it, such as 0.6 for 60 %"
         require(math.isfinite(target) and not (metric.percent and target > 1), "--target", target, hint)
@@ -315,20 +285,19 @@ def grouped(runs: Sequence[ReportedRun]) -> list[Group]:
         alike = () if run.config or run.labels or run.folder is None else (str(run.folder.parent),)
         own = tuple(run.labels.items()) if run.labels else (*alike, *sorted(configs[id(run)].items()))
         by_config[own].append(run)
-    groups = [group_of(some, configs[id(some[0])]) for some in by_config.values()]
+    groups = []
+    for some in by_config.values():
+        # of several runs with one seed, the one that has come furthest counts
+        progress = sorted(some, key=lambda run: (run.state == "finished", run.state == "running", run.rounds))
+        chosen = {run.seed: run for run in progress}
+        counted = {id(run) for run in chosen.values()}
+        repeats = [run for run in some if id(run) not in counted]
+        groups.append(Group("", "", dict(sorted(chosen.items())), configs[id(some[0])], repeats))
     if any(run.labels for run in runs):
         name_by_labels(groups)
     else:
         name_by_configs(groups)
     return groups
-
-
-def group_of(runs: Sequence[ReportedRun], config: Flat) -> Group:
-    """Runs of one configuration; of several with one seed, the one that has come furthest counts."""
-    by_progress = sorted(runs, key=lambda run: (run.state == "finished", run.state == "running", run.rounds))
-    chosen = {run.seed: run for run in by_progress}
-    counted = {id(run) for run in chosen.values()}
-    return Group("", "", dict(sorted(chosen.items())), config, [run for run in runs if id(run) not in counted])
 
 
 def name_by_labels(groups: Sequence[Group]) -> None:
@@ -363,10 +332,11 @@ def name_by_configs(groups: Sequence[Group]) -> None:
             more = [f"{short[key]}={group.config[key]}" for key in own if key in group.config]
             group.line = " ".join([name, *more])
     lines = {group.line for group in groups}
+    in_any_case = [key for key in keys if key == "model" or any(f"{key}.".startswith(f"{one}.") for one in OF_SETTING)]
     settings = [
         key
         for key in keys
-        if not is_of_method(key) and (len(lines) == 1 or is_of_setting(key) or not follows(key, groups))
+        if not is_of_method(key) and (len(lines) == 1 or key in in_any_case or not follows(key, groups))
     ]
     short, telling = short_keys(settings), telling_keys(settings, [group.config for group in groups])
     for group in groups:
@@ -377,28 +347,22 @@ def name_by_configs(groups: Sequence[Group]) -> None:
             group.line, group.setting, group.own = group.setting or group.line, "", {}
 
 
-def is_of_setting(key: str) -> bool:
-    """Whether a key says what is learned from which data, or how much is trained, whatever the method."""
-    return key == "model" or any(key == one or key.startswith(f"{one}.") for one in OF_SETTING)
-
-
 def telling_keys(keys: Sequence[str], configs: Sequence[Flat]) -> list[str]:
-    """Of some keys as few as tell apart what all of them tell apart, those of the data first.
+    """Return as few of some keys as tell apart the same configs, those of the data first.
 
     What comes with a class, such as the arguments of a network, needs no name beside that of the class.
     """
-    wanted = len({tuple(config.get(key) for key in keys) for config in configs})
-    ordered = sorted(keys, key=lambda key: (not key.startswith("data"), key.count(".")))
-    chosen: list[str] = []
 
     def number(some: Sequence[str]) -> int:
         return len({tuple(config.get(key) for key in some) for config in configs})
 
-    while number(chosen) < wanted:
+    ordered = sorted(keys, key=lambda key: (not key.startswith("data"), key.count(".")))
+    chosen: list[str] = []
+    while number(chosen) < number(keys):
         chosen.append(max(ordered, key=lambda key: number([*chosen, key])))
     for key in list(chosen):
         rest = [other for other in chosen if other != key]
-        chosen = rest if number(rest) == wanted else chosen
+        chosen = rest if number(rest) == number(keys) else chosen
     return [key for key in ordered if key in chosen]
 
 

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.bench.cells_csv import in_columns
-from fl_lightning.bench.comparison import Comparison
+from fl_lightning.bench.comparison import NOT_COMPARED, Comparison
 from fl_lightning.bench.fragments import is_of_method
 from fl_lightning.bench.layout import NONE, STAR, Sheet, Text
 from fl_lightning.bench.table import csv_lines, differences_sheet, differs, footnotes, ours
-from fl_lightning.errors import printable
+from fl_lightning.errors import count, printable
 from fl_lightning.report.configs import ABSENT, compact, differing_between
-from fl_lightning.report.curves import BYTES, cumulative
-from fl_lightning.report.gallery import ROUND_PHASES, mean_phases
+from fl_lightning.report.gallery import BYTES, ROUND_PHASES, costs, mean_phases
 from fl_lightning.report.run import ReportedRun
 from fl_lightning.report.sections import Section
 
@@ -31,57 +30,59 @@ SHARED_FIRST = (
 
 
 def results_sheets(section: Section) -> Iterator[Sheet]:
-    """What the configurations of a section with one setting came to, and the differences to the baseline."""
-    compared, notes = section.comparisons(), dict[str, str]()
+    """Yield the results of a section with one setting, and the differences to the baseline."""
+    compared, metric, notes = section.comparisons(), section.metric, dict[str, str]()
     lines = []
     for group in section.in_order:
-        numbers = [entry_text(comparison, ((group.line,), ()), notes) for comparison in compared.values()]
+        numbers = [entry_text(comparison, (group.line,), notes) for comparison in compared.values()]
         runs = list(group.runs.values())
         rounds = sorted({run.rounds for run in runs})
         done = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
         bytes_ = [sent / run.rounds for run in runs if (sent := bytes_of(run)) is not None]
         spent = (str(len(runs)), done, amount([run.seconds for run in runs]), amount(bytes_, 1e6))
         lines.append([Text(group.line), *numbers, *map(Text, spent)])
-    heads = [f"final {section.metric.label}", f"best {section.metric.label}"]
-    if section.metric.target is not None:
-        heads.append(f"rounds to {section.metric.in_unit(section.metric.target):g}{' %' * section.metric.percent}")
+    heads = [f"final {metric.label}", f"best {metric.label}"]
+    said = ["Values of the runs that are finished."]
+    if any(len(group.runs) > 1 for group in section.groups):
+        said = ["Mean ± standard deviation over the seeds of the runs that are finished."]
+    said += ["In bold: the best."] * any(text.bold for line in lines for text in line)
+    starred = any(STAR in text.marks for line in lines for text in line)
+    said += [f"With a star: the interval of the difference to {section.baseline} is without 0."] * starred
+    if metric.target is not None:
+        heads.append(f"rounds to {metric.in_unit(metric.target):g}{' %' * metric.percent}")
+        said.append("A run that does not reach the target counts with all its rounds: > is a lower bound.")
     heads += ["seeds", "rounds", "seconds a round", "MB a round"]
-    told = [at for at in range(len(heads)) if any(line[at + 1].text != NONE for line in lines)]
-    heads, lines = [heads[at] for at in told], [[line[0], *(line[at + 1] for at in told)] for line in lines]
     title = ", ".join(filter(None, [section.title, *section.settings]))
-    yield Sheet(caption(section, lines), ["method"], [(head, []) for head in heads], lines, notes, title, "results")
+    groups: list[tuple[str, Sequence[str]]] = [(head, []) for head in heads]
+    yield without_empty(Sheet(" ".join(said), ["method"], groups, lines, notes, title, "results"))
     final = compared["final"]
     if section.baseline and any(map(differs, final.entries.values())):
         yield replace(differences_sheet(final, notes), key="differences")
 
 
-def caption(section: Section, lines: Sequence[Sequence[Text]]) -> str:
-    """How to read the table of results."""
-    several = any(len(group.runs) > 1 for group in section.groups)
-    said = [f"{'Mean ± standard deviation over the seeds' if several else 'Values'} of the runs that are finished."]
-    said += ["In bold: the best."] * any(text.bold for line in lines for text in line)
-    starred = any(STAR in text.marks for line in lines for text in line)
-    said += [f"With a star: the interval of the difference to {section.baseline} is without 0."] * starred
-    if section.metric.target is not None:
-        said.append("A run that does not reach the target counts with all its rounds: > is a lower bound.")
-    return " ".join(said)
+def without_empty(sheet: Sheet) -> Sheet:
+    """Return a table without the columns that have no number."""
+    first = len(sheet.names)
+    kept = [at for at in range(len(sheet.groups)) if any(line[first + at].text != NONE for line in sheet.lines)]
+    lines = [[*line[:first], *(line[first + at] for at in kept)] for line in sheet.lines]
+    return replace(sheet, groups=[sheet.groups[at] for at in kept], lines=lines)
 
 
-def entry_text(comparison: Comparison, place: Any, notes: dict[str, str]) -> Text:
-    """A number of the table; a run that waits to go on is called stopped."""
-    entry = comparison.entries.get(place)
+def entry_text(comparison: Comparison, row: tuple[str], notes: dict[str, str]) -> Text:
+    """Return a number of the table; a run that waits to go on is called stopped."""
+    entry = comparison.entries.get((row, ()))
     if entry is None:
         return Text(NONE)
-    # what is not compared is said of the differences
-    kept = [note for note in entry.notes if "not compared" not in note]
     footnotes(entry.notes, notes)
-    text = ours(entry, comparison, footnotes(kept, notes))
+    # the table of differences says why runs are not compared
+    text = ours(entry, comparison, footnotes([note for note in entry.notes if NOT_COMPARED not in note], notes))
     return replace(text, text=text.text.replace("waiting", "stopped"))
 
 
 def bytes_of(run: ReportedRun) -> float | None:
-    """Bytes that went down and up in all rounds; None where that is not known."""
-    return max(cumulative(run, BYTES).values(), default=None)
+    """Return the bytes that went down and up in all rounds; None where that is not known."""
+    sent = costs(run, BYTES)
+    return sum(sent.values()) if sent else None
 
 
 def runs_sheet(section: Section) -> Sheet:
@@ -106,75 +107,58 @@ def final_and_best(section: Section, run: ReportedRun) -> tuple[float | None, fl
 
 
 def config_sheet(section: Section) -> Sheet | None:
-    """The keys in which the configurations differ; None where there is nothing to compare."""
+    """Return the keys in which the configurations differ; None where there is nothing to compare."""
     groups = section.in_order
     configs = [compact(group.config) for group in groups]
     keys = sorted(differing_between(configs), key=lambda key: not is_of_method(key))
     if not keys:
         return None
-    labels = [group.label for group in groups]
     told = "The keys in which the configs differ; all others are the same. What changes no result is left out."
+    cells = [[Text(config.get(key, ABSENT)) for key in keys] for config in configs]
+    first, rows, heads = "configuration", [group.label for group in groups], keys
     if len(groups) < len(keys):
-        lines = [[Text(key), *(Text(config.get(key, ABSENT)) for config in configs)] for key in keys]
-        return Sheet(told, ["key"], [(label, []) for label in labels], lines, key="configs")
-    lines = [
-        [Text(label), *(Text(config.get(key, ABSENT)) for key in keys)]
-        for label, config in zip(labels, configs, strict=True)
-    ]
-    return Sheet(told, ["configuration"], [(key, []) for key in keys], lines, key="configs")
+        cells = [list(column) for column in zip(*cells, strict=True)]
+        first, rows, heads = "key", heads, rows
+    lines = [[Text(row), *line] for row, line in zip(rows, cells, strict=True)]
+    return Sheet(told, [first], [(head, []) for head in heads], lines, key="configs")
 
 
 def common_config(section: Section) -> list[tuple[str, str]]:
-    """The keys that all configurations have in common, with their values."""
+    """Return the keys that all configurations have in common, with their values."""
     configs = [group.config for group in section.groups]
     differ = set(differing_between(configs))
     return [(key, value) for key, value in configs[0].items() if key not in differ] if configs else []
 
 
 def shared_first(common: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Of the keys that all have in common those that tell most, by their last part."""
-    known: dict[str, str] = {}
-    for key, value in common:
-        known.setdefault(key.rsplit(".", 1)[-1], value)
+    """Return those of the common keys that tell most, by their last part."""
+    known = {key.rsplit(".", 1)[-1]: value for key, value in reversed(common)}
     return [(name, known[name]) for name in SHARED_FIRST if name in known]
 
 
 def cost_sheet(section: Section) -> Sheet | None:
-    """What the configurations cost; None where no run tells."""
+    """Return the costs of the configurations; None where no run tells."""
     groups = section.in_order
-    phases = {id(group): mean_phases(group) for group in groups}
-    memory = sorted(
-        {tag for group in groups for run in group.runs.values() for tag in last_row(run) if tag.startswith("memory/")}
-    )
-    own = {id(group): {key: short_number(text) for key, text in group.first.cost.items()} for group in groups}
-    columns = dict.fromkeys(column for cost in own.values() for column in cost)
-    heads = [
-        *(f"{phase}, s" for phase in ROUND_PHASES),
-        "round, s",
-        "down, MB",
-        "up, MB",
-        "all rounds, MB",
-        *memory,
-        *columns,
-    ]
+    memory = sorted({tag for run in section.runs for tag in last_row(run) if tag.startswith("memory/")})
+    columns = dict.fromkeys(column for group in groups for column in group.first.cost)
+    heads = [*(f"{phase}, s" for phase in ROUND_PHASES), "round, s", "down, MB", "up, MB", "all rounds, MB"]
+    heads += [*memory, *columns]
     lines = []
     for group in groups:
-        runs = list(group.runs.values())
+        runs, phases = list(group.runs.values()), mean_phases(group)
         numbers = [
-            *(amount([phases[id(group)].get(phase)]) for phase in ROUND_PHASES),
+            *(amount([phases.get(phase)]) for phase in ROUND_PHASES),
             amount([run.seconds for run in runs]),
             *(amount([last_row(run).get(tag) for run in runs], 1e6) for tag in BYTES),
             amount([bytes_of(run) for run in runs], 1e6),
             *(amount([last_row(run).get(tag) for run in runs]) for tag in memory),
+            *(short_number(group.first.cost.get(column, NONE)) for column in columns),
         ]
-        lines.append([group.label, *numbers, *(own[id(group)].get(column, NONE) for column in columns)])
-    kept = [at for at in range(len(heads)) if any(line[at + 1] != NONE for line in lines)]
-    if not kept:
-        return None
+        lines.append([Text(group.label), *map(Text, numbers)])
     told = "Cost of a round: median seconds of each phase without the first round, and bytes of the last round. "
     told += "Seconds compare methods only where they were taken on one machine with nothing else on it."
-    kept_lines = [[Text(line[0]), *(Text(line[at + 1]) for at in kept)] for line in lines]
-    return Sheet(told, ["configuration"], [(heads[at], []) for at in kept], kept_lines, key="cost")
+    sheet = without_empty(Sheet(told, ["configuration"], [(head, []) for head in heads], lines, key="cost"))
+    return sheet if sheet.groups else None
 
 
 def last_row(run: ReportedRun) -> Mapping[str, float]:
@@ -207,19 +191,13 @@ def environment_sheet(runs: Sequence[ReportedRun]) -> Sheet | None:
         keys.append((f"version of {name}", [installed.get(name) for installed in versions]))
     lines = []
     for key, values in keys:
-        counts = Counter(map(environment_text, values))
+        texts = [", ".join(map(str, value)) or "none" if isinstance(value, list) else value for value in values]
+        counts = Counter(NONE if text is None else printable(str(text)) for text in texts)
         if set(counts) == {NONE}:
             continue
-        of = [f"{value} ({n} runs)" if len(counts) > 1 else value for value, n in counts.most_common()]
+        of = [f"{value} ({count(n, 'run')})" if len(counts) > 1 else value for value, n in counts.most_common()]
         lines.append([Text(key), Text("; ".join(of))])
-    return Sheet(f"What {len(known)} runs ran on.", ["key"], [("value", [])], lines)
-
-
-def environment_text(value: Any) -> str:
-    """A value of the environment as text."""
-    if isinstance(value, list):
-        return printable(", ".join(map(str, value))) or "none"
-    return NONE if value is None else printable(str(value))
+    return Sheet(f"The machine and the software of {count(len(known), 'run')}.", ["key"], [("value", [])], lines)
 
 
 def commands(runs: Sequence[ReportedRun]) -> list[tuple[str, int]]:
