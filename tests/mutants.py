@@ -53,7 +53,7 @@ TESTS = {
     "sums": ["tests/sums", "tests/engine/test_rounds.py"],
     "method": ["tests/test_method.py", "tests/test_composition.py", "tests/methods/test_common.py", SAME_BITS],
     "server": [
-        *("tests/test_server.py", "tests/optim", "tests/methods/test_fedavg.py", "tests/engine/test_rounds.py"),
+        *("tests/test_server.py", "tests/methods/test_fedavg.py", "tests/engine/test_rounds.py"),
         SAME_BITS,
     ],
     "rounds": ["tests/engine/test_rounds.py", "tests/test_systems.py", "tests/test_trainer.py", SAME_BITS],

@@ -9,7 +9,6 @@ from helpers.runs import assert_finite, plain_sgd_model, small_data
 from torch.optim import Adam
 
 from fl_lightning import Method, methods
-from fl_lightning.data import RandomFlip
 from fl_lightning.methods import (
     MOON,
     SCAFFOLD,
@@ -117,8 +116,3 @@ def test_what_cannot_go_together_is_refused_before_round_0(run, tmp_path, name):
 def test_a_missing_tap_is_named_with_the_modules_that_there_are(run, method):
     with refused(f"{method.__name__}"):
         run([method()], model=Quadratic(), data=quadratic_data([1.0, 2.0]))
-
-
-def test_cached_references_need_examples_that_stay_the_same(run):
-    with refused("trainer.cache_references=True"):
-        run([MOON()], data=small_data(augment=[RandomFlip()]), cache_references=True)

@@ -1,4 +1,4 @@
-"""The documents say what the code does."""
+"""The documents say what the code does, and what the project says of itself agrees."""
 
 import inspect
 import re
@@ -14,9 +14,30 @@ import yaml
 from helpers.runs import small_data, small_model, small_trainer
 from helpers.tiers import sample
 
+import fl_lightning
 from fl_lightning import callbacks, data, methods, models, optim
 from fl_lightning.cli import main
 from fl_lightning.cli.report import report_parser
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_the_citation_has_the_version_and_the_licence_of_the_package():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == fl_lightning.__version__
+    assert f"license = {citation['license']}\n" in (ROOT / "setup.cfg").read_text()
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+
+
+def test_the_changes_have_the_present_version():
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == "Unreleased" and fl_lightning.__version__ in headings
+
+
+def test_the_extras_that_contributors_are_told_of_are_there():
+    (extras,) = re.findall(r'-e "\.\[([\w,]+)\]"', (ROOT / "CONTRIBUTING.md").read_text())
+    assert all(f"\n{extra} =\n" in (ROOT / "setup.cfg").read_text() for extra in extras.split(","))
+
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))

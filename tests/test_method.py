@@ -107,38 +107,25 @@ def test_a_list_passes_hooks_and_transforms_on_in_order_and_each_method_sees_its
 def test_fednova_counts_the_coefficient_of_a_users_own_proximal_method(run):
     """It asks the list, so that it knows no other method by its class."""
 
-    class Mine(FedProx):
-        pass
-
-    class Unknown(FedProx):
-        proximal = 0.0
-
-    states = [run([FedNova(), kind(0.5)], model=plain_sgd_model())[0] for kind in (FedProx, Mine, Unknown)]
+    kinds = [FedProx, type("Mine", (FedProx,), {}), type("Unknown", (FedProx,), {"proximal": 0.0})]
+    states = [run([FedNova(), kind(0.5)], model=plain_sgd_model())[0] for kind in kinds]
     assert_same_bits(states[0], states[1])
     assert differs(states[0], states[2])
 
 
 def test_a_subclass_keeps_its_parents_name_unless_it_says_otherwise():
-    class Mine(FedProx):
-        pass
-
-    class Younger(Mine):
-        pass
-
-    class Named(FedProx):
-        name = "mine"
-
     class Late(FedProx):
         def __init__(self):
             super().__init__()
             self.name = "late"
 
-    kinds = (FedProx, Mine, Younger, Named, Late, More, DeCov, StructuredDeCov)
+    mine, named = type("Mine", (FedProx,), {}), type("Named", (FedProx,), {"name": "mine"})
+    kinds = (FedProx, mine, type("Younger", (mine,), {}), named, Late, More, DeCov, StructuredDeCov)
     names = ["fedprox", "fedprox", "fedprox", "mine", "late", "counts", "decov", "structureddecov"]
     assert [kind().name for kind in kinds] == names
-    MethodList([FedProx(), Named()])
+    MethodList([FedProx(), named()])
     with refused("fedprox", "name = 'myfedprox'"):
-        MethodList([FedProx(), Mine()])
+        MethodList([FedProx(), mine()])
 
 
 def test_a_subclass_logs_sends_and_remembers_as_its_parent(run):
@@ -274,28 +261,16 @@ def test_requires_is_a_tuple_of_names(taps):
         MethodList([type("Mine", (Method,), {"requires": taps})()])
 
 
-class Remembers(Method):
-    name = "remembers"
+def test_a_first_memory_that_is_no_dictionary_is_refused(run):
+    class Mine(Method):
+        def on_client_start(self, client):
+            client.memory(self)
 
-    def on_client_start(self, client):
-        client.memory(self)
+        def initial_memory(self, client):
+            return None
 
-
-@pytest.mark.parametrize(
-    ("base", "hook", "value"),
-    [
-        (Method, "exchanges", None),
-        (Method, "client_weight", "1"),
-        (Method, "penalty", 0.5),
-        (Method, "transform_logits", None),
-        (Method, "on_client_end", {"norm": 0.5}),
-        (Method, "transform_client_update", None),
-        (Remembers, "initial_memory", None),
-    ],
-)
-def test_a_wrong_result_of_a_hook_is_refused(run, base, hook, value):
-    with refused("method=Mine", hook):
-        run([type("Mine", (base,), {hook: lambda self, *args: value})()])
+    with refused("method=Mine", "initial_memory"):
+        run([Mine()])
 
 
 def test_a_weight_that_is_not_finite_names_client_round_and_method(run):

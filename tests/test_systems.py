@@ -1,14 +1,51 @@
-"""Dropout, stragglers and absent clients: by the papers' protocols, and the same for all methods and workers."""
+"""Cohorts, dropout, stragglers and absent clients: by the papers' protocols, the same for all methods and workers."""
 
 import numpy as np
 import pytest
 from helpers.errors import refused
-from helpers.quadratics import A, B, Curved, curved_data, settle
+from helpers.quadratics import UNEQUAL, A, B, Curved, curved_data, settle
 from helpers.runs import assert_same_bits, differs, small_trainer
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.methods import SCAFFOLD, FedDyn, FedNova, FedProx, Local
+from fl_lightning.sampling import Sampler, UniformSampler, size_of_cohort
 from fl_lightning.systems import Fate, SystemsHeterogeneity
+
+
+def test_equal_seeds_and_rounds_give_equal_cohorts_and_others_do_not():
+    draw = UniformSampler()
+    assert draw(0, 3, 50, 10) == draw(0, 3, 50, 10)
+    cohorts = {tuple(draw(seed, round_, 50, 10)) for seed in range(3) for round_ in range(3)}
+    assert len(cohorts) == 9
+
+
+def test_cohorts_are_ascending_without_repeats_and_every_client_is_as_likely():
+    draw = UniformSampler()
+    counts = np.zeros(20)
+    for round_ in range(2000):
+        cohort = draw(1, round_, 20, 5)
+        assert cohort == sorted(set(cohort))
+        assert len(cohort) == 5
+        counts[cohort] += 1
+    # 500 each, with a deviation of 19
+    assert abs(counts - 500).max() < 80
+
+
+def test_a_subclass_states_the_draw_alone():
+    class Newest(Sampler):
+        def choose(self, rng, round_, num_clients, cohort_size):
+            return np.arange(num_clients)[::-1][:cohort_size]
+
+    assert Newest()(0, 0, 6, 2) == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("clients", "share", "given", "size"),
+    [(100, 0.29, None, 29), (10, 1.0, None, 10), (10, 0.05, None, 1), (7, 0.5, None, 3), (7, 0.5, 6, 6)],
+)
+def test_the_size_is_the_whole_part_of_the_share_and_at_least_1(clients, share, given, size):
+    assert size_of_cohort(clients, share, given) == size
+
 
 COHORT = list(range(0, 40, 2))
 
@@ -176,10 +213,6 @@ def test_no_systems_and_systems_that_do_nothing_are_the_same(run):
     assert_same_bits(plain, nothing)
     assert trainer.metrics["clients/dropped"] == trainer.metrics["clients/stragglers"] == 0
     assert differs(plain, trained(SystemsHeterogeneity(dropout_before=0.5))[0])
-
-
-# ---------------------------------------------------------------- methods under unequal work
-UNEQUAL = {"local_steps": 6, "systems": SystemsHeterogeneity(stragglers=1.0, least=2, most=6)}
 
 
 def test_fednova_normalises_by_the_steps_that_were_taken(run):

@@ -5,12 +5,11 @@ import tempfile
 import pytest
 import torch
 from helpers.notes import noted
-from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_trainer
+from helpers.runs import small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
 
 from fl_lightning import Method
 from fl_lightning.callbacks import Callback
-from fl_lightning.methods import SCAFFOLD, FedBN
 from fl_lightning.systems import SystemsHeterogeneity
 
 
@@ -83,11 +82,3 @@ class LooksAtMemory(Method):
 
 def test_a_client_that_remembers_nothing_takes_no_place(tmp_path):
     assert len(fit(tmp_path, LooksAtMemory()).client.memories()) == 0
-
-
-def test_no_limit_changes_a_bit(run):
-    def once(limit):
-        how = {"participation": 0.5, "max_rounds": 4, "client_memory": limit}
-        return run([FedBN(), SCAFFOLD()], model=plain_sgd_model(), data=small_data(train_size=100), **how)[0]
-
-    assert_same_bits(once(1024.0), once(0.0))

@@ -81,11 +81,6 @@ def test_a_reference_model_runs_once_a_batch_and_as_far_as_the_last_tap(tmp_path
     assert sorted(_begun) == [3, 3, 4, 4, 4, 4] and _ended == []
 
 
-def test_nothing_is_cached_that_is_seen_once(tmp_path):
-    fit(tmp_path, [Observes()], train=8, max_rounds=2, cache_references=True)
-    assert _begun == [4, 4, 4, 4]
-
-
 # 6 examples of 6 numbers are 144 bytes a model
 @pytest.mark.parametrize(("limit", "runs"), [(0, [4, 4]), (143, [4, 4]), (144, [2, 4]), (288, [2, 2])])
 def test_as_many_models_are_cached_as_there_is_room_for(limit, runs):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.errors import refused
+from helpers.runs import ready
 from PIL import Image
 
 from fl_lightning.data import HAM10000, PACS, ByDomain, ImageFolderImages, TinyImageNet
@@ -33,11 +34,6 @@ def written(root, **images):
         for number, array in enumerate(arrays):
             Image.fromarray(array).save(root / name / f"{number}.png")
     return root
-
-
-def ready(data):
-    data.setup()
-    return data
 
 
 def pooled(root, **kwargs):

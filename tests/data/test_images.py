@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.errors import refused
+from helpers.runs import ready
 from sklearn.datasets import load_digits
 
 from fl_lightning.data import CIFAR10, MNIST, Digits, NpyImages
@@ -19,11 +20,6 @@ def folder(tmp_path):
         np.save(tmp_path / f"{split}_images.npy", rng.integers(0, 256, (number, 6, 6, 3), dtype=np.uint8))
         np.save(tmp_path / f"{split}_labels.npy", np.arange(number) % 4)
     return tmp_path
-
-
-def ready(data):
-    data.setup()
-    return data
 
 
 def rows_of(**kwargs):
@@ -51,24 +47,24 @@ def test_digits_keep_their_values_and_resize_and_repeat():
 
 
 # ---------------------------------------------------------------- subsets
-def test_a_subset_is_balanced_seeded_and_of_the_size_asked_for(monkeypatch):
+def test_a_subset_is_balanced_and_of_the_size_asked_for():
     data = ready(Digits(train_size=205, test_size=50, num_clients=3))
     counts = data.plan.label_counts.sum(0)
     assert counts.sum() == 205 and counts.max() - counts.min() <= 1
     assert sum(len(y) for _, y in data.test_dataloader()) == 50
-    rows = rows_of(train_size=205)
-    assert torch.equal(rows_of(train_size=205), rows)
-    monkeypatch.setenv("PL_GLOBAL_SEED", "1")
-    assert not torch.equal(rows_of(train_size=205), rows)
 
 
-def test_a_share_is_drawn_of_each_class_and_seeded(monkeypatch):
+def test_a_share_is_drawn_of_each_class():
     every, some = (ready(Digits(num_clients=1, **size)) for size in ({}, {"train_size": 0.25}))
     assert some.plan.label_counts[0].tolist() == np.round(0.25 * every.plan.label_counts[0]).tolist()
-    rows = rows_of(train_size=0.25)
-    assert torch.equal(rows_of(train_size=0.25), rows)
+
+
+@pytest.mark.parametrize("size", [205, 0.25])
+def test_a_subset_and_a_share_are_drawn_by_the_seed(monkeypatch, size):
+    rows = rows_of(train_size=size)
+    assert torch.equal(rows_of(train_size=size), rows)
     monkeypatch.setenv("PL_GLOBAL_SEED", "1")
-    assert len(rows_of(train_size=0.25)) == len(rows) and not torch.equal(rows_of(train_size=0.25), rows)
+    assert len(rows_of(train_size=size)) == len(rows) and not torch.equal(rows_of(train_size=size), rows)
 
 
 def test_a_share_keeps_the_proportions_of_unbalanced_classes_and_at_least_one_sample(folder):

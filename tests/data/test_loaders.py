@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from helpers.runs import ready
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset, WeightedRandomSampler
 
 from fl_lightning.data import Batches, ClientLoader, Digits, RandomFlip, Rows, Synthetic
@@ -25,11 +26,6 @@ def equal(first, second):
     """Whether two batches are the same: a tensor, or several."""
     pairs = [(first, second)] if isinstance(first, torch.Tensor) else zip(first, second, strict=True)
     return all(torch.equal(one, other) for one, other in pairs)
-
-
-def ready(data):
-    data.setup()
-    return data
 
 
 LOADERS = {
@@ -63,14 +59,6 @@ def test_equal_seeds_give_equal_passes(name):
 
 
 # ---------------------------------------------------------------- batches of images
-def test_batches_are_normalised_per_channel():
-    values = torch.randint(256, (4, 2, 2, 3), dtype=torch.uint8)
-    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
-    x, y = next(iter(Batches(values, torch.arange(4), torch.arange(4), 4, mean=mean, std=std)))
-    expected = values.permute(0, 3, 1, 2).double() / 255
-    expected = (expected - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
-    torch.testing.assert_close(x.double(), expected, atol=1e-6, rtol=1e-5)
-    assert x.is_contiguous() and y.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 3])

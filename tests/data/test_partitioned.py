@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.errors import refused
+from helpers.runs import ready
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, random_split
@@ -33,12 +34,6 @@ class Theirs(LightningDataModule):
 
     def test_dataloader(self):
         return DataLoader(TensorDataset(X[:10], Y[:10]), batch_size=4)
-
-
-def ready(data):
-    data.prepare_data()
-    data.setup()
-    return data
 
 
 def test_every_sample_goes_to_one_client_in_the_users_own_batches():

@@ -58,17 +58,6 @@ def test_rbf_cka_takes_the_mean_distance_if_most_rows_are_equal():
     assert torch.isfinite(x.grad).all() and x.grad.any()
 
 
-@pytest.mark.parametrize("cka", CKAS)
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_feature_maps_are_flattened_whatever_their_layout(cka, layout):
-    x, y = draw(6, 2, 3, 3), draw(6, 4, 2, 2, seed=1)
-    flat, maps = x.flatten(1).requires_grad_(), x.to(memory_format=layout).requires_grad_()
-    expected, value = cka(flat, y.flatten(1)), cka(maps, y.to(memory_format=layout))
-    torch.testing.assert_close(value, expected)
-    (gradient,), (plain,) = torch.autograd.grad(value, maps), torch.autograd.grad(expected, flat)
-    torch.testing.assert_close(gradient.reshape(6, -1), plain)
-
-
 @pytest.mark.parametrize("cka", [*CKAS, in_minibatches])
 @pytest.mark.parametrize("scale", [1e-18, 1e-6, 1e12])
 def test_cka_is_1_after_rotation_scaling_and_shift_in_float32(cka, scale):
@@ -174,19 +163,13 @@ def test_equal_rows_in_half_precision_give_exactly_0_without_gradient(n, value):
 
 
 # ---------------------------------------------------------------- minibatches
-@pytest.mark.parametrize("n", [4, 5, 20])
-def test_inner_products_of_unbiased_grams_are_the_papers_estimate(n):
-    x, y = draw(n, 3), draw(n, 30, seed=1) + 10
-    assert (2 / n * unbiased_gram(x) @ unbiased_gram(y)).item() == pytest.approx(
-        reference.hsic(x.numpy(), y.numpy()), rel=1e-9
-    )
 
 
 def test_minibatch_cka_is_the_ratio_of_mean_estimates():
     x, y = draw(30, 3), draw(30, 5, seed=1)
-    xs, ys = x.split(10), y.split(10)
+    xs, ys = (rows.split([4, 5, 21]) for rows in (x, y))
     xy, xx, yy = (
-        np.mean([reference.hsic(a.numpy(), b.numpy()) for a, b in zip(first, second, strict=True)])
+        sum(len(a) * reference.hsic(a.numpy(), b.numpy()) for a, b in zip(first, second, strict=True))
         for first, second in ((xs, ys), (xs, xs), (ys, ys))
     )
     assert minibatch_cka(xs, ys).item() == pytest.approx(xy / np.sqrt(xx * yy), rel=1e-9)

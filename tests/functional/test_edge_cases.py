@@ -1,11 +1,14 @@
-"""Losses of few, equal, huge and tiny rows, and what the contrasts, the variance and the prototypes do there."""
+"""Losses of few, equal, huge and tiny rows; bad arguments, which are refused before anything is computed."""
 
+import doctest
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
 from cases import CASES, HINGES, beside, draw
+from helpers.errors import refused
 
 from fl_lightning import functional as F
 
@@ -72,13 +75,6 @@ def test_moon_without_previous_models_is_a_zero_in_the_graph():
     assert value.item() == 0 and torch.equal(z.grad, torch.zeros_like(z))
 
 
-def test_moon_lies_between_0_and_two_over_the_temperature():
-    z = draw(4, 3)
-    # opposite directions differ by 2 in cosine, 200 in the logits
-    assert F.model_contrastive_loss(z, z, [-z], 0.01).item() == pytest.approx(0, abs=1e-12)
-    assert F.model_contrastive_loss(z, -z, [z], 0.01).item() == pytest.approx(200)
-
-
 # ---------------------------------------------------------------- variance
 def test_hinges_differ_where_a_class_varies_more_than_the_identity():
     # two classes alternate and deviate by 1/sqrt(2), more than the identity's 1/sqrt(3); the third stays at 0
@@ -129,3 +125,53 @@ def test_an_example_of_a_class_without_prototype_counts_and_has_no_gradient():
     assert value.item() == pytest.approx((z[TARGETS == 3] ** 2).sum().item() / 20)
     np.testing.assert_allclose(z.grad[TARGETS == 3].numpy(), z[TARGETS == 3].detach().numpy() / 10, rtol=1e-12)
     assert not z.grad[TARGETS == 1].any()
+
+
+# one row, from which most functions return early
+Z, N = torch.zeros(1, 4), torch.ones(4)
+X, Y = torch.zeros(1, 3), torch.zeros(6, 3)
+
+REFUSED = [
+    (lambda: F.calibrated_logits(Z, N, missing="drop"), "missing='drop'"),
+    (lambda: F.calibrated_logits(Z, N, margin="none"), "margin='none'"),
+    (lambda: F.restricted_logits(Z, N, alpha=1.5), "alpha=1.5"),
+    (lambda: F.restricted_logits(Z, N, alpha=-0.1), "alpha=-0.1"),
+    (lambda: F.restricted_logits(Z, N, alpha=math.nan), "alpha=nan"),
+    (lambda: F.restricted_logits(Z, N, mode="rare"), "mode='rare'"),
+    (lambda: F.correlation_frobenius(Z, form="other"), "form='other'"),
+    (lambda: F.structured_covariance_decorrelation(Z, groups=0), "groups=0"),
+    (lambda: F.structured_covariance_decorrelation(Z, groups=5), "groups=5"),
+    (lambda: F.structured_covariance_decorrelation(Z), "groups=8"),
+    (lambda: F.structured_covariance_decorrelation(Z, 2, gamma=-1.0), "gamma=-1.0"),
+    (lambda: F.rbf_uniformity(Z, 0), "bandwidth_factor=0"),
+    (lambda: F.probability_variance_hinge(Z, hinge="cubic"), "hinge='cubic'"),
+    (lambda: F.model_contrastive_loss(Z, Z, temperature=0), "temperature=0"),
+    (lambda: F.rbf_cka(Z, Z, bandwidth=0), "bandwidth=0"),
+    (lambda: F.rbf_cka(X, Y), "rows=(1, 6)"),
+    (lambda: F.linear_cka(Y, X, debiased=True), "rows=(6, 1)"),
+    (lambda: F.linear_ckas(Y, Y, X), "rows=(6, 1)"),
+    (lambda: F.minibatch_cka([X], []), "batches=(1, 0)"),
+    (lambda: F.minibatch_cka([X], [Y]), "rows=(1, 6)"),
+    (lambda: F.numerical_rank(N, -1), "tolerance=-1"),
+]
+
+
+@pytest.mark.parametrize(("call", "given"), REFUSED, ids=[given for _, given in REFUSED])
+def test_the_error_names_key_and_value(call, given):
+    with refused(given):
+        call()
+
+
+def test_the_ends_of_a_range_belong_to_it():
+    F.restricted_logits(Z, N, alpha=0), F.restricted_logits(Z, N, alpha=1)
+    F.structured_covariance_decorrelation(Z, 1, 0.0), F.structured_covariance_decorrelation(Z, 4)
+
+
+def test_every_function_has_an_example_its_arguments_and_a_source():
+    for name in F.__all__:
+        function = getattr(F, name)
+        module = sys.modules[function.__module__]
+        (test,) = doctest.DocTestFinder(recurse=False).find(function, name, module)
+        assert test.examples, name  # which --doctest-modules runs
+        assert "Args:" in function.__doc__ and "Returns:" in function.__doc__, name
+        assert "https://" in module.__doc__, name

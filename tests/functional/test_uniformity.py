@@ -42,12 +42,6 @@ def test_one_row_apart_from_equal_ones_has_no_gradient():
     assert z.grad.abs().max() < 1e-7
 
 
-@pytest.mark.parametrize("scale", [1e-21, 1e18])
-def test_the_value_is_the_same_at_any_scale_of_float32(scale):
-    z = draw(6, 4)
-    assert rbf_uniformity((scale * z).float()).item() == pytest.approx(reference.uniformity(z.numpy()), rel=1e-3)
-
-
 def value_and_gradient(z, factor, detach):
     z = z.detach().clone().requires_grad_()
     value = rbf_uniformity(z, factor, detach_bandwidth=detach)
@@ -70,6 +64,8 @@ INPUTS = {
     "one row out of reach": torch.cat([1e8 * draw(1, 40), draw(63, 40, seed=1)]),
     "few rows": draw(3, 500),
     "small": 1e-12 * draw(64, 40),
+    "smallest": 1e-21 * draw(6, 4),
+    "largest": 1e18 * draw(6, 4),
 }
 
 

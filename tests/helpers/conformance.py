@@ -8,9 +8,10 @@ from inspect import signature
 from typing import NamedTuple
 from unittest.mock import patch
 
+import lightning.pytorch
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
 from fl_lightning import FederatedTrainer, callbacks
 from helpers.notes import note, noted
@@ -43,16 +44,16 @@ def notes_of(train):
     return result, list(noted)
 
 
-class _Visits(Callback):
-    """Resets the optimizer at the start of each visit."""
+def resetting(namespace, epochs):
+    """A callback of Lightning's that resets the optimizer at the start of each visit."""
 
-    def __init__(self, epochs):
-        self.epochs = epochs
+    class Resets(namespace.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch % epochs == 0:
+                for optimizer in trainer.optimizers:
+                    optimizer.state.clear()
 
-    def on_train_epoch_start(self, trainer, module):
-        if trainer.current_epoch % self.epochs == 0:
-            for optimizer in trainer.optimizers:
-                optimizer.state.clear()
+    return Resets()
 
 
 class StopAfter(callbacks.Callback):
@@ -65,17 +66,17 @@ class StopAfter(callbacks.Callback):
         trainer.should_stop = trainer.server.round + 1 >= self.rounds
 
 
-def by_lightning(model, data, rounds=2, epochs=2, precision="64-true", **options):
-    """Train by Lightning, with an optimizer reset at each visit, and return the trainer."""
+def by_lightning(model, data, rounds=2, epochs=2, precision="64-true", namespace=lightning.pytorch, **options):
+    """Train by Lightning of a namespace, with an optimizer reset at each visit, and return the trainer."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     where = {"accelerator": "cpu", "devices": 1, "num_sanity_val_steps": 0, "precision": precision}
-    if not data.val:
+    if not getattr(data, "val", True):
         where["limit_val_batches"] = 0
     given = {**quiet, **where, "max_epochs": rounds * epochs, **options}
     with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
         warnings.simplefilter("ignore")
-        trainer = Trainer(callbacks=[_Visits(epochs)], default_root_dir=folder, **given)
+        trainer = namespace.Trainer(callbacks=[resetting(namespace, epochs)], default_root_dir=folder, **given)
         trainer.fit(model, datamodule=data)
     return trainer
 

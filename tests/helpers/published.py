@@ -1,7 +1,6 @@
 """What holds of any module that others have published, and the runs that show it."""
 
 import math
-import warnings
 from typing import ClassVar
 
 import lightning.pytorch
@@ -14,6 +13,7 @@ from fl_lightning import Partitioned
 from fl_lightning.data import IID, Pooled
 from fl_lightning.methods import MOON, FedDecorr, FedProx
 from fl_lightning.state import clone, tensors
+from helpers.conformance import by_lightning
 from helpers.runs import small_trainer
 
 METHODS = {
@@ -120,7 +120,9 @@ class Published:
         ours, theirs = (self.deterministic(self.seeded(self.module)) for _ in range(2))
         data = Partitioned(in_order(self.seeded(self.data)), Pooled(), 1)
         trainer, _, state = self.run(tmp_path, "fedavg", ours, data, precision=self.precision)
-        reference = self.lightnings(theirs)
+        how = {"check_val_every_n_epoch": self.epochs, "namespace": self.namespace, **self.options}
+        given = self.rounds, self.epochs, self.precision
+        reference = by_lightning(theirs, in_order(self.seeded(self.data)), *given, **how)
         expected = tensors(theirs)
         assert state.keys() == expected.keys()
         for name in state:
@@ -134,35 +136,6 @@ class Published:
     def assert_close(self, name, actual, expected):
         given = {"rtol": self.tolerance, "atol": self.tolerance, "msg": lambda text: f"{name}: {text}"}
         torch.testing.assert_close(actual, expected, **given)
-
-    def lightnings(self, model):
-        """Lightning's own fit; its optimizer forgets what it knew where a round of ours begins."""
-        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-        trainer = self.namespace.Trainer(
-            max_epochs=self.rounds * self.epochs,
-            check_val_every_n_epoch=self.epochs,
-            num_sanity_val_steps=0,
-            accelerator="cpu",
-            precision=self.precision,
-            callbacks=[forgetting(self.namespace, self.epochs)],
-            **quiet,
-            **self.options,
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            trainer.fit(model, in_order(self.seeded(self.data)))
-        return trainer
-
-
-def forgetting(namespace, every):
-    """A callback that clears the optimizer's state every so many epochs."""
-
-    class Forgetting(namespace.Callback):
-        def on_train_epoch_start(self, trainer, pl_module):
-            if trainer.current_epoch % every == 0:
-                trainer.optimizers[0].state.clear()
-
-    return Forgetting()
 
 
 def in_order(datamodule):

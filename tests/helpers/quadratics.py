@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import Partitioned
+from fl_lightning.systems import SystemsHeterogeneity
 
 
 class Quadratic(LightningModule):
@@ -84,6 +85,8 @@ def pull(a, lr, steps, mu=0.0):
 
 
 A, B = [1.0, 4.0, 0.5], [-1.0, 2.0, 5.0]
+# a run whose clients take 2 to 6 steps
+UNEQUAL = {"local_steps": 6, "systems": SystemsHeterogeneity(stragglers=1.0, least=2, most=6)}
 
 
 def settle(run, methods, a=A, b=B, sizes=None, batch_size=10_000, start=0.0, lr=0.1, max_rounds=100, **kwargs):

@@ -11,6 +11,7 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.data import Digits, Dirichlet
 from fl_lightning.errors import ClientError
 from fl_lightning.models import MLP, FedCKACNN, ImageClassifier, Projector
+from fl_lightning.seeding import address
 
 
 class Stops(Callback):
@@ -55,6 +56,12 @@ def small_data(kind="mlp", **kwargs):
     return Digits(image_size=16 if kind == "cnn" else None, **{**given, **kwargs})
 
 
+def ready(data):
+    """A data module that is set up."""
+    data.setup()
+    return data
+
+
 def small_trainer(tmp_path, **kwargs):
     return FederatedTrainer(
         **{"max_rounds": 2, "logger": False, "default_root_dir": tmp_path, "accelerator": "cpu", **kwargs}
@@ -66,6 +73,16 @@ def train(folder, methods=(), kind="mlp", data=None, model=None, **kwargs):
     trainer = small_trainer(folder, **kwargs)
     trainer.fit(model or small_model(kind), data or small_data(kind), list(methods))
     return {name: value.clone() for name, value in trainer.server.state.items()}, trainer
+
+
+def train_by_hand(model, data, seed, round_, k):
+    """Train in a plain loop on the batches that client k has in a round of a run with this seed."""
+    loader, optimizer = data.train_dataloader(k), SGD(model.parameters(), lr=0.1)
+    loader.generator.manual_seed(address(seed, "batches", round_, k))
+    for x, y in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
 
 
 def history(trainer):

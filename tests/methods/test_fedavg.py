@@ -1,15 +1,18 @@
-"""FedAvg, the empty list of methods: the mean of the clients by examples, and central training for one client."""
+"""FedAvg, the empty list of methods, averages the clients; Local leaves each alone."""
 
 import copy
 from functools import partial
 
+import numpy as np
+import pytest
 import torch
-from helpers.runs import assert_same_bits, small_data
+from helpers.errors import warned
+from helpers.runs import assert_same_bits, small_data, train_by_hand
 from torch.optim import SGD
 
 from fl_lightning.data import IID, Dirichlet
+from fl_lightning.methods import Local
 from fl_lightning.models import MLP, ImageClassifier
-from fl_lightning.seeding import address
 
 
 def test_one_client_with_full_participation_is_central_training(run):
@@ -18,14 +21,8 @@ def test_one_client_with_full_participation_is_central_training(run):
     central = copy.deepcopy(model)
     data = small_data(num_clients=1, partitioner=IID())
     state, trainer = run(model=model, data=data, max_rounds=3)
-    optimizer = SGD(central.parameters(), lr=0.1)
     for round_ in range(3):
-        loader = data.train_dataloader(0)
-        loader.generator.manual_seed(address(trainer.seed, "batches", round_, 0))
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(central(x), y).backward()
-            optimizer.step()
+        train_by_hand(central, data, trainer.seed, round_, 0)
     assert_same_bits(state, central.state_dict())
 
 
@@ -37,12 +34,26 @@ def test_the_global_state_is_the_mean_of_the_clients_by_examples(run, tmp_path):
     state, trainer = run(model=model, data=data, max_rounds=1)
     total = 0.0
     for k in range(3):
-        local, loader = copy.deepcopy(start), data.train_dataloader(k)
-        loader.generator.manual_seed(address(trainer.seed, "batches", 0, k))
-        optimizer = SGD(local.parameters(), lr=0.1)
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(local(x), y).backward()
-            optimizer.step()
+        local = copy.deepcopy(start)
+        train_by_hand(local, data, trainer.seed, 0, k)
         total = total + data.info(k).num_examples * local.classifier.weight.detach().double()
     assert torch.equal(state["classifier.weight"], (total / 400).float())
+
+
+def test_local_models_never_hear_of_each_other_and_metrics_are_their_mean(run):
+    data = small_data()
+    model = ImageClassifier(MLP(64, [16]), optimizer=partial(SGD, lr=0.1))
+    start = copy.deepcopy(model)
+    with warned("entries of the state"):
+        state, trainer = run([Local()], model=model, data=data, max_rounds=2)
+    assert_same_bits(state, dict(start.state_dict()))
+    assert trainer.metrics["bytes/up"] == 0
+    hits = []
+    for k in range(4):
+        own = copy.deepcopy(start)
+        for round_ in range(2):
+            train_by_hand(own, data, trainer.seed, round_, k)
+        assert_same_bits(trainer.client.own_entries(k), dict(own.state_dict()))
+        x, y = (torch.cat(parts) for parts in zip(*data.test_dataloader(), strict=True))
+        hits.append((own(x).argmax(1) == y).float().mean().item())
+    assert trainer.metrics["test/accuracy"] == pytest.approx(np.mean(hits), abs=1e-6)

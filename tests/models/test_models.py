@@ -1,4 +1,4 @@
-"""Networks have the published numbers of parameters, and taps where they say."""
+"""Networks have the published numbers of parameters, taps where they say, and any normalisation."""
 
 from functools import partial
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 from helpers.errors import refused
 from helpers.tiers import sample
-from torchvision.models import mobilenet_v3_small, squeezenet1_1
+from torch import nn
+from torchvision.models import mobilenet_v3_small, resnet18, squeezenet1_1
 
 from fl_lightning.cli.cli import Parser
 from fl_lightning.errors import UsageError
@@ -239,7 +240,14 @@ def test_resnets_begin_as_their_papers_say():
     assert he.stem[0].weight.std().item() == pytest.approx((2 / (64 * 9)) ** 0.5, rel=0.05)
 
 
+def replaced(norm):
+    """A network without an argument for its normalisation."""
+    model = ImageClassifier(MobileNetV2())
+    return with_group_norm(model) if norm == "group" else model
+
+
 GROUPED = {"ResNet-18": ResNet18, "FedUV's CNN": lambda norm: FedUVCNN(1, norm=norm), "MOON's CNN": MOONCNN}
+GROUPED["any network"] = replaced
 
 
 @pytest.mark.parametrize("name", GROUPED)
@@ -281,3 +289,40 @@ def test_arguments_out_of_range_are_refused_by_name(kind, bad):
     with pytest.raises(UsageError) as caught:
         kind(**bad)
     assert f"{key}={value!r}:" in str(caught.value)
+
+
+def test_every_layer_is_replaced_and_nothing_else_changes():
+    torch.manual_seed(0)
+    before = resnet18()
+    after = with_group_norm(resnet18(), groups=4)
+    after.load_state_dict(before.state_dict(), strict=False)
+    kinds = [(type(a), type(b)) for a, b in zip(before.modules(), after.modules(), strict=True)]
+    assert all(b is (nn.GroupNorm if a is nn.BatchNorm2d else a) for a, b in kinds)
+    assert dict(after.named_parameters()).keys() == dict(before.named_parameters()).keys()
+    assert not list(after.buffers())
+    assert {part.num_groups for part in after.modules() if isinstance(part, nn.GroupNorm)} == {4}
+
+
+def test_scale_shift_and_epsilon_are_kept_and_a_layer_in_two_places_stays_one():
+    layer = nn.BatchNorm2d(6, eps=0.1)
+    nn.init.uniform_(layer.weight)
+    other = nn.BatchNorm2d(4, affine=False)
+    module = with_group_norm(nn.Sequential(nn.Sequential(layer), layer, nn.Conv2d(6, 4, 1), other), groups=2)
+    assert module[0][0] is module[1] and module[1].weight is layer.weight and module[1].eps == 0.1
+    assert module[3].weight is None
+    x = torch.randn(2, 6, 5, 5)
+    torch.testing.assert_close(module[1](x), nn.functional.group_norm(x, 2, layer.weight, layer.bias, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("module", "groups", "words"),
+    [
+        (nn.Sequential(nn.BatchNorm2d(6)), 4, ("with_group_norm.groups=4", "0 has 6 channels")),
+        (nn.Sequential(nn.BatchNorm1d(2)), 2, ("with_group_norm.groups=2", "0 has 2 channels", "smaller")),
+        (nn.Sequential(nn.BatchNorm1d(2)), 0, ("with_group_norm.groups=0", "1 or more")),
+        (nn.Sequential(nn.Linear(2, 2)), 2, ("with_group_norm.module='Sequential'", "no BatchNorm")),
+    ],
+)
+def test_what_cannot_be_replaced_is_refused(module, groups, words):
+    with refused(*words):
+        with_group_norm(module, groups)

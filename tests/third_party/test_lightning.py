@@ -27,11 +27,10 @@ class TestBoringModel(Published):
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (lambda: (boring.ManualOptimBoringModel(), boring.BoringDataModule()), "optimization"),
         (lambda: (boring.BoringModel(), boring.BoringDataModuleNoLen()), "BoringDataModuleNoLen"),
         (lambda: (boring.BoringModel(), Sequential(boring.RandomDataset(32, 60))), "SequenceSampler"),
     ],
-    ids=["manual optimization", "iterable data", "batch sampler"],
+    ids=["iterable data", "batch sampler"],
 )
 def test_what_cannot_be_federated_is_refused(tmp_path, build, words):
     model, data = build()

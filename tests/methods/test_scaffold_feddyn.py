@@ -1,4 +1,4 @@
-"""SCAFFOLD's control variates are mean gradients, and they correct the drift of clients."""
+"""SCAFFOLD and FedDyn correct the drift of clients by what each remembers."""
 
 import copy
 from functools import partial
@@ -6,13 +6,13 @@ from functools import partial
 import make_reference_values as reference
 import pytest
 import torch
-from helpers.quadratics import A, B, Curved, curved_data, settle, weighted
+from helpers.quadratics import UNEQUAL, A, B, Curved, curved_data, settle, weighted
 from helpers.runs import assert_same_bits, differs, plain_sgd_model, small_data
 from torch.optim import SGD
 
 from fl_lightning import Method
 from fl_lightning.data import IID
-from fl_lightning.methods import SCAFFOLD
+from fl_lightning.methods import SCAFFOLD, FedDyn
 from fl_lightning.models import MLP, ImageClassifier
 
 SIZES = [2, 1, 6]
@@ -52,11 +52,17 @@ def test_scaffold_follows_its_published_recurrence(run, name):
 
 
 @pytest.mark.parametrize(
-    ("variate", "scaled", "weights"), [("displacement", True, SIZES), ("gradients", False, [1, 1, 1])]
+    ("method", "weights", "given"),
+    [
+        (SCAFFOLD(scaled=True), SIZES, {"local_steps": 5, "max_rounds": 30}),
+        (SCAFFOLD("gradients"), [1, 1, 1], {"local_steps": 5, "max_rounds": 30}),
+        (FedDyn(1.0, scaled=True), SIZES, {"local_steps": 8, "max_rounds": 15}),
+        (FedDyn(1.0, scaled=False), [1, 1, 1], {"local_steps": 8, "max_rounds": 15}),
+    ],
+    ids=["scaffold, scaled", "scaffold", "feddyn, scaled", "feddyn"],
 )
-def test_scaffold_weighs_clients_by_examples_when_scaled_and_alike_when_not(run, variate, scaled, weights):
-    method = SCAFFOLD(variate, scaled=scaled)
-    found, _ = settle(run, [method], sizes=SIZES, lr=0.2, local_steps=5, max_rounds=30)
+def test_clients_weigh_by_examples_when_scaled_and_alike_when_not(run, method, weights, given):
+    found, _ = settle(run, [method], sizes=SIZES, lr=0.2, **given)
     assert found == pytest.approx(weighted(B, [a * w for a, w in zip(A, weights, strict=True)]), abs=1e-3)
 
 
@@ -84,18 +90,20 @@ def test_scaled_scaffold_is_the_papers_for_clients_of_one_size(run):
     assert_same_bits(*states)
 
 
-def test_scaffolds_gradients_are_what_the_optimizer_gets_less_the_correction(run):
+@pytest.mark.parametrize("given", [{"local_steps": 3, "gradient_clip_val": 1.0}, UNEQUAL], ids=["clipped", "unequal"])
+def test_scaffolds_gradients_are_what_the_optimizer_gets_less_the_correction(run, given):
     """So that they are the displacement, whatever is clipped, and in later rounds too."""
     found = []
     for variate in ("displacement", "gradients"):
         method = SCAFFOLD(variate=variate)
-        _, trainer = settle(run, [method], local_steps=3, max_rounds=3, gradient_clip_val=1.0)
+        _, trainer = settle(run, [method], max_rounds=3, **given)
         own = [trainer.client.memories()[k]["scaffold"]["variate"]["y"].item() for k in range(3)]
         found.append([method.global_variate["y"].item(), *own])
+        assert found[-1][0] == pytest.approx(sum(own) / 3, rel=1e-5)
     assert found[0] == pytest.approx(found[1], rel=1e-4)
     # in the first round, where nothing is corrected, no gradient is larger than the clip
-    settle(run, [method], local_steps=3, max_rounds=1, gradient_clip_val=1.0)
-    assert abs(method.global_variate["y"].item()) <= 1
+    settle(run, [method], max_rounds=1, **given)
+    assert "gradient_clip_val" not in given or abs(method.global_variate["y"].item()) <= 1
 
 
 def test_scaffolds_gradients_without_clipping_are_the_uncorrected_ones_to_the_bit(run):
@@ -122,3 +130,24 @@ def test_scaffolds_gradients_without_clipping_are_the_uncorrected_ones_to_the_bi
     states = [run(methods, model=plain_sgd_model(), gradient_clip_val=clip)[0] for clip in (None, 1e6)]
     assert len(visits) == 2 * 2 * 4
     assert_same_bits(*states)
+
+
+def test_feddyn_first_round_in_closed_form(run):
+    """From w = 0 and g = 0, one step: y = lr a b; w' = 2 mean(y), the reported model mean(y), whatever the sizes."""
+    model, data = Curved(), curved_data(A, B, sizes=[1, 3, 2])
+    state, _ = run([FedDyn(0.5)], model=model, data=data, local_steps=1, max_rounds=1)
+    mean = 0.1 * sum(a * b for a, b in zip(A, B, strict=True)) / 3
+    assert state["y"].item() == pytest.approx(2 * mean, rel=1e-6)
+    assert model.y.item() == pytest.approx(mean, rel=1e-6)
+
+
+@pytest.mark.parametrize(("reported", "clients"), [("cloud", None), ("all", 3), ("selected", 1)])
+def test_feddyn_reports_the_model_asked_for(run, reported, clients):
+    """In the first round only one of three clients moves: their mean counts the two that still hold w = 1."""
+    model, method = Curved(start=1.0), FedDyn(0.5, reported=reported)
+    given = {"local_steps": 1, "max_rounds": 1, "cohort_size": 1}
+    state, trainer = run([method], model=model, data=curved_data(A, B), **given)
+    (k,) = trainer.server.cohort
+    step = -0.1 * A[k] * (1.0 - B[k])
+    assert state["y"].item() == pytest.approx(1 + step + step / 3, rel=1e-5)
+    assert model.y.item() == pytest.approx(state["y"].item() if clients is None else 1 + step / clients, rel=1e-5)

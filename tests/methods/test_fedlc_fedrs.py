@@ -1,5 +1,6 @@
-"""FedLC lowers logits by the client's label counts, in training alone."""
+"""FedLC lowers logits by label counts, FedRS scales those of classes that a client does not hold; in training alone."""
 
+import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,12 +8,12 @@ import pytest
 import torch
 from helpers.errors import refused
 from helpers.quadratics import Quadratic, quadratic_data
-from helpers.runs import assert_finite, small_data
+from helpers.runs import assert_finite, assert_same_bits, plain_sgd_model, small_data
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.data import Dirichlet
 from fl_lightning.method import Step
-from fl_lightning.methods import FedLC
+from fl_lightning.methods import FedLC, FedProx, FedRS, FedUV
 
 LOGITS, TARGETS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3, 0, 1])
 COUNTS = torch.tensor([3, 4, 5, 60])
@@ -83,3 +84,42 @@ class OnlyTheFourth:
         sevens, rest = np.flatnonzero(labels == 7), np.flatnonzero(labels != 7)
         parts = np.array_split(rest, number - 1)
         return [*parts[:3], sevens, *parts[3:]]
+
+
+def test_fedrs_without_bias_is_scaled_products_of_features_and_weights(run):
+    seen = []
+
+    class Spy(FedRS):
+        name = "fedrs"
+
+        def transform_logits(self, client, logits):
+            found = super().transform_logits(client, logits)
+            head = client.module.classifier
+            present = client.info.label_counts > 0
+            seen.append(torch.allclose(found[:, present], (logits - head.bias)[:, present]))
+            return found
+
+    run([Spy(use_bias=False)], max_rounds=1)
+    assert seen and all(seen)
+
+
+@pytest.mark.parametrize("beside", [FedProx(0.1), FedUV()], ids=["fedprox", "feduv"])
+def test_fedrs_without_bias_leaves_the_bias_as_it_is(run, beside):
+    """No gradient, rather than one of 0, with which weight decay would still move it."""
+    for methods in ([FedRS(use_bias=False), beside], [beside, FedRS(use_bias=False)]):
+        model = plain_sgd_model(weight_decay=0.1, momentum=0.9)
+        before = model.classifier.bias.detach().clone()
+        assert before.any()
+        state, _ = run(methods, model=model, max_rounds=2)
+        assert torch.equal(state["classifier.bias"], before)
+        assert not torch.equal(state["classifier.weight"], plain_sgd_model().classifier.weight)
+
+
+def test_fedrs_without_bias_takes_a_classifier_that_has_none_and_refuses_what_is_none(run):
+    model = plain_sgd_model()
+    model.classifier = torch.nn.Linear(16, 10, bias=False)
+    states = [run([FedRS(use_bias=use)], model=copy.deepcopy(model), max_rounds=1)[0] for use in (True, False)]
+    assert_same_bits(*states)
+    model.classifier = torch.nn.Sequential(torch.nn.Linear(16, 10))
+    with refused("FedRS.use_bias=False", "logits", "'classifier'"):
+        run([FedRS(use_bias=False)], model=model)
