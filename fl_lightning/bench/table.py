@@ -25,7 +25,7 @@ from fl_lightning.bench.layout import (
     with_names,
     without_markdown,
 )
-from fl_lightning.bench.readings import ReadingsSuite, conclusions, readings_sheet
+from fl_lightning.bench.readings import conclusions, readings_sheet
 from fl_lightning.bench.results import CellResult, with_notes
 from fl_lightning.bench.statistics import MOST_SEEDS, Decision, Verdict
 from fl_lightning.bench.suite import OF_METRIC, Cell, Suite
@@ -124,7 +124,7 @@ def heading(comparison: Comparison) -> str:
 
 def readings_sheets(suite: Suite, comparisons: Sequence[Comparison]) -> list[Sheet]:
     """The table of the readings that are consistent with the published numbers, for a suite of readings."""
-    return [readings_sheet(suite, comparisons)] if isinstance(suite, ReadingsSuite) and comparisons else []
+    return [readings_sheet(suite, comparisons)] if suite.has_readings and comparisons else []
 
 
 def sheets(comparison: Comparison) -> Iterator[Sheet]:

@@ -51,12 +51,7 @@ class MetricReport(Callback):
 
 
 class CellCLI(FederatedCLI):
-    """A fit with one more callback; without one, its objects are built and nothing is run.
-
-    Args:
-        args: command line.
-        callback: the callback.
-    """
+    """A fit with one more callback; without one, its objects are built and nothing is run."""
 
     _built: tuple[Any, Any, Any] | None = None
 
@@ -150,7 +145,7 @@ def fit_command(fragments: Sequence[Mapping[str, Any]], folder: Path) -> list[st
 
 
 def ended(command: list[str], callback: Callback | None = None) -> CellCLI:
-    """A fit that has come to an end."""
+    """Run a fit to its end."""
     try:
         with plain_warnings():
             return CellCLI(command, callback)
