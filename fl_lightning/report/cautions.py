@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, groupby
 
 from fl_lightning.report.measured import not_drawn
-from fl_lightning.report.reading import INFINITE
-from fl_lightning.report.run import PLAN, ReportedRun
+from fl_lightning.report.run import INFINITE, PLAN, ReportedRun
 from fl_lightning.report.sections import Group, Section
 
 # what is skipped, one and several

@@ -12,8 +12,7 @@ import numpy as np
 
 from fl_lightning.plotting.drawing import CurveLine, curves, numbered_line
 from fl_lightning.report.figures import Drawing
-from fl_lightning.report.reading import INFINITE
-from fl_lightning.report.run import ReportedRun
+from fl_lightning.report.run import INFINITE, ReportedRun
 from fl_lightning.report.sections import Group, Section
 
 BYTES = ("bytes/down", "bytes/up")

@@ -11,8 +11,7 @@ from fl_lightning.plotting.figures import Plot, Runs
 from fl_lightning.plotting.plots import PLOTS, by_shape
 from fl_lightning.report.curves import PANELS
 from fl_lightning.report.figures import Card, Drawing
-from fl_lightning.report.reading import Arrays
-from fl_lightning.report.run import PLAN, ReportedRun
+from fl_lightning.report.run import PLAN, Arrays, ReportedRun
 from fl_lightning.report.sections import Section
 
 
@@ -47,6 +46,8 @@ def plot_of(file: str) -> tuple[str, Callable[[Runs], Iterator[Plot]]]:
 def not_drawn(run: ReportedRun, file: str) -> Iterator[str]:
     """Yield why arrays of a file of a run are not drawn."""
     arrays = run.arrays(file)
+    if arrays.problem:
+        yield f"{printable(file)} {arrays.problem}"
     if arrays.others:
         yield from (f"{printable(file)}: {name} of shape {shape} is not drawn" for name, shape in arrays.others.items())
     try:

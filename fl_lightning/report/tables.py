@@ -173,6 +173,8 @@ def cost_sheet(section: Section) -> Sheet | None:
         return None
     told = "Cost of a round: median seconds of each phase without the first round, and bytes of the last round. "
     told += "Seconds compare methods only where they were taken on one machine with nothing else on it."
+    if any(run.folder is None for group in groups for run in group.runs.values()):
+        told += " Of a run whose folder is not here, the phases are those of its last round."
     kept_lines = [[Text(line[0]), *(Text(line[at + 1]) for at in kept)] for line in lines]
     return Sheet(told, ["configuration"], [(heads[at], []) for at in kept], kept_lines, key="cost")
 
