@@ -32,11 +32,7 @@ class History(list[dict[str, float]]):
     """The metrics of a run: a mapping of tags to values for each round that is done, in their order."""
 
     def frame(self) -> pandas.DataFrame:
-        """The same as a table: a row for each round, and a column for each tag.
-
-        Raises:
-            ModuleNotFoundError: pandas is not installed.
-        """
+        """The same as a table: a row for each round, and a column for each tag."""
         return frame_of(self, ["round"])
 
 
@@ -111,9 +107,6 @@ class FitResults(list[FitResult]):
         """One table of all: a row for each run and round.
 
         Its first columns are ``run``, ``seed``, ``method``, and the keys of the configs in which the runs differ.
-
-        Raises:
-            ModuleNotFoundError: pandas is not installed.
         """
         first = dict.fromkeys([key for one in self for key in labels_of(one)] + ["round"])
         return frame_of([{**labels_of(one), **row} for one in self for row in one.history], list(first))
@@ -150,22 +143,10 @@ def labels_of(result: FitResult) -> dict[str, Any]:
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]], first: Sequence[str]) -> pandas.DataFrame:
-    """Rows as a table.
+    """Rows as a table, of which some columns come first."""
+    # pandas takes a while, and not all who fit ask for a table
+    import pandas
 
-    Args:
-        rows: the rows.
-        first: the first columns, before all others.
-
-    Raises:
-        ModuleNotFoundError: pandas is not installed.
-    """
-    try:
-        import pandas
-    except ModuleNotFoundError as error:
-        if error.name != "pandas":
-            raise
-        text = "frame() needs the package pandas, which is not installed; install it with: pip install pandas"
-        raise ModuleNotFoundError(text, name="pandas") from None
     tags = sorted({tag for row in rows for tag in row} - set(first))
     return pandas.DataFrame(rows, columns=[*first, *tags])
 

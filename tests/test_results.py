@@ -132,7 +132,6 @@ def test_a_run_that_was_stopped_has_the_rounds_that_are_done(tmp_path):
 
 # ------------------------------------------------------------------ tables
 def test_the_history_is_a_frame_with_a_row_for_each_round(fitted):
-    pytest.importorskip("pandas")
     result = fitted[1]
     frame = result.frame()
     assert frame.equals(result.history.frame())
@@ -142,7 +141,6 @@ def test_the_history_is_a_frame_with_a_row_for_each_round(fitted):
 
 
 def test_many_runs_are_one_frame(runs):
-    pytest.importorskip("pandas")
     found = load_runs(runs)
     frame = found.frame()
     assert list(frame.columns[:3]) == ["run", "seed", "method"] and len(frame) == 3 + 3 + 2

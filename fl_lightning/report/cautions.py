@@ -9,8 +9,7 @@ from itertools import combinations, groupby
 
 from fl_lightning.errors import count
 from fl_lightning.report.gallery import not_drawn
-from fl_lightning.report.reading import INFINITE
-from fl_lightning.report.run import PLAN, ReportedRun
+from fl_lightning.report.run import INFINITE, PLAN, ReportedRun
 from fl_lightning.report.sections import Section
 
 # what is skipped, one and several

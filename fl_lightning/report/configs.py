@@ -37,35 +37,33 @@ def class_of(value: Any) -> str:
     return exact(str(value["class_path"])).rsplit(".", 1)[-1] if named else ""
 
 
-def flat_config(config: Mapping[str, Any]) -> Flat:
-    """What decides the result of a run, as texts by dotted keys; the seed is left out.
+def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the result of a run, by dotted keys; the seed is left out.
 
     A class is the value of its own key, and its arguments are below it: ``data.partitioner`` is ``Dirichlet``, and
-    ``data.partitioner.alpha`` is ``0.1``.
+    ``data.partitioner.alpha`` is 0.1.
     """
-    return {key: config_text(value) for key, value in deciding(config).items()}
-
-
-def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What :func:`flat_config` has as texts, with the values that the config has."""
     kept = {key: value for key, value in of_result(dict(config)).items() if key not in BEGINNING}
     trainer = kept.get("trainer")
     if isinstance(trainer, Mapping) and isinstance(trainer.get("callbacks"), list):
-        acting = [one for one in trainer["callbacks"] if acts(one)]
+        # a user's own callback may change a result; those of this package observe, but for two
+        acting = [
+            one
+            for one in trainer["callbacks"]
+            if class_of(one) in ACTING or not str(look_up(one, "class_path")).startswith("fl_lightning.")
+        ]
         kept["trainer"] = {**trainer, "callbacks": acting}
-    return {key: value for key, value in items(kept) if not is_of_calculation(key)}
+    return {
+        key: value
+        for key, value in items(kept)
+        if not (key.startswith("data.") and key.rsplit(".", 1)[-1] in LOADING)
+        and not f"{key}.".startswith(tuple(f"{one}." for one in CALCULATION))
+    }
 
 
-def is_of_calculation(key: str) -> bool:
-    """Whether a dotted key says how a run is calculated, not what."""
-    loading = key.startswith("data.") and key.rsplit(".", 1)[-1] in LOADING
-    return loading or any(key == one or key.startswith(f"{one}.") for one in CALCULATION)
-
-
-def acts(callback: Any) -> bool:
-    """Whether a callback may change a result: a user's own may, those of this package observe, but for two."""
-    own = str(callback.get("class_path", "")).startswith("fl_lightning.") if isinstance(callback, Mapping) else False
-    return not own or class_of(callback) in ACTING
+def flat_config(config: Mapping[str, Any]) -> Flat:
+    """What :func:`deciding` gives, as texts."""
+    return {key: config_text(value) for key, value in deciding(config).items()}
 
 
 def items(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -99,34 +97,31 @@ def exact(text: str) -> str:
 def data_set(config: Mapping[str, Any]) -> str:
     """The name of the data set of a run."""
     data: Any = config.get("data") or {}
-    inner = look_up(dict(data), "init_args.datamodule") if class_of(data) == "Partitioned" else None
+    inner = look_up(data, "init_args.datamodule") if class_of(data) == "Partitioned" else None
     data = inner if class_of(inner) else data
-    name = class_of(data)
-    if not name:
-        return UNKNOWN
-    arguments = data.get("init_args") or {}
-    apart = [
-        PurePath(exact(str(arguments[key]))).name for key in KEYS_APART.get(name, ()) if arguments.get(key) is not None
-    ]
-    return f"{name} ({', '.join(apart)})" if apart else name
+    name, arguments = class_of(data), data.get("init_args") or {}
+    known = [arguments[key] for key in KEYS_APART.get(name, ()) if arguments.get(key) is not None]
+    apart = ", ".join(PurePath(exact(str(value))).name for value in known)
+    return f"{name} ({apart})" if apart else name or UNKNOWN
+
+
+def max_rounds(config: Mapping[str, Any]) -> int | None:
+    """How many rounds a config asks for; None where it does not say."""
+    number = (config.get("trainer") or {}).get("max_rounds")
+    return number if type(number) is int and number >= 0 else None
 
 
 def method_names(config: Mapping[str, Any]) -> str:
     """The methods of a run, and the class of its server optimizer, if it has one; without both, FedAvg."""
     methods = config.get("method") or []
     named = "+".join(filter(None, map(class_of, methods if isinstance(methods, list) else [methods]))) or "FedAvg"
-    server = class_of(look_up(dict(config), "trainer.server_optimizer"))
-    return f"{named}, server {server}" if server else named
+    return ", server ".join(filter(None, [named, class_of(look_up(dict(config), "trainer.server_optimizer"))]))
 
 
 def methods_with_arguments(config: Mapping[str, Any]) -> str:
-    """The methods of a run with their arguments, such as ``FedProx(mu=0.1)``, and its server optimizer, if it has one.
-
-    Without any method it is FedAvg.
-    """
+    """The same with arguments, such as ``FedProx(mu=0.1)``."""
     named = compact(flat_config(config))
-    server = named.get("trainer.server_optimizer")
-    return ", server ".join(filter(None, [named.get("method", "FedAvg"), server]))
+    return ", server ".join(filter(None, [named.get("method", "FedAvg"), named.get("trainer.server_optimizer")]))
 
 
 def differing_between(configs: Sequence[Flat]) -> list[str]:
@@ -139,20 +134,14 @@ def compact(config: Flat) -> Flat:
     """A config in which each method is one text with its coefficients, and the server optimizer, too."""
     made: Flat = {}
     for key, value in config.items():
-        prefix = next((one for one in OF_METHOD if key.startswith(f"{one}.")), None)
         if not is_of_method(key):
             made[key] = value
-        elif prefix is None:
-            made[key] = with_arguments(config, key, value)
-        elif prefix == "method" and key.count(".") == 1:
-            made["method"] = " + ".join(filter(None, [made.get("method"), with_arguments(config, key, value)]))
+        elif key in OF_METHOD or (key.startswith("method.") and key.count(".") == 1):
+            of_class = [f"{one[len(key) + 1 :]}={inner}" for one, inner in config.items() if one.startswith(f"{key}.")]
+            text = f"{value}({', '.join(of_class)})" if of_class else value
+            name = key if key in OF_METHOD else "method"
+            made[name] = " + ".join(filter(None, [made.get(name), text]))
     return made
-
-
-def with_arguments(config: Flat, key: str, name: str) -> str:
-    """A class with its arguments."""
-    arguments = [f"{one[len(key) + 1 :]}={value}" for one, value in config.items() if one.startswith(f"{key}.")]
-    return f"{name}({', '.join(arguments)})" if arguments else name
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:

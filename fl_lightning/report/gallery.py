@@ -16,8 +16,7 @@ from fl_lightning.plotting.drawing import MOST_LONG, curves, heat, numbered_line
 from fl_lightning.plotting.figures import Plot, Runs
 from fl_lightning.plotting.plots import PLOTS, by_shape
 from fl_lightning.report.figures import Card, Drawing
-from fl_lightning.report.reading import INFINITE, Arrays
-from fl_lightning.report.run import PLAN, ReportedRun
+from fl_lightning.report.run import INFINITE, PLAN, Arrays, ReportedRun
 from fl_lightning.report.sections import Group, Section, in_percent
 from fl_lightning.report.sites import parts_cards
 
@@ -270,6 +269,8 @@ def plot_of(file: str) -> tuple[str, Callable[[Runs], Iterator[Plot]]]:
 def not_drawn(run: ReportedRun, file: str) -> Iterator[str]:
     """Yield why arrays of a file of a run are not drawn."""
     arrays = run.arrays(file)
+    if arrays.problem:
+        yield f"{printable(file)} {arrays.problem}"
     yield from (f"{printable(file)}: {name} of shape {shape} is not drawn" for name, shape in arrays.others.items())
     try:
         list(plot_of(file)[1]({"run": up_to_common_round([arrays])}))

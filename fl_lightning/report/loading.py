@@ -7,7 +7,6 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from fl_lightning.errors import UsageError, require
 from fl_lightning.report.configs import (
@@ -18,9 +17,8 @@ from fl_lightning.report.configs import (
     methods_with_arguments,
     short_keys,
 )
-from fl_lightning.report.reading import why
-from fl_lightning.report.run import ReportedRun, find_runs, read_run
-from fl_lightning.results import LABELS, FitResult, FitResults, History
+from fl_lightning.report.run import ReportedRun, find_runs, read_run, why
+from fl_lightning.results import LABELS, FitResult, FitResults
 
 HINT = "give the folder of a run, such as runs/fedavg/version_0, or load_runs a folder or a pattern of many"
 
@@ -38,14 +36,16 @@ def load_run(path: str | os.PathLike) -> FitResult:
         UsageError: there is no run, or there are several.
     """
     folder = Path(path).expanduser()
-    found = runs_below(folder)
+    require(folder.is_dir(), "load_run", str(folder), f"there is no such folder; {HINT}")
+    found = find_runs(folder)
+    require(bool(found), "load_run", str(folder), f"there is no run in it or below it; {HINT}")
     some = f"it has {len(found)} runs below it; give one of them, such as {found[-1]}, or call load_runs"
     require(len(found) == 1, "load_run", str(path), some)
     try:
         run = read_run(found[0])
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise UsageError(f"load_run={str(path)!r}: {why(error)}; {HINT}") from error
-    return result_of(found[0], "/".join(found[0].resolve().parts[-2:]), run, names_of(flat_config(run.config)))
+    return result_of(found[0], "/".join(found[0].resolve().parts[-2:]), run, flat_config(run.config))
 
 
 def load_runs(*paths: str | os.PathLike) -> FitResults:
@@ -73,55 +73,34 @@ def load_runs(*paths: str | os.PathLike) -> FitResults:
     for folder in folders.values():
         try:
             read[folder] = read_run(folder)
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             warnings.warn(f"{folder} cannot be read and is left out: {why(error)}", stacklevel=2)
     require(bool(read), "load_runs", [str(path) for path in paths], f"none of its runs can be read; {HINT}")
     common = Path(os.path.commonpath([folder.resolve().parent.parent for folder in read]))
     # a run made from Python has no config, and so none in which it differs
-    names = names_of(differing_between([flat_config(run.config) for run in read.values() if run.config]))
+    keys = differing_between([flat_config(run.config) for run in read.values() if run.config])
     return FitResults(
-        result_of(folder, folder.resolve().relative_to(common).as_posix(), run, names) for folder, run in read.items()
+        result_of(folder, folder.resolve().relative_to(common).as_posix(), run, keys) for folder, run in read.items()
     )
 
 
-def runs_below(folder: Path) -> list[Path]:
-    """The folders of runs at and below a folder.
-
-    Raises:
-        UsageError: there are none.
-    """
-    require(folder.is_dir(), "load_run", str(folder), f"there is no such folder; {HINT}")
-    found = find_runs(folder)
-    require(bool(found), "load_run", str(folder), f"there is no run in it or below it; {HINT}")
-    return found
-
-
-def names_of(keys: Iterable[str]) -> dict[str, str]:
-    """Keys of configs by the names of their columns, which are none of :data:`LABELS`: a method has its own column."""
-    short = short_keys([*LABELS, *(key for key in keys if key not in LABELS)])
-    return {name: key for key, name in short.items() if key not in LABELS}
-
-
-def setting_of(value: Any) -> str | float:
-    """A value of a config as it is where it is a number or true or false, and else as a report shows it."""
-    return value if isinstance(value, bool | int | float) else config_text(value)
-
-
-def result_of(folder: Path, name: str, run: ReportedRun, names: Mapping[str, str]) -> FitResult:
+def result_of(folder: Path, name: str, run: ReportedRun, keys: Iterable[str]) -> FitResult:
     """A run that was read as its fit would have returned it; what could not be read is a warning.
 
     Args:
         folder: its folder.
-        name: what it is called.
+        name: its name.
         run: what was read.
-        names: the keys of its config that are its settings, by their names.
+        keys: the keys of its config that are its settings.
     """
     for note in run.notes:
         warnings.warn(f"{folder}: {note}", stacklevel=3)
-    history = History({tag: value for tag, value in row.items() if tag != "step"} for row in run.rows)
-    for row in history:
-        row["round"] = int(row["round"])
-    config = deciding(run.config)
-    settings = {short: setting_of(config[key]) for short, key in names.items() if key in config}
+    # the short names are none of the other columns, such as that of the method
+    short, config = short_keys([*LABELS, *(key for key in keys if key not in LABELS)]), deciding(run.config)
+    settings: Mapping[str, str | float] = {
+        short[key]: config[key] if isinstance(config[key], bool | int | float) else config_text(config[key])
+        for key in short
+        if key in config and key not in LABELS
+    }
     method = methods_with_arguments(run.config) if run.config else folder.resolve().parent.name
-    return FitResult(name, history, folder, run.seed, run.state, settings, method)
+    return FitResult(name, run.rows, folder, run.seed, run.state, settings, method)

@@ -27,8 +27,7 @@ from fl_lightning.report.figures import Card
 from fl_lightning.report.gallery import SETTINGS, cards_of
 from fl_lightning.report.sections import Section, choose_metric, sections_of, with_other_names
 from fl_lightning.report.sites import HEADING, parts_sheets
-from fl_lightning.report.sources import Found
-from fl_lightning.report.studies import Study
+from fl_lightning.report.sources import Found, Study
 from fl_lightning.report.tables import (
     commands,
     common_config,

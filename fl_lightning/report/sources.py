@@ -1,22 +1,64 @@
-"""What the arguments of a report name: folders of runs, studies, and files of cells."""
+"""The runs and studies of a report: from folders of runs, databases of ``bench``, suites and files of cells."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from fl_lightning.bench.cells_csv import stored_lines
 from fl_lightning.bench.readings import suites_in
-from fl_lightning.bench.suite import Suite
+from fl_lightning.bench.results import CellResult
+from fl_lightning.bench.suite import Cell, Suite, Table
 from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.errors import UsageError, clipped, printable, require
-from fl_lightning.report.reading import why
-from fl_lightning.report.run import ReportedRun, find_runs, read_run
-from fl_lightning.report.studies import Study, of_cells_file, of_database
+from fl_lightning.report.run import METRICS, ReportedRun, RunState, find_runs, natural, read_run, why
+from fl_lightning.results import History
 
 DATABASE, CELLS = "study.db", ".cells.csv"
 HINT = "give a folder that has runs below it, the output of bench, a URL of a database or a file of cells"
+RUN_STATES: dict[str, RunState] = {"done": "finished", "running": "running", "failed": "failed"}
+
+
+@dataclass(frozen=True)
+class StoredCell(Cell):
+    """A cell that is known by the digest that it had when it was run.
+
+    Args:
+        known: the digest.
+    """
+
+    known: str = ""
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest."""
+        return self.known
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study, at one scale.
+
+    Args:
+        suite: the suite, or what the cells themselves tell of it.
+        cells: the cells.
+        results: results by digest.
+        runs: the runs of the cells that have begun.
+        notes: what is to be said of it.
+    """
+
+    suite: Suite
+    cells: list[Cell]
+    results: dict[str, CellResult]
+    runs: list[ReportedRun]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -34,6 +76,10 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
 
+# what a study or a file keeps of a cell
+KeptCell = tuple[StoredCell, CellResult]
+
+
 def read_sources(given: Sequence[str], suites: Sequence[Path]) -> Found:
     """Read what some arguments name; each run is taken once.
 
@@ -41,35 +87,38 @@ def read_sources(given: Sequence[str], suites: Sequence[Path]) -> Found:
         UsageError: one names nothing that a report can be made of.
     """
     found, known = Found(), [suite for path in suites for suite in suites_in(path)]
-    folders: dict[Path, Path] = {}
+    # folders of runs and the arguments that name them, by resolved folder
+    folders: dict[Path, tuple[Path, Path]] = {}
     for one in given:
         if "://" in one:
             found.studies += of_database(one, known)
+        elif Path(one).is_file():
+            found.studies += of_file(Path(one), known)
         else:
-            read_path(Path(one), known, found, folders)
+            for folder in read_folder(Path(one), known, found):
+                folders.setdefault(folder.resolve(), (folder, Path(one)))
     in_studies = {run.folder.resolve() for study in found.studies for run in study.runs if run.folder is not None}
-    several = len({root.resolve() for root in folders.values()}) > 1
-    for folder, root in folders.items():
-        if folder.resolve() not in in_studies:
-            name = printable(name_of(folder, root, several))
+    several = len({root.resolve() for _, root in folders.values()}) > 1
+    for resolved, (folder, root) in folders.items():
+        if resolved not in in_studies:
+            below = folder.relative_to(root)
+            named = root / below if several else below
+            name = printable(str(named) if below.parts else "/".join(resolved.parts[-2:]))
             try:
                 found.runs.append(read_run(folder, name))
-            except (OSError, ValueError) as error:
+            except ValueError as error:
                 found.notes.append(f"{name} cannot be read and is left out: {why(error)}")
     if not (found.runs or found.studies):
         raise UsageError(f"{clipped('; '.join(found.notes), 200)}; {HINT}")
     return found
 
 
-def read_path(path: Path, suites: Sequence[Suite], found: Found, folders: dict[Path, Path]) -> None:
-    """Read what a path names: studies at once, while folders of runs are collected, each with where it was found.
+def read_folder(path: Path, suites: Sequence[Suite], found: Found) -> list[Path]:
+    """Read the studies at and below a folder, and return the folders of the runs there.
 
     Raises:
-        UsageError: it names nothing, or a folder that cannot be read.
+        UsageError: it cannot be read, or has nothing of a report.
     """
-    if path.is_file():
-        found.studies += studies_of_file(path, suites)
-        return
     try:
         os.listdir(path)
     except OSError as error:
@@ -86,35 +135,176 @@ def read_path(path: Path, suites: Sequence[Suite], found: Found, folders: dict[P
     runs = find_runs(path, found.notes)
     cells = [] if databases or runs else sorted(path.glob(f"*{CELLS}"))
     for file in cells:
-        found.studies += of_cells_file(file, suites)
+        found.studies += of_file(file, suites)
     if not (databases or runs or cells):
         raise UsageError(f"{path}: there is no run in this folder or below it; {HINT}")
-    known = {one.resolve() for one in folders}
-    folders.update({one: path for one in runs if one.resolve() not in known})
+    return runs
 
 
-def studies_of_file(path: Path, suites: Sequence[Suite]) -> list[Study]:
+def of_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
     """The studies of a database of SQLite, of a file of cells, or of a suite at its usual place.
 
     Raises:
         UsageError: it is none of these.
     """
     if path.suffix == ".db":
-        return list(of_database(f"sqlite:///{path}", suites, path.parent))
-    if path.suffix == ".csv":
-        return list(of_cells_file(path, suites))
-    if path.suffix in (".yaml", ".yml"):
+        yield from of_database(f"sqlite:///{path}", suites, path.parent)
+    elif path.suffix == ".csv":
+        cells = [
+            (StoredCell(cell.labels, cell.seed, cell.fragments, cell.scale, result.digest), result)
+            for cell, result in stored_lines(path)
+        ]
+        name = path.name.removesuffix(".csv").removesuffix(".cells").split("_scale")[0]
+        yield from studies_of(name, cells, "test/accuracy", suites, path.parent)
+    elif path.suffix in (".yaml", ".yml"):
         suite = load_suite(path)
         output = Path("runs") / suite.name
         hint = f"its study {output / DATABASE} is not there; give the folder that bench wrote, with --suite {path}"
         require((output / DATABASE).is_file(), "SUITE", str(path), hint)
-        return list(of_database(f"sqlite:///{output / DATABASE}", [*suites, suite], output))
-    raise UsageError(f"{path}: is neither a database, a file of cells nor a suite; {HINT}")
+        yield from of_database(f"sqlite:///{output / DATABASE}", [*suites, suite], output)
+    else:
+        raise UsageError(f"{path}: is neither a database, a file of cells nor a suite; {HINT}")
 
 
-def name_of(folder: Path, root: Path, several: bool) -> str:
-    """What a run is called: its path below the argument that names it."""
-    below = folder.relative_to(root)
-    if not below.parts:
-        return "/".join(folder.resolve().parts[-2:])
-    return str(root / below if several else below)
+def of_database(url: str, suites: Sequence[Suite], root: Path | None = None) -> Iterator[Study]:
+    """The studies of suites in a database.
+
+    Args:
+        url: where it is.
+        suites: suites that are known.
+        root: folder that has the folders of the runs.
+
+    Raises:
+        UsageError: it cannot be used, or has no study of a suite.
+    """
+    import optuna
+
+    from fl_lightning.bench.study import decisive, digest_of, exists, hidden, open_database, result_of_trial
+
+    require(exists(url), "STUDY", hidden(url), "there is no such database")
+    with snapshot(url) as copied:
+        backend = open_database(copied)
+        summaries = optuna.get_all_study_summaries(backend, include_best_trial=False)
+        # those that tune have other names than their suite
+        known = [summary for summary in summaries if summary.user_attrs.get("suite") == summary.study_name]
+        require(len(known) > 0, "STUDY", hidden(url), "it has no study of a suite; give the output of bench")
+        for summary in known:
+            by_cell: dict[str, list[Any]] = {}
+            for trial in optuna.load_study(study_name=summary.study_name, storage=backend).get_trials(deepcopy=False):
+                if (digest := digest_of(trial)) is not None:
+                    by_cell.setdefault(digest, []).append(trial)
+            cells = list[KeptCell]()
+            for digest, trials in by_cell.items():
+                noted = trials[-1].user_attrs
+                cell = StoredCell(dict(noted["labels"]), int(noted["seed"]), ({},), noted.get("scale", 1.0), digest)
+                cells.append((cell, result_of_trial(cell, decisive(trials))))
+            noted, named = summary.user_attrs, list(suites)
+            # the suite that the study names may be elsewhere by now, or have an error
+            with suppress(UsageError):
+                named += suites_in(noted["file"]) if Path(noted.get("file", "")).is_file() else []
+            yield from studies_of(noted["suite"], cells, noted.get("metric", "test/accuracy"), named, root)
+
+
+@contextmanager
+def snapshot(url: str) -> Iterator[str]:
+    """The URL of a copy of a SQLite database, so that a report writes nothing beside it; of others the URL itself.
+
+    Raises:
+        UsageError: it is no database.
+    """
+    from fl_lightning.bench.study import SQLITE, hidden
+
+    if not url.startswith(SQLITE):
+        yield url
+        return
+    path = Path(url.removeprefix(SQLITE).split("?")[0])
+    # while nobody writes, there is nothing beside it, and nothing is to be put there
+    still = "" if path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
+    with tempfile.TemporaryDirectory(prefix="fl-report-") as folder:
+        copy = Path(folder) / path.name
+        try:
+            address = f"{path.resolve().as_uri()}?mode=ro{still}"
+            with closing(sqlite3.connect(address, uri=True)) as source, closing(sqlite3.connect(copy)) as target:
+                source.backup(target)
+        except sqlite3.Error as error:
+            raise UsageError(f"STUDY={hidden(url)!r}: cannot be read: {error}; give the output of bench") from error
+        yield f"{SQLITE}{copy}"
+
+
+def studies_of(
+    name: str, kept: Sequence[KeptCell], metric: str, suites: Sequence[Suite], root: Path | None
+) -> Iterator[Study]:
+    """The studies of some cells, one for each scale."""
+    known = next((suite for suite in suites if suite.name == name), None)
+    for scale in sorted({cell.scale for cell, _ in kept}, reverse=True) or [1.0]:
+        some = [(cell, result) for cell, result in kept if cell.scale == scale]
+        suite = known or suite_of(name, [cell for cell, _ in some], metric)
+        fitting = [
+            (replace(cell, labels={axis: cell.labels[axis] for axis in suite.axes}), result)
+            for cell, result in some
+            if cell.labels.keys() == suite.axes.keys()
+            and all(label in suite.axes[axis] for axis, label in cell.labels.items())
+        ]
+        begun = {(tuple(cell.labels.values()), cell.seed): cell for cell, _ in fitting}
+        cells, notes = list[Cell](begun.values()), list[str]()
+        if len(fitting) < len(some):
+            notes.append(f"{name}: {len(some) - len(fitting)} cells have labels that the suite has no longer")
+        if known is None:
+            notes.append(f"{name}: its suite is not known, so that it has no published numbers; give it with --suite")
+        else:
+            by_file = {suite.cell(cell.labels, cell.seed, scale).digest for cell, _ in fitting}
+            other = {result.digest for _, result in fitting} - by_file
+            text = "were run with another config than the suite's file says now (--config, or an edit)"
+            notes += [f"{name}: {len(other)} cells {text}"] if other else []
+            # those that have not begun
+            for seed in sorted({cell.seed for cell, _ in fitting}) or suite.seeds:
+                for labels in suite.combinations():
+                    values = tuple(labels.values())
+                    if (values, seed) not in begun:
+                        cells.append(StoredCell(labels, seed, (), scale, f"{seed} {values}"))
+        results, runs = {}, list[ReportedRun]()
+        for cell, result in fitting:
+            run = run_of(cell, result, suite.metric, root)
+            interrupted = run is not None and run.state == "stopped" and result.state == "running"
+            results[result.digest] = replace(result, state="waiting") if interrupted else result
+            runs += [run] if run is not None else []
+        yield Study(suite, cells, results, runs, tuple(notes))
+
+
+def suite_of(name: str, cells: Sequence[Cell], metric: str) -> Suite:
+    """A suite as far as its cells tell it: its axes, and one table."""
+    axes: dict[str, dict[str, tuple[Any, ...]]] = {}
+    for axis, label in (pair for cell in cells for pair in cell.labels.items()):
+        axes.setdefault(axis, {})[label] = ()
+    rows = ("method",) if "method" in axes else tuple(axes)[:1]
+    table = Table("final", rows, tuple(axis for axis in axes if axis not in rows))
+    baseline = {"method": "FedAvg"} if "FedAvg" in axes.get("method", {}) else {}
+    how: dict[str, Any] = {"minimize": "loss" in metric, "percent": "accuracy" in metric}
+    tables = (table,) if axes else ()
+    return Suite(Path(f"{name}.yaml"), name, (), axes, (), tables, metric=metric, baseline=baseline, **how)
+
+
+def run_of(cell: Cell, result: CellResult, metric: str, root: Path | None) -> ReportedRun | None:
+    """The run of a cell, from its folder where that is there; None for a cell that has not begun."""
+    folder: Path | None = Path(result.run_dir)
+    if not (result.run_dir and (Path(result.run_dir) / METRICS).is_file()):
+        versions = [] if root is None else [path.parent for path in (root / cell.folder).glob(f"version_*/{METRICS}")]
+        folder = max(versions, key=natural, default=None)
+    if folder is None and result.state == "waiting" and not result.values:
+        return None
+    state = RUN_STATES.get(result.state, "stopped")
+    known: dict[str, Any] = {"labels": cell.labels, "seed": cell.seed, "reason": result.reason}
+    if folder is not None:
+        try:
+            run = read_run(folder, printable(f"{folder.parent.name}/{folder.name}"))
+            # a process that was killed has not told the study of its end
+            interrupted = state == "running" and run.state == "stopped"
+            return replace(run, state="stopped" if interrupted else state, **known)
+        except ValueError as error:
+            known["notes"] = (f"its folder cannot be read, and the numbers are those of the study: {why(error)}",)
+    rows = History({"round": round_, metric: value} for round_, value in sorted(result.values.items()))
+    if rows:
+        rows[-1] = {**result.metrics, **rows[-1]}
+    known |= {"plan_hash": printable(result.plan), "machine": result.machine, "seconds": result.seconds}
+    config = dict(next(iter(cell.fragments), {}))
+    return ReportedRun(result.cell, rows=rows, state=state, config=config, **known)

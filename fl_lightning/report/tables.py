@@ -157,6 +157,8 @@ def cost_sheet(section: Section) -> Sheet | None:
         lines.append([Text(group.label), *map(Text, numbers)])
     told = "Cost of a round: median seconds of each phase without the first round, and bytes of the last round. "
     told += "Seconds compare methods only where they were taken on one machine with nothing else on it."
+    if any(run.folder is None for group in groups for run in group.runs.values()):
+        told += " Of a run whose folder is not here, the phases are those of its last round."
     sheet = without_empty(Sheet(told, ["configuration"], [(head, []) for head in heads], lines, key="cost"))
     return sheet if sheet.groups else None
 

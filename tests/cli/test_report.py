@@ -257,6 +257,19 @@ def test_cells_without_their_suite_have_tables_without_published_numbers(command
     assert "45.50" not in page and "56.25" in page and "lr=0.1" in page
 
 
+def test_a_run_without_its_folder_has_the_median_seconds_that_the_study_keeps(command, study, tmp_path):
+    (cells,) = study[2].glob("*.cells.csv")
+    head, *lines = csv.reader(cells.read_text().splitlines())
+    for line in lines:
+        line[head.index("seconds")] = "9.75"
+        line[head.index("metrics")] = '{"time/round": 44.1}'
+    with (tmp_path / cells.name).open("w", newline="") as file:
+        csv.writer(file).writerows([head, *lines])
+    assert command(tmp_path / cells.name)[0] == 0
+    told = csv.DictReader((tmp_path / "here" / "report.runs.csv").read_text().splitlines())
+    assert {line["seconds_a_round"] for line in told} == {"9.75"} and "44.1" not in page_of(tmp_path)
+
+
 def test_cells_of_an_edited_suite_are_shown_with_a_warning(command, tmp_path):
     suite, output, _ = run_study(tmp_path)
     suite.path.write_text(suite.path.read_text().replace("max_rounds: 3", "max_rounds: 4"))

@@ -1,7 +1,6 @@
 """Whatever has happened to the folder of a run, the page is made, and what is left out is named."""
 
 import io
-import json
 import os
 import shutil
 import zipfile
@@ -41,21 +40,15 @@ def claim(path):
 
 # a file, and what has happened to it: a representative of each kind
 DAMAGES = {
-    "metrics binary": ("metrics.csv", text(bytes(range(256)) * 9)),
     "metrics without rounds": ("metrics.csv", text("name,price\na,1")),
-    "metrics round": ("metrics.csv", text(f"{HEAD}0,0.1,2\n1e30,0.2,1\n2,0.3,1")),
-    "metrics a folder": ("metrics.csv", instead(os.mkdir)),
     "metrics a pipe": ("metrics.csv", instead(os.mkfifo)),
-    "config cut": ("config.yaml", lambda path: path.write_text("a: [")),
+    "config cut": ("config.yaml", text("a: [")),
     "config of another kind": ("config.yaml", text("trainer: abc")),
     "config with code": ("config.yaml", text("a: !!python/object/apply:os.mkdir [pwned]")),
     "config a link to nothing": ("config.yaml", instead(lambda path: path.symlink_to("nowhere"))),
-    "environment cut": ("environment.json", text("{")),
-    "environment of another kind": ("environment.json", text(json.dumps({"versions": 3}))),
-    "plan text": ("plan.npz", arrays(label_counts=np.array([["a", "b"]]))),
+    "environment of another kind": ("environment.json", text('{"versions": 3}')),
     "plan nan": ("plan.npz", arrays(label_counts=np.full((2, 2), np.nan))),
     "spectra cut": ("spectra.npz", lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])),
-    "spectra of objects": ("spectra.npz", arrays(rounds=[0], classifier=np.array([{}], dtype=object))),
     "spectra of other axes": ("spectra.npz", arrays(rounds=[0, 1], classifier=np.ones((2, 3, 4, 5)))),
     "spectra too large": ("spectra.npz", claim),
     "cost not UTF-8": ("cost.csv", text(b"round: \xe4")),
@@ -135,7 +128,8 @@ def test_a_run_that_vanishes_after_it_was_found_is_left_out(tmp_path, report, mo
 
 
 def test_where_no_run_is_left_one_line_tells_why(tmp_path, report, capsys):
-    (tmp_path / "runs" / "metrics.csv").mkdir(parents=True)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "metrics.csv").touch()
     with pytest.raises(SystemExit) as ended:
         report(root=tmp_path / "runs")
     (line,) = capsys.readouterr().err.splitlines()

@@ -39,20 +39,20 @@ def test_a_table_that_is_cut_gives_the_rounds_before_the_cut(run, read):
     """Whatever is lost, no number is another one: a number that is cut short counts for nothing."""
     text, values = (run / "metrics.csv").read_bytes(), accuracies(run)
     header = text.index(b"\n") + 1
-    for end in range(header + 1, len(text), len(text) // 12):
+    for end in range(header + 1, len(text), len(text) // 6):
         (run / "metrics.csv").write_bytes(text[:end])
         whole = text[header:end].count(b"\n")
         (lines, warned) = read()
         assert [int(line["rounds"]) for line in lines] == [whole]
         assert lines[0]["last"] == (str(values[whole - 1]) if whole else "")
-        assert ("metrics.csv: line" in warned) == (text[end - 1 : end] != b"\n")
+        assert ("metrics.csv: 1 line" in warned) == (text[end - 1 : end] != b"\n")
 
 
-@pytest.mark.parametrize("line", ["1", "1,0.3,4", "1,x", "1,\0"])
-def test_a_damaged_line_ends_the_table(run, read, line):
+@pytest.mark.parametrize("line", ["1", "1,0.3,4", "1,x", "1e30,0.3", "nan,0.3", "inf,0.3", ",0.3", "1.5,0.3"])
+def test_a_damaged_line_is_left_out(run, read, line):
     (run / "metrics.csv").write_text(f"round,test/accuracy\n0,0.25\n{line}\n2,0.5\n")
     ((told,), warned) = read()
-    assert (told["rounds"], told["last"]) == ("1", "0.25") and "metrics.csv: line 3" in warned
+    assert (told["rounds"], told["last"]) == ("3", "0.5") and "metrics.csv: 1 line" in warned
 
 
 def test_a_round_that_was_written_twice_counts_once(run, read):
@@ -72,19 +72,13 @@ def test_a_run_is_running_while_a_process_holds_its_lock_and_stopped_after_that(
     assert state(read) == ("stopped", 3)
 
 
-def test_without_locks_a_run_is_running_until_some_of_its_rounds_after_a_sign_of_life(tmp_path, read, monkeypatch):
+def test_without_locks_a_run_is_running_until_half_an_hour_after_a_sign_of_life(tmp_path, read, monkeypatch):
     monkeypatch.setattr("fl_lightning.report.run.is_locked", lambda path: None)
     folder = write_run(tmp_path / "version_0", rounds=9, done=3, measured=False)
-
-    def state_after(seconds):
-        make_old(folder, seconds)
-        return state(read)[0]
-
-    assert [state_after(seconds) for seconds in (100, 200)] == ["running", "stopped"]
-    (folder / "metrics.csv").write_text("round,test/accuracy,time/round\n0,0.5,1000\n")
-    assert [state_after(seconds) for seconds in (2900, 3100)] == ["running", "stopped"]
-    (folder / "metrics.csv").unlink()  # its first round, which nobody has timed
-    assert [state_after(seconds) for seconds in (1700, 1900)] == ["running", "stopped"]
+    make_old(folder, 1700)
+    assert state(read) == ("running", 3)
+    make_old(folder, 1900)
+    assert state(read) == ("stopped", 3)
 
 
 @pytest.mark.parametrize(("later", "expected"), [(1, "finished"), (-1, "stopped")])

@@ -259,7 +259,7 @@ def test_a_cut_and_an_empty_table_are_warned_of(tmp_path, report):
     (empty / "checkpoints").mkdir()
     (empty / "checkpoints" / "model.ckpt").touch()
     text = warned(report())
-    assert "0/version_0: metrics.csv: line 4" in text and "1/version_0 has no test/accuracy" in text
+    assert "0/version_0: metrics.csv: 1 line " in text and "1/version_0 has no test/accuracy" in text
 
 
 def test_the_metric_is_the_usual_one_or_the_one_that_is_asked_for(template, table, report, capsys):
