@@ -177,10 +177,11 @@ class Section:
         metric, cells, results = self.metric, list[Cell](), dict[str, CellResult]()
         for group in self.groups:
             labels = {axis: {"method": group.line, "setting": group.setting}[axis] for axis in axes}
+            config = deciding(group.first.config)
             for seed, run in group.runs.items():
                 # each cell needs a digest of its own; in "method" no two rows are said to differ
                 named = {"method": f"{group.line} at {group.setting or 'one setting'}, seed {seed}"}
-                cell = Cell(labels, seed, (deciding(run.config) | named,))
+                cell = Cell(labels, seed, (config | named,))
                 known: Any = {"plan": run.plan_hash, "machine": run.machine, "seconds": run.seconds}
                 known |= {"values": run.values(metric.tag), "reason": run.reason}
                 cells.append(cell)
