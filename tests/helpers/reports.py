@@ -1,6 +1,7 @@
 """Folders of runs as they are left behind, without training, and reports of them."""
 
 import base64
+import csv
 import importlib.util
 import os
 import re
@@ -42,7 +43,7 @@ def figures_of(files):
     found = {}
     for name, text in re.findall(r'<figure id="([^"]+)"(.*?)</figure>', files["html"], re.DOTALL):
         (data,) = re.findall(r'href="data:text/csv;charset=utf-8;base64,([^"]+)"', text)
-        found[name] = text, [line.split(",") for line in base64.b64decode(data).decode().splitlines()]
+        found[name] = text, list(csv.reader(base64.b64decode(data).decode().splitlines()))
     return found
 
 
