@@ -89,12 +89,9 @@ def checked_yaml(text: str, name: str) -> Any:
 
 
 def check(node: yaml.Node, name: str, done: dict[yaml.Node, bool]) -> None:
-    """Refuse a key that stands twice, an ambiguous number, and an alias within its own value.
+    """Refuse a key that stands twice, an ambiguous number, and an alias within its own value, in a node and below it.
 
-    Args:
-        node: checked with all nodes in it.
-        name: name of the file.
-        done: True for the nodes that are checked, False for those around this one.
+    ``done`` is True for the nodes that are checked, and False for those around this one.
     """
     if done.get(node):
         return

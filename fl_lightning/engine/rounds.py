@@ -30,6 +30,7 @@ from fl_lightning.records.summary import tagged
 from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.state import State, checksums, norm, num_bytes, select
 from fl_lightning.storage.atomic_io import save
+from fl_lightning.storage.checkpoint import FORMAT
 from fl_lightning.sums import Totals, Update
 from fl_lightning.systems import Fate
 
@@ -564,7 +565,7 @@ def record_failure(run: Run, k: int, error: Exception, group: dict[int, dict]) -
             "client_schedulers": run.local_training.monitored.state_dict(),
             "scaling": run.local_training.scaling,
             "evaluated": client.resident.evaluated,
-            "threads": torch.get_num_threads(),
+            "format": FORMAT,
             **identity(run),
         }
         save(record, path)

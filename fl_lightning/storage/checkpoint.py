@@ -239,7 +239,7 @@ def verify(path: Path) -> None:
     if not path.is_file():
         raise DamagedFileError("there is no such file")
     contents = _load_verified(path)
-    if isinstance(contents, dict) and "server" in contents:
+    if isinstance(contents, dict) and not contents.keys().isdisjoint(("server", "failure")):
         hint = "another version of fl_lightning has written it; resume with that version, or give it as weights"
         require(contents.get("format") == FORMAT, "ckpt_path", str(path), hint)
     for k, file in client_files(path, contents).items():

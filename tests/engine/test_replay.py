@@ -240,3 +240,10 @@ def test_what_the_file_does_not_hold_is_refused_by_one_line(tmp_path):
         with refused(*words) as caught:
             again(tmp_path, **{"methods": [Breaks()], "path": record(tmp_path), **given})
         assert "\n" not in str(caught.value)
+
+
+def test_a_record_of_another_version_is_refused(tmp_path):
+    fit(tmp_path, [Breaks()])
+    torch.save({**torch.load(record(tmp_path)), "format": "1"}, record(tmp_path))
+    with refused("ckpt_path=", "another version"):
+        again(tmp_path, [Breaks()], record(tmp_path))

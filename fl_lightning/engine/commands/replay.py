@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from fl_lightning.engine.model_files import call_on_load, load_state, restore_da
 from fl_lightning.engine.rounds import cohort, draw_fates, groups_of_cohort, side_by_side
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import ClientError, UsageError, require
-from fl_lightning.storage.checkpoint import in_place, read
+from fl_lightning.storage.checkpoint import read
 from fl_lightning.systems import Fate
 
 
@@ -47,7 +46,8 @@ def replay(
     hint = "a replay is one process; start it without torchrun or srun"
     require(run.workers.size == 1, "trainer.world_size", run.workers.size, hint)
     source, contents = find_visit(run, ckpt_path, round_, client)
-    with threads(threads_of(source, contents)):
+    # the bits depend on the threads of the worker that trained the client
+    with threads(contents["description"]["trainer"]["threads_per_worker"]):
         run.methods.on_fit_start(run.server)
         choose(run)
         run.description.pop("code", None)  # a replay is where a correction of the code is tried
@@ -96,7 +96,9 @@ def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int)
     require(0 <= client < clients, "client", client, f"give one from 0 to {clients - 1}")
     source = verified_checkpoint(run, ckpt_path)
     assert source is not None  # one was asked for
-    return source, read(source)
+    contents = read(source)
+    require("description" in contents, "ckpt_path", str(source), hint)
+    return source, contents
 
 
 def restore_failure(
@@ -122,9 +124,9 @@ def restore_failure(
     run.methods.on_round_start(run.server)
     restore_server(run, path, record)
     run.local_training.monitored.load_state_dict(record["client_schedulers"])
-    run.local_training.scaling = record.get("scaling") or run.local_training.scaling
+    run.local_training.scaling = record["scaling"]
     run.resident.evaluated = record["evaluated"]
-    for k, memory in {**record.get("memories", {}), client: record["memory"]}.items():
+    for k, memory in {**record["memories"], client: record["memory"]}.items():
         if memory:
             run.client.memories().visited(k).update(memory)
             run.client.memories().settle(k)  # its visit takes it to the device
@@ -152,7 +154,7 @@ def restore_round(
     Raises:
         UsageError: the checkpoint is of other rounds or of another run, or the client has no visit in the round.
     """
-    done = checkpoint.get("round")
+    done = checkpoint["round"]
     hint = f"{str(path)!r} has {done} rounds done, from which round {done} follows; give that, or another checkpoint"
     require(done == round_, "round", round_, hint)
     restore_run(run, path, allow_changes)
@@ -161,16 +163,6 @@ def restore_round(
     clients = ", ".join(map(str, sorted(run.server.cohort)))
     require(client in run.server.cohort, "client", client, f"the clients of round {round_} are {clients}")
     run.methods.on_round_start(run.server)
-
-
-def threads_of(path: Path, contents: dict[str, Any]) -> int | None:
-    """The threads of the worker that trained the client, on which the bits depend; None where they are not known."""
-    environment = path.parents[1] / "environment.json" if in_place(path) else None
-    known = contents.get("threads")
-    if known is None and environment is not None and environment.is_file():
-        with suppress(OSError, ValueError, AttributeError, RecursionError):  # a file that was altered says nothing
-            known = json.loads(environment.read_text()).get("threads")
-    return known if isinstance(known, int) and known >= 1 else None
 
 
 @contextmanager
