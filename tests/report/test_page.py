@@ -117,17 +117,6 @@ def test_drawings_are_xml_and_have_no_colour_of_their_own(made):
     assert len(drawings) > 30
 
 
-def test_warnings_are_one_line_that_unfolds(made):
-    (line, rest), *others = re.findall(
-        'id="warnings"><summary>([^<]*)</summary>(.*?)</details>', made["html"], re.DOTALL
-    )
-    assert (
-        not others
-        and line.startswith(f"{rest.count('<li>')} warning")
-        and rest.count("<li>") == made["md"].count("- Warning: ")
-    )
-
-
 # ------------------------------------------------------------------ seen by anyone
 def test_curves_and_bars_differ_without_colour():
     styles = [line_style(at) for at in range(len(DASHES) * len(MARKERS))]
