@@ -270,6 +270,13 @@ def test_a_class_of_which_all_open_clients_drew_nothing_is_drawn_again():
         Dirichlet(1e-300, 0, repair="redraw", max_draws=3)(labels, 10, np.random.RandomState(0))
 
 
+@pytest.mark.parametrize("make", [IID, lambda: Dirichlet(0.5, 1, repair="redraw")])
+def test_a_partitioner_that_repairs_nothing_has_moved_nothing(make):
+    partitioner = make()
+    call(partitioner, LABELS, 3, rng())
+    assert partitioner.moved == 0
+
+
 def test_redrawing_gives_up_with_a_hint():
     with refused("Dirichlet.repair='redraw'", "Dirichlet.min_size=490", "repair=move"):
         Dirichlet(0.3, min_size=490, repair="redraw", max_draws=5)(BALANCED, 10, rng())
