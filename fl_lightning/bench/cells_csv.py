@@ -9,13 +9,12 @@ import math
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from fl_lightning.bench.fragments import Fragment, of_result
+from fl_lightning.bench.fragments import of_result
 from fl_lightning.bench.results import CellResult, CellState, waiting
-from fl_lightning.bench.suite import Cell, Labels, Suite
+from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.errors import LONGEST_VALUE, UsageError, clipped, require, text_of
 
 # the columns beside the labels; ``value``, the last of ``values``, is for the reader
@@ -27,31 +26,8 @@ ADDED_COLUMNS = {"code", "warnings"}
 FORMULA = re.compile(r"'*[=+@\t\r\n-]")
 
 
-@dataclass(frozen=True)
-class StoredLine:
-    """One line of a file of cells.
-
-    Args:
-        labels: label on each axis.
-        seed: the seed.
-        config: the config, without paths.
-        result: the result.
-    """
-
-    labels: Labels
-    seed: int
-    config: Fragment
-    result: CellResult
-
-
 def cells_csv(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> str:
-    """One line a cell: its labels, its state, its numbers by round, and its config as JSON.
-
-    Args:
-        suite: the suite.
-        cells: the cells.
-        results: results by the digest of the cell; a cell without one waits.
-    """
+    """One line a cell: its labels, its state, its numbers by round, and its config as JSON."""
     warned = any(results[cell.digest].warnings for cell in cells if cell.digest in results)
     columns = ["cell", *map(column, suite.axes), *FIRST[1:], *(LAST if warned else LAST[:-1])]
     return in_columns(columns, (_cell_line(cell, results.get(cell.digest, waiting(cell))) for cell in cells))
@@ -118,7 +94,7 @@ def read_cells(path: str | Path, axes: Collection[str] = ()) -> dict[str, CellRe
     Raises:
         UsageError: it cannot be read, is no such file or of other axes, or a line holds what bench does not write.
     """
-    return {line.result.digest: line.result for line in stored_lines(Path(path), axes)}
+    return {result.digest: result for _, result in stored_lines(Path(path), axes)}
 
 
 def stored_cells(path: str | Path, suite: Suite) -> list[Cell]:
@@ -131,34 +107,29 @@ def stored_cells(path: str | Path, suite: Suite) -> list[Cell]:
     Raises:
         UsageError: the file cannot be read, is no such file, or is of a suite with other axes or labels.
     """
-    lines = list(stored_lines(Path(path), suite.axes))
-    for line in lines:
-        for axis, label in line.labels.items():
-            hint = f"{suite.path.name} has no label {label} on this axis; give a suite that has it"
-            require(label in suite.axes[axis], f"{path}: {axis}", label, hint)
-    return [Cell(line.labels, line.seed, (line.config,), line.result.scale) for line in lines]
+    cells = [cell for cell, _ in stored_lines(Path(path), suite.axes)]
+    for axis, label in ((axis, label) for cell in cells for axis, label in cell.labels.items()):
+        hint = f"{suite.path.name} has no label {label} on this axis; give a suite that has it"
+        require(label in suite.axes[axis], f"{path}: {axis}", label, hint)
+    return cells
 
 
 def finished_cells(path: Path, suite: Suite, cells: Sequence[Cell]) -> dict[str, CellResult]:
     """The finished results of a file, by digest, for ``--load``.
 
-    Args:
-        path: the file.
-        suite: the suite.
-        cells: its cells; a line that has the digest of one must have its labels, seed and metric.
-
     Raises:
-        UsageError: a line says otherwise, or none of the finished ones is of these cells.
+        UsageError: a line has the digest of one of the suite's cells, but not its labels, seed or metric; or no
+            finished one has.
     """
     own, done = dict[str, list[Cell]](), dict[str, CellResult]()
     for cell in cells:
         own.setdefault(cell.digest, []).append(cell)
-    for line in stored_lines(path, suite.axes):
-        result, alike = line.result, own.get(line.result.digest, [])
-        where, names = f"{path}: {clipped(result.cell, LONGEST_VALUE)}", [cell.name for cell in alike]
+    for stored, result in stored_lines(path, suite.axes):
+        where, alike = f"{path}: {clipped(result.cell, LONGEST_VALUE)}", own.get(result.digest, [])
         # cells with different labels may have one config
-        same = not alike or any((cell.labels, cell.seed) == (line.labels, line.seed) for cell in alike)
-        require(same, where, result.digest, f"is the digest of {' or '.join(names)}; give the file as it was written")
+        same = not alike or any((cell.labels, cell.seed) == (stored.labels, stored.seed) for cell in alike)
+        hint = f"is the digest of {' or '.join(cell.name for cell in alike)}; give the file as it was written"
+        require(same, where, result.digest, hint)
         if result.state == "done":
             last = result.values[max(result.values)]
             logged = result.metrics.get(suite.metric, last)
@@ -171,13 +142,14 @@ def finished_cells(path: Path, suite: Suite, cells: Sequence[Cell]) -> dict[str,
     return done
 
 
-def stored_lines(path: Path, axes: Collection[str] = ()) -> Iterator[StoredLine]:
-    """The lines of a file of cells.
+def stored_lines(path: Path, axes: Collection[str] = ()) -> Iterator[tuple[Cell, CellResult]]:
+    """The cells of a file, with the labels, seeds and configs that they were run with, and their results.
 
     Raises:
         UsageError: it cannot be read, is no such file, has other axes, or a line is not as bench writes it.
     """
     before = csv.field_size_limit(sys.maxsize)  # the values of many rounds are one field
+    first: dict[str, CellResult] = {}
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.reader(file)
@@ -185,20 +157,17 @@ def stored_lines(path: Path, axes: Collection[str] = ()) -> Iterator[StoredLine]
             for name in {*FIRST, *LAST, *map(column, axes)} - ADDED_COLUMNS:
                 if columns.count(name) != 1:
                     raise ValueError(f"its header has the column {name} {columns.count(name)} times")
-            first: dict[str, CellResult] = {}
             for fields in filter(None, rows):
                 try:
-                    line = line_of(dict(zip(columns, map(alive, fields), strict=True)))
-                    result = line.result
-                    other = first.setdefault(result.digest, result)
-                    # cells with different labels may have one config, and then they have one result
-                    if other is not result:
-                        same = other.state == result.state and str(other.values) == str(result.values)
-                        if other.cell == result.cell or not same:
-                            raise ValueError(f"another line has the digest {result.digest}, too")
+                    cell, result = line_of(dict(zip(columns, map(alive, fields), strict=True)))
                 except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
                     raise ValueError(f"line {rows.line_num}: {text_of(error)}") from error
-                yield line
+                # cells with different labels may have one config, and then they have one result
+                other = first.setdefault(result.digest, result)
+                same = other.state == result.state and str(other.values) == str(result.values)
+                if other is not result and (other.cell == result.cell or not same):
+                    raise ValueError(f"line {rows.line_num}: another line has the digest {result.digest}, too")
+                yield cell, result
             if not first:
                 raise ValueError("it has no cells")
     except (OSError, ValueError, csv.Error) as error:
@@ -207,8 +176,8 @@ def stored_lines(path: Path, axes: Collection[str] = ()) -> Iterator[StoredLine]
         csv.field_size_limit(before)  # it is the whole process's
 
 
-def line_of(line: Mapping[str, str]) -> StoredLine:
-    """One line of a file of cells, from its columns.
+def line_of(line: Mapping[str, str]) -> tuple[Cell, CellResult]:
+    """The cell and the result of a line, from its columns.
 
     Raises:
         ValueError: it is not as bench writes it.
@@ -218,7 +187,7 @@ def line_of(line: Mapping[str, str]) -> StoredLine:
     shown = float(line["value"]) if line["value"] else None
     if line["state"] not in get_args(CellState) or (line["state"] == "done" and not values):
         raise ValueError(f"state={clipped(line['state'], LONGEST_VALUE)!r}: has {len(values)} rounds")
-    if (last is None) != (shown is None) or not equal(shown, last):
+    if not equal(shown, last):
         raise ValueError(f"value={shown}: the last of its rounds has {last}")
     result = CellResult(
         **{key: line[key] for key in ("cell", "digest", "reason", "plan", "machine", "run_dir")},
@@ -232,7 +201,7 @@ def line_of(line: Mapping[str, str]) -> StoredLine:
     )
     axes = {column(name): name for name in (*FIRST, *LAST)}
     labels = {axes.get(key, key): text for key, text in line.items() if key not in (*FIRST, *LAST)}
-    return StoredLine(labels, int(line["seed"]), dict(json.loads(line["config"])), result)
+    return Cell(labels, int(line["seed"]), (dict(json.loads(line["config"])),), result.scale), result
 
 
 def equal(one: float | None, other: float | None) -> bool:

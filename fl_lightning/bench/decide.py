@@ -21,11 +21,6 @@ def wanted_cells(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Cell
     """The cells that have been asked for by now.
 
     A seed of a pair that failed, went to nan or is not comparable has no number; the pair then asks for no further one.
-
-    Args:
-        suite: the suite, which says when a pair is decided.
-        cells: all cells that may be asked for, seed by seed.
-        results: results by the digest of the cell; a cell without one waits.
     """
     number = {tuple(cell.labels.values()): len(suite.seeds) for cell in cells}
     for entry in Comparison(suite, suite.tables[0], cells, results).entries.values():

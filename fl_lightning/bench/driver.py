@@ -6,9 +6,10 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,7 @@ from fl_lightning.bench.study import (
     CellStudy,
     Database,
     NothingToClaim,
-    about,
     attributes_of,
-    by_digest,
-    create_study,
-    decisive,
     results_of,
 )
 from fl_lightning.bench.suite import Cell, Suite
@@ -39,15 +36,11 @@ POLL = 2.0
 PACE = 1.0
 # the signals after which the program goes on later: SLURM sends the last one before the end of a job
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
-Wanted = Callable[[Mapping[str, CellResult]], Sequence[Cell]]
+Choose = Callable[[Mapping[str, CellResult]], Sequence[Cell]]
 
 
 class Failed(Exception):
     """A cell failed; its trial has the reason."""
-
-
-class Dropped(Exception):
-    """Another process has taken a trial over."""
 
 
 class Driver:
@@ -55,17 +48,13 @@ class Driver:
 
     Args:
         open_studies: opens the studies, once for each job.
-        metric: the metric of the cells.
-        output: folder of all runs.
-        jobs: number of cells that run side by side.
-        say: takes the lines that say what has been done.
         runner: makes the runner of a job, by its number.
         hours: after which no cell is begun any more.
 
     Attributes:
-        caught: the signal that has stopped it; None without one.
-        error: the error that has ended a job, such as that of a database that is gone; None without one.
-        late: whether the hours have been spent before all was done.
+        caught: the signal that has stopped it.
+        error: the error that has ended a job, such as a lost connection to the database.
+        late: whether the hours were spent before all cells were done.
     """
 
     def __init__(
@@ -139,33 +128,28 @@ class Driver:
 
     def _run_next(self, study: CellStudy, runner: Any) -> None:
         """Claim a cell and run it."""
-        lost: list[Dropped] = []
-
-        def run(trial: Trial, cell: Cell, report: RoundReport) -> dict[str, Any]:
-            try:
-                return self._run_cell(study, runner, trial, cell, report)
-            except Dropped as dropped:
-                lost.append(dropped)
-                raise
+        begun, taken = list[int](), list[bool]()
 
         def objective(trial: Trial) -> float:
-            numbers.append(trial.number)
-            return study.objective(trial, run)
+            begun.append(trial.number)
+            try:
+                return study.objective(trial, partial(self._run_cell, runner))
+            finally:
+                taken.append(study.trial(trial.number).state != TrialState.RUNNING)
 
-        numbers: list[int] = []
         try:
             # within optimize there is a heartbeat
             study.optimize(objective, n_trials=1, catch=(Failed,))
         except (NothingToClaim, Interrupt):
             return  # nothing says that an interrupted trial failed, so that it is claimed again
         except (ValueError, UpdateFinishedTrialError):
-            if lost:
-                return  # optuna cannot end a trial that is not running any more
-            raise
-        (ended,) = [trial for trial in study.get_trials(deepcopy=False) if trial.number == numbers[0]]
-        self.say(study.outcome(ended))
+            if not any(taken):
+                raise
+            self.say("this process was silent, and another one has taken its cell")
+        else:
+            self.say(study.outcome(study.trial(begun[0])))
 
-    def _run_cell(self, study: CellStudy, runner: Any, trial: Trial, cell: Cell, report: RoundReport) -> dict[str, Any]:
+    def _run_cell(self, runner: Any, trial: Trial, cell: Cell, report: RoundReport) -> dict[str, Any]:
         """Run a cell for a trial and return its result."""
         task = {
             "name": cell.name,
@@ -176,9 +160,6 @@ class Driver:
             "metric": self.metric,
         }
         answer = runner.run(task, report)
-        if not study.is_running(trial.number):
-            self.say(f"{cell.name}: this process was silent, and another one has taken the cell")
-            raise Dropped
         if "failed" in answer:
             trial.set_user_attr("reason", printable(answer["failed"]))
             raise Failed
@@ -191,33 +172,29 @@ class Driver:
 
 
 class SuiteStudy(CellStudy):
-    """The study of a suite.
+    """The study of a suite. It may hold more than the given cells, such as those of another scale.
 
-    Args:
-        suite: the suite.
-        database: the connection.
-        cells: the cells to run; the study may hold others, such as those of another scale.
-        wanted: chooses the cells to run by now, from the results of all of them; by default all.
+    From the results of all cells, ``choose`` selects those to run by now; by default all.
     """
 
-    def __init__(self, suite: Suite, database: Database, cells: Sequence[Cell], wanted: Wanted | None = None) -> None:
+    def __init__(self, suite: Suite, database: Database, cells: Sequence[Cell], choose: Choose | None = None) -> None:
+        about: dict[str, Any] = {
+            "suite": suite.name,
+            "metric": suite.metric,
+            "title": suite.title,
+            "file": str(suite.path.resolve()),
+        }
+        about |= {"margin": suite.decide.margin} if suite.decide else {}
+        trials: dict[str, Any] = {cell.digest: (attributes_of(cell), {}) for cell in cells}
         # a sampler that looks at the other trials has no use here
-        super().__init__(suite.name, database, sampler=optuna.samplers.RandomSampler(seed=0))
-        self.suite, self.cells, self.wanted = suite, cells, wanted
-        self.names = {cell.digest: cell for cell in cells}
+        sampler = optuna.samplers.RandomSampler(seed=0)
+        super().__init__(suite.name, database, suite.minimize, trials, about, sampler=sampler)
+        self.suite, self.cells, self.choose = suite, {cell.digest: cell for cell in cells}, choose
+        self.results = partial(results_of, self, cells)
 
-    def _wanted(self) -> Sequence[Cell]:
-        return self.cells if self.wanted is None else self.wanted(results_of(self, self.cells))
-
-    def missing(self) -> Any:
-        """The attributes of the cells to begin."""
-        alike = {cell.digest: cell for cell in self._wanted()}
-        trials_of = by_digest(self, alike)
-        return ((attributes_of(alike[digest]), {}) for digest, trials in trials_of.items() if decisive(trials) is None)
-
-    def running(self) -> int:
-        """How many cells are running."""
-        return sum(result.state == "running" for result in results_of(self, self.cells).values())
+    def wanted(self) -> Collection[str]:
+        """The digests of the cells to run by now."""
+        return self.cells if self.choose is None else [cell.digest for cell in self.choose(self.results())]
 
     def objective(self, trial: Trial, run: Any) -> float:
         """The last value of the cell's metric."""
@@ -231,7 +208,7 @@ class SuiteStudy(CellStudy):
                     trial.report(value, round_)
                 last_told = time.monotonic()
 
-        result = run(trial, self.names[trial.user_attrs["digest"]], report)
+        result = run(trial, self.cells[trial.user_attrs["digest"]], report)
         trial.set_user_attr("result", result)  # one value: each is a transaction
         last, value = last_value(result)
         if last not in rounds:
@@ -240,26 +217,14 @@ class SuiteStudy(CellStudy):
 
     def outcome(self, trial: FrozenTrial) -> str:
         """A line about a cell that has ended."""
-        results = results_of(self, self.cells)
-        digests = {cell.digest for cell in self._wanted()}
+        results, digests = self.results(), set(self.wanted())
         done = sum(results[digest].state == "done" for digest in digests)
         text = f"failed: {trial.user_attrs.get('reason')}"
         if trial.state == TrialState.COMPLETE and trial.duration is not None:
             value = told(self.suite.metric, trial.values[0])
             text = f"{self.suite.metric} {value}, {trial.duration.total_seconds():.1f} s"
-        name = self.names[trial.user_attrs["digest"]].name
-        return f"{name}: {text} ({done} of {len(digests)} done{' so far' * (self.wanted is not None)})"
-
-
-def open_study(
-    suite: Suite, database: Database, cells: Sequence[Cell] = (), wanted: Wanted | None = None
-) -> SuiteStudy:
-    """The study of a suite, created where there is none; see :class:`SuiteStudy`."""
-    create_study(suite.name, suite.minimize, database)
-    study = SuiteStudy(suite, database, cells, wanted)
-    for key, value in about(suite).items():
-        study.set_user_attr(key, value)
-    return study
+        name = self.cells[trial.user_attrs["digest"]].name
+        return f"{name}: {text} ({done} of {len(digests)} done{' so far' * (self.choose is not None)})"
 
 
 def last_value(result: Mapping[str, Any]) -> tuple[int, float]:

@@ -44,11 +44,7 @@ def write_text(path: Path, text: str) -> Path:
 def fragments_of(value: Any, path: Path, where: str = "", within: tuple[Path, ...] = ()) -> Iterator[Fragment]:
     """Fragments from a mapping, the name of a file, or a list of these; none from null.
 
-    Args:
-        value: the mapping, name or list.
-        path: the file that has it, to which names are relative.
-        where: what an error calls the place of ``value``; empty for the file alone.
-        within: the files that name the one at ``path``.
+    Names are relative to the file at ``path``, which the files ``within`` name; an error calls the place ``where``.
     """
     where = where or f"{path}: config"
     for part in value if isinstance(value, list) else [] if value is None else [value]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fl_lightning.bench.comparison import Comparison, TableEntry
 from fl_lightning.bench.layout import NONE, Sheet, Text
@@ -20,30 +21,16 @@ from fl_lightning.bench.suite import OF_METRIC, READING, Suite, Table
 from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.errors import require
 
-# ends the name of such a suite
-OF_READINGS = "-readings"
 
-
-@dataclass(frozen=True)
-class ReadingsSuite(Suite):
-    """A suite whose cells are run under each reading of its key ``open``, with a study and tables of their own."""
-
-    @property
-    def name(self) -> str:
-        """Name of its study: that of the suite, and what it is."""
-        return super().name + OF_READINGS
-
-
-def with_readings(suite: Suite) -> ReadingsSuite:
+def with_readings(suite: Suite) -> Suite:
     """The suite of all cells of ``suite`` under each reading.
 
     Raises:
-        UsageError: it has no key ``open``, an axis of that name, or no table with published numbers of the metric.
+        UsageError: it has no key ``open``, or no table with published numbers of the metric.
     """
     where, hint = str(suite.path), "give it the key open, with the readings of what its source leaves open"
     require(suite.open is not None, f"{where}: open", None, hint)
     assert suite.open is not None
-    require(READING not in suite.axes, f"{where}: axes", READING, "is the axis of the readings: give this another name")
     of_metric = [table for table in suite.tables if table.published and table.show in OF_METRIC]
     hint = f"readings are compared with published numbers: give them to a table that shows {', '.join(OF_METRIC)}"
     require(bool(of_metric), f"{where}: tables.published", None, hint)
@@ -55,14 +42,15 @@ def with_readings(suite: Suite) -> ReadingsSuite:
         for part in parts if "method" in suite.axes else ():
             require("method" not in part, f"{where}: open.{key}: method", part.get("method"), hint)
     axis = {label: (*own, *suite.open.config, *scored) for label, own in suite.open.readings.items()}
-    changes = {
-        "title": f"{suite.title}: readings of what the source leaves open",
-        "axes": {**suite.axes, READING: axis},
-        "tables": tuple(under_each(table, suite) for table in of_metric),
-        "seeds": suite.open.seeds,
-        **({"interval": "t", "decide": None} if suite.decide else {}),
-    }
-    return ReadingsSuite(**{field.name: getattr(suite, field.name) for field in fields(Suite)} | changes)
+    sequence: dict[str, Any] = {"interval": "t", "decide": None} if suite.decide else {}
+    return replace(
+        suite,
+        title=f"{suite.title}: readings of what the source leaves open",
+        axes={**suite.axes, READING: axis},
+        tables=tuple(under_each(table, suite) for table in of_metric),
+        seeds=suite.open.seeds,
+        **sequence,
+    )
 
 
 def suites_in(path: str | Path) -> list[Suite]:

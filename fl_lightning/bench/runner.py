@@ -12,7 +12,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -49,12 +48,7 @@ class Interrupt(Exception):
 
 
 class Runner:
-    """Runs one cell after another, each in a new process.
-
-    Args:
-        job: number among the runners that work side by side, which chooses the GPU.
-        program: the module that has ``run_cell`` and ``check_configs``.
-    """
+    """Runs one cell after another, each in a new process, on the GPU that the number of the job chooses."""
 
     def __init__(self, job: int = 0, program: str = PROGRAM) -> None:
         self.job, self.program, self.interrupted = job, program, False
@@ -75,12 +69,7 @@ class Runner:
         return self._call("run_cell", cell, on_round)
 
     def check(self, metric: str, configs: Mapping[str, Any]) -> dict[str, str]:
-        """Build the objects of some configs without running them; returns what is wrong, by the names of the configs.
-
-        Args:
-            metric: the metric that the runs must have, as far as that shows.
-            configs: fragments by name.
-        """
+        """Build the objects of configs without running them; returns what is wrong, by the names of the configs."""
         task = {"metric": metric, "configs": dict(configs), "log": os.devnull}
         answer = self._call("check_configs", task, lambda *_: None)
         return answer.get("done", dict.fromkeys(configs, answer.get("failed", "")))
@@ -245,14 +234,9 @@ def locked(folder: Path) -> Iterator[None]:
     A process that was paused, and therefore taken for dead, may come back and go on with its run.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("a+") as file:
-        waits = lock(file) is False
-        if waits:
-            file.seek(0)
-            print(f"waiting for the run of another process: {file.read().strip()}", file=sys.stderr, flush=True)
-        while waits and lock(file) is False:
-            time.sleep(LOCK_POLL)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+    with (folder / "lock").open("a") as file:
+        if lock(file) is False:
+            print(f"waiting for another process, which has {folder}", file=sys.stderr, flush=True)
+            while lock(file) is False:
+                time.sleep(LOCK_POLL)
         yield

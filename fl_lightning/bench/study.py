@@ -10,12 +10,10 @@ from __future__ import annotations
 import math
 import os
 import socket
-import sqlite3
-import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -38,8 +36,6 @@ from fl_lightning.errors import UsageError, clipped, require, text_of
 HEARTBEAT, GRACE = 20, 90
 # seconds for which SQLite waits while another process writes
 PATIENCE = 120
-# ... and after which a line says that this one waits
-MOMENT = 2.0
 SQLITE = "sqlite:///"
 # the attribute of a trial before which nothing counts of its cell
 ANEW = "anew"
@@ -63,21 +59,28 @@ class Database(RDBStorage):
 
 
 class CellStudy(Study):
-    """A study whose cells any number of processes claim.
+    """A study whose cells any number of processes claim; it is created where there is none of its name.
 
     Args:
-        name: its name.
-        database: the connection.
-        **kwargs: ``sampler`` and ``pruner`` of Optuna's study.
+        cells: by digest, the attributes and the fixed parameters of the trial of each cell.
+        about: attributes of the study.
     """
 
-    def __init__(self, name: str, database: Database, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        database: Database,
+        minimize: bool,
+        cells: Mapping[str, tuple[dict[str, Any], dict[str, Any]]],
+        about: Mapping[str, Any],
+        **kwargs: Any,
+    ) -> None:
+        direction = StudyDirection.MINIMIZE if minimize else StudyDirection.MAXIMIZE
+        optuna.create_study(study_name=name, direction=direction, storage=database, load_if_exists=True)
         super().__init__(name, database, **kwargs)
-        self.database, self.id = database, database.get_study_id_from_name(name)
-
-    def missing(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """The attributes and the fixed parameters of the trials to begin, in their order."""
-        raise NotImplementedError
+        self.database, self.id, self.trials_by_cell = database, database.get_study_id_from_name(name), cells
+        for key, value in about.items():
+            self.set_user_attr(key, value)
 
     def objective(self, trial: Trial, run: Any) -> float:
         """Run a trial by ``run(trial, cell, report)`` and return its value."""
@@ -87,9 +90,25 @@ class CellStudy(Study):
         """A line about a trial that has ended."""
         raise NotImplementedError
 
+    def wanted(self) -> Collection[str]:
+        """The digests of the cells to run by now."""
+        return self.trials_by_cell.keys()
+
+    def missing(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """The attributes and parameters of the trials to begin: fixed ones, or those of a trial that did not end."""
+        for digest, trials in by_digest(self, self.wanted()).items():
+            if decisive(trials) is None:
+                attributes, parameters = self.trials_by_cell[digest]
+                before = next((trial.params for trial in reversed(trials) if trial.params), {})
+                yield attributes, parameters or dict(before)
+
+    def last_trials(self) -> list[FrozenTrial]:
+        """The trial that is decisive for each cell, where there is one."""
+        return list(filter(None, map(decisive, by_digest(self, self.trials_by_cell).values())))
+
     def running(self) -> int:
-        """How many of the wanted cells are running, here or in other processes."""
-        raise NotImplementedError
+        """How many cells are running, here or in other processes."""
+        return sum(trial.state == TrialState.RUNNING for trial in self.last_trials())
 
     def has_work(self) -> bool:
         """Whether a cell can be claimed, once those of dead processes are free again."""
@@ -124,16 +143,22 @@ class CellStudy(Study):
                 self.tell(trial.number, state=TrialState.PRUNED, skip_if_finished=True)
         raise NothingToClaim
 
-    def is_running(self, number: int) -> bool:
-        """Whether a trial is running; not where its process was silent, and another took it for dead."""
-        trials = self.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        return any(trial.number == number for trial in trials)
+    def trial(self, number: int) -> FrozenTrial:
+        """A trial as it is now; it does not run any more where its process was silent and another took it for dead."""
+        return next(trial for trial in self.get_trials(deepcopy=False) if trial.number == number)
 
-    def forget(self, ended: Iterable[Mapping[str, Any]], anew: bool = False) -> None:
-        """Let failed cells be claimed again, given the attributes of their trials; ``anew`` drops results as well."""
-        more = {ANEW: True} if anew else {}
-        for attributes in ended:
-            self.add_trial(create_trial(state=TrialState.FAIL, user_attrs={**attributes, **more}))
+    def retry(self) -> None:
+        """Let failed cells be claimed again."""
+        for trial in self.last_trials():
+            if trial.state == TrialState.FAIL:
+                attributes, _ = self.trials_by_cell[trial.user_attrs["digest"]]
+                self.add_trial(create_trial(state=TrialState.FAIL, user_attrs=attributes))
+
+    def forget(self, digests: Iterable[str]) -> None:
+        """Drop the results of cells, which can then be claimed again."""
+        for digest in digests:
+            attributes = {**self.trials_by_cell[digest][0], ANEW: True}
+            self.add_trial(create_trial(state=TrialState.FAIL, user_attrs=attributes))
 
 
 def cause_of(error: BaseException) -> str:
@@ -154,7 +179,6 @@ def open_database(url: str) -> Database:
     warnings.filterwarnings("ignore", category=ExperimentalWarning)
     how: dict[str, Any] = {"pool_pre_ping": True}
     if url.startswith("sqlite"):
-        warn_of_lock(url)
         how["connect_args"] = {"timeout": PATIENCE}
     for pause in (0.5, 1.0, None):
         try:
@@ -171,20 +195,6 @@ def open_database(url: str) -> Database:
                 raise UsageError(f"--storage={hidden(url)!r}: cannot be used: {why}; {hint}") from error
         time.sleep(pause)
     raise AssertionError
-
-
-def warn_of_lock(url: str) -> None:
-    """Say on stderr if another process has locked a database for more than moments."""
-    if not url.startswith(SQLITE) or not exists(url):
-        return
-    address = Path(url.removeprefix(SQLITE).split("?")[0]).resolve().as_uri()
-    try:
-        with closing(sqlite3.connect(f"{address}?mode=rw", timeout=MOMENT, uri=True, isolation_level=None)) as database:
-            database.execute("BEGIN IMMEDIATE")
-    except sqlite3.Error as error:
-        if "locked" in str(error):
-            text = f"another process has locked {url.removeprefix(SQLITE)}; waiting for it for up to {PATIENCE} s"
-            print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def prepare_sqlite(database: Database) -> None:
@@ -219,70 +229,28 @@ def exists(url: str) -> bool:
     return not url.startswith(SQLITE) or os.path.lexists(url.removeprefix(SQLITE).split("?")[0])
 
 
-@contextmanager
-def undamaged() -> Iterator[None]:
-    """Refuse a database in which the block finds what neither Optuna nor bench has written."""
-    try:
-        yield
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        hint = "give a copy from before that, or another --output or --storage"
-        raise UsageError(f"--storage: the study is damaged: {text_of(error)}; {hint}") from error
-
-
 # ------------------------------------------------------------------ the study of a suite
-def create_study(name: str, minimize: bool, database: Database) -> None:
-    """Create a study where there is none of this name."""
-    direction = StudyDirection.MINIMIZE if minimize else StudyDirection.MAXIMIZE
-    optuna.create_study(study_name=name, direction=direction, storage=database, load_if_exists=True)
-
-
-def check_study(suite: Suite, database: Database, output: Path | None = None) -> bool:
-    """Whether the database has the study of a suite.
-
-    Args:
-        suite: the suite.
-        database: the connection.
-        output: the folder of the database, if no other suite may have its study there.
-
-    Raises:
-        UsageError: the study is that of another suite, or of another margin, or there are others beside it.
-    """
-    with undamaged():
-        summaries = optuna.get_all_study_summaries(database, include_best_trial=False)
-        others = {summary.user_attrs.get("suite", suite.name) for summary in summaries} - {suite.name}
-        own = next((summary for summary in summaries if summary.study_name == suite.name), None)
-    hint = f"it has the study of the suite {', '.join(sorted(others))}, not of {suite.name}; give another folder"
-    require(output is None or not others, "--output", str(output), hint)
-    if own is None:
-        return False
-    with undamaged():
-        attributes, trials = own.user_attrs, own.n_trials
-    # one that has just been created has no attributes yet
-    known = {key: attributes.get(key, value) for key, value in (("suite", suite.name), ("metric", suite.metric))}
-    title = attributes.get("title", "not a suite")
-    hint = f"the database has a study of this name, {title!r} by {known['metric']}; this one is by {suite.metric}; "
-    hint += "give another --output or --storage, or rename the suite's file"
-    same = known == {"suite": suite.name, "metric": suite.metric} and (bool(attributes) or not trials)
-    require(same, "suite", suite.name, hint)
-    margin, now = attributes.get("margin"), suite.decide and suite.decide.margin
-    hint = f"the first cell was run with {margin}; put that back, or give another --output or --storage"
-    require(not trials or None in (margin, now) or margin == now, f"{suite.path}: decide.margin", now, hint)
-    return True
-
-
-def find_study(suite: Suite, database: Database) -> Study | None:
+def find_study(suite: Suite, database: Database, output: Path | None = None) -> Study | None:
     """The study of a suite, None where there is none.
 
     Raises:
-        UsageError: it is that of another suite, or of another margin.
+        UsageError: it is the study of another metric or margin, or the folder ``output`` has those of other suites.
     """
-    return optuna.load_study(study_name=suite.name, storage=database) if check_study(suite, database) else None
-
-
-def about(suite: Suite) -> dict[str, Any]:
-    """The attributes of a suite's study."""
-    own = {"suite": suite.name, "metric": suite.metric, "title": suite.title, "file": str(suite.path.resolve())}
-    return own | ({"margin": suite.decide.margin} if suite.decide else {})
+    summaries = {one.study_name: one for one in optuna.get_all_study_summaries(database, include_best_trial=False)}
+    own = summaries.get(suite.name)
+    if own is not None:
+        # one that has just been created has no attributes yet
+        known = own.user_attrs if own.n_trials else {"metric": suite.metric, **own.user_attrs}
+        hint = f"the database has a study of this name by {known.get('metric')}, and this one is by {suite.metric}; "
+        hint += "give another --output or --storage, or rename the suite's file"
+        require(known.get("metric") == suite.metric, "suite", suite.name, hint)
+        margin, now = known.get("margin"), suite.decide and suite.decide.margin
+        hint = f"the first cell was run with {margin}; put that back, or give another --output or --storage"
+        require(not own.n_trials or None in (margin, now) or margin == now, f"{suite.path}: decide.margin", now, hint)
+    others = {one.user_attrs.get("suite", suite.name) for one in summaries.values()} - {suite.name}
+    hint = f"it has the study of the suite {', '.join(sorted(others))}, not of {suite.name}; give another folder"
+    require(output is None or not others, "--output", str(output), hint)
+    return None if own is None else optuna.load_study(study_name=suite.name, storage=database)
 
 
 def digest_of(trial: FrozenTrial) -> str | None:
@@ -338,8 +306,7 @@ def load_results(study: Study, cells: Sequence[Cell], known: Mapping[str, CellRe
 def results_of(study: Study | None, cells: Sequence[Cell]) -> dict[str, CellResult]:
     """The result of each cell, by its digest; a cell that is not in the study waits."""
     trials_of = by_digest(study, [cell.digest for cell in cells]) if study is not None else {}
-    with undamaged():
-        return {cell.digest: result_of_trial(cell, decisive(trials_of.get(cell.digest, ()))) for cell in cells}
+    return {cell.digest: result_of_trial(cell, decisive(trials_of.get(cell.digest, ()))) for cell in cells}
 
 
 def result_of_trial(cell: Cell, trial: FrozenTrial | None) -> CellResult:

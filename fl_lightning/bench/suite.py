@@ -36,6 +36,8 @@ SCORES = (
 SCORE = "score"
 # the axis that the cells of ``--readings`` have beside those of the suite
 READING = "reading"
+# ends the name of a suite of readings
+OF_READINGS = "-readings"
 # over how many rounds torch's CosineAnnealingLR lowers the rate
 OVER_ROUNDS = "client_lr_scheduler.init_args.T_max"
 # what a cell is run with unless the suite says otherwise; a fixed number of threads fixes the bits
@@ -202,9 +204,14 @@ class Suite:
     names: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def has_readings(self) -> bool:
+        """Whether its cells are run under each reading of its key ``open``."""
+        return self.open is not None and READING in self.axes
+
+    @property
     def name(self) -> str:
         """Name of its study: that of the file after that of its folder, such as ``fedcka-table2``."""
-        return f"{self.path.resolve().parent.name}-{self.path.stem}"
+        return f"{self.path.resolve().parent.name}-{self.path.stem}{OF_READINGS * self.has_readings}"
 
     def combinations(self) -> Iterator[Labels]:
         """The labels of each cell, in the order of the axes, without what is excluded."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,53 @@ from fl_lightning.errors import UsageError, printable, require
 from fl_lightning.packaged import packaged_config
 from fl_lightning.yaml_files import read_yaml
 
-# the kinds of the values of a suite's keys, as YAML gives them
-KINDS_OF_KEYS: dict[str, tuple[type, str]] = {
-    "axes": (Mapping, "give a mapping of axes to their labels"),
-    "baseline": (Mapping, "give a mapping of axes to labels"),
-    "names": (Mapping, "give a mapping of labels, axes or the metric to what tables call them"),
-    "metric": (str, "give the tag of a metric, such as test/accuracy"),
-    "minimize": (bool, "give true or false"),
-    "percent": (bool, "give true or false"),
-    **dict.fromkeys(("notes", "overrides", "exclude", "tables"), (list, "give a list")),
-}
+# a kind of values: a test that each of them passes, and the remedy for one that does not
+Kind = tuple[Callable[[Any], bool], str]
 
+
+def one_of(names: Sequence[str]) -> Kind:
+    """The kind of some names."""
+    return lambda value: value in names, f"choose among {', '.join(names)}"
+
+
+def are_seeds(value: Any) -> bool:
+    """Whether a value is a list of distinct integers, or their number."""
+    if isinstance(value, list):
+        return bool(value) and all(type(seed) is int for seed in value) and len(set(value)) == len(value)
+    return type(value) is int and value > 0
+
+
+ANY: Kind = (lambda value: True, "a suite needs this key")
+BOOL: Kind = (lambda value: isinstance(value, bool), "give true or false")
+COUNT: Kind = (lambda value: type(value) is int and value > 0, "give a number of 1 or more")
+LIST: Kind = (lambda value: isinstance(value, list), "give a list")
+MAPPING: Kind = (lambda value: isinstance(value, Mapping), "give a mapping, such as {AXIS: LABEL}")
+POSITIVE: Kind = (lambda value: type(value) in (int, float) and 0 < value < 1e150, "give a number above 0")
+MARGIN: Kind = (
+    POSITIVE[0],
+    "give a distance that does not matter, above 0, in the unit of the tables, as 1.6",
+)
+SHARE: Kind = (lambda value: isinstance(value, float) and 0 < value < 1, "give a value in (0, 1), such as 0.05")
+SEEDS: Kind = (are_seeds, "give the number of seeds, or a list of distinct integers")
+SOME_SCORES: Kind = (
+    lambda value: isinstance(value, list) and all(one in SCORES and value.count(one) == 1 for one in value),
+    f"give a list of some of {', '.join(SCORES)}, each once",
+)
+METRIC: Kind = (lambda value: isinstance(value, str), "give the tag of a metric, such as test/accuracy")
+KEYS_OF_SUITE: dict[str, Kind] = {
+    **dict.fromkeys(("title", "source", "base", "tune", "decide", "open"), ANY),
+    "axes": (lambda value: isinstance(value, Mapping) and bool(value), "give a mapping of axes to their labels"),
+    **dict.fromkeys(("baseline", "names"), MAPPING),
+    **dict.fromkeys(("notes", "overrides", "exclude", "tables"), LIST),
+    **dict.fromkeys(("minimize", "percent"), BOOL),
+    **{"metric": METRIC, "seeds": SEEDS, "interval": one_of(("t", "bootstrap")), "confidence": SHARE},
+}
+KEYS_OF_DECIDE = {"margin": MARGIN, "prior_scale": POSITIVE, "alpha": SHARE, "max_seeds": COUNT}
+KEYS_OF_OPEN = {"readings": ANY, "margin": MARGIN, "scores": SOME_SCORES, "config": ANY, "seeds": SEEDS}
+KEYS_OF_TABLE = {
+    **{"show": one_of(SHOWS), "rows": LIST, "columns": LIST, "k": COUNT, "scores": SOME_SCORES},
+    **dict.fromkeys(("target", "page", "caption", "published"), ANY),
+}
 # the key of a config in whose place each cell has a seed of the suite
 SEED = "seed_everything"
 ONE_LINE = "give names and labels of one line, without control characters"
@@ -56,42 +91,38 @@ def load_suite(path: str | Path) -> Suite:
     require(found is not None, "SUITE", str(path), hint)
     path = found or Path(path)
     raw = read_yaml(path)
-    keys = [field.name for field in fields(Suite) if field.name != "path"]
     if isinstance(raw, Mapping) and "axes" not in raw and {"data", "model", "method", "trainer"} & set(raw):
         raise UsageError(f"{path}: is a config, not a suite; run it with fit --config {path}")
-    check_keys(raw, keys, str(path))
-    for key in ("base", "axes"):
-        require(key in raw, f"{path}: {key}", None, "a suite needs this key")
-    for key, value in raw.items():
-        kind, hint = KINDS_OF_KEYS.get(key, (object, ""))
-        require(isinstance(value, kind) and (key != "axes" or bool(value)), f"{path}: {key}", value, hint)
+    check_values(raw, KEYS_OF_SUITE, f"{path}: ", ["base", "axes"])
     axes = {str(axis): suite_axis(axis, value, path) for axis, value in raw["axes"].items()}
     overrides = []
     for override in raw.get("overrides", ()):
-        check_keys(override, ["when", "config"], f"{path}: overrides")
-        for key in ("when", "config"):
-            require(key in override, f"{path}: overrides.{key}", None, "give it: {when: {AXIS: LABEL}, config: ...}")
-        when = read_choice(override["when"], f"{path}: overrides.when")
-        overrides.append((when, seedless(override["config"], path, f"{path}: overrides.config")))
-    decide = None if raw.get("decide") is None else read_decide(raw, path)
+        where = f"{path}: overrides."
+        check_values(override, {"when": MAPPING, "config": ANY}, where, ["when", "config"])
+        overrides.append((read_choice(override["when"]), seedless(override["config"], path, f"{where}config")))
+    for when in raw.get("exclude", ()):
+        require(MAPPING[0](when), f"{path}: exclude", when, MAPPING[1])
+    seeds, percent = seeds_of(raw.get("seeds", 1)), raw.get("percent", True)
+    decide = None if raw.get("decide") is None else read_decide(raw, len(seeds), path)
     sequence: dict[str, Any] = {"interval": "sequence", "confidence": 1 - decide.alpha} if decide else {}
     suite = Suite(
         **sequence,
         open=None if raw.get("open") is None else read_open(raw["open"], path),
         decide=decide,
-        **{key: raw[key] for key in ("metric", "minimize", "percent", "interval", "confidence", "tune") if key in raw},
+        **{key: raw[key] for key in ("metric", "minimize", "interval", "confidence", "tune") if key in raw},
+        percent=percent,
         path=path,
         title=printable(str(raw.get("title", path.stem))),
         source=printable(str(raw.get("source", ""))),
         notes=tuple(printable(str(note)) for note in raw.get("notes", ())),
         base=tuple(fragments_of(raw["base"], path, f"{path}: base")),
         axes=axes,
-        seeds=read_seeds(raw.get("seeds", 1), f"{path}: seeds"),
+        seeds=seeds,
         overrides=tuple(overrides),
-        exclude=tuple(read_choice(when, f"{path}: exclude") for when in raw.get("exclude", ())),
+        exclude=tuple(map(read_choice, raw.get("exclude", ()))),
         names={str(known): printable(str(shown)) for known, shown in raw.get("names", {}).items()},
         baseline=strings(raw.get("baseline", {"method": "FedAvg"} if "FedAvg" in axes.get("method", {}) else {})),
-        tables=tuple(suite_table(table, axes, path) for table in raw.get("tables", [{}])),
+        tables=tuple(suite_table(table, axes, percent, path) for table in raw.get("tables", [{}])),
     )
     require(suite.name.isprintable(), "SUITE", str(path), "give the file and its folder names that can be printed")
     check_suite(suite)
@@ -113,12 +144,14 @@ def labelled_fragments(value: Any, path: Path, where: str) -> dict[str, tuple[Fr
     require(isinstance(value, Mapping) and len(value) > 0, where, value, hint)
     parts: list[tuple[str, tuple[Fragment, ...]]]
     if "key" in value:
-        check_keys(value, ["key", "values"], where)
-        key, values = value["key"], value.get("values")
-        require(isinstance(key, str), f"{where}.key", key, "give the key of the config that has the values")
-        hint = "give a list of one or more values"
-        require(isinstance(values, list) and len(values) > 0, f"{where}.values", values, hint)
-        parts = [(str(value), seedless(nested_config(key, value), path, where)) for value in values]
+        of_key: Kind = (lambda key: isinstance(key, str), "give the key of the config that has the values")
+        of_values: Kind = (
+            lambda values: isinstance(values, list) and bool(values),
+            "give a list of one or more values",
+        )
+        check_values(value, {"key": of_key, "values": of_values}, f"{where}.", ["values"])
+        key = value["key"]
+        parts = [(str(one), seedless(nested_config(key, one), path, where)) for one in value["values"]]
     else:
         parts = [
             (str(label), seedless(config, path, f"{where}.{printable(str(label))}")) for label, config in value.items()
@@ -139,90 +172,64 @@ def seedless(value: Any, path: Path, where: str) -> tuple[Fragment, ...]:
     return parts
 
 
-def read_seeds(value: Any, where: str) -> tuple[int, ...]:
+def seeds_of(value: int | Sequence[int]) -> tuple[int, ...]:
     """Seeds from a list, or the first few from their number."""
-    seeds = range(value) if type(value) is int else value
-    good = isinstance(seeds, (range, list)) and len(seeds) > 0 and all(type(seed) is int for seed in seeds)
-    require(good and len(set(seeds)) == len(seeds), where, value, "give their number, or a list of distinct integers")
-    return tuple(seeds)
+    return tuple(range(value) if isinstance(value, int) else value)
 
 
-def read_decide(raw: Mapping[str, Any], path: Path) -> Decide:
-    """What a suite says under its key ``decide``."""
-    given, where = raw["decide"], f"{path}: decide"
-    check_keys(given, [field.name for field in fields(Decide)], where)
+def read_decide(raw: Mapping[str, Any], own: int, path: Path) -> Decide:
+    """What a suite with so many seeds of its own says under its key ``decide``."""
+    where = f"{path}: decide."
+    check_values(raw["decide"], KEYS_OF_DECIDE, where, ["margin"])
     for key in ("interval", "confidence"):
         require(key not in raw, f"{path}: {key}", raw.get(key), "leave it out: decide has its own interval, and alpha")
-
-    def number(key: str) -> bool:
-        return type(given.get(key, 1)) in (int, float) and 0 < given.get(key, 1) < 1e150
-
-    unit = "give the largest difference that does not matter, above 0, in the unit of the tables, such as 1.6"
-    require("margin" in given and number("margin"), f"{where}.margin", given.get("margin"), unit)
-    hint = "give the likely size of a difference in its standard deviations, above 0, such as 1"
-    require(number("prior_scale"), f"{where}.prior_scale", given.get("prior_scale"), hint)
-    alpha = given.get("alpha", 0.05)
-    require(isinstance(alpha, float) and 0 < alpha < 1, f"{where}.alpha", alpha, "give a value in (0, 1), such as 0.05")
-    decide = Decide(**given)
-    seeds, own = decide.max_seeds, len(read_seeds(raw.get("seeds", 1), f"{path}: seeds"))
+    decide = Decide(**raw["decide"])
+    seeds = decide.max_seeds
     hint = f"give a number of seeds, not below the {own} of the key seeds, with which a pair begins"
-    require(type(seeds) is int and seeds >= own, f"{where}.max_seeds", seeds, hint)
-    ends = seeds > 1 and math.isfinite(half_width(seeds, 1.0, "sequence", 1 - alpha, decide.prior_scale))
-    require(ends, f"{where}.max_seeds", seeds, "so few pairs have no interval, and decide nothing; give more, as 20")
+    require(seeds >= own, f"{where}max_seeds", seeds, hint)
+    ends = seeds > 1 and math.isfinite(half_width(seeds, 1.0, "sequence", 1 - decide.alpha, decide.prior_scale))
+    require(ends, f"{where}max_seeds", seeds, "so few pairs have no interval, and decide nothing; give more, as 20")
     return decide
 
 
 def read_open(raw: Any, path: Path) -> Open:
     """What a suite says under its key ``open``."""
-    where = f"{path}: open"
-    check_keys(raw, [field.name for field in fields(Open)], where)
-    for key in ("readings", "margin"):
-        require(key in raw, f"{where}.{key}", None, "give it: {readings: {NAME: config}, margin: 2}")
-    margin = raw["margin"]
-    hint = "give the largest distance to a published number, above 0, in the unit of the tables, such as 2"
-    require(type(margin) in (int, float) and 0 < margin < 1e150, f"{where}.margin", margin, hint)
+    where = f"{path}: open."
+    check_values(raw, KEYS_OF_OPEN, where, ["readings", "margin"])
     return Open(
-        readings=labelled_fragments(raw["readings"], path, f"{where}.readings"),
-        margin=float(margin),
-        scores=read_scores(raw.get("scores", []), f"{where}.scores"),
-        config=seedless(raw.get("config"), path, f"{where}.config"),
-        seeds=read_seeds(raw.get("seeds", 1), f"{where}.seeds"),
+        readings=labelled_fragments(raw["readings"], path, f"{where}readings"),
+        margin=float(raw["margin"]),
+        scores=tuple(raw.get("scores", ())),
+        config=seedless(raw.get("config"), path, f"{where}config"),
+        seeds=seeds_of(raw.get("seeds", 1)),
     )
 
 
-def read_scores(raw: Any, where: str) -> tuple[str, ...]:
-    """Names of scores, each once."""
-    require(isinstance(raw, list), where, raw, "give a list of scores")
-    for score in raw:
-        require(score in SCORES and raw.count(score) == 1, where, score, f"choose among {', '.join(SCORES)}, each once")
-    return tuple(raw)
-
-
-def suite_table(raw: Mapping[str, Any], axes: Mapping[str, Any], path: Path) -> Table:
+def suite_table(raw: Mapping[str, Any], axes: Mapping[str, Any], percent: bool, path: Path) -> Table:
     """A table; by default the methods are its rows and the other axes its columns."""
-    check_keys(raw, [field.name for field in fields(Table)], f"{path}: tables")
-    show = raw.get("show", "final")
-    require(show in SHOWS, f"{path}: tables.show", raw.get("show"), f"choose among {', '.join(SHOWS)}")
+    where = f"{path}: tables."
+    check_values(raw, KEYS_OF_TABLE, where)
+    show, target = raw.get("show", "final"), raw.get("target")
     for key, used_by in {"k": "last", "target": "rounds_to", "scores": "scores"}.items():
         hint = f"is ignored by a table of {show}; leave it out, or give show: {used_by}"
-        require(key not in raw or show == used_by, f"{path}: tables.{key}", raw.get(key), hint)
-    for key in ("rows", "columns"):
-        require(isinstance(raw.get(key, []), list), f"{path}: tables.{key}", raw.get(key), "give a list of axes")
+        require(key not in raw or show == used_by, f"{where}{key}", raw.get(key), hint)
+    reached = isinstance(target, (int, float)) and not (percent and target > 1)
+    hint = "give the value to reach, as the run logs it" + ", such as 0.6 for 60 %" * percent
+    require(reached or show != "rounds_to", f"{where}target", target, hint)
     rows = tuple(raw.get("rows", ["method"] if "method" in axes else [next(iter(axes))]))
     columns = tuple(raw.get("columns", [axis for axis in axes if axis not in rows]))
     for axis in (*rows, *columns, *axes):
         if axis not in axes or (*rows, *columns).count(axis) != 1:
             hint = f"rows and columns take each axis once; the axes are {', '.join(axes)}"
             raise UsageError(f"{path}: tables: axis {axis!r}: {hint}")
-    scores = read_scores(raw.get("scores", []), f"{path}: tables.scores")
     clash = show == "scores" and SCORE in axes
     require(not clash, f"{path}: axes", SCORE, "is an axis of a table of scores: give this one another name")
     published = dict(read_published(raw.get("published") or {}, len(rows) + len(columns), path))
     for labels, (mean, _) in published.items():
-        where = f"{path}: {'.'.join(('published', *labels))}"
-        require(mean > 0 or show != "seconds", where, mean, "give seconds above 0")
-    read = {"show": show, "rows": rows, "columns": columns, "published": published, "scores": scores}
-    return Table(**{**raw, **read})
+        place = f"{path}: {'.'.join(('published', *labels))}"
+        require(mean > 0 or show != "seconds", place, mean, "give seconds above 0")
+    read = {"show": show, "rows": rows, "columns": columns, "published": published}
+    return Table(**{**raw, **read, "scores": tuple(raw.get("scores", ()))})
 
 
 def read_published(
@@ -244,15 +251,21 @@ def read_published(
     yield labels, (float(numbers[0]), float(numbers[1]) if len(numbers) == 2 else None)
 
 
-def check_keys(raw: Any, known: Sequence[str], where: str) -> None:
-    """Refuse keys that are not known."""
-    require(isinstance(raw, Mapping), where, raw, "give a mapping")
-    for key in raw:
-        require(key in known, f"{where}: {key}", raw[key], f"is no key here; the keys are {', '.join(known)}")
+def check_values(raw: Any, kinds: Mapping[str, Kind], where: str, needed: Sequence[str] = ()) -> None:
+    """Refuse all but a mapping of known keys to values of their kinds, with the keys that are needed."""
+    require(isinstance(raw, Mapping), where.rstrip(".: "), raw, "give a mapping")
+    for key, value in raw.items():
+        require(key in kinds, f"{where}{key}", value, f"is no key here; the keys are {', '.join(kinds)}")
+        fits, hint = kinds[key]
+        require(fits(value), f"{where}{key}", value, hint)
+    for key in needed:
+        require(key in raw, f"{where}{key}", None, kinds[key][1])
 
 
 def check_suite(suite: Suite) -> None:
     """Refuse labels that no axis has, and what no table can be made of."""
+    clash = suite.open is not None and READING in suite.axes
+    require(not clash, f"{suite.path}: axes", READING, "is the axis of the readings: give this one another name")
     # what some methods need under a reading alone is an override, or an exclusion, that names it
     with_readings = {**suite.axes, READING: suite.open.readings} if suite.open else suite.axes
     choices = [("overrides.when", when) for when, _ in suite.overrides] + [("exclude", when) for when in suite.exclude]
@@ -282,21 +295,6 @@ def check_suite(suite: Suite) -> None:
         ranked = any(table.show == "rank" for table in suite.tables)
         hint = "with decide, rows have different seeds, which cannot be ranked: leave the table out"
         require(not ranked, f"{suite.path}: tables.show", "rank", hint)
-    kinds = ("t", "bootstrap") if suite.decide is None else ("sequence",)
-    require(suite.interval in kinds, f"{suite.path}: interval", suite.interval, "choose t or bootstrap")
-    level = isinstance(suite.confidence, float) and 0 < suite.confidence < 1
-    require(level, f"{suite.path}: confidence", suite.confidence, "give a level in (0, 1), such as 0.95")
-    for table in suite.tables:
-        last = isinstance(table.k, int) and table.k > 0
-        require(last, f"{suite.path}: tables.k", table.k, "give the number of the last rounds, 1 or more")
-        target = table.show != "rounds_to" or isinstance(table.target, (int, float))
-        hint = "give the value to reach, as the run logs it" + ", such as 0.6 for 60 %" * suite.percent
-        require(
-            target and not (suite.percent and (table.target or 0) > 1),
-            f"{suite.path}: tables.target",
-            table.target,
-            hint,
-        )
 
 
 def strings(labels: Mapping[Any, Any]) -> Labels:
@@ -304,8 +302,7 @@ def strings(labels: Mapping[Any, Any]) -> Labels:
     return {str(axis): str(label) for axis, label in labels.items()}
 
 
-def read_choice(when: Any, where: str) -> Choice:
+def read_choice(when: Mapping[Any, Any]) -> Choice:
     """The labels on each axis, given as one label or a list."""
-    require(isinstance(when, Mapping), where, when, "give a mapping of axes to labels")
     lists = {axis: labels if isinstance(labels, list) else [labels] for axis, labels in when.items()}
     return {str(axis): tuple(map(str, labels)) for axis, labels in lists.items()}

@@ -25,7 +25,7 @@ from fl_lightning.bench.layout import (
     with_names,
     without_markdown,
 )
-from fl_lightning.bench.readings import ReadingsSuite, conclusions, readings_sheet
+from fl_lightning.bench.readings import conclusions, readings_sheet
 from fl_lightning.bench.results import CellResult, with_notes
 from fl_lightning.bench.statistics import MOST_SEEDS, Decision, Verdict
 from fl_lightning.bench.suite import OF_METRIC, Cell, Suite
@@ -62,7 +62,7 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
         columns = max((list(entry) for entry in entries), key=len, default=[])
         return in_columns(columns, entries)
     lines = list(about(suite, cells, results))
-    of_readings = [readings_sheet(suite, comparisons)] if isinstance(suite, ReadingsSuite) and comparisons else []
+    of_readings = [readings_sheet(suite, comparisons)] if suite.has_readings and comparisons else []
     if form == "tex":
         plain = [without_markdown(line.lstrip("#- ")) for line in lines]
         made = [*of_readings, *(sheet for comparison in comparisons for sheet in sheets(comparison))]

@@ -11,7 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,20 @@ from fl_lightning.bench.fragments import (
     of_result,
     write_text,
 )
-from fl_lightning.bench.study import CellStudy, Database, by_digest, create_study, decisive, hidden
+from fl_lightning.bench.study import CellStudy, Database, hidden
 from fl_lightning.bench.suite import Cell, Labels, Suite, file_part
-from fl_lightning.bench.suite_file import check_keys, read_seeds, strings
+from fl_lightning.bench.suite_file import (
+    BOOL,
+    COUNT,
+    MAPPING,
+    SEEDS,
+    SHARE,
+    Kind,
+    check_values,
+    one_of,
+    seeds_of,
+    strings,
+)
 from fl_lightning.errors import UsageError, printable, require
 from fl_lightning.records.summary import told
 
@@ -43,6 +54,16 @@ AXIS = "method"
 TRIALS = 20
 # share of the rounds before which no trial is pruned
 WARM_UP = 0.25
+KEYS_OF_TUNE: dict[str, Kind] = {
+    "search": (lambda value: isinstance(value, Mapping) and bool(value), "give {METHOD: {ARGUMENT: [values]}}"),
+    **{"at": MAPPING, "seeds": SEEDS, "minimize": BOOL, "pruner": one_of(("median", "none"))},
+    "metric": (
+        lambda value: isinstance(value, str) and not value.startswith(("test/", "test_")),
+        "name one of the validation split, such as val/accuracy; the test images are not for tuning",
+    ),
+    "val_fraction": (lambda value: value is None or SHARE[0](value), "give a share in (0, 1), or null"),
+    "trials": (lambda value: value is None or COUNT[0](value), COUNT[1]),
+}
 # the values of a key: a list of all of them, or a range
 Space = list[Any] | dict[str, Any]
 
@@ -86,32 +107,19 @@ def tuning_of(suite: Suite) -> Tuning:
     raw, where = suite.tune, f"{suite.path}: tune"
     hint = "the suite has no such key; give it one with search: {METHOD: {ARGUMENT: [values]}}"
     require(bool(raw), where, None, hint)
-    check_keys(raw, [field.name for field in fields(Tuning)], where)
-    share, trials, metric = raw.get("val_fraction"), raw.get("trials"), raw.get("metric", "")
-    validation = "name one of the validation split, such as val/accuracy; the test images are not for tuning"
-    a_share = share is None or (isinstance(share, float) and 0 < share < 1)
-    for key, good, hint in (
-        ("at", isinstance(raw.get("at") or {}, Mapping), "give {AXIS: LABEL}"),
-        ("metric", isinstance(metric, str) and not metric.startswith(("test/", "test_")), validation),
-        ("minimize", isinstance(raw.get("minimize", False), bool), "give true or false"),
-        ("val_fraction", a_share, "give a share in (0, 1), or null"),
-        ("trials", trials is None or (isinstance(trials, int) and trials > 0), "give a number above 0"),
-        ("pruner", raw.get("pruner", "none") in ("median", "none"), "choose median or none"),
-    ):
-        require(good, f"{where}.{key}", raw.get(key), hint)
+    check_values(raw, KEYS_OF_TUNE, f"{where}.", ["search"])
     return Tuning(
         **{
             **raw,
-            "search": read_spaces(suite, raw.get("search"), f"{where}.search"),
-            "at": read_setting(suite, strings(raw.get("at") or {}), f"{where}.at"),
-            "seeds": read_seeds(raw.get("seeds", [100]), f"{where}.seeds"),
+            "search": read_spaces(suite, raw["search"], f"{where}.search"),
+            "at": read_setting(suite, strings(raw.get("at", {})), f"{where}.at"),
+            "seeds": seeds_of(raw.get("seeds", [100])),
         }
     )
 
 
-def read_spaces(suite: Suite, raw: Any, where: str) -> dict[str, dict[str, Space]]:
+def read_spaces(suite: Suite, raw: Mapping[str, Any], where: str) -> dict[str, dict[str, Space]]:
     """The values of each key of each method, of the form that :class:`Tuning` says."""
-    require(isinstance(raw, Mapping) and bool(raw), where, raw, "give {METHOD: {ARGUMENT: [values]}}")
     known = suite.axes.get(AXIS, {})
     for label, keys in raw.items():
         hint = f"is no label of the axis {AXIS}; they are {', '.join(known) or 'none'}"
@@ -146,24 +154,14 @@ def read_setting(suite: Suite, chosen: Labels, where: str) -> Labels:
 class Search:
     """The search of one method.
 
-    Args:
-        suite: the suite.
-        tuning: what it says of tuning.
-        label: the method's label.
-        scale: share of the work to do.
-        extra: fragments that come after those of the suite.
-        trials: number of trials, in place of the suite's.
-
     Raises:
         UsageError: the label has no method whose argument a key could be.
 
     Attributes:
-        study: name of its study.
-        spaces: the values of each key.
         base: the config of the method before it is tuned.
         rounds: rounds of a run.
         digest: identifies the search.
-        slots: parameters of each trial, by a digest; empty ones are for a sampler to choose.
+        slots: parameters of each trial, by a digest; a sampler chooses empty ones.
     """
 
     def __init__(
@@ -229,11 +227,7 @@ class Search:
 
 
 class SearchStudy(CellStudy):
-    """The study of a search, created where there is none.
-
-    Args:
-        search: the search.
-        database: the connection.
+    """The study of a search.
 
     Raises:
         UsageError: the study there is of another search.
@@ -241,31 +235,16 @@ class SearchStudy(CellStudy):
 
     def __init__(self, search: Search, database: Database) -> None:
         tuning = search.tuning
-        create_study(search.study, tuning.minimize, database)
+        about = {"suite": search.suite.name, "metric": tuning.metric}
+        trials = {digest: ({"digest": digest}, parameters) for digest, parameters in search.slots.items()}
         by_median = MedianPruner(n_warmup_steps=round(WARM_UP * search.rounds))
-        super().__init__(search.study, database, pruner=NopPruner() if tuning.pruner == "none" else by_median)
+        pruner = NopPruner() if tuning.pruner == "none" else by_median
+        super().__init__(search.study, database, tuning.minimize, trials, about, pruner=pruner)
         self.search = search
         known = self.user_attrs.get("digest", search.digest)
         hint = f"the study {search.study!r} there has another config, search or seeds; "
         require(known == search.digest, "--storage", known, f"{hint}give another --output or --storage")
-        for key, value in {"suite": search.suite.name, "metric": tuning.metric, "digest": search.digest}.items():
-            self.set_user_attr(key, value)
-
-    def missing(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """The slots to begin: of a grid with its point, else with the values of a trial that did not end."""
-        for slot, trials in by_digest(self, self.search.slots).items():
-            if decisive(trials) is None:
-                before = next((trial.params for trial in reversed(trials) if trial.params), {})
-                yield {"digest": slot}, self.search.slots[slot] or dict(before)
-
-    def running(self) -> int:
-        """How many trials are running."""
-        return sum(trial.state == TrialState.RUNNING for trial in self.last_trials())
-
-    def last_trials(self) -> list[FrozenTrial]:
-        """The trial that is decisive for each slot, where there is one."""
-        trials = map(decisive, by_digest(self, self.search.slots).values())
-        return [trial for trial in trials if trial is not None]
+        self.set_user_attr("digest", search.digest)
 
     def objective(self, trial: Trial, run: Any) -> float:
         """The metric of a trial: its last value, as the mean over the seeds."""

@@ -7,28 +7,27 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from optuna.study import Study
-from optuna.trial import TrialState
 
 from fl_lightning.bench import Cell, Suite, load_suite
 from fl_lightning.bench.cells_csv import finished_cells
 from fl_lightning.bench.comparison import unequal_settings
 from fl_lightning.bench.decide import cells_of_pairs, shown_cells, wanted_cells
-from fl_lightning.bench.driver import Driver, open_study
+from fl_lightning.bench.driver import Driver, SuiteStudy
 from fl_lightning.bench.fragments import Fragment, config_digest, fragments_of, look_up
 from fl_lightning.bench.readings import with_readings
-from fl_lightning.bench.results import CellResult, changed_code
+from fl_lightning.bench.results import changed_code
 from fl_lightning.bench.runner import Runner
 from fl_lightning.bench.study import (
     DATABASE_ERRORS,
-    attributes_of,
     cause_of,
-    check_study,
     default_url,
     exists,
     find_study,
@@ -52,6 +51,7 @@ from fl_lightning.yaml_files import read_yaml
 
 # names that a line lists
 MOST_NAMES = 5
+Thing = TypeVar("Thing")
 LATER = "what is done is in the study; give the command again when the folder can be written to"
 
 
@@ -145,52 +145,42 @@ def bench(
     within = [cell for cell in whole if cell.seed in seeds]
     cells = (partial(cells_of_pairs, suite) if options.until_decided else selected_cells)(within, options.only)
     url = options.storage or default_url(output)
-    digests, known = {cell.digest for cell in whole}, {}
-    for path in options.load:
-        done = finished_cells(path, suite, whole)
-        changed = changed_code(done) if options.stale == "run" else {}
-        known[path] = {digest: result for digest, result in done.items() if digest not in changed}
+    loaded = {path: finished_cells(path, suite, whole) for path in options.load}
     only_told = options.status or options.dry_run
     database = open_database(url) if exists(url) else None
-    before = None if database is None else find_study(suite, database)
-    if not options.status:
-        warn_of_settings(suite, cells)
-        scored = any("Scores" in str((cell.config.get("trainer") or {}).get("callbacks")) for cell in cells)
-        hint = "no cell has the callback that logs them: add to the base trainer: {callbacks+: [{class_path: Scores}]}"
-        shown = [table.show for table in suite.tables if table.show == "scores"]
-        require(scored or not shown, f"{suite.path}: tables.show", "scores", hint)
+    before = None if database is None else find_study(suite, database, None if options.storage else output)
+    # results of the study count before those of files
+    done = {digest: result for results in loaded.values() for digest, result in results.items()}
+    done |= {digest: result for digest, result in results_of(before, cells).items() if result.state == "done"}
+    changed = changed_code(done)
     if not only_told and options.stale is None:
-        # those of the study count before those of files
-        check_code(cells, [*known.values(), results_of(before, cells)])
+        refuse_changed([cell for cell in cells if cell.digest in changed], changed)
+    dropped = set(changed) if options.stale == "run" else set()
     if not options.status:
-        results = results_of(before, cells)
-        elsewhere = {digest for done in known.values() for digest in done}
-        left = [cell for cell in cells if results[cell.digest].state != "done" and cell.digest not in elsewhere]
-        check_configs(suite, left)
-    if only_told and not known:
-        return tell(suite, cells, whole, options, before)
-    make_folder(output, "--output")
+        check_settings(suite, cells)
+        check_configs(suite, [cell for cell in cells if cell.digest not in done.keys() - dropped])
+    if loaded or not only_told:
+        make_folder(output, "--output")
     if options.save is not None:
         make_folder(options.save, "--save")
+    if only_told and not loaded:
+        return tell(suite, cells, whole, options, before, dropped)
     database = database or open_database(url)
-    check_study(suite, database, None if options.storage else output)
-    study = open_study(suite, database, cells, partial(wanted_cells, suite, cells) if options.until_decided else None)
-    for path, done in known.items():
-        loaded, strange = load_results(study, whole, done), len(done.keys() - digests)
+    choose = partial(wanted_cells, suite, cells) if options.until_decided else None
+    study = SuiteStudy(suite, database, cells, choose)
+    for path, results in loaded.items():
+        kept = {digest: result for digest, result in results.items() if digest not in dropped}
+        strange = len(kept.keys() - {cell.digest for cell in whole})
         others = f"; {strange} others are no cells of this suite, or had another config or scale" if strange else ""
-        say(f"{path}: {loaded} of {len(done)} finished cells are new here{others}")
+        say(f"{path}: {load_results(study, whole, kept)} of {len(kept)} finished cells are new here{others}")
     if only_told:
-        return tell(suite, cells, whole, options, study)
-    results = results_of(study, cells)
+        return tell(suite, cells, whole, options, study, dropped)
     if options.retry:
-        study.forget(attributes_of(cell) for cell in cells if results[cell.digest].state == "failed")
-    if options.stale == "run":
-        changed = changed_code(results)
-        study.forget((attributes_of(cell) for cell in cells if cell.digest in changed), anew=True)
+        study.retry()
+    study.forget(dropped & {digest for digest, result in results_of(study, cells).items() if result.state == "done"})
     hours = math.inf if options.hours is None else options.hours
-    wanted = study.wanted
     driver = Driver(
-        lambda: [open_study(suite, database, cells, wanted)],
+        lambda: [SuiteStudy(suite, database, cells, choose)],
         suite.metric,
         output.resolve(),
         options.jobs,
@@ -214,32 +204,61 @@ def bench(
     return 1 if failed else 0
 
 
-def check_configs(suite: Suite, cells: Sequence[Cell]) -> None:
-    """Build the objects of each kind of cell, so that a config that is not valid is refused before any cell runs.
+def refuse_changed(cells: Sequence[Cell], changed: Mapping[str, Sequence[str]]) -> None:
+    """Refuse to go on where finished cells were run with another version of the user's own code, and say which."""
+    for cell in cells:
+        say(f"{cell.name}: run with another version of {', '.join(changed[cell.digest])}")
+    modules = ", ".join(sorted({name for cell in cells for name in changed[cell.digest]}))
+    number = len({cell.digest for cell in cells})
+    hint = f"{modules} changed since {number} finished cells were run; give run to run these anew, or keep to "
+    require(not cells, "--stale", None, f"{hint}keep them, which the tables say")
+
+
+def check_settings(suite: Suite, cells: Sequence[Cell]) -> None:
+    """Warn of methods with other settings than the one that they are compared with; refuse scores that none logs."""
+    method = list(suite.axes).index("method") if "method" in suite.axes else 0
+    for label, text in sorted({(labels[method], text) for labels, text in unequal_settings(suite, cells).items()}):
+        print(f"warning: {label}: {text}", file=sys.stderr)
+    scored = any("Scores" in str((cell.config.get("trainer") or {}).get("callbacks")) for cell in cells)
+    hint = "no cell has the callback that logs them: add to the base trainer: {callbacks+: [{class_path: Scores}]}"
+    require(
+        scored or all(table.show != "scores" for table in suite.tables), f"{suite.path}: tables.show", "scores", hint
+    )
+
+
+def check_configs(suite: Suite, cells: Iterable[Cell]) -> None:
+    """Build the objects of each kind of cell, so that a config that is not valid is refused before any cell runs."""
+    refuse_configs(suite.metric, {name_of_kind(alike[0]): alike[0] for alike in kinds_of(cells)})
+
+
+def refuse_configs(metric: str, cells: Mapping[str, Cell]) -> None:
+    """Build the objects of cells by name.
 
     Raises:
-        UsageErrors: some cannot be built; one line for each reason.
+        UsageErrors: some cannot be built, or do not have the metric; one line for each reason.
     """
-    kinds: dict[str, Cell] = {}
-    for cell in cells:
-        kinds.setdefault(kind_of(cell), cell)
-    wrong = Runner().check(suite.metric, {cell.name: cell.fragments for cell in kinds.values()}) if kinds else {}
+    wrong = Runner().check(metric, {name: cell.fragments for name, cell in cells.items()}) if cells else {}
     if wrong:
-        names = grouped((name.rpartition(",")[0] or name, reason) for name, reason in wrong.items())
-        raise UsageErrors([f"{few(alike)}: {reason}" for reason, alike in names.items()])
+        lines = [f"{few(names)}: {reason}" for reason, names in grouped(wrong.items()).items()]
+        remedy = "; give null as val_fraction, and the data module a val_dataloader"
+        raise UsageErrors([line + remedy * ("no 'val_fraction'" in line) for line in lines])
 
 
-def kind_of(cell: Cell) -> str:
-    """The digest of a cell's config without its seed."""
-    return config_digest({**cell.config, "seed_everything": None})
+def kinds_of(cells: Iterable[Cell]) -> Iterable[list[Cell]]:
+    """The cells of each config, which differ in their seed alone."""
+    return grouped((cell, config_digest({**cell.config, "seed_everything": None})) for cell in cells).values()
 
 
-def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """By the second of each pair, the list of the first ones, each once."""
-    groups: dict[str, list[str]] = {}
-    for name, text in pairs:
-        if name not in groups.setdefault(text, []):
-            groups[text].append(name)
+def name_of_kind(cell: Cell) -> str:
+    """The name of a cell without its seed."""
+    return cell.name.rpartition(",")[0] or cell.name
+
+
+def grouped(pairs: Iterable[tuple[Thing, str]]) -> dict[str, list[Thing]]:
+    """By the second of each pair, the list of the first ones."""
+    groups: dict[str, list[Thing]] = {}
+    for thing, text in pairs:
+        groups.setdefault(text, []).append(thing)
     return groups
 
 
@@ -250,23 +269,24 @@ def few(names: Sequence[str]) -> str:
 
 
 def tell(
-    suite: Suite, cells: Sequence[Cell], whole: Sequence[Cell], options: argparse.Namespace, study: Study | None
+    suite: Suite,
+    cells: Sequence[Cell],
+    whole: Sequence[Cell],
+    options: argparse.Namespace,
+    study: Study | None,
+    dropped: Collection[str],
 ) -> int:
     """Print the tables so far, or the work that is left and its time by the cells that have run; returns 0."""
     results = results_of(study, cells)
     if options.save is not None:
-        write_shown(suite, whole, study, "--save", make_folder(options.save, "--save"))
-    if options.dry_run and options.stale == "run":
-        results |= {digest: replace(results[digest], state="waiting") for digest in changed_code(results)}
+        write_shown(suite, whole, study, "--save", options.save)
     if options.status:
         print(render(suite, shown_cells(suite, cells, results), results))
         return 0
-    kinds: dict[str, list[Cell]] = {}
-    for cell in cells:
-        kinds.setdefault(kind_of(cell), []).append(cell)
+    states = {digest: "waiting" if digest in dropped else result.state for digest, result in results.items()}
     lines, total, unknown = list[tuple[str, str]](), 0.0, 0
-    for alike in kinds.values():
-        left = sum(results[cell.digest].state in ("waiting", "running") for cell in alike)
+    for alike in kinds_of(cells):
+        left = sum(states[cell.digest] in ("waiting", "running") for cell in alike)
         known = [seconds for cell in alike if (seconds := results[cell.digest].seconds) is not None]
         rounds = int(look_up(alike[0].config, "trainer.max_rounds", 10))
         text = f"{left} to run, {rounds} rounds" if left else "done"
@@ -275,12 +295,12 @@ def tell(
             total += left * rounds * seconds
             text += f" of {as_time(seconds)}"
         unknown += left if not known else 0
-        lines.append((alike[0].name.rpartition(",")[0] or alike[0].name, text))
+        lines.append((name_of_kind(alike[0]), text))
     for text, names in grouped(lines).items():
-        print(f"{few(names)}: {text}")
-    states = [result.state for result in results.values()]
+        print(f"{few(list(dict.fromkeys(names)))}: {text}")
+    counts = Counter(states.values())
+    parts = [f"{len(states)} cells, {counts['done']} done, {counts['failed']} failed"]
     about = f"{'at most ' * options.until_decided}about {as_time(total / options.jobs)} with --jobs {options.jobs}"
-    parts = [f"{len(states)} cells, {states.count('done')} done, {states.count('failed')} failed"]
     parts += [f"the others take {about}"] if total else []
     parts += [f"nothing is known of the time of {unknown}, of whose kind none has run"] if unknown else []
     print("; ".join(parts))
@@ -300,26 +320,6 @@ def write_shown(suite: Suite, whole: Sequence[Cell], study: Study | None, key: s
     results = results_of(study, whole)
     with writing_into(key, folder, LATER):
         write_tables(suite, shown_cells(suite, whole, results), results, folder)
-
-
-def check_code(cells: Sequence[Cell], results: Sequence[Mapping[str, CellResult]]) -> None:
-    """Refuse to go on where finished cells were run with another version of the user's own code, and say which.
-
-    Args:
-        cells: the cells that are asked for.
-        results: results by digest, from several places; the last that are done count.
-
-    Raises:
-        UsageError: there are such cells.
-    """
-    done = {digest: result for place in results for digest, result in place.items() if result.state == "done"}
-    changed = changed_code({cell.digest: done[cell.digest] for cell in cells if cell.digest in done})
-    for cell in cells:
-        if cell.digest in changed:
-            say(f"{cell.name}: run with another version of {', '.join(changed[cell.digest])}")
-    modules = ", ".join(sorted({name for names in changed.values() for name in names}))
-    hint = f"{modules} changed since {len(changed)} finished cells were run; give run to run these anew, or keep to "
-    require(not changed, "--stale", None, f"{hint}keep them, which the tables say")
 
 
 def why_ended(driver: Driver, args: Sequence[str]) -> int:
@@ -365,15 +365,6 @@ def most_seeds(options: argparse.Namespace, suite: Suite) -> int:
     return given
 
 
-def warn_of_settings(suite: Suite, cells: Sequence[Cell]) -> None:
-    """Say on stderr which methods are run with other settings than the one that they are compared with."""
-    texts = {
-        (labels[list(suite.axes).index("method")], text) for labels, text in unequal_settings(suite, cells).items()
-    }
-    for method, text in sorted(texts):
-        print(f"warning: {method}: {text}", file=sys.stderr)
-
-
 def tune(
     options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment], output: Path, args: Sequence[str]
 ) -> int:
@@ -386,15 +377,15 @@ def tune(
     wanted = [label for name, label in known.items() if not options.only or name in options.only]
     searches = [Search(suite, tuning, label, options.scale, extra, options.trials) for label in wanted]
     url = options.storage or default_url(output)
-    check_searches(suite, searches)
+    # a key or a metric that is not valid is refused before any trial runs
+    first = {f"{suite.path}: tune.search.{one.label}": one.cells(one.first_values())[0] for one in searches}
+    refuse_configs(tuning.metric, first)
     make_folder(output, "--output")
     database = open_database(url)
-    check_study(suite, database, None if options.storage else output)
+    find_study(suite, database, None if options.storage else output)
     studies = [SearchStudy(search, database) for search in searches]
-    if options.retry:
-        for study in studies:
-            failed = [trial for trial in study.last_trials() if trial.state == TrialState.FAIL]
-            study.forget({"digest": trial.user_attrs["digest"]} for trial in failed)
+    for study in studies if options.retry else ():
+        study.retry()
     driver = Driver(
         lambda: [SearchStudy(search, database) for search in searches],
         tuning.metric,
@@ -418,26 +409,8 @@ def tune(
     return status
 
 
-def check_searches(suite: Suite, searches: Sequence[Search]) -> None:
-    """Build the objects of a trial of each search, so that a key or a metric is refused before any trial runs.
-
-    Raises:
-        UsageError: they cannot be built, or do not have the metric.
-    """
-    tuning = searches[0].tuning
-    trials = {search.label: search.cells(search.first_values())[0].fragments for search in searches}
-    for label, reason in Runner().check(tuning.metric, trials).items():
-        if reason.startswith("metric="):
-            hint = reason.partition(": ")[2]
-            raise UsageError(f"{suite.path}: tune.metric={tuning.metric!r}: {hint}")
-        if "no 'val_fraction'" in reason:
-            hint = f"{reason}; give null, and the data module a val_dataloader"
-            raise UsageError(f"{suite.path}: tune.val_fraction={tuning.val_fraction}: {hint}")
-        raise UsageError(f"{suite.path}: tune.search.{label}: {reason}")
-
-
-def make_folder(folder: Path, key: str) -> Path:
-    """Make the folder that an argument names, and return it.
+def make_folder(folder: Path, key: str) -> None:
+    """Make the folder that an argument names.
 
     Raises:
         UsageError: it cannot be made or written to.
@@ -445,7 +418,6 @@ def make_folder(folder: Path, key: str) -> Path:
     with writing_into(key, folder):
         folder.mkdir(parents=True, exist_ok=True)
     require(os.access(folder, os.W_OK), key, str(folder), "cannot be written to; give another folder")
-    return folder
 
 
 def say(line: str) -> None:

@@ -51,12 +51,7 @@ class MetricReport(Callback):
 
 
 class CellCLI(FederatedCLI):
-    """A fit with one more callback; without one, its objects are built and nothing is run.
-
-    Args:
-        args: command line.
-        callback: the callback.
-    """
+    """A fit with one more callback; without one, its objects are built and nothing is run."""
 
     _built: tuple[Any, Any, Any] | None = None
 

@@ -16,7 +16,7 @@ from jinja2 import Environment, StrictUndefined
 from fl_lightning import __version__
 from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.layout import Sheet, latex_tables, markdown, prose, renamed, with_names
-from fl_lightning.bench.readings import ReadingsSuite, conclusions, readings_sheet
+from fl_lightning.bench.readings import conclusions, readings_sheet
 from fl_lightning.bench.table import first_upper, sheets, summary_lines, what_is_shown
 from fl_lightning.errors import count, printable, require
 from fl_lightning.plotting.drawing import in_style
@@ -267,7 +267,7 @@ def begun(sheet: Sheet) -> Sheet:
 
 def readings_sheets(study: Study) -> list[Sheet]:
     """Which readings are consistent with the published numbers, for a study of readings."""
-    is_of_readings = isinstance(study.suite, ReadingsSuite)
+    is_of_readings = study.suite.has_readings
     return [readings_sheet(study.suite, comparisons(study))] if is_of_readings else []
 
 

@@ -66,8 +66,8 @@ def of_cells_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
         UsageError: it cannot be read, or is no such file.
     """
     cells = [
-        (StoredCell(line.labels, line.seed, (line.config,), line.result.scale, line.result.digest), line.result)
-        for line in stored_lines(path)
+        (StoredCell(cell.labels, cell.seed, cell.fragments, cell.scale, result.digest), result)
+        for cell, result in stored_lines(path)
     ]
     name = path.name.removesuffix(".csv").removesuffix(".cells").split("_scale")[0]
     yield from studies_of(name, cells, "test/accuracy", suites, path.parent)

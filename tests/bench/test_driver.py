@@ -58,7 +58,7 @@ def test_every_cell_is_run_once_and_told_where_and_how(bench, suite, cells, tmp_
     ended = bench(suite, answer=answer)
     assert (ended.status, ended.ran) == (0, NAMES)
     assert states(cells) == ["done"] * 4
-    assert ended.out.count("test/accuracy 50.00 %") == 4 and "(4 of 4 done)" in ended.out
+    assert ended.out.count("test/accuracy 50.00 %") == 4 and "(4 of 4 done)" in ended.out and "# Toy" in ended.out
     assert told[1]["metric"] == "test/accuracy" and told[1]["output"] == str(tmp_path / "runs" / f"{tmp_path.name}-toy")
     assert len({one["folder"] for one in told}) == 4
     assert told[1]["fragments"][-2:] == ({"model": {"init_args": {"lr": 0.2}}}, {"seed_everything": 0})
@@ -121,6 +121,8 @@ def test_the_rounds_of_a_running_cell_are_seen(bench, suite, cells):
 def test_a_failed_cell_has_its_reason_and_runs_again_only_when_asked(bench, suite, cells):
     ended = bench(suite, answer=lambda cell, _: {"failed": "no data"} if "FedProx" in cell["name"] else outcome())
     assert ended.status == 1 and "FedProx,lr=0.1,seed=0: failed: no data" in ended.out
+    assert ended.out.count("failed: no data") == 2 + 1  # a line for each cell, and a footnote of the table
+    assert_names(ended.err, "error: ", "2 of 4 cells", "--retry")
     assert states(cells) == ["done"] * 2 + ["failed"] * 2
     assert cells()[NAMES[2]]["reason"] == "no data"
     assert bench(suite).ran == []
@@ -141,6 +143,7 @@ def test_only_edited_cells_run_again(bench, suite, tmp_path):
 def test_an_interrupted_cell_runs_again(bench, suite, cells):
     ended = bench(suite, answer=lambda *_: interrupt())
     assert ended.status == 128 + signal.SIGTERM and len(ended.ran) == 1 and "failed" not in ended.out
+    assert_names(ended.err, "SIGTERM", f"bench {suite}")
     assert states(cells) == ["waiting"] * 4
     assert sorted(bench(suite).ran) == NAMES and states(cells) == ["done"] * 4
 

@@ -173,8 +173,8 @@ def test_each_score_is_judged_by_itself(make):
         ({"open": {"margin": 2}}, ["open.readings"]),
         ({"open": {**SUITE["open"], "margin": 0}}, ["open.margin=0"]),
         ({"open": {**SUITE["open"], "readings": []}}, ["open.readings"]),
-        ({"open": {**SUITE["open"], "scores": ["unheard"]}}, ["open.scores='unheard'", "pooled"]),
-        ({"open": {**SUITE["open"], "unheard": 1}}, ["open: unheard"]),
+        ({"open": {**SUITE["open"], "scores": ["unheard"]}}, ["open.scores=['unheard']", "pooled"]),
+        ({"open": {**SUITE["open"], "unheard": 1}}, ["open.unheard=1"]),
     ],
 )
 def test_what_makes_no_readings_is_refused(make, keys, names):

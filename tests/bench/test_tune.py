@@ -245,7 +245,7 @@ def of_mu(space):
     [
         ({}, "tune=None"),
         ({"at": {"alpha": 1}}, "tune.search=None"),
-        ({**GRID, "searches": 1}, "searches"),
+        ({**GRID, "searches": 1}, "tune.searches=1"),
         ({**GRID, "at": {}}, "tune.at.alpha=None"),
         ({**GRID, "at": {"alpha": 5}}, "tune.at.alpha='5'"),
         ({**GRID, "at": {"alpha": 1, "beta": 1}}, "tune.at='beta'"),
@@ -271,15 +271,19 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(tuned, tune_key, named):
 @pytest.mark.parametrize(
     ("reason", "named"),
     [
-        ("metric='val/accuracy': Net has no validation_step; define one", ["tune.metric='val/accuracy'", "Net"]),
-        ("data: Data has no 'val_fraction'", ["tune.val_fraction=0.1", "val_dataloader"]),
+        (
+            "metric='val/accuracy': Net has no validation_step; define one",
+            ["tune.search.FedProx: metric='val/accuracy'", "Net"],
+        ),
+        ("data: Data has no 'val_fraction'", ["tune.search.FedProx", "null", "val_dataloader"]),
         ("method.nu: FedProx has no such argument", ["tune.search.FedProx: method.nu"]),
     ],
 )
 def test_a_trial_that_cannot_be_built_is_refused_before_any_runs(tuned, tmp_path, monkeypatch, reason, named):
     def check(runner, metric, configs):
-        assert metric == "val/accuracy" and mu(Cell({}, 0, configs["FedProx"]).config) == 0.001
-        return {"FedProx": reason}
+        ((name, fragments),) = configs.items()
+        assert metric == "val/accuracy" and mu(Cell({}, 0, fragments).config) == 0.001
+        return {name: reason}
 
     monkeypatch.setattr(FakeRunner, "check", check)
     ended, rounds = tuned()

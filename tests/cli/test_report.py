@@ -13,7 +13,7 @@ from helpers.reports import write_run
 from helpers.tiers import sample
 from optuna import create_study
 
-from fl_lightning.bench.driver import open_study
+from fl_lightning.bench.driver import SuiteStudy
 from fl_lightning.bench.study import open_database, results_of
 from fl_lightning.bench.table import write_tables
 from fl_lightning.cli import main
@@ -270,7 +270,7 @@ def test_cells_of_an_edited_suite_are_shown_with_a_warning(command, tmp_path):
 
 def test_a_study_of_which_nothing_has_run_has_a_page(command, tmp_path):
     suite = toy_suite(tmp_path)
-    open_study(suite, open_database(f"sqlite:///{tmp_path / 'study.db'}"), suite.cells())
+    SuiteStudy(suite, open_database(f"sqlite:///{tmp_path / 'study.db'}"), suite.cells())
     status, out, _ = command(tmp_path / "study.db")
     assert (status, out) == (0, f"0 runs: {WITH_PAPER}\n")
     assert "4 cells: 4 waiting." in page_of(tmp_path)

@@ -151,9 +151,9 @@ def quick_database(url):
 def toy_driver(suite, folder, runner=FakeRunner):
     """A driver of a suite's cells, its study, and the lines that it says."""
     said, backend, cells = [], quick_database(f"sqlite:///{folder / 'study.db'}"), suite.cells()
-    study = driver.open_study(suite, backend, cells)
+    study = driver.SuiteStudy(suite, backend, cells)
 
     def studies():
-        return [driver.open_study(suite, backend, cells)]
+        return [driver.SuiteStudy(suite, backend, cells)]
 
     return driver.Driver(studies, suite.metric, folder, 1, said.append, runner), study, said
