@@ -17,7 +17,7 @@ from fl_lightning.bench.results import CellResult, CellState, waiting
 from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.errors import LONGEST_VALUE, UsageError, clipped, require, text_of
 
-# the columns beside the labels; ``value``, the last of ``values``, is for the reader
+# the columns beside the labels; ``value`` repeats the last number of ``values`` for the reader
 FIRST = ("cell", "seed", "digest", "state", "reason", "value", "seconds", "scale", "machine", "plan", "run_dir")
 LAST = ("values", "metrics", "config", "code", "warnings")
 # columns that files of former versions lack
@@ -39,19 +39,19 @@ def in_columns(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> st
 
 
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:
-    """A table as CSV, of which a spreadsheet takes no text for a formula."""
+    """A table as CSV, without texts that a spreadsheet would take for a formula."""
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows(map(inert, row) for row in rows)
     return file.getvalue()
 
 
 def inert(value: Any) -> Any:
-    """A text that begins like a formula and is no number, after an apostrophe; everything else as it is."""
+    """Put an apostrophe before a text that begins like a formula and is no number."""
     return f"'{value}" if isinstance(value, str) and like_formula(value) else value
 
 
 def alive(text: str) -> str:
-    """The text of which :func:`inert` has made this one."""
+    """Undo :func:`inert`."""
     return text[1:] if text.startswith("'") and like_formula(text) else text
 
 
@@ -64,7 +64,7 @@ def like_formula(text: str) -> bool:
 
 
 def column(axis: str) -> str:
-    """The name of an axis as that of a column."""
+    """The column of an axis."""
     return f"axis {axis}" if axis in (*FIRST, *LAST) else axis
 
 

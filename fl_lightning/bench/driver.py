@@ -32,7 +32,7 @@ from fl_lightning.records.summary import told
 
 # seconds between two looks at a study all of whose cells are done or run elsewhere
 POLL = 2.0
-# seconds between two rounds of a running cell that its trial is told, for the study's charts
+# seconds between two rounds of a running cell that its trial records, for the study's charts
 PACE = 1.0
 # the signals after which the program goes on later: SLURM sends the last one before the end of a job
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
@@ -105,7 +105,7 @@ class Driver:
                 runner.kill()
 
     def _job(self, runner: Any) -> None:
-        """Run cells with one runner until none is left."""
+        """Run cells with one runner until all are done."""
         try:
             studies = self.open_studies()
             while not self._stop.is_set():

@@ -17,7 +17,7 @@ from typing import Any
 from fl_lightning.bench.comparison import Comparison, TableEntry
 from fl_lightning.bench.layout import NONE, Sheet, Text
 from fl_lightning.bench.statistics import Difference, SeedSummary
-from fl_lightning.bench.suite import OF_METRIC, READING, Suite, Table
+from fl_lightning.bench.suite import OF_METRIC, READING, Suite
 from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.errors import require
 
@@ -42,12 +42,19 @@ def with_readings(suite: Suite) -> Suite:
         for part in parts if "method" in suite.axes else ():
             require("method" not in part, f"{where}: open.{key}: method", part.get("method"), hint)
     axis = {label: (*own, *suite.open.config, *scored) for label, own in suite.open.readings.items()}
+    # all readings have the same published numbers
+    tables = []
+    for table in of_metric:
+        numbers = {(name, *labels): number for name in axis for labels, number in table.published.items()}
+        show = "scores" if suite.open.scores else table.show
+        rows = (READING, *table.rows)
+        tables.append(replace(table, rows=rows, published=numbers, scores=suite.open.scores, show=show))
     sequence: dict[str, Any] = {"interval": "t", "decide": None} if suite.decide else {}
     return replace(
         suite,
         title=f"{suite.title}: readings of what the source leaves open",
         axes={**suite.axes, READING: axis},
-        tables=tuple(under_each(table, suite) for table in of_metric),
+        tables=tuple(tables),
         seeds=suite.open.seeds,
         **sequence,
     )
@@ -61,15 +68,6 @@ def suites_in(path: str | Path) -> list[Suite]:
     """
     suite = load_suite(path)
     return [suite, *([with_readings(suite)] if suite.open else [])]
-
-
-def under_each(table: Table, suite: Suite) -> Table:
-    """A table whose rows are under each reading, all with the same published numbers."""
-    assert suite.open is not None
-    scores, readings = suite.open.scores, suite.open.readings
-    published = {(reading, *labels): number for reading in readings for labels, number in table.published.items()}
-    rows = (READING, *table.rows)
-    return replace(table, rows=rows, published=published, scores=scores, show="scores" if scores else table.show)
 
 
 @dataclass
@@ -134,7 +132,11 @@ def readings_sheet(suite: Suite, comparisons: Sequence[Comparison]) -> Sheet:
     assert suite.open is not None
     margin, lines = suite.open.margin, []
     for (reading, score), parts in fits(comparisons).items():
-        texts = [text for fit in parts for text in fit_texts(fit, margin)]
+        texts = []
+        for fit in parts:
+            missing = fit.published - len(fit.distances)
+            some = f"{fit.within(margin)} of {len(fit.distances)}{f', {missing} without' * bool(missing)}"
+            texts += [some, f"{max(fit.distances):.2f}"] if fit.distances else [NONE, NONE]
         words = consistency(parts, margin)
         state = "not known yet" if len(words) == 3 else " or ".join(words)
         lines.append([Text(text) for text in (reading, score, *texts, state)])
@@ -145,15 +147,6 @@ def readings_sheet(suite: Suite, comparisons: Sequence[Comparison]) -> Sheet:
     groups: list[tuple[str, list[str]]] = [(head, []) for head in ("numbers", "farthest", "differences", "farthest")]
     heads = [*groups, ("consistent with", [])]
     return Sheet(caption, (READING, "score"), heads, lines, key=f"{suite.name}-readings")
-
-
-def fit_texts(fit: Fit, margin: float) -> tuple[str, str]:
-    """How many are within the margin of those that are there, and how far off the farthest is."""
-    if not fit.distances:
-        return NONE, NONE
-    missing = fit.published - len(fit.distances)
-    some = f"{fit.within(margin)} of {len(fit.distances)}{f', {missing} without' * bool(missing)}"
-    return some, f"{max(fit.distances):.2f}"
 
 
 def conclusions(suite: Suite, comparisons: Sequence[Comparison]) -> Iterator[str]:

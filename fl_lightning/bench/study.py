@@ -259,7 +259,7 @@ def digest_of(trial: FrozenTrial) -> str | None:
 
 
 def by_digest(study: Study, digests: Iterable[str]) -> dict[str, list[FrozenTrial]]:
-    """The trials of each digest, in their order; where one was to begin anew, it and those after it."""
+    """The trials of each digest, in their order, from the last one that drops earlier results."""
     trials_of: dict[str, list[FrozenTrial]] = {digest: [] for digest in digests}
     for trial in study.get_trials(deepcopy=False):
         if (digest := digest_of(trial)) in trials_of:

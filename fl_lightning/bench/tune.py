@@ -251,7 +251,14 @@ class SearchStudy(CellStudy):
         search = self.search
         # a sampler that went on from trial to trial would draw the same points in each process
         trial.study.sampler = TPESampler(seed=trial.number)
-        values = {key: suggested(trial, key, space) for key, space in search.spaces.items()}
+        values: dict[str, Any] = {}
+        for key, space in search.spaces.items():
+            if isinstance(space, list):
+                values[key] = trial.suggest_categorical(key, space)
+            else:
+                whole = isinstance(space["low"], int) and isinstance(space["high"], int)
+                suggest: Any = trial.suggest_int if whole else trial.suggest_float
+                values[key] = suggest(key, space["low"], space["high"], log=bool(space.get("log")))
         finals, pruned = [], list[int]()
         for number, cell in enumerate(search.cells(values)):
 
@@ -308,15 +315,6 @@ class SearchStudy(CellStudy):
         yield f"{setting}{seeds}{held_out}{f', scale {search.scale:g}' if search.scale != 1 else ''}"
         yield f"{tuning.metric} after {search.rounds} rounds:"
         yield from (f"  {trial.value:.6g} with {parameters_text(trial)}" for trial in complete)
-
-
-def suggested(trial: Trial, key: str, space: Space) -> Any:
-    """The value of a key in a trial."""
-    if isinstance(space, list):
-        return trial.suggest_categorical(key, space)
-    low, high, log = space["low"], space["high"], bool(space.get("log"))
-    suggest = trial.suggest_int if isinstance(low, int) and isinstance(high, int) else trial.suggest_float
-    return suggest(key, low, high, log=log)
 
 
 def parameters_text(trial: FrozenTrial) -> str:

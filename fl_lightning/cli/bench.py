@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from optuna.study import Study
 
@@ -63,31 +63,18 @@ def bench_parser(command: str) -> argparse.ArgumentParser:
     parser.add_argument("--storage", metavar="URL", help="database of the study; default: study.db in the output")
     parser.add_argument("--output", metavar="DIR", type=Path, help="folder of all runs; default: runs/<suite>")
     parser.add_argument("--jobs", type=int, default=1, help="processes that run cells side by side")
-    parser.add_argument(
-        "--only",
-        metavar="PATTERN",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="cells that match one of these, such as method=FedCKA,alpha=0.1",
-    )
+    many: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
+    about = "cells that match one of these, such as method=FedCKA,alpha=0.1"
+    parser.add_argument("--only", metavar="PATTERN", help=about, **many)
     parser.add_argument("--seeds", type=int, metavar="N", help="number of seeds of each cell")
-    parser.add_argument(
-        "--config", metavar="FILE", type=Path, action="append", default=[], help="config that comes last, in all cells"
-    )
+    about = "config that comes last, in all cells"
+    parser.add_argument("--config", metavar="FILE", type=Path, action="append", default=[], help=about)
     parser.add_argument("--retry", action="store_true", help="run again what failed")
     if command == "bench":
         parser.add_argument("--dry-run", action="store_true", help="say how many cells there are, and what they take")
         parser.add_argument("--status", action="store_true", help="print the tables as far as they are, run nothing")
-        parser.add_argument(
-            "--load",
-            metavar="FILE",
-            type=Path,
-            nargs="+",
-            action="extend",
-            default=[],
-            help="files of cells, such as those of another machine, whose finished cells are not run again",
-        )
+        about = "files of cells, such as those of another machine, whose finished cells are not run again"
+        parser.add_argument("--load", metavar="FILE", type=Path, help=about, **many)
         about = "what becomes of finished cells whose own code has changed since: run them anew, or keep them"
         parser.add_argument("--stale", choices=("run", "keep"), help=about)
         about = "add seeds to the pairs that are undecided, as the suite's key decide says"
@@ -158,7 +145,9 @@ def bench(
     dropped = set(changed) if options.stale == "run" else set()
     if not options.status:
         check_settings(suite, cells)
-        check_configs(suite, [cell for cell in cells if cell.digest not in done.keys() - dropped])
+        # of each kind of cell, so that a config that is not valid is refused before any cell runs
+        left = kinds_of(cell for cell in cells if cell.digest not in done.keys() - dropped)
+        check_configs(suite.metric, {name_of_kind(alike[0]): alike[0] for alike in left})
     if loaded or not only_told:
         make_folder(output, "--output")
     if options.save is not None:
@@ -226,12 +215,7 @@ def check_settings(suite: Suite, cells: Sequence[Cell]) -> None:
     )
 
 
-def check_configs(suite: Suite, cells: Iterable[Cell]) -> None:
-    """Build the objects of each kind of cell, so that a config that is not valid is refused before any cell runs."""
-    refuse_configs(suite.metric, {name_of_kind(alike[0]): alike[0] for alike in kinds_of(cells)})
-
-
-def refuse_configs(metric: str, cells: Mapping[str, Cell]) -> None:
+def check_configs(metric: str, cells: Mapping[str, Cell]) -> None:
     """Build the objects of cells by name.
 
     Raises:
@@ -325,9 +309,7 @@ def write_shown(suite: Suite, whole: Sequence[Cell], study: Study | None, key: s
 def why_ended(driver: Driver, args: Sequence[str]) -> int:
     """Say what has ended the jobs before all was done; returns the exit status, 0 where nothing has."""
     if driver.error is not None:
-        why = f"{type(driver.error).__name__}: {driver.error}"
-        if isinstance(driver.error, DATABASE_ERRORS):
-            why = f"the database fails: {cause_of(driver.error)}"
+        why = f"{type(driver.error).__name__}: {cause_of(driver.error)}"
         print(f"error: {clipped(why)}; go on: {again(args)}", file=sys.stderr)
         return 1
     if driver.caught is not None:
@@ -379,7 +361,7 @@ def tune(
     url = options.storage or default_url(output)
     # a key or a metric that is not valid is refused before any trial runs
     first = {f"{suite.path}: tune.search.{one.label}": one.cells(one.first_values())[0] for one in searches}
-    refuse_configs(tuning.metric, first)
+    check_configs(tuning.metric, first)
     make_folder(output, "--output")
     database = open_database(url)
     find_study(suite, database, None if options.storage else output)

@@ -145,7 +145,7 @@ def fit_command(fragments: Sequence[Mapping[str, Any]], folder: Path) -> list[st
 
 
 def ended(command: list[str], callback: Callback | None = None) -> CellCLI:
-    """A fit that has come to an end."""
+    """Run a fit to its end."""
     try:
         with plain_warnings():
             return CellCLI(command, callback)

@@ -78,18 +78,6 @@ def test_jobs_share_the_cells(bench, suite, cells):
     assert ended.status == 0 and sorted(ended.ran) == NAMES and states(cells) == ["done"] * 4
 
 
-def test_processes_share_the_cells(bench, suite, cells):
-    inner = []
-
-    def answer(cell, on_round):
-        inner.append(bench(suite, "--only", *NAMES[1:3]))
-        return outcome()
-
-    ended = bench(suite, answer=answer)
-    assert (ended.status, ended.ran, inner[0].ran) == (0, [NAMES[0], NAMES[3]], NAMES[1:3])
-    assert states(cells) == ["done"] * 4
-
-
 def interrupt():
     """The answer of a cell that the driver interrupts."""
     os.kill(os.getpid(), signal.SIGTERM)
