@@ -117,6 +117,13 @@ def test_drawings_are_xml_and_have_no_colour_of_their_own(made):
     assert len(drawings) > 30
 
 
+def test_warnings_are_one_line_that_unfolds(tmp_path, report):
+    for name in ("a/version_0", "a/version_1"):  # one seed
+        write_run(tmp_path / name, seed=0, rounds=2, measured=False)
+    (found,) = re.findall('id="warnings"><summary>([^<]*)</summary>(.*?)</details>', report()["html"], re.DOTALL)
+    assert found[0].startswith("1 warning:") and found[1].count("<li>") == 1
+
+
 # ------------------------------------------------------------------ seen by anyone
 def test_curves_and_bars_differ_without_colour():
     styles = [line_style(at) for at in range(len(DASHES) * len(MARKERS))]

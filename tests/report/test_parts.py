@@ -79,9 +79,9 @@ def test_every_client_has_a_row_with_its_site(files):
 def test_bars_are_of_all_sites_and_clients(files):
     figures = figures_of(files)
     assert "domain" not in figures  # what was measured once is no curve
-    for name in ("sites-accuracy", "clients-accuracy-as-it-is"):
+    for name, parts in (("sites-accuracy", SITES), ("clients-accuracy-as-it-is", map(str, range(30)))):
         _, rows = figures[name]
-        assert len(rows) - 1 == 60
+        assert len(rows) - 1 == 60 and {row[-2].split(" (")[0] for row in rows[1:]} == {*parts}
 
 
 def test_the_drawings_name_sites_and_classes(root, tmp_path):
