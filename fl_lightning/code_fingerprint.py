@@ -66,7 +66,7 @@ def is_own_module(name: str) -> bool:
 
 
 def loaded_source(module: str) -> bytes | None:
-    """Return the source of a user's module as it was when first asked for after its import.
+    """Return the source of a user's module when it was first asked for after its import.
 
     A file may be edited while a process runs the code that it has loaded.
     """

@@ -53,7 +53,7 @@ FREE_OF_DATA = (
 # a name of an argument of the data with one of these words may be a path
 PATHS = {"root", "path", "paths", "dir", "dirs", "folder", "file", "files", "filename", "cache"}
 FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodDescriptorType, MethodType, partial, type)
-# attributes that torch keeps in a module beside its parts, such as hooks that lead to the whole run
+# attributes that torch keeps in a module in addition to its parts, such as hooks that lead to the whole run
 KEPT_BY_TORCH = vars(nn.Module()).keys() - {"_modules"}
 # nested objects; items of a container; numbers of an array
 DEPTH, MOST_ITEMS, MOST_NUMBERS = 8, 1000, 2**14
@@ -64,7 +64,7 @@ LONGEST, VALUE, PATH = 290, 36, 60
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """Describe a run as it is before its first round."""
+    """Describe a run before its first round."""
     module, data, config = run.client.module, run.data, run.trainer.config or {}
     optimizer, schedulers = run.local_training.optimizers.first
     trained = [f"{name} {value.dtype}" for name, value in module.named_parameters() if value.requires_grad]
@@ -131,7 +131,7 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def describe_scheduler(config: Any) -> dict[str, Any]:
-    """Describe a scheduler as it is built: its state, its functions by their values, and when it steps."""
+    """Describe a new scheduler: its state, its functions by their values, and when it steps."""
     scheduler, steps = config.scheduler, ("interval", "frequency", "monitor", "strict")
     functions = [
         f"{path_of(function)} {digest(values_of(function))}"
@@ -182,7 +182,7 @@ def modules_of(objects: Iterable[Any]) -> dict[str, set[str]]:
         By module, the outermost names of these classes and functions.
     """
     modules: dict[str, set[str]] = {}
-    seen: dict[int, Any] = {}  # holds the objects, so that no other one gets the id of one that is gone
+    seen: dict[int, Any] = {}  # keeps the objects alive, so that their ids stay unique
     waiting = list(objects)
     while waiting:
         value = waiting.pop()
@@ -315,7 +315,7 @@ def digest(values: list[Any]) -> str:
 
 # ------------------------------------------------------------------ comparing
 def identity(run: Run, description: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return what a checkpoint holds of its run; by default with the whole description."""
+    """Return the identity of a run, which its checkpoints hold; by default with the whole description."""
     known = {"seed_everything": run.seed, "method": run.methods.names, "plan_hash": run.data.plan.hash}
     return {**known, "description": run.description if description is None else description}
 
@@ -335,7 +335,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
         if section in here:
             found = differing(there[section], here[section], section)
             before, now = (part.get("config", {}).get(section) for part in (there, here))
-            # a config tells of a difference that no object keeps; a run from Python has none
+            # a config shows differences that no object keeps; a run from Python has none
             changes |= found or (differing(before, now, section) if before and now else {})
     before, now = there["code"], here.get("code", {})
     known = {name: (before[name], now[name]) for name in before if name in now}
@@ -471,7 +471,7 @@ def methods_that_stay(run: Run, checkpoint: Mapping[str, Any], changes: Mapping[
     """Return the methods that have not changed since a checkpoint; none where other parameters are trained."""
     if touches(changes, "trainer.server_optimizer_scope", "model.trained"):
         return []
-    own = enumerate(named(run.methods.methods).items())  # those of a config have numbers
+    own = enumerate(named(run.methods.methods).items())  # a difference in a config has the method's number
     same = [method for i, (name, method) in own if not touches(changes, f"method.{name}", f"method.{i}")]
     return [method for method in same if method.name in checkpoint["methods"]]
 
@@ -485,7 +485,7 @@ def what_stays(run: Run, memory: Mapping[str, Any], methods: list[Method]) -> di
 
 
 def forget_the_rest(run: Run, methods: list[Method]) -> None:
-    """Drop what clients remember for methods that are gone, and entries of the state that travel now."""
+    """Drop what clients remember for removed methods, and entries of the state that travel now."""
     memories = run.client.memories()
     for k in list(memories):
         memory = memories.visited(k)
