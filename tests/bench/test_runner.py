@@ -132,6 +132,7 @@ def test_a_cell_is_no_worker_of_a_cluster_and_has_its_own_gpu(monkeypatch, tmp_p
 
 
 def test_configs_are_checked_in_a_process(tmp_path):
+    before = signal.getsignal(signal.SIGINT)
     runner = Runner(program=PROGRAM)
     assert runner.check("test/accuracy", {"a": "good", "b": "bad"}) == {"b": "is bad"}
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
