@@ -117,7 +117,7 @@ class Runner:
                 if "round" in answer and on_round(answer["round"], answer["value"]):
                     self._send("stop")
         except (EOFError, ConnectionError):
-            pass  # it has died
+            pass  # the process ended without an answer: its exit status says why
         finally:
             self._pipe = None
             pipe.close()  # which ends a process that goes on

@@ -41,14 +41,15 @@ def spectra(runs: Runs, threshold: float = np.nan) -> Iterator[Plot]:
         else:
             drawings = [of_all_rounds(alone, what, title, threshold)] if what in alone else []
         yield Plot(f"spectrum/{what}", "", drawings)
-        local, names = f"local_{what}", {f"local_{what}": "mean of the local models"}
+        local, shown, of = f"local_{what}", {f"local_{what}": "mean of the local models"}, runs
         if alone is not None and local in alone:
             # the global model on the same images, or in the same round
-            same = alone.get(f"probe_{what}", alone[what][np.isin(alone["rounds"], alone["local_rounds"][-1])])
-            runs = {"": [{**alone, f"global_{what}": same} if len(same) else alone]}
-            names[f"global_{what}"] = "global model"
+            probe = f"probe_{what}"
+            same = alone[probe] if probe in alone else alone[what][np.isin(alone["rounds"], alone["local_rounds"][-1])]
+            of = {"": [{**alone, f"global_{what}": same} if len(same) else alone]}
+            shown[f"global_{what}"] = "global model"
         drawings = curve_panels(
-            runs, names, {local: over(0)}, spread={local: 0}, spectrum=True, xlabel="index", title=title
+            of, shown, {local: over(0)}, spread={local: 0}, spectrum=True, xlabel="index", title=title
         )
         when = of_round(runs, "local_rounds") if drawings else ""
         yield Plot(f"spectrum/{local}", f"local models{when}", [with_level(draw, threshold) for draw in drawings])
@@ -308,7 +309,10 @@ def embedding(runs: Runs) -> Iterator[Plot]:
         drawings = [
             points(points_by_kind(seeds[0]["global"][-1], seeds[0]["labels"][-1]), bare=True, title=label)
             for label, seeds in runs.items()
-            if seeds and {"global", "labels"} <= seeds[0].keys() and np.isfinite(seeds[0]["global"][-1]).all()
+            if seeds
+            and {"global", "labels"} <= seeds[0].keys()
+            and seeds[0]["global"].shape[2:] == (2,)
+            and np.isfinite(seeds[0]["global"][-1]).all()
         ]
         yield Plot("embedding/classes", title, drawings)
         return

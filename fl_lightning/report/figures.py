@@ -100,7 +100,7 @@ class Card:
     @property
     def legend(self) -> dict[int, str]:
         """The label of each of its curves, by number."""
-        found = [curve for figure in self.figures for curve in curves_of(figure.axes[0])]
+        found = [curve for figure in self.figures for curve in numbered_curves(figure.axes[0])]
         return {number: str(line.get_label()) for number, line in sorted(dict(found).items())}
 
     def elements(self) -> Iterator[str]:
@@ -125,7 +125,7 @@ class Card:
             figure = Figure(figsize=(COLUMN, drawing.height), layout="constrained")
             axes = figure.subplots()
             drawing.draw(axes)
-            entries = {str(line.get_label()): line for _, line in curves_of(axes)} | bar_legend(axes)
+            entries = {str(line.get_label()): line for _, line in numbered_curves(axes)} | bar_legend(axes)
             scale = COLUMN / WIDTH if drawing.height >= HEIGHT else 1.0
             figure.set_size_inches(COLUMN, drawing.height * scale + 0.2 * -(-len(entries) // COLUMN_LEGEND))
             add_legend(figure, entries, COLUMN_LEGEND)
@@ -140,7 +140,7 @@ class Card:
         return laid_out([drawing.draw for drawing in self.drawings], columns=len(self.drawings))
 
 
-def curves_of(axes: Axes) -> list[tuple[int, Line2D]]:
+def numbered_curves(axes: Axes) -> list[tuple[int, Line2D]]:
     """Return the numbered curves of some axes that have a label."""
     named = [(line, re.fullmatch(r"curve-(\d+)", str(line.get_gid()))) for line in axes.lines]
     return [(int(found[1]), line) for line, found in named if found and not str(line.get_label()).startswith("_")]
@@ -236,7 +236,7 @@ def curves_in(figure: Figure) -> Iterator[dict[str, Any]]:
     ``curves`` its number, its places and its values with five digits.
     """
     axes = figure.axes[0]
-    curves = curves_of(axes)
+    curves = numbered_curves(axes)
     if not curves:
         return
 
