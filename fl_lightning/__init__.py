@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fl_lightning.client import Client
     from fl_lightning.data import FederatedDataModule, Partitioned
     from fl_lightning.method import Method, ServerValue, Step
-    from fl_lightning.report.loading import load_run, load_runs
+    from fl_lightning.report.runs import load_run, load_runs
     from fl_lightning.results import FitResult
     from fl_lightning.server import Server
     from fl_lightning.state import Weighted
@@ -43,8 +43,8 @@ _MODULES = {
     "ServerValue": "method",
     "Step": "method",
     "Weighted": "state",
-    "load_run": "report.loading",
-    "load_runs": "report.loading",
+    "load_run": "report.runs",
+    "load_runs": "report.runs",
 }
 
 

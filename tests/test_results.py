@@ -10,7 +10,8 @@ from helpers.runs import Stops, small_data, small_model, small_trainer
 
 from fl_lightning import FitResult, load_run, load_runs
 from fl_lightning.errors import ClientError
-from fl_lightning.results import FitResults, History
+from fl_lightning.report.runs import Runs
+from fl_lightning.results import History
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,7 @@ def test_many_runs_have_a_name_and_the_settings_in_which_they_differ(runs, given
     assert [one.name for one in found] == ["fedavg/version_0", "fedavg/version_1", "feduv/version_0"]
     assert [one.seed for one in found] == [0, 1, 0]
     assert "FedUV" in found[2].settings.values() and "FedUV" not in found[0].settings.values()
+    assert {"alpha", "partitioner"}.isdisjoint(found.frame().columns)
 
 
 def test_runs_that_are_named_twice_are_read_once(runs, monkeypatch):
@@ -146,7 +148,7 @@ def test_many_runs_are_one_frame(runs):
     assert list(frame.columns[:3]) == ["run", "seed", "method"] and len(frame) == 3 + 3 + 2
     last = frame.groupby("run").last()["test/accuracy"]
     assert list(last) == [one.metrics["test/accuracy"] for one in found]
-    assert set(found[2].settings) <= set(frame.columns)
+    assert list(frame["FedUV"].dropna()) == ["FedUV"] * 2
 
 
 def test_the_method_of_a_run_has_its_arguments_and_its_server_optimizer(tmp_path):
@@ -163,17 +165,15 @@ def test_settings_are_of_the_types_that_the_config_has(tmp_path):
         config = {"model": {"width": width, "gated": gated}, "data": {"seed": seed + 5}}
         write_run(tmp_path / "mine" / f"version_{seed}", rounds=1, measured=False, seed=seed, config=config)
     found = load_runs(tmp_path)
-    assert [dict(one.settings) for one in found] == [
-        {"width": 20, "gated": False, "data.seed": 5},
-        {"width": 40, "gated": True, "data.seed": 6},
-    ]
+    expected = [{"width": 20, "gated": False, "data.seed": 5}, {"width": 40, "gated": True, "data.seed": 6}]
+    assert found.frame()[["width", "gated", "data.seed"]].to_dict("records") == expected
     assert [one.seed for one in found] == [0, 1]
 
 
 def test_one_run_has_all_that_its_config_says_of_a_result(runs):
     one, many = load_run(runs / "feduv"), load_runs(runs)[2]  # the only run below a folder is that of the folder
-    assert one.method == many.method != "FedAvg"
-    assert len(one.settings) > len(many.settings) and set(many.settings.values()) <= set(one.settings.values())
+    assert one.method == many.method != "FedAvg" and one.settings == many.settings
+    assert one.settings["data.partitioner.alpha"] == 0.1
 
 
 # ------------------------------------------------------------------ pictures
@@ -189,19 +189,21 @@ def test_curves_are_drawn_of_the_metrics_that_are_asked_for(runs):
         found[0].plot("test/nothing")
 
 
-def run_with(method, seed, values, **settings):
+def run_with(method, seed, values, alpha):
     """A run with an accuracy for each round."""
     history = History({"round": at, "test/accuracy": value} for at, value in enumerate(values))
-    return FitResult(f"{method}/version_{seed}", history, None, seed, settings=settings, method=method)
+    config = {"method": {"class_path": method}}
+    settings = {"method": method, "data.alpha": alpha}
+    return FitResult(f"{method}/version_{seed}", history, None, seed, config=config, settings=settings)
 
 
 def test_of_many_runs_those_that_differ_in_their_seeds_are_one_curve():
-    found = FitResults(run_with("FedAvg", seed, [0.1, 0.1 * seed, 0.5], alpha=0.1) for seed in range(7))
+    found = Runs(run_with("FedAvg", seed, [0.1, 0.1 * seed, 0.5], alpha=0.1) for seed in range(7))
     found += [run_with("FedUV", seed, [0.2, 0.3][: 2 - seed % 2], alpha=seed // 4) for seed in range(7)]
     found.append(run_with("FedAvg", 7, [], alpha=0.1))  # which has just begun
     (axes,) = found.plot("test/accuracy").axes
     names = [line.get_label() for line in axes.lines]
-    assert names == ["FedAvg (7 runs)", "FedUV, alpha=0 (4 runs)", "FedUV, alpha=1 (3 runs)"]
+    assert names == ["FedAvg, alpha=0.1 (7 runs)", "FedUV, alpha=0 (4 runs)", "FedUV, alpha=1 (3 runs)"]
     assert list(axes.lines[0].get_ydata()) == pytest.approx([10, 30, 50])
     assert axes.collections[0].get_datalim(axes.transData).intervaly == pytest.approx([0, 60])
     # a mean over fewer runs would jump there

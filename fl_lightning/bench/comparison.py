@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fl_lightning.bench.fragments import is_of_method, leaves, of_result
 from fl_lightning.bench.results import CellResult, waiting
@@ -23,7 +24,7 @@ from fl_lightning.bench.statistics import (
     summarize,
     verdict,
 )
-from fl_lightning.bench.suite import OF_METRIC, SCORE, SCORES, Cell, Labels, Suite, Table, first_seeds
+from fl_lightning.bench.suite import OF_METRIC, SCORE, SCORES, Cell, Decide, Labels, Suite, Table, first_seeds
 from fl_lightning.errors import clipped, printable
 
 NOT_COMPARED = "not compared"
@@ -32,6 +33,35 @@ DIVERGED_BEYOND = 1e150
 # labels of a row, or of a column
 Part = tuple[str, ...]
 Published = tuple[float, float | None]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms of a comparison of runs that belong to no suite. A suite has the same attributes.
+
+    Args:
+        title: the data set, or the study.
+        axes: the labels of each axis, in the order of a table.
+        metric: tag of the metric.
+        minimize: whether smaller values are better.
+        percent: whether tables show 100 times its value.
+        baseline: labels of the cells with which the others are compared.
+        interval: ``t``, ``bootstrap`` or ``sequence``.
+        confidence: level of the intervals, in (0, 1).
+        decide: when a pair has enough seeds; None for all that there are.
+    """
+
+    title: str
+    axes: Mapping[str, Collection[str]]
+    metric: str
+    minimize: bool
+    percent: bool
+    baseline: Labels
+    interval: str = "t"
+    confidence: float = 0.95
+    decide: Decide | None = None
+    seeds: tuple[int, ...] = ()
+    name: str = "report"
 
 
 @dataclass(eq=False)
@@ -112,7 +142,7 @@ class Comparison:
     """A table's numbers and entries.
 
     Args:
-        suite: the suite.
+        suite: the suite, or the terms of other runs.
         table: one of its tables.
         cells: cells to show.
         results: results by the digest of the cell; a cell without one waits.
@@ -124,7 +154,9 @@ class Comparison:
         entries: by the labels of row and column; none where the suite has no cell.
     """
 
-    def __init__(self, suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> None:
+    def __init__(
+        self, suite: Suite | Terms, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]
+    ) -> None:
         if table.show == "scores":
             suite, table, cells = by_score(suite, table, cells, results)
         self.suite, self.table = suite, table
@@ -355,8 +387,8 @@ class Comparison:
 
 
 def by_score(
-    suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]
-) -> tuple[Suite, Table, list[Cell]]:
+    suite: Suite | Terms, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]
+) -> tuple[Suite | Terms, Table, list[Cell]]:
     """A table of scores as one of a suite with an axis more, whose labels are the scores; published numbers go to each.
 
     Args:
@@ -370,16 +402,17 @@ def by_score(
     published = {(*labels, score): number for labels, number in table.published.items() for score in scores}
     wider = replace(table, columns=(*table.columns, SCORE), published=published)
     made = [replace(cell, labels={**cell.labels, SCORE: score}) for cell in cells for score in scores]
-    return replace(suite, axes={**suite.axes, SCORE: dict.fromkeys(scores, ())}), wider, made
+    axes: Any = {**suite.axes, SCORE: dict.fromkeys(scores, ())}
+    return replace(suite, axes=axes), wider, made
 
 
-def unequal_settings(suite: Suite, cells: Sequence[Cell]) -> dict[Part, str]:
+def unequal_settings(suite: Suite | Terms, cells: Sequence[Cell]) -> dict[Part, str]:
     """In which keys outside ``method`` rows of a table differ, in words, by the labels of those that do.
 
     A row is compared with the baseline's method, or the first one, in the same setting. Rows of a table should differ
     in what their labels say; what a method's file sets beside the method, such as another rate, is part of the result.
     """
-    methods = suite.axes.get("method", {})
+    methods = suite.axes.get("method", ())
     reference = suite.baseline.get("method", next(iter(methods), ""))
     configs = {tuple(cell.labels.values()): cell for cell in reversed(cells) if methods and cell.fragments}
     made = {}

@@ -57,12 +57,14 @@ class Cell:
         seed: ``seed_everything`` of the run.
         fragments: parts of the run's config, merged in order like the files of several ``--config``.
         scale: share of the work that is done, 1 for all of it.
+        known: its digest, of a cell that was run before; empty to make it of the config.
     """
 
     labels: Labels
     seed: int
     fragments: tuple[Fragment, ...]
     scale: float = 1.0
+    known: str = ""
 
     @property
     def name(self) -> str:
@@ -72,7 +74,7 @@ class Cell:
     @cached_property
     def digest(self) -> str:
         """Eight hexadecimal digits of what its config says, without paths and what changes no bit of a result."""
-        return config_digest(self.config)
+        return self.known or config_digest(self.config)
 
     @property
     def folder(self) -> str:

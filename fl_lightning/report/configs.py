@@ -1,4 +1,4 @@
-"""What a config says of a run: its method, its data set, and in which keys it differs from others."""
+"""The parts of a config that matter to a comparison: methods, data set, and the keys that decide the result."""
 
 from __future__ import annotations
 
@@ -13,32 +13,30 @@ Flat = dict[str, str]
 ABSENT = "-"
 # keys of a whole config that say how a run began, not what it is
 BEGINNING = ("ckpt_path", "allow_changes", "seed_everything")
-# arguments of the trainer and of the data that say how a run is calculated: a result depends on them by rounding alone
+# arguments of the trainer and of the data that change a result by rounding alone
 CALCULATION = (
     *("trainer.threads_per_worker", "trainer.clients_per_step", "trainer.accelerator", "trainer.strategy"),
     *("trainer.compile", "trainer.channels_last", "trainer.on_client_error", "trainer.min_clients"),
 )
 LOADING = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "eval_batch_size")
-# callbacks that change the result of a run; the others observe
+# callbacks of this package that change the result of a run
 ACTING = ("EarlyStopping", "CCVR")
 # arguments that tell data sets of one class apart; of a folder the name
 KEYS_APART = {
-    "NpyImages": ("root",),
-    "ImageFolderImages": ("root",),
-    "Synthetic": ("alpha", "beta"),
-    "SyntheticPerClass": ("alpha", "beta"),
+    **{"NpyImages": ("root",), "ImageFolderImages": ("root",)},
+    **dict.fromkeys(("Synthetic", "SyntheticPerClass"), ("alpha", "beta")),
 }
 UNKNOWN = "data set not known"
 
 
 def class_of(value: Any) -> str:
-    """The name of the class of a config's entry; empty where it has none."""
+    """Return the name of the class of an entry; empty where it is no class."""
     named = isinstance(value, Mapping) and "class_path" in value
     return exact(str(value["class_path"])).rsplit(".", 1)[-1] if named else ""
 
 
 def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the result of a run, by dotted keys; the seed is left out.
+    """Return the part of a config that decides the result of a run, by dotted key, without the seed.
 
     A class is the value of its own key, and its arguments are below it: ``data.partitioner`` is ``Dirichlet``, and
     ``data.partitioner.alpha`` is 0.1.
@@ -46,7 +44,7 @@ def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in of_result(dict(config)).items() if key not in BEGINNING}
     trainer = kept.get("trainer")
     if isinstance(trainer, Mapping) and isinstance(trainer.get("callbacks"), list):
-        # a user's own callback may change a result; those of this package observe, but for two
+        # a user's own callback may change a result
         acting = [
             one
             for one in trainer["callbacks"]
@@ -61,13 +59,8 @@ def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def flat_config(config: Mapping[str, Any]) -> Flat:
-    """What :func:`deciding` gives, as texts."""
-    return {key: config_text(value) for key, value in deciding(config).items()}
-
-
 def items(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of nested ones; a class is its name."""
+    """Yield dotted keys and values of nested ones; a class is its name."""
     name = class_of(value)
     if name:
         yield key, name
@@ -82,20 +75,25 @@ def items(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
+def in_texts(settings: Mapping[str, Any]) -> Flat:
+    """Return values of a config as a table shows them."""
+    return {key: config_text(value) for key, value in settings.items()}
+
+
 def config_text(value: Any) -> str:
-    """A value of a config as a table shows it."""
+    """Return a value of a config as a table shows it."""
     if isinstance(value, float):
         return f"{value:g}"
     return ", ".join(map(config_text, value)) if isinstance(value, list) else exact(str(value))
 
 
 def exact(text: str) -> str:
-    """A text as it is, or as Python writes it where that is not one line: two that differ stay different."""
+    """Return a text, or its literal where it is not one line, so that two that differ stay different."""
     return text if text.isprintable() else repr(text)
 
 
 def data_set(config: Mapping[str, Any]) -> str:
-    """The name of the data set of a run."""
+    """Return the name of the data set of a run."""
     data: Any = config.get("data") or {}
     inner = look_up(data, "init_args.datamodule") if class_of(data) == "Partitioned" else None
     data = inner if class_of(inner) else data
@@ -106,32 +104,32 @@ def data_set(config: Mapping[str, Any]) -> str:
 
 
 def max_rounds(config: Mapping[str, Any]) -> int | None:
-    """How many rounds a config asks for; None where it does not say."""
+    """Return the number of rounds of a config; None where it has none."""
     number = (config.get("trainer") or {}).get("max_rounds")
     return number if type(number) is int and number >= 0 else None
 
 
 def method_names(config: Mapping[str, Any]) -> str:
-    """The methods of a run, and the class of its server optimizer, if it has one; without both, FedAvg."""
+    """Return the methods of a run, and the class of its server optimizer, if it has one; without both, FedAvg."""
     methods = config.get("method") or []
     named = "+".join(filter(None, map(class_of, methods if isinstance(methods, list) else [methods]))) or "FedAvg"
     return ", server ".join(filter(None, [named, class_of(look_up(dict(config), "trainer.server_optimizer"))]))
 
 
 def methods_with_arguments(config: Mapping[str, Any]) -> str:
-    """The same with arguments, such as ``FedProx(mu=0.1)``."""
-    named = compact(flat_config(config))
+    """Return the same with arguments, such as ``FedProx(mu=0.1)``."""
+    named = compact(in_texts(deciding(config)))
     return ", server ".join(filter(None, [named.get("method", "FedAvg"), named.get("trainer.server_optimizer")]))
 
 
-def differing_between(configs: Sequence[Flat]) -> list[str]:
-    """The keys whose values are not the same in all configs, in the order of the first that has them."""
+def differing_between(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys whose values are not the same in all configs, in the order of the first that has them."""
     keys = dict.fromkeys(key for one in configs for key in one)
     return [key for key in keys if len({one.get(key) for one in configs}) > 1]
 
 
 def compact(config: Flat) -> Flat:
-    """A config in which each method is one text with its coefficients, and the server optimizer, too."""
+    """Return a config in which each method is one text with its coefficients, and the server optimizer, too."""
     made: Flat = {}
     for key, value in config.items():
         if not is_of_method(key):
@@ -145,7 +143,7 @@ def compact(config: Flat) -> Flat:
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """The shortest ends of keys that tell them apart."""
+    """Return the shortest ends of keys that tell them apart."""
     made = {}
     for key in keys:
         parts = key.split(".")

@@ -14,6 +14,7 @@ from html import escape
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -81,16 +82,14 @@ class Card:
         title: its title.
         caption: how to read it.
         drawings: its drawings.
-        head: names of the columns of its data.
-        rows: its data; by default those of the drawn curves, bars and matrices.
+        table: its data; by default those of the drawn curves, bars and matrices.
     """
 
     name: str
     title: str
     caption: str
     drawings: Sequence[Drawing]
-    head: Sequence[str] = ()
-    rows: Sequence[Sequence[Any]] = ()
+    table: pd.DataFrame | None = None
 
     @cached_property
     def figures(self) -> list[Figure]:
@@ -113,11 +112,13 @@ class Card:
 
     def csv(self) -> str:
         """Return its data as CSV, with six digits."""
-        head, rows = self.head, self.rows
-        if not rows:
+        table = self.table
+        if table is None:
             head = ("drawing", "row", "column", "value") if self.figures[0].axes[0].images else HEAD
-            rows = [row for figure in self.figures for row in data_of(figure.axes[0])]
-        return csv_text([head, *([f"{one:.6g}" if isinstance(one, float) else one for one in row] for row in rows)])
+            table = pd.DataFrame([row for figure in self.figures for row in data_of(figure.axes[0])], columns=head)
+        rows = table.itertuples(index=False)
+        digits = ([f"{one:.6g}" if isinstance(one, float) else one for one in row] for row in rows)
+        return csv_text([list(table.columns), *digits])
 
     def printed(self) -> Iterator[tuple[str, Figure]]:
         """Yield the name of each of its drawings, and a figure as wide as a column of a paper, with its legend."""

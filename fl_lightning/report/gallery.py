@@ -1,32 +1,32 @@
-"""The figures of a section: its metrics, who holds what, what callbacks have measured, and costs."""
+"""The figures of a section: its metrics, who holds what, the measurements of callbacks, and costs."""
 
 from __future__ import annotations
 
-import math
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fl_lightning.errors import printable
 from fl_lightning.plotting.drawing import MOST_LONG, curves, heat, numbered_line, stacked
 from fl_lightning.plotting.figures import Plot, Runs
 from fl_lightning.plotting.plots import PLOTS, by_shape
 from fl_lightning.report.figures import Card, Drawing
-from fl_lightning.report.run import INFINITE, PLAN, Arrays, ReportedRun
-from fl_lightning.report.sections import Group, Section, in_percent
+from fl_lightning.report.reading import Measured, array_files, measured, plan_of
+from fl_lightning.report.runs import Group
+from fl_lightning.report.sections import Section, in_percent
 from fl_lightning.report.sites import parts_cards
+from fl_lightning.results import FitResult
 
 # settings that have figures; the others are in the tables
 SETTINGS = 6
 # drawings of one figure, and bands of one drawing
 PANELS, MOST_BANDS = 6, 8
-BYTES, SECONDS = ("bytes/down", "bytes/up"), ("time/round",)
-SIZES = {"GB": 1e9, "MB": 1e6, "kB": 1e3}
-TIMES = {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}
+BYTES, SECONDS = ["bytes/down", "bytes/up"], ["time/round"]
+UNITS = {"bytes": {"GB": 1e9, "MB": 1e6, "kB": 1e3}, "seconds": {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}}
 # drawn elsewhere, or of no interest for the model
 ELSEWHERE = ("time", "placed", "spectrum", "bytes", "memory", "round", "step", "clients", "batches", "lr")
 LEARNING = ("train/accuracy", "train/loss", "test/accuracy", "test/loss", "val/accuracy")
@@ -44,26 +44,8 @@ ABOUT_TAG = {
     "rank/classifier/stable": "stable rank of the classifier",
     "rank/representation/stable": "stable rank of the representation",
 }
-FEWER = "Where some seeds have fewer rounds than others, the last part of a line is the mean of those left."
 ROUND_PHASES = ("train", "evaluate", "server", "log")
 VISITS = ("load", "data", "forward_backward", "correct", "step", "collect", "wait")
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A metric of a configuration by round.
-
-    Args:
-        rounds: rounds in which any of the runs has it ``(R,)``.
-        mean: its mean over the runs that have it ``(R,)``.
-        deviation: its standard deviation, with n - 1 in the denominator; 0 where one run has it ``(R,)``.
-        n: number of runs that have it ``(R,)``.
-    """
-
-    rounds: np.ndarray
-    mean: np.ndarray
-    deviation: np.ndarray
-    n: np.ndarray
 
 
 def cards_of(section: Section, prefix: str = "") -> Iterator[tuple[str, str, Card]]:
@@ -83,55 +65,30 @@ def cards_of(section: Section, prefix: str = "") -> Iterator[tuple[str, str, Car
 
 
 # ------------------------------------------------------------------ metrics
-def averaged(values: Iterable[Mapping[int, float]]) -> Curve | None:
-    """Return the mean of values by round, of those whose square is finite; None without one."""
-    by_round: dict[int, list[float]] = defaultdict(list)
-    for of_run in values:
-        for round_, value in of_run.items():
-            if abs(value) < INFINITE:
-                by_round[round_].append(value)
-    columns = [
-        (round_, math.fsum(some) / len(some), np.std(some, ddof=1) if len(some) > 1 else 0.0, len(some))
-        for round_, some in sorted(by_round.items())
-    ]
-    return Curve(*map(np.array, zip(*columns, strict=True))) if columns else None
+def points_of(rounds: pd.DataFrame, tag: str) -> pd.DataFrame:
+    """Return the mean, the deviation (0 for one run) and the number of runs of a metric, by line and round."""
+    points = rounds.groupby(["line", "round"])[tag].agg(["mean", "std", "count"])
+    return points[points["count"] > 0].fillna({"std": 0.0}).reset_index()
 
 
-def costs(run: ReportedRun, tags: Sequence[str]) -> dict[int, float]:
-    """Return the sum of some metrics by round; nothing where a round lacks one of them."""
-    known = all(tag in row for row in run.rows for tag in tags)
-    return {int(row["round"]): sum(row[tag] for tag in tags) for row in run.rows} if known else {}
-
-
-def spent(group: Group, tags: Sequence[str], rounds: np.ndarray) -> np.ndarray | None:
-    """Return the mean cost of a group up to the end of each round; None where a round has no cost.
+def spent(rounds: pd.DataFrame, tags: Sequence[str]) -> pd.Series:
+    """Return the mean cost up to the end of each round, by line and round; nan from a round that has no cost.
 
     It adds up the mean of each round over the runs that have it, and so rises where some runs have fewer rounds, too.
     """
-    mean = averaged(costs(run, tags) for run in group.runs.values())
-    if mean is None or not np.isin(rounds, mean.rounds).all():
-        return None
-    return np.cumsum(mean.mean)[np.searchsorted(mean.rounds, rounds)]
+    known = rounds.reindex(columns=["line", "round", *tags])
+    of_rounds = known[tags].sum(axis=1, skipna=False).groupby([known["line"], known["round"]]).mean()
+    return of_rounds.groupby("line").cumsum(skipna=False)
 
 
-def in_largest_unit(
-    amounts: Sequence[np.ndarray | None], units: Mapping[str, float], what: str
-) -> tuple[str, list[np.ndarray | None]]:
-    """Return the label of an axis, and amounts in the largest unit in which the largest is 1 or more."""
-    largest = max((float(amount.max()) for amount in amounts if amount is not None), default=0.0)
-    unit = next((unit for unit, size in units.items() if largest >= size), list(units)[-1])
-    return f"{unit} {what}", [None if amount is None else amount / units[unit] for amount in amounts]
-
-
-def drawn(
-    section: Section, shown: Sequence[tuple[Group, Curve, np.ndarray]], unit: float, name: str, **labels: str
-) -> Drawing:
-    """Return a drawing of curves over their places, with the deviations as bands where these are not too many."""
-    lines = []
-    for group, curve, x in shown:
-        line = numbered_line(section.lines.index(group.line), unit * curve.mean, group.line, x)
-        band = (unit * (curve.mean - curve.deviation), unit * (curve.mean + curve.deviation))
-        lines.append(replace(line, band=band if len(shown) <= MOST_BANDS else None))
+def drawn(section: Section, points: pd.DataFrame, x: str, unit: float, name: str, **labels: str) -> Drawing:
+    """Return a drawing of curves, with the deviations as bands where these are not too many."""
+    by_line, lines = dict(iter(points.dropna(subset=[x]).groupby("line"))), []
+    for number, line in enumerate(section.lines):
+        if line in by_line:
+            mean, deviation, places = (by_line[line][key].to_numpy(float) for key in ("mean", "std", x))
+            band = (unit * (mean - deviation), unit * (mean + deviation)) if len(by_line) <= MOST_BANDS else None
+            lines.append(replace(numbered_line(number, unit * mean, line, places), band=band))
     return Drawing(curves(lines, **labels), name=name)
 
 
@@ -146,48 +103,42 @@ def about_band(groups: Sequence[Group]) -> str:
 
 def metric_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     """Yield the metric of the report against rounds, bytes and seconds."""
-    metric, groups = section.metric, section.at(setting)
-    means = [(group, averaged(run.values(metric.tag) for run in group.runs.values())) for group in groups]
-    shown = [(group, curve) for group, curve in means if curve is not None]
-    if not shown:
+    metric, rounds = section.metric, section.rounds_at(setting)
+    if metric.tag not in rounds:
         return
-    bytes_, seconds = ([spent(group, tags, curve.rounds) for group, curve in shown] for tags in (BYTES, SECONDS))
-    axes: dict[str, tuple[str, Sequence[np.ndarray | None]]] = {
-        "rounds": ("round", [curve.rounds for _, curve in shown]),
-        "bytes": in_largest_unit(bytes_, SIZES, "sent down and up"),
-        "seconds": in_largest_unit(seconds, TIMES, "spent"),
-    }
-    drawings = []
-    for name, (label, places) in axes.items():
-        some = [(*pair, x) for pair, x in zip(shown, places, strict=True) if x is not None]
-        if some:
-            drawings.append(drawn(section, some, metric.in_unit(1), name, xlabel=label, ylabel=metric.label))
-    rows = [
-        [group.line, *of_round, *("" if one is None else float(one[at]) for one in (sent, time))]
-        for (group, curve), sent, time in zip(shown, bytes_, seconds, strict=True)
-        for at, of_round in enumerate(
-            zip(*(one.tolist() for one in (curve.rounds, curve.mean, curve.deviation, curve.n)), strict=True)
-        )
-    ]
-    head = ("curve", "round", metric.tag, "deviation", "seeds", "bytes", "seconds")
-    fewer = any(len(set(curve.n.tolist())) > 1 for _, curve in shown)
+    points = points_of(rounds, metric.tag)
+    costs = {"bytes": spent(rounds, BYTES), "seconds": spent(rounds, SECONDS)}
+    points = points.join(pd.DataFrame(costs), on=["line", "round"])
+    drawings = [drawn(section, points, "round", metric.unit, "rounds", xlabel="round", ylabel=metric.label)]
+    for name, units in UNITS.items():
+        if points[name].notna().any():
+            # the largest unit in which the largest is 1 or more
+            unit = next((unit for unit, size in units.items() if points[name].max() >= size), list(units)[-1])
+            label = f"{unit} sent down and up" if name == "bytes" else f"{unit} spent"
+            scaled = points.assign(**{name: points[name] / units[unit]})
+            drawings.append(drawn(section, scaled, name, metric.unit, name, xlabel=label, ylabel=metric.label))
+    head = ["curve", "round", metric.tag, "deviation", "seeds", "bytes", "seconds"]
+    points["place"] = points["line"].map(section.lines.index)
+    table = points.sort_values(["place", "round"]).drop(columns="place").set_axis(head, axis=1)
+    table = table.astype(object).where(table.notna(), "")
     *first, last = [drawing.name for drawing in drawings]
     title = f"{metric.called} against {' and '.join(filter(None, [', '.join(first), last]))}"
-    heading, caption = "Accuracy" if metric.tag.endswith("accuracy") else "Metric", f"{about_band(groups)} "
-    yield heading, Card(metric.tag, title, f"{caption}{FEWER * fewer}".strip(), drawings, head, rows)
+    fewer = "Where some seeds have fewer rounds than others, the last part of a line is the mean of those left."
+    caption = f"{about_band(section.at(setting))} {fewer * bool((points.groupby('line')['count'].nunique() > 1).any())}"
+    heading = "Accuracy" if metric.tag.endswith("accuracy") else "Metric"
+    yield heading, Card(metric.tag, title, caption.strip(), drawings, table)
 
 
 def tag_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     """Yield all other metrics against the rounds, in families by the first part of their tags."""
-    groups = section.at(setting)
-    runs = [run for group in groups for run in group.runs.values()]
+    groups, rounds = section.at(setting), section.rounds_at(setting)
     families: dict[str, list[str]] = {family: [] for family in FAMILIES}
-    for tag in dict.fromkeys(tag for run in runs for row in run.rows for tag in row):
+    for tag in rounds.columns[4:]:
         first = tag.split("/")[0]
         family = "learning" if tag in LEARNING else "terms" if first == "train" else first
         of_a_client = family in FAMILIES and "/local/" in tag
         # a metric that was measured once is no curve: sites have bars
-        once = first == "domain" and all(len(run.values(tag)) < 2 for run in runs)
+        once = first == "domain" and (rounds.groupby(["line", "seed"])[tag].count() < 2).all()
         if tag != section.metric.tag and first not in ELSEWHERE and not (of_a_client or once):
             families.setdefault(family, []).append(tag)
     for family, found in families.items():
@@ -196,14 +147,10 @@ def tag_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
         tags += others if family in FAMILIES else sorted(others, key=lambda tag: (tag.count("/"), tag))
         drawings, most = [], len(tags) if family == "scores" else PANELS
         for tag in tags[:most]:
-            percent = in_percent(tag, (value for run in runs for value in run.values(tag).values()))
-            label = (
-                f"{section.names.get(tag, tag)} in %" if percent else section.names.get(tag, ABOUT_TAG.get(tag, tag))
-            )
-            means = [(group, averaged(run.values(tag) for run in group.runs.values())) for group in groups]
-            shown = [(group, curve, curve.rounds) for group, curve in means if curve is not None]
-            if shown:
-                drawings.append(drawn(section, shown, 100.0 if percent else 1.0, tag, xlabel="round", ylabel=label))
+            percent = in_percent(tag, rounds[tag])
+            label = section.names.get(tag, tag if percent else ABOUT_TAG.get(tag, tag)) + " in %" * percent
+            unit = 100.0 if percent else 1.0
+            drawings.append(drawn(section, points_of(rounds, tag), "round", unit, tag, xlabel="round", ylabel=label))
         if drawings:
             title = FAMILIES.get(family, "Terms of the loss" if family == "terms" else f"Metrics under {family}/")
             left = f" {len(tags) - most} more are in metrics.csv of the runs." if len(tags) > most else ""
@@ -213,14 +160,15 @@ def tag_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
 # ------------------------------------------------------------------ who holds what
 def partition_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     """Yield who holds what: the partition of the smallest seed, and of each method whose partition is another one."""
-    groups = [group for group in section.at(setting) if group.first.label_counts is not None]
+    groups = [group for group in section.at(setting) if plan_of(group.first)[0] is not None]
     partitions: dict[str, Group] = {}
     for group in groups:
         if group.first.seed == min(other.first.seed for other in groups):
-            partitions.setdefault(group.first.plan_hash, group)
+            partitions.setdefault(group.first.plan, group)
     drawings = []
     for digest, group in list(partitions.items())[:PANELS]:
-        counts, names = group.first.label_counts, group.first.names_in_plan
+        counts, names = plan_of(group.first)
+        assert counts is not None
         of = f" of {group.line}" if len(partitions) > 1 else ""
         classes, sites = names.get("class_names", []), names.get("domains", [])
         # sites name a few clients, each of which is one
@@ -238,7 +186,7 @@ def partition_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]
 def measured_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     """Yield the figures of all files of arrays that callbacks have left in the folders of the runs."""
     groups = section.at(setting)
-    files = {name for group in groups for run in group.runs.values() for name in run.files(".npz")} - {PLAN}
+    files = {name for group in groups for run in group.runs.values() for name in array_files(run)}
     known = list(PLOTS)
     for file in sorted(files, key=lambda name: (known.index(name) if name in PLOTS else len(known), name)):
         heading, plot = plot_of(file)
@@ -246,9 +194,9 @@ def measured_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]
         rounds = set[int]()
         for group in groups:
             seeds = [run for run in group.runs.values() if not list(not_drawn(run, file))]
-            runs[group.line] = up_to_common_round([run.arrays(file) for run in seeds])
+            runs[group.line] = up_to_common_round([measured(run, file) for run in seeds])
             for arrays in runs[group.line]:
-                arrays["class_names"] = np.array(group.first.names_in_plan.get("class_names", []))
+                arrays["class_names"] = np.array(plan_of(group.first)[1].get("class_names", []))
                 rounds |= set(arrays["rounds"][-1:].tolist())
         for one in plot(runs):
             if one.drawings:
@@ -266,19 +214,17 @@ def plot_of(file: str) -> tuple[str, Callable[[Runs], Iterator[Plot]]]:
     return PLOTS.get(file, (f"Measured in {printable(file)}", by_shape))
 
 
-def not_drawn(run: ReportedRun, file: str) -> Iterator[str]:
-    """Yield why arrays of a file of a run are not drawn."""
-    arrays = run.arrays(file)
-    if arrays.problem:
-        yield f"{printable(file)} {arrays.problem}"
-    yield from (f"{printable(file)}: {name} of shape {shape} is not drawn" for name, shape in arrays.others.items())
+def not_drawn(run: FitResult, file: str) -> Iterator[str]:
+    """Yield the reasons why arrays of a file of a run are not drawn."""
+    arrays = measured(run, file)
+    yield from (f"{printable(file)}: {problem}" for problem in arrays.problems)
     try:
         list(plot_of(file)[1]({"run": up_to_common_round([arrays])}))
     except (ValueError, IndexError, KeyError, TypeError) as error:
         yield f"{printable(file)} is not drawn: {error}"
 
 
-def up_to_common_round(seeds: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
+def up_to_common_round(seeds: Sequence[Measured]) -> list[dict[str, np.ndarray]]:
     """Return the arrays of each seed up to the last round that all seeds have measured; none without one."""
     made = [{name: np.array(texts) for name, texts in arrays.names.items()} for arrays in seeds]
     for name in {name for arrays in seeds for name in arrays.values}:
@@ -294,26 +240,19 @@ def up_to_common_round(seeds: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
 # ------------------------------------------------------------------ cost
 def cost_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     """Yield the seconds of a round by phase."""
-    means = {group.line: seconds for group in section.at(setting) if (seconds := mean_phases(group))}
-    phases = (*VISITS, *ROUND_PHASES[1:])
-    parts = [(phase, np.array([seconds.get(phase, 0.0) for seconds in means.values()])) for phase in phases]
-    if means:
-        bars = stacked([(phase, lengths) for phase, lengths in parts if lengths.any()], list(means), "seconds a round")
-        caption = (
-            "Median seconds of a round without the first, by phase, the mean over the seeds and over the workers. "
-        )
+    means = phases_of(section.rounds_at(setting)).droplevel("setting")
+    lines = [line for line in section.lines if line in means.index]
+    parts = [(phase, means.loc[lines, phase].fillna(0.0).to_numpy()) for phase in (*VISITS, *ROUND_PHASES[1:])]
+    if lines:
+        bars = stacked([(phase, lengths) for phase, lengths in parts if lengths.any()], lines, "seconds a round")
+        caption = "Median seconds of a round without the first, by phase, the mean over seeds and workers. "
         caption += "Of a run whose folder is not here, those of its last round."
-        yield "Cost", Card("seconds", "Seconds of a round", caption, [Drawing(bars, 0.26 * len(means) + 0.65)])
+        yield "Cost", Card("seconds", "Seconds of a round", caption, [Drawing(bars, 0.26 * len(lines) + 0.65)])
 
 
-def mean_phases(group: Group) -> dict[str, float]:
+def phases_of(rounds: pd.DataFrame) -> pd.DataFrame:
     """Return the seconds of a round by phase: the mean over the runs of their medians without the first round."""
-    means = {}
-    for phase in (*VISITS, *ROUND_PHASES):
-        seconds = [
-            [row[f"time/{phase}"] for row in run.rows[1:] if f"time/{phase}" in row] for run in group.runs.values()
-        ]
-        medians = [np.median(of_run) for of_run in seconds if of_run]
-        if medians:
-            means[phase] = float(np.mean(medians))
-    return means
+    phases = [*VISITS, *ROUND_PHASES]
+    later = rounds[rounds["round"] > 0].rename(columns={f"time/{phase}": phase for phase in phases})
+    known = later.reindex(columns=["setting", "line", "seed", *phases])
+    return known.groupby(["setting", "line", "seed"]).median().groupby(["setting", "line"]).mean().dropna(how="all")

@@ -110,7 +110,7 @@ class Report:
         made = {f"{stem}.md": self.in_markdown(), f"{stem}.tex": self.in_latex()}
         made[f"{stem}.csv"] = numbers_csv([one for section in self.sections for one in section.comparisons().values()])
         made[f"{stem}.runs.csv"] = runs_csv(self.sections)
-        if any(study.suite.tables for study in self.studies):
+        if any(map(comparisons, self.studies)):
             made[f"{stem}.paper.csv"] = numbers_csv([one for study in self.studies for one in comparisons(study)])
         return {f"{stem}.html": self.in_html(list(made)), **made}
 
@@ -120,7 +120,7 @@ class Report:
         template = environment.from_string(package_text("page.html.j2"))
         runs = [run for section in self.sections for run in section.runs]
         parts = [self.part(at, section) for at, section in enumerate(self.sections)]
-        studies = [self.of_study(at, study) for at, study in enumerate(self.studies) if study.suite.tables]
+        studies = [self.of_study(at, study) for at, study in enumerate(self.studies) if study.suite]
         groups = sum(len(section.groups) for section in self.sections)
         with in_style():
             return template.render(
@@ -183,23 +183,24 @@ class Report:
         }
 
     def of_study(self, at: int, study: Study) -> dict[str, Any]:
-        """A study as the page shows it."""
-        scale = study.cells[0].scale if study.cells else 1.0
+        """Return the study as the page shows it."""
+        suite, scale = study.suite, study.cells[0].scale if study.cells else 1.0
+        assert suite is not None
         at_scale = f", at scale {scale:g}" if scale != 1 else ""
         return {
-            "anchor": f"study-{at}",
-            "title": study.suite.title,
-            "source": study.suite.source,
+            **{"anchor": f"study-{at}", "title": suite.title, "source": suite.source, "notes": suite.notes},
             "tables": list(self.tables_of(study)),
             "told": f"{count(len(study.cells), 'cell')}: {progress(study.cells, study.results)}{at_scale}.",
-            "notes": study.suite.notes,
         }
 
     def tables_of(self, study: Study) -> Iterator[dict[str, Any]]:
-        """The tables of a study's suite, each with its heading and its verdicts."""
-        names, compared = {**study.suite.names, **self.asked.names}, comparisons(study)
-        for sheet in readings_sheets(study.suite, compared):
-            verdicts = list(conclusions(study.suite, compared))
+        """Yield the tables of a study's suite, each with its heading and its verdicts."""
+        suite, compared = study.suite, comparisons(study)
+        if suite is None:
+            return
+        names = {**suite.names, **self.asked.names}
+        for sheet in readings_sheets(suite, compared):
+            verdicts = list(conclusions(suite, compared))
             yield {"heading": with_names(READINGS, names), "sheets": [renamed(sheet, names)], "verdicts": verdicts}
         for one in compared:
             verdicts = [with_names(line.removeprefix("- "), names) for line in summary_lines(one) if line]
@@ -210,7 +211,7 @@ class Report:
         """All tables, each with its heading."""
         for study in self.studies:
             for table in self.tables_of(study):
-                yield from ((f"{study.suite.title}: {table['heading']}", sheet) for sheet in table["sheets"])
+                yield from ((f"{study.title}: {table['heading']}", sheet) for sheet in table["sheets"])
         for section in self.sections:
             for setting, part in zip(section.settings, section.parts(), strict=True):
                 named = ", ".join(filter(None, [section.title, setting]))
@@ -244,13 +245,15 @@ def make_report(found: Found, asked: Asked) -> Report:
         sections += sections_of(found.runs, metric, asked.baseline)
     warnings = [f"{note}." for note in (*found.notes, *(note for study in found.studies for note in study.notes))]
     for study in found.studies:
-        suite = study.suite
-        minimize = suite.minimize if asked.metric is None else asked.minimize
-        metric = choose_metric(study.runs, asked.metric, minimize, asked.target, (suite.metric,))
-        of_study = sections_of(study.runs, metric, asked.baseline, suite.title)
-        # seeds that were added until a pair was decided have no interval of Student's
-        intervals = {"interval": suite.interval, "confidence": suite.confidence, "decide": suite.decide}
-        sections += [replace(section, names=suite.names, intervals=intervals) for section in of_study]
+        suite, intervals, names = study.suite, dict[str, Any](), dict[str, str]()
+        minimize = suite.minimize if suite and asked.metric is None else asked.minimize
+        metric = choose_metric(study.runs, asked.metric, minimize, asked.target, (study.metric,))
+        if suite:
+            names |= suite.names
+            # seeds that were added until a pair was decided have no interval of Student's
+            intervals |= {"interval": suite.interval, "confidence": suite.confidence, "decide": suite.decide}
+        of_study = sections_of(study.runs, metric, asked.baseline, study.title, **intervals)
+        sections += [replace(section, names=names) for section in of_study]
     lines = list(dict.fromkeys(line for section in sections for line in section.lines))
     hint = f"no run is called so; there are {', '.join(lines)}"
     require(asked.baseline is None or asked.baseline in lines, "--baseline", asked.baseline, hint)
@@ -263,7 +266,8 @@ def make_report(found: Found, asked: Asked) -> Report:
 
 def comparisons(study: Study) -> list[Comparison]:
     """Return the tables of a study's suite."""
-    return [Comparison(study.suite, table, study.cells, study.results) for table in study.suite.tables]
+    tables = study.suite.tables if study.suite else ()
+    return [Comparison(study.suite, table, study.cells, study.results) for table in tables if study.suite]
 
 
 def begun(sheet: Sheet) -> Sheet:

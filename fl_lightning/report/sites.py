@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pandas as pd
 
 from fl_lightning.bench.layout import NONE, Sheet, Text
 from fl_lightning.plotting.drawing import MOST_NAMES, bars
 from fl_lightning.plotting.values import MODELS
 from fl_lightning.records.summary import few_digits
 from fl_lightning.report.figures import Card, Drawing
-from fl_lightning.report.sections import Group, Section, in_percent
+from fl_lightning.report.reading import measured, plan_of
+from fl_lightning.report.runs import Group
+from fl_lightning.report.sections import Section, in_percent
 
 # more bars side by side cannot be told apart
 BARS = 4
@@ -26,20 +28,21 @@ class Parts:
 
     Args:
         kind: ``site`` or ``client``.
-        values: numbers by metric, by the line of the group, by the name of the part; shares are in percent.
+        values: by the label of a metric, a frame with a row for each part and a column for each line; shares are in
+            percent.
+        caption: the runs and the measurement of the numbers.
         examples: number of training examples by the name of the part; empty where it is not the same in all runs.
-        told: the runs and the measurement of the numbers.
     """
 
     kind: str
-    values: dict[str, dict[str, dict[str, float]]]
-    told: str
+    values: dict[str, pd.DataFrame]
+    caption: str
     examples: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
         """The names of the parts, in their order."""
-        return list(dict.fromkeys(name for lines in self.values.values() for one in lines.values() for name in one))
+        return list(dict.fromkeys(name for frame in self.values.values() for name in frame.index))
 
 
 def parts_of(section: Section, setting: str) -> Iterator[Parts]:
@@ -47,80 +50,74 @@ def parts_of(section: Section, setting: str) -> Iterator[Parts]:
     groups = section.at(setting)
     several = any(len(group.runs) > 1 for group in groups)
     when = "the last time it was measured"
-    if sites := sites_of(groups):
-        told = f"On the test data of each site, {when}{', as the mean over the seeds' * several}."
-        yield Parts("site", sites, told, examples_of(groups))
+    if sites := sites_of(section.rounds_at(setting)):
+        caption = f"On the test data of each site, {when}{', as the mean over the seeds' * several}."
+        yield Parts("site", sites, caption, examples_of(groups))
     if clients := clients_of(groups):
         yield Parts("client", clients, f"On each client's own test data, {when}{', of the smallest seed' * several}.")
 
 
-def sites_of(groups: Sequence[Group]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the last finite value of each metric of each domain, as the mean over the seeds."""
-    found: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
-    for group in groups:
-        for run in group.runs.values():
-            last: dict[tuple[str, str], float] = {}
-            for prefix, ending in (("personal/domain/", "/accuracy"), ("domain/", "")):
-                for tag, value in (item for row in run.rows for item in row.items()):
-                    if tag.startswith(prefix) and np.isfinite(value):
-                        site, _, metric = f"{tag.removeprefix(prefix)}{ending}".rpartition("/")
-                        last[site, metric] = value
-            for (site, metric), value in last.items():
-                found[metric][group.line][site].append(value)
-    values = {}
-    for metric, by_line in sorted(found.items(), key=lambda one: (one[0] != "accuracy", one[0] != "loss")):
-        percent = in_percent(metric, (one for sites in by_line.values() for some in sites.values() for one in some))
-        values[f"{metric} in %" if percent else metric] = {
-            line: {site: (100.0 if percent else 1.0) * float(np.mean(some)) for site, some in sites.items()}
-            for line, sites in by_line.items()
-        }
-    return values
+def sites_of(rounds: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the last value of each metric of each domain, as the mean over the seeds."""
+    tags = {}
+    for tag in rounds:
+        if tag.startswith("personal/domain/"):
+            tags[tag] = ("accuracy", tag.removeprefix("personal/domain/"))
+        elif tag.startswith("domain/"):
+            tags[tag] = tag.removeprefix("domain/").rpartition("/")[::-2]
+    if not tags:
+        return {}
+    last = rounds.groupby(["line", "seed"])[list(tags)].last().groupby("line", sort=False).mean().T
+    made = {}
+    for metric in sorted({metric for metric, _ in tags.values()}, key=lambda one: (one != "accuracy", one != "loss")):
+        own = {tag: site for tag, (of, site) in tags.items() if of == metric}
+        frame = last.loc[list(own)].rename(index=own).groupby(level=0, sort=False).last()
+        percent = in_percent(metric, frame.to_numpy().ravel())
+        made[f"{metric} in %" if percent else metric] = (100.0 if percent else 1.0) * frame
+    return made
 
 
-def clients_of(groups: Sequence[Group]) -> dict[str, dict[str, dict[str, float]]]:
+def clients_of(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
     """Return the last accuracies of each client by ``PersonalAccuracy``, in the run of the smallest seed."""
-    values: dict[str, dict[str, dict[str, float]]] = {}
+    series: dict[str, dict[str, pd.Series]] = {}
     for group in groups:
-        arrays, domains = group.first.arrays("personal.npz").values, group.first.names_in_plan.get("domains", [])
+        arrays, domains = measured(group.first, "personal.npz").values, plan_of(group.first)[1].get("domains", [])
         clients = arrays["clients"][-1] if "clients" in arrays else np.zeros(0)
         names = [f"{int(k)} ({domains[int(k)]})" if 0 <= k < len(domains) else f"{k:g}" for k in clients]
         for what, label in MODELS.items():
-            measured = arrays[what][-1] if what in arrays else np.zeros(0)
-            if measured.shape == (len(names),) and np.isfinite(measured).any():
-                pairs = zip(names, measured.tolist(), strict=True)
-                known = {name: 100 * value for name, value in pairs if np.isfinite(value)}
-                values.setdefault(f"accuracy in %, {label}", {})[group.line] = known
-    return values
+            values = arrays[what][-1] if what in arrays else np.zeros(0)
+            if values.shape == (len(names),) and np.isfinite(values).any():
+                series.setdefault(f"accuracy in %, {label}", {})[group.line] = pd.Series(100 * values, names)
+    return {label: pd.DataFrame(of_lines) for label, of_lines in series.items()}
 
 
 def examples_of(groups: Sequence[Group]) -> dict[str, int]:
     """Return the training examples of each site, if all runs have one partition, and each client holds one site."""
     runs = [run for group in groups for run in group.runs.values()]
-    counts, domains = runs[0].label_counts, runs[0].names_in_plan.get("domains", [])
-    equal = len({run.plan_hash for run in runs}) == 1
+    counts, names = plan_of(runs[0])
+    domains = names.get("domains", [])
+    equal = len({run.plan for run in runs}) == 1
     if not equal or counts is None or len(counts) != len(domains) or not all(domains):
         return {}
-    made: dict[str, int] = defaultdict(int)
-    for domain, number in zip(domains, counts.sum(1), strict=True):
-        made[domain] += int(number)
-    return dict(made)
+    return pd.Series(counts.sum(1), domains).groupby(level=0, sort=False).sum().to_dict()
 
 
 def parts_sheets(section: Section, setting: str) -> Iterator[Sheet]:
     """Yield a table for the sites and one for the clients: a row for each, a column for each metric and method."""
     title = ", ".join(filter(None, [section.title, setting]))
     for parts in parts_of(section, setting):
-        with_examples = any(name in parts.examples for name in parts.names)
-        heads: list[tuple[str, Sequence[str]]] = [("training examples", [])] * with_examples
-        heads += [(label, list(lines) if len(section.at(setting)) > 1 else []) for label, lines in parts.values.items()]
-        rows = []
-        for name in parts.names:
-            cells = [str(parts.examples.get(name, NONE))] * with_examples
-            for label, lines in parts.values.items():
-                shown = "{:.2f}".format if " in %" in label else few_digits
-                cells += [shown(one[name]) if name in one else NONE for one in lines.values()]
-            rows.append([Text(name), *map(Text, cells)])
-        yield Sheet(parts.told, [parts.kind], heads, rows, title=title, key=f"{parts.kind}s")
+        names, columns = parts.names, list[list[str]]()
+        groups: list[tuple[str, Sequence[str]]] = []
+        if any(name in parts.examples for name in names):
+            groups.append(("training examples", []))
+            columns.append([str(parts.examples.get(name, NONE)) for name in names])
+        for label, frame in parts.values.items():
+            groups.append((label, list(frame) if len(section.at(setting)) > 1 else []))
+            shown = "{:.2f}".format if " in %" in label else few_digits
+            texts = frame.reindex(names).map(lambda value, shown=shown: shown(value) if value == value else NONE)
+            columns += [texts[line].tolist() for line in texts]
+        rows = [list(map(Text, row)) for row in zip(names, *columns, strict=True)]
+        yield Sheet(parts.caption, [parts.kind], groups, rows, title=title, key=f"{parts.kind}s")
 
 
 def parts_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
@@ -128,15 +125,12 @@ def parts_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     for parts in parts_of(section, setting):
         shares = [label for label in parts.values if " in %" in label]
         for label in shares or list(parts.values)[:1]:
-            lines, drawings = list(parts.values[label].items()), []
-            for first in range(0, len(parts.names), MOST_NAMES):
-                names = parts.names[first : first + MOST_NAMES]
-                heights = [
-                    (section.lines.index(line), np.array([values.get(name, np.nan) for name in names]), line)
-                    for line, values in lines
-                ]
+            frame, drawings = parts.values[label].reindex(parts.names), []
+            for first in range(0, len(frame), MOST_NAMES):
+                part = frame.iloc[first : first + MOST_NAMES]
+                heights = [(section.lines.index(line), part[line].to_numpy(), line) for line in part]
                 for start in range(0, len(heights), BARS):
                     some = heights[start : start + BARS]
-                    drawings.append(Drawing(bars(some, names, ylabel=label, xlabel=parts.kind)))
+                    drawings.append(Drawing(bars(some, list(part.index), ylabel=label, xlabel=parts.kind)))
             name = f"{parts.kind}s-{label.replace(' in %', '')}"
-            yield HEADING, Card(name, f"{label} by {parts.kind}", parts.told, drawings)
+            yield HEADING, Card(name, f"{label} by {parts.kind}", parts.caption, drawings)

@@ -8,38 +8,24 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fl_lightning.bench.cells_csv import stored_lines
 from fl_lightning.bench.readings import suites_in
 from fl_lightning.bench.results import CellResult
-from fl_lightning.bench.suite import Cell, Suite, Table
+from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.errors import UsageError, clipped, printable, require
-from fl_lightning.report.run import METRICS, ReportedRun, RunState, find_runs, natural, read_run, why
-from fl_lightning.results import History
+from fl_lightning.report.configs import deciding
+from fl_lightning.report.reading import METRICS, find_runs, name_runs, natural, read_run, why
+from fl_lightning.results import FitResult, History, RunState
 
 DATABASE, CELLS = "study.db", ".cells.csv"
 HINT = "give a folder that has runs below it, the output of bench, a URL of a database or a file of cells"
 RUN_STATES: dict[str, RunState] = {"done": "finished", "running": "running", "failed": "failed"}
-
-
-@dataclass(frozen=True)
-class StoredCell(Cell):
-    """A cell that is known by the digest that it had when it was run.
-
-    Args:
-        known: the digest.
-    """
-
-    known: str = ""
-
-    @cached_property
-    def digest(self) -> str:
-        """The digest."""
-        return self.known
+# a cell with the digest that it had when it was run, and its result
+StoredCell = tuple[Cell, CellResult]
 
 
 @dataclass(frozen=True)
@@ -47,69 +33,71 @@ class Study:
     """A study, at one scale.
 
     Args:
-        suite: the suite, or what the cells themselves tell of it.
+        name: its name.
+        metric: tag of its metric.
+        suite: the suite; None where its file is not known.
         cells: the cells.
         results: results by digest.
         runs: the runs of the cells that have begun.
-        notes: what is to be said of it.
+        notes: warnings about it.
     """
 
-    suite: Suite
+    name: str
+    metric: str
+    suite: Suite | None
     cells: list[Cell]
     results: dict[str, CellResult]
-    runs: list[ReportedRun]
+    runs: list[FitResult]
     notes: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The title of its suite, or its name."""
+        return self.suite.title if self.suite else self.name
 
 
 @dataclass
 class Found:
-    """What the arguments name.
+    """The content of the sources.
 
     Args:
         runs: runs of their own.
         studies: studies of suites, with their runs.
-        notes: what was left out, and why.
+        notes: runs that were left out, and why.
     """
 
-    runs: list[ReportedRun] = field(default_factory=list)
+    runs: list[FitResult] = field(default_factory=list)
     studies: list[Study] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
-# what a study or a file keeps of a cell
-KeptCell = tuple[StoredCell, CellResult]
-
-
 def read_sources(given: Sequence[str], suites: Sequence[Path]) -> Found:
-    """Read what some arguments name; each run is taken once.
+    """Read the sources of a report; each run is taken once.
 
     Raises:
-        UsageError: one names nothing that a report can be made of.
+        UsageError: a source has nothing of a report.
     """
     found, known = Found(), [suite for path in suites for suite in suites_in(path)]
-    # folders of runs and the arguments that name them, by resolved folder
-    folders: dict[Path, tuple[Path, Path]] = {}
+    folders: dict[Path, Path] = {}
     for one in given:
         if "://" in one:
-            found.studies += of_database(one, known)
+            found.studies += studies_in_database(one, known)
         elif Path(one).is_file():
-            found.studies += of_file(Path(one), known)
+            found.studies += studies_in_file(Path(one), known)
         else:
-            for folder in read_folder(Path(one), known, found):
-                folders.setdefault(folder.resolve(), (folder, Path(one)))
-    in_studies = {run.folder.resolve() for study in found.studies for run in study.runs if run.folder is not None}
-    several = len({root.resolve() for _, root in folders.values()}) > 1
-    for resolved, (folder, root) in folders.items():
+            folders |= {folder.resolve(): folder for folder in read_folder(Path(one), known, found)}
+    of_studies = [run for study in found.studies for run in study.runs]
+    in_studies = {run.run_dir.resolve() for run in of_studies if run.run_dir is not None}
+    for resolved, folder in folders.items():
         if resolved not in in_studies:
-            below = folder.relative_to(root)
-            named = root / below if several else below
-            name = printable(str(named) if below.parts else "/".join(resolved.parts[-2:]))
             try:
-                found.runs.append(read_run(folder, name))
+                found.runs.append(read_run(folder))
             except ValueError as error:
+                name = printable("/".join(resolved.parts[-2:]))
                 found.notes.append(f"{name} cannot be read and is left out: {why(error)}")
     if not (found.runs or found.studies):
         raise UsageError(f"{clipped('; '.join(found.notes), 200)}; {HINT}")
+    name_runs([*found.runs, *of_studies])
     return found
 
 
@@ -123,11 +111,11 @@ def read_folder(path: Path, suites: Sequence[Suite], found: Found) -> list[Path]
         os.listdir(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}; {HINT}") from error
-    # of a folder with all that one has, the outputs of bench within it are studies, too
+    # a folder of many things may have outputs of bench in it
     databases = sorted(Path(folder) / DATABASE for folder, _, files in os.walk(path) if DATABASE in files)
     for database in databases:
         try:
-            found.studies += of_database(f"sqlite:///{database}", suites, database.parent)
+            found.studies += studies_in_database(f"sqlite:///{database}", suites, database.parent)
         except UsageError as error:
             if database.parent == path:
                 raise
@@ -135,25 +123,22 @@ def read_folder(path: Path, suites: Sequence[Suite], found: Found) -> list[Path]
     runs = find_runs(path, found.notes)
     cells = [] if databases or runs else sorted(path.glob(f"*{CELLS}"))
     for file in cells:
-        found.studies += of_file(file, suites)
+        found.studies += studies_in_file(file, suites)
     if not (databases or runs or cells):
         raise UsageError(f"{path}: there is no run in this folder or below it; {HINT}")
     return runs
 
 
-def of_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
-    """The studies of a database of SQLite, of a file of cells, or of a suite at its usual place.
+def studies_in_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
+    """Yield the studies of a database of SQLite, of a file of cells, or of a suite at its usual place.
 
     Raises:
         UsageError: it is none of these.
     """
     if path.suffix == ".db":
-        yield from of_database(f"sqlite:///{path}", suites, path.parent)
+        yield from studies_in_database(f"sqlite:///{path}", suites, path.parent)
     elif path.suffix == ".csv":
-        cells = [
-            (StoredCell(cell.labels, cell.seed, cell.fragments, cell.scale, result.digest), result)
-            for cell, result in stored_lines(path)
-        ]
+        cells = [(replace(cell, known=result.digest), result) for cell, result in stored_lines(path)]
         name = path.name.removesuffix(".csv").removesuffix(".cells").split("_scale")[0]
         yield from studies_of(name, cells, "test/accuracy", suites, path.parent)
     elif path.suffix in (".yaml", ".yml"):
@@ -161,16 +146,16 @@ def of_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
         output = Path("runs") / suite.name
         hint = f"its study {output / DATABASE} is not there; give the folder that bench wrote, with --suite {path}"
         require((output / DATABASE).is_file(), "SUITE", str(path), hint)
-        yield from of_database(f"sqlite:///{output / DATABASE}", [*suites, suite], output)
+        yield from studies_in_database(f"sqlite:///{output / DATABASE}", [*suites, suite], output)
     else:
         raise UsageError(f"{path}: is neither a database, a file of cells nor a suite; {HINT}")
 
 
-def of_database(url: str, suites: Sequence[Suite], root: Path | None = None) -> Iterator[Study]:
-    """The studies of suites in a database.
+def studies_in_database(url: str, suites: Sequence[Suite], root: Path | None = None) -> Iterator[Study]:
+    """Yield the studies of suites in a database.
 
     Args:
-        url: where it is.
+        url: its address.
         suites: suites that are known.
         root: folder that has the folders of the runs.
 
@@ -193,10 +178,10 @@ def of_database(url: str, suites: Sequence[Suite], root: Path | None = None) -> 
             for trial in optuna.load_study(study_name=summary.study_name, storage=backend).get_trials(deepcopy=False):
                 if (digest := digest_of(trial)) is not None:
                     by_cell.setdefault(digest, []).append(trial)
-            cells = list[KeptCell]()
+            cells = list[StoredCell]()
             for digest, trials in by_cell.items():
                 noted = trials[-1].user_attrs
-                cell = StoredCell(dict(noted["labels"]), int(noted["seed"]), ({},), noted.get("scale", 1.0), digest)
+                cell = Cell(dict(noted["labels"]), int(noted["seed"]), ({},), noted.get("scale", 1.0), digest)
                 cells.append((cell, result_of_trial(cell, decisive(trials))))
             noted, named = summary.user_attrs, list(suites)
             # the suite that the study names may be elsewhere by now, or have an error
@@ -207,7 +192,7 @@ def of_database(url: str, suites: Sequence[Suite], root: Path | None = None) -> 
 
 @contextmanager
 def snapshot(url: str) -> Iterator[str]:
-    """The URL of a copy of a SQLite database, so that a report writes nothing beside it; of others the URL itself.
+    """Yield the URL of a copy of a SQLite database, so that a report writes nothing beside it; of others the URL.
 
     Raises:
         UsageError: it is no database.
@@ -232,60 +217,47 @@ def snapshot(url: str) -> Iterator[str]:
 
 
 def studies_of(
-    name: str, kept: Sequence[KeptCell], metric: str, suites: Sequence[Suite], root: Path | None
+    name: str, stored: Sequence[StoredCell], metric: str, suites: Sequence[Suite], root: Path | None
 ) -> Iterator[Study]:
-    """The studies of some cells, one for each scale."""
-    known = next((suite for suite in suites if suite.name == name), None)
-    for scale in sorted({cell.scale for cell, _ in kept}, reverse=True) or [1.0]:
-        some = [(cell, result) for cell, result in kept if cell.scale == scale]
-        suite = known or suite_of(name, [cell for cell, _ in some], metric)
-        fitting = [
-            (replace(cell, labels={axis: cell.labels[axis] for axis in suite.axes}), result)
-            for cell, result in some
-            if cell.labels.keys() == suite.axes.keys()
-            and all(label in suite.axes[axis] for axis, label in cell.labels.items())
-        ]
-        begun = {(tuple(cell.labels.values()), cell.seed): cell for cell, _ in fitting}
-        cells, notes = list[Cell](begun.values()), list[str]()
-        if len(fitting) < len(some):
-            notes.append(f"{name}: {len(some) - len(fitting)} cells have labels that the suite has no longer")
-        if known is None:
+    """Yield the studies of some cells, one for each scale."""
+    suite = next((suite for suite in suites if suite.name == name), None)
+    for scale in sorted({cell.scale for cell, _ in stored}, reverse=True):
+        some = [(cell, result) for cell, result in stored if cell.scale == scale]
+        fitting, notes, waiting = some, list[str](), list[Cell]()
+        if suite is None:
             notes.append(f"{name}: its suite is not known, so that it has no published numbers; give it with --suite")
         else:
+            fitting = [
+                (replace(cell, labels={axis: cell.labels[axis] for axis in suite.axes}), result)
+                for cell, result in some
+                if cell.labels.keys() == suite.axes.keys()
+                and all(label in suite.axes[axis] for axis, label in cell.labels.items())
+            ]
+            if len(fitting) < len(some):
+                notes.append(f"{name}: {len(some) - len(fitting)} cells have labels that the suite has no longer")
             by_file = {suite.cell(cell.labels, cell.seed, scale).digest for cell, _ in fitting}
             other = {result.digest for _, result in fitting} - by_file
             text = "were run with another config than the suite's file says now (--config, or an edit)"
             notes += [f"{name}: {len(other)} cells {text}"] if other else []
-            # those that have not begun
-            for seed in sorted({cell.seed for cell, _ in fitting}) or suite.seeds:
-                for labels in suite.combinations():
-                    values = tuple(labels.values())
-                    if (values, seed) not in begun:
-                        cells.append(StoredCell(labels, seed, (), scale, f"{seed} {values}"))
-        results, runs = {}, list[ReportedRun]()
+            begun = {cell.name for cell, _ in fitting}
+            whole = (
+                Cell(labels, seed, (), scale, known=f"{seed} {labels}")
+                for seed in sorted({cell.seed for cell, _ in fitting}) or suite.seeds
+                for labels in suite.combinations()
+            )
+            waiting = [cell for cell in whole if cell.name not in begun]
+        results, runs = {}, list[FitResult]()
         for cell, result in fitting:
-            run = run_of(cell, result, suite.metric, root)
+            run = run_of(cell, result, suite.metric if suite else metric, root)
             interrupted = run is not None and run.state == "stopped" and result.state == "running"
             results[result.digest] = replace(result, state="waiting") if interrupted else result
             runs += [run] if run is not None else []
-        yield Study(suite, cells, results, runs, tuple(notes))
+        cells = [*{cell.name: cell for cell, _ in fitting}.values(), *waiting]
+        yield Study(name, suite.metric if suite else metric, suite, cells, results, runs, tuple(notes))
 
 
-def suite_of(name: str, cells: Sequence[Cell], metric: str) -> Suite:
-    """A suite as far as its cells tell it: its axes, and one table."""
-    axes: dict[str, dict[str, tuple[Any, ...]]] = {}
-    for axis, label in (pair for cell in cells for pair in cell.labels.items()):
-        axes.setdefault(axis, {})[label] = ()
-    rows = ("method",) if "method" in axes else tuple(axes)[:1]
-    table = Table("final", rows, tuple(axis for axis in axes if axis not in rows))
-    baseline = {"method": "FedAvg"} if "FedAvg" in axes.get("method", {}) else {}
-    how: dict[str, Any] = {"minimize": "loss" in metric, "percent": "accuracy" in metric}
-    tables = (table,) if axes else ()
-    return Suite(Path(f"{name}.yaml"), name, (), axes, (), tables, metric=metric, baseline=baseline, **how)
-
-
-def run_of(cell: Cell, result: CellResult, metric: str, root: Path | None) -> ReportedRun | None:
-    """The run of a cell, from its folder where that is there; None for a cell that has not begun."""
+def run_of(cell: Cell, result: CellResult, metric: str, root: Path | None) -> FitResult | None:
+    """Return the run of a cell, from its folder where that is there; None for a cell that has not begun."""
     folder: Path | None = Path(result.run_dir)
     if not (result.run_dir and (Path(result.run_dir) / METRICS).is_file()):
         versions = [] if root is None else [path.parent for path in (root / cell.folder).glob(f"version_*/{METRICS}")]
@@ -293,18 +265,31 @@ def run_of(cell: Cell, result: CellResult, metric: str, root: Path | None) -> Re
     if folder is None and result.state == "waiting" and not result.values:
         return None
     state = RUN_STATES.get(result.state, "stopped")
-    known: dict[str, Any] = {"labels": cell.labels, "seed": cell.seed, "reason": result.reason}
+    notes: tuple[str, ...] = ()
     if folder is not None:
         try:
-            run = read_run(folder, printable(f"{folder.parent.name}/{folder.name}"))
+            run = read_run(folder)
             # a process that was killed has not told the study of its end
-            interrupted = state == "running" and run.state == "stopped"
-            return replace(run, state="stopped" if interrupted else state, **known)
+            state = "stopped" if state == "running" and run.state == "stopped" else state
+            return replace(run, state=state, labels=cell.labels, seed=cell.seed, reason=result.reason)
         except ValueError as error:
-            known["notes"] = (f"its folder cannot be read, and the numbers are those of the study: {why(error)}",)
-    rows = History({"round": round_, metric: value} for round_, value in sorted(result.values.items()))
-    if rows:
-        rows[-1] = {**result.metrics, **rows[-1]}
-    known |= {"plan_hash": printable(result.plan), "machine": result.machine, "seconds": result.seconds}
+            notes = (f"its folder cannot be read, and the numbers are those of the study: {why(error)}",)
+    history = History({"round": round_, metric: value} for round_, value in sorted(result.values.items()))
+    if history:
+        history[-1] = {**result.metrics, **history[-1]}
     config = dict(next(iter(cell.fragments), {}))
-    return ReportedRun(result.cell, rows=rows, state=state, config=config, **known)
+    return FitResult(
+        name=result.cell,
+        history=history,
+        run_dir=None,
+        seed=cell.seed,
+        state=state,
+        settings=deciding(config),
+        config=config,
+        notes=notes,
+        labels=cell.labels,
+        reason=result.reason,
+        plan=printable(result.plan),
+        machine=result.machine,
+        seconds=result.seconds,
+    )

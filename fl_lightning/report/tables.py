@@ -1,4 +1,4 @@
-"""The tables of a report, as sheets that are rendered as HTML, Markdown and LaTeX, and as lines of CSV."""
+"""The tables of a report, as sheets that are rendered as HTML, Markdown and LaTeX, and as CSV."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fl_lightning.bench.cells_csv import in_columns
 from fl_lightning.bench.comparison import NOT_COMPARED, Comparison
@@ -16,30 +17,32 @@ from fl_lightning.bench.fragments import is_of_method
 from fl_lightning.bench.layout import NONE, STAR, Sheet, Text
 from fl_lightning.bench.table import csv_lines, differences_sheet, differs, footnotes, ours
 from fl_lightning.errors import count, printable
+from fl_lightning.report.cautions import progress
 from fl_lightning.report.configs import ABSENT, compact, differing_between
-from fl_lightning.report.gallery import BYTES, ROUND_PHASES, costs, mean_phases
-from fl_lightning.report.run import ReportedRun
+from fl_lightning.report.gallery import BYTES, ROUND_PHASES, phases_of
 from fl_lightning.report.sections import Section
+from fl_lightning.results import FitResult
 
 ENVIRONMENT = ("processor", "cores", "gpus", "device", "workers", "threads", "platform", "python", "git_revision")
-# of the keys that all runs have in common, those that are told at once, by their last part
+# of the keys that all runs have in common, those that are shown at once, by their last part
 SHARED_FIRST = (
     *("partitioner", "alpha", "num_clients", "batch_size", "model", "encoder", "optimizer", "lr", "momentum"),
     *("max_rounds", "local_epochs", "local_steps", "participation", "cohort_size"),
 )
+OF_RUN = ["setting", "line", "seed"]
 
 
 def results_sheets(section: Section) -> Iterator[Sheet]:
     """Yield the results of a section with one setting, and the differences to the baseline."""
     compared, metric, notes = section.comparisons(), section.metric, dict[str, str]()
-    lines = []
+    sent, lines = bytes_by_run(section), []
     for group in section.in_order:
         numbers = [entry_text(comparison, (group.line,), notes) for comparison in compared.values()]
         runs = list(group.runs.values())
         rounds = sorted({run.rounds for run in runs})
         done = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-        bytes_ = [sent / run.rounds for run in runs if (sent := bytes_of(run)) is not None]
-        spent = (str(len(runs)), done, amount([run.seconds for run in runs]), amount(bytes_, 1e6))
+        of_round = [sent.get((group.setting, group.line, run.seed), np.nan) / max(run.rounds, 1) for run in runs]
+        spent = (str(len(runs)), done, amount([run.seconds for run in runs]), amount(of_round, 1e6))
         lines.append([Text(group.line), *numbers, *map(Text, spent)])
     heads = [f"final {metric.label}", f"best {metric.label}"]
     said = ["Values of the runs that are finished."]
@@ -49,7 +52,7 @@ def results_sheets(section: Section) -> Iterator[Sheet]:
     starred = any(STAR in text.marks for line in lines for text in line)
     said += [f"With a star: the interval of the difference to {section.baseline} is without 0."] * starred
     if metric.target is not None:
-        heads.append(f"rounds to {metric.in_unit(metric.target):g}{' %' * metric.percent}")
+        heads.append(f"rounds to {metric.unit * metric.target:g}{' %' * metric.percent}")
         said.append("A run that does not reach the target counts with all its rounds: > is a lower bound.")
     heads += ["seeds", "rounds", "seconds a round", "MB a round"]
     title = ", ".join(filter(None, [section.title, *section.settings]))
@@ -79,31 +82,32 @@ def entry_text(comparison: Comparison, row: tuple[str], notes: dict[str, str]) -
     return replace(text, text=text.text.replace("waiting", "stopped"))
 
 
-def bytes_of(run: ReportedRun) -> float | None:
-    """Return the bytes that went down and up in all rounds; None where that is not known."""
-    sent = costs(run, BYTES)
-    return sum(sent.values()) if sent else None
+def bytes_by_run(section: Section) -> pd.Series:
+    """Return the bytes of all rounds by setting, line and seed; nan where a round has none."""
+    known = section.rounds.reindex(columns=[*OF_RUN, *BYTES])
+    return known.groupby(OF_RUN)[BYTES].agg(lambda column: column.sum(skipna=False)).sum(axis=1, skipna=False)
 
 
-def runs_sheet(section: Section) -> Sheet:
-    """The runs, one in each row, with what they are at."""
-    lines = []
-    for group in section.in_order:
-        for seed, run in group.runs.items():
-            values = [NONE if value is None else section.metric.text(value) for value in final_and_best(section, run)]
-            texts = (group.label, str(seed), run.told, *values, run.plan_hash[:8] or NONE, run.name)
-            lines.append(list(map(Text, texts)))
-    heads = ["last", "best", "partition", "folder"]
-    told = "Every run that counts, with its last and its best value so far, whether it is finished or not."
-    return Sheet(told, ["configuration", "seed", "state"], [(head, []) for head in heads], lines, key="runs")
-
-
-def final_and_best(section: Section, run: ReportedRun) -> tuple[float | None, float | None]:
-    """The last and the best value of a run, so far."""
+def final_and_best(section: Section, run: FitResult) -> tuple[float | None, float | None]:
+    """Return the last and the best value of a run, so far."""
     values = run.values(section.metric.tag)
     finite = [value for value in values.values() if value == value]
     last = values[max(values)] if values else None
     return last, (min if section.metric.minimize else max)(finite, default=None)
+
+
+def runs_sheet(section: Section) -> Sheet:
+    """Return a table of the runs that count."""
+    lines = []
+    for group in section.in_order:
+        for seed, run in group.runs.items():
+            values = map(section.metric.text, final_and_best(section, run))
+            state = f"{run.state}, {progress(run)}"
+            texts = (group.label, str(seed), state, *values, run.plan[:8] or NONE, run.name)
+            lines.append(list(map(Text, texts)))
+    heads = ["last", "best", "partition", "folder"]
+    caption = "Every run that counts, with its last and its best value so far, whether it is finished or not."
+    return Sheet(caption, ["configuration", "seed", "state"], [(head, []) for head in heads], lines, key="runs")
 
 
 def config_sheet(section: Section) -> Sheet | None:
@@ -113,14 +117,14 @@ def config_sheet(section: Section) -> Sheet | None:
     keys = sorted(differing_between(configs), key=lambda key: not is_of_method(key))
     if not keys:
         return None
-    told = "The keys in which the configs differ; all others are the same. What changes no result is left out."
+    caption = "The keys in which the configs differ; all others are the same. Keys that change no result are left out."
     cells = [[Text(config.get(key, ABSENT)) for key in keys] for config in configs]
     first, rows, heads = "configuration", [group.label for group in groups], keys
     if len(groups) < len(keys):
         cells = [list(column) for column in zip(*cells, strict=True)]
         first, rows, heads = "key", heads, rows
     lines = [[Text(row), *line] for row, line in zip(rows, cells, strict=True)]
-    return Sheet(told, [first], [(head, []) for head in heads], lines, key="configs")
+    return Sheet(caption, [first], [(head, []) for head in heads], lines, key="configs")
 
 
 def common_config(section: Section) -> list[tuple[str, str]]:
@@ -137,53 +141,50 @@ def shared_first(common: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def cost_sheet(section: Section) -> Sheet | None:
-    """Return the costs of the configurations; None where no run tells."""
-    groups = section.in_order
-    memory = sorted({tag for run in section.runs for tag in last_row(run) if tag.startswith("memory/")})
-    columns = dict.fromkeys(column for group in groups for column in group.first.cost)
+    """Return the costs of the configurations; None where no run has any."""
+    phases, sent = phases_of(section.rounds), bytes_by_run(section)
+    memory = [tag for tag in section.rounds if tag.startswith("memory/")]
+    last = section.rounds.reindex(columns=[*OF_RUN, *BYTES, *memory]).groupby(OF_RUN).last()
+    columns = dict.fromkeys(column for group in section.groups for column in group.first.cost)
     heads = [*(f"{phase}, s" for phase in ROUND_PHASES), "round, s", "down, MB", "up, MB", "all rounds, MB"]
-    heads += [*memory, *columns]
     lines = []
-    for group in groups:
-        runs, phases = list(group.runs.values()), mean_phases(group)
+    for group in section.in_order:
+        place = group.setting, group.line
+        own = last.loc[place] if place in last.index.droplevel("seed") else last.iloc[:0]
         numbers = [
-            *(amount([phases.get(phase)]) for phase in ROUND_PHASES),
-            amount([run.seconds for run in runs]),
-            *(amount([last_row(run).get(tag) for run in runs], 1e6) for tag in BYTES),
-            amount([bytes_of(run) for run in runs], 1e6),
-            *(amount([last_row(run).get(tag) for run in runs]) for tag in memory),
+            *(amount([phases[phase].get(place)]) for phase in ROUND_PHASES),
+            amount([run.seconds for run in group.runs.values()]),
+            *(amount(own[tag], 1e6) for tag in BYTES),
+            amount(sent.loc[place] if len(own) else [], 1e6),
+            *(amount(own[tag]) for tag in memory),
             *(short_number(group.first.cost.get(column, NONE)) for column in columns),
         ]
         lines.append([Text(group.label), *map(Text, numbers)])
-    told = "Cost of a round: median seconds of each phase without the first round, and bytes of the last round. "
-    told += "Seconds compare methods only where they were taken on one machine with nothing else on it."
-    if any(run.folder is None for group in groups for run in group.runs.values()):
-        told += " Of a run whose folder is not here, the phases are those of its last round."
-    sheet = without_empty(Sheet(told, ["configuration"], [(head, []) for head in heads], lines, key="cost"))
+    caption = "Cost of a round: median seconds of each phase without the first round, and bytes of the last round. "
+    caption += "Seconds compare methods only where they were taken on one machine with nothing else on it."
+    if any(run.run_dir is None for run in section.runs):
+        caption += " Of a run whose folder is not here, the phases are those of its last round."
+    groups: list[tuple[str, Sequence[str]]] = [(head, []) for head in (*heads, *memory, *columns)]
+    sheet = without_empty(Sheet(caption, ["configuration"], groups, lines, key="cost"))
     return sheet if sheet.groups else None
 
 
-def last_row(run: ReportedRun) -> Mapping[str, float]:
-    """The metrics of the last round; none of a run without rounds."""
-    return run.rows[-1] if run.rows else {}
-
-
-def amount(values: Sequence[float | None], unit: float = 1.0) -> str:
-    """The mean of the values that are known."""
-    known = [value for value in values if value is not None]
+def amount(values: Iterable[float | None], unit: float = 1.0) -> str:
+    """Return the mean of the values that are known."""
+    known = [value for value in values if value is not None and value == value]
     return f"{np.mean(known) / unit:.3g}" if known else NONE
 
 
 def short_number(text: str) -> str:
-    """A number with four digits; other text as it is."""
+    """Return a number with four digits; other text as it is."""
     try:
         return f"{float(text):.4g}"
     except ValueError:
         return text
 
 
-def environment_sheet(runs: Sequence[ReportedRun]) -> Sheet | None:
-    """What the runs ran on; None where no run tells."""
+def environment_sheet(runs: Sequence[FitResult]) -> Sheet | None:
+    """Return the machine and the software of the runs; None where no run tells."""
     known = [run.environment for run in runs if run.environment]
     if not known:
         return None
@@ -195,22 +196,21 @@ def environment_sheet(runs: Sequence[ReportedRun]) -> Sheet | None:
     for key, values in keys:
         texts = [", ".join(map(str, value)) or "none" if isinstance(value, list) else value for value in values]
         counts = Counter(NONE if text is None else printable(str(text)) for text in texts)
-        if set(counts) == {NONE}:
-            continue
-        of = [f"{value} ({count(n, 'run')})" if len(counts) > 1 else value for value, n in counts.most_common()]
-        lines.append([Text(key), Text("; ".join(of))])
+        if set(counts) != {NONE}:
+            of = [f"{value} ({count(n, 'run')})" if len(counts) > 1 else value for value, n in counts.most_common()]
+            lines.append([Text(key), Text("; ".join(of))])
     return Sheet(f"The machine and the software of {count(len(known), 'run')}.", ["key"], [("value", [])], lines)
 
 
-def commands(runs: Sequence[ReportedRun]) -> list[tuple[str, int]]:
-    """The distinct command lines of the runs, and how many runs have each."""
+def commands(runs: Sequence[FitResult]) -> list[tuple[str, int]]:
+    """Return the distinct command lines of the runs, and how many runs have each."""
     known = [run.environment.get("command") for run in runs]
     lines = Counter(shlex.join(map(str, line)) for line in known if isinstance(line, list) and line)
     return list(lines.items())
 
 
 def numbers_csv(comparisons: Sequence[Comparison]) -> str:
-    """One line for each row and column of each table, with all numbers unrounded."""
+    """Return a line for each row and column of each table, with all numbers unrounded."""
     return in_lines(
         {"title": comparison.suite.title, **line}
         for at, comparison in enumerate(comparisons, 1)
@@ -219,19 +219,21 @@ def numbers_csv(comparisons: Sequence[Comparison]) -> str:
 
 
 def runs_csv(sections: Sequence[Section]) -> str:
-    """One line a run: what it is, what it came to, and all differing keys."""
+    """Return a line for each run: its state, its last and best value, its cost, and all differing keys."""
     lines = list[dict[str, Any]]()
     for section in sections:
         keys = differing_between([group.config for group in section.groups])
+        sent = bytes_by_run(section)
         for group in section.in_order:
             for seed, run in group.runs.items():
                 last, best = final_and_best(section, run)
+                of_run = sent.get((group.setting, group.line, seed), np.nan)
                 lines.append(
                     {
                         **{"data": section.title, "method": group.line, "setting": group.setting, "seed": seed},
                         **{"state": run.state, "rounds": run.rounds, "metric": section.metric.tag, "last": last},
-                        **{"best": best, "seconds_a_round": run.seconds, "bytes": bytes_of(run)},
-                        **{"partition": run.plan_hash, "machine": run.machine, "run": run.name},
+                        **{"best": best, "seconds_a_round": run.seconds, "bytes": of_run if of_run == of_run else None},
+                        **{"partition": run.plan, "machine": run.machine, "run": run.name},
                         **{f"config {key}": group.config.get(key, "") for key in keys},
                     }
                 )
@@ -239,7 +241,7 @@ def runs_csv(sections: Sequence[Section]) -> str:
 
 
 def in_lines(lines: Iterable[Mapping[str, Any]]) -> str:
-    """A table as CSV with the columns of all its lines."""
+    """Return a table as CSV with the columns of all its lines."""
     made = list(lines)
     columns = dict.fromkeys(column for line in made for column in line)
     return in_columns(list(columns), made)

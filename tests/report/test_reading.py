@@ -73,7 +73,7 @@ def test_a_run_is_running_while_a_process_holds_its_lock_and_stopped_after_that(
 
 
 def test_without_locks_a_run_is_running_until_half_an_hour_after_a_sign_of_life(tmp_path, read, monkeypatch):
-    monkeypatch.setattr("fl_lightning.report.run.is_locked", lambda path: None)
+    monkeypatch.setattr("fl_lightning.report.reading.is_locked", lambda path: None)
     folder = write_run(tmp_path / "version_0", rounds=9, done=3, measured=False)
     make_old(folder, 1700)
     assert state(read) == ("running", 3)

@@ -1,0 +1,302 @@
+"""Runs read from their folders. A file that cannot be read is left out, with a note of one line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fl_lightning.errors import clipped, count, printable, text_of
+from fl_lightning.records.temporary import is_locked
+from fl_lightning.report.configs import data_set, deciding, max_rounds, method_names, methods_with_arguments
+from fl_lightning.results import FitResult, History, RunState
+from fl_lightning.yaml_files import parse_yaml
+
+METRICS, ENVIRONMENT, CONFIG, PLAN = "metrics.csv", "environment.json", "config.yaml", "plan.npz"
+MOST_ROUNDS = 2**31
+# larger values are no measurements, and their squares and sums would be infinite
+INFINITE = 1e100
+# without locks, seconds after its last sign of life in which a run counts as running
+PATIENCE = 1800.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The arrays of a file of measurements.
+
+    Args:
+        values: arrays of numbers by name, with an entry for each of their rounds along the first axis.
+        rounds: the rounds of each array.
+        names: lists of names, such as those of layers.
+        problems: reasons why the file, or an array in it, is not used.
+    """
+
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    rounds: dict[str, np.ndarray] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+# ------------------------------------------------------------------ folders
+def find_runs(root: Path, notes: list[str] | None = None) -> list[Path]:
+    """Return the folders of runs at and below a folder, ordered by path.
+
+    Args:
+        root: the folder.
+        notes: gets a line for each folder that cannot be read.
+    """
+    unread: list[OSError] = []
+    walked = os.walk(root, onerror=unread.append)
+    folders = [Path(folder) for folder, _, files in walked if METRICS in files or ENVIRONMENT in files]
+    if notes is not None:
+        notes += [f"{printable(str(error.filename))} cannot be looked into: {why(error)}" for error in unread]
+    return sorted(folders, key=natural)
+
+
+def natural(path: Path) -> list[tuple[int, str]]:
+    """Return a key that sorts version_10 after version_9."""
+    versions = [re.fullmatch("version_([0-9]+)", part) for part in path.parts]
+    return [(int(one[1]), "") if one else (-1, part) for one, part in zip(versions, path.parts, strict=True)]
+
+
+def name_runs(runs: Sequence[FitResult]) -> None:
+    """Name runs by their folders, relative to the last folder that all have in common."""
+    folders = {id(run): run.run_dir.resolve() for run in runs if run.run_dir is not None}
+    if folders:
+        common = os.path.commonpath([folder.parent.parent for folder in folders.values()])
+        for run in runs:
+            if id(run) in folders:
+                run.name = printable(folders[id(run)].relative_to(common).as_posix())
+
+
+def read_run(folder: Path) -> FitResult:
+    """Read a run, and change nothing in its folder.
+
+    Raises:
+        ValueError: it has neither a config nor an environment nor a round that can be read.
+    """
+    notes: list[str] = []
+
+    def read(file: str, by: Callable[[Path], Any], default: Any) -> Any:
+        path = folder / file
+        try:
+            if not os.path.lexists(path):
+                return default
+            if path.is_file() or file == "failures":
+                return by(path)
+            raise ValueError("it is no file")
+        # a damaged file raises errors of a dozen kinds, of zlib, struct, tokenize and others
+        except Exception as error:
+            notes.append(f"{file} cannot be read and is left out: {why(error)}")
+            return default
+
+    config = read(CONFIG, read_config, {})
+    environment = read(ENVIRONMENT, read_environment, {})
+    history, skipped = read(METRICS, read_metrics, (History(), 0))
+    if skipped:
+        notes.append(f"{METRICS}: {count(skipped, 'line')} cut or damaged, and left out")
+    if not (config or environment or history):
+        raise ValueError("; ".join(notes) or "it is empty")
+    notes += read("changes.yaml", read_changes, [])
+    notes += read("failures", read_failures, [])
+    read(PLAN, read_plan, None)
+    timed = [row["time/round"] for row in history[1:] if "time/round" in row]
+    return FitResult(
+        name=printable("/".join(folder.resolve().parts[-2:])),
+        history=history,
+        run_dir=folder,
+        seed=next((one for one in (config.get("seed_everything"), environment.get("seed")) if type(one) is int), 0),
+        state=state_of(folder, history, max_rounds(config)),
+        method=methods_with_arguments(config) if config else folder.resolve().parent.name,
+        settings=deciding(config),
+        config=config,
+        environment=environment,
+        notes=notes,
+        plan=printable(str(environment.get("plan_hash") or "")),
+        machine=machine_of(environment),
+        seconds=statistics.median(timed) if timed else None,
+        cost=read("cost.csv", read_cost, {}),
+    )
+
+
+def why(error: BaseException) -> str:
+    """Return the text of an error, on one line."""
+    return clipped(getattr(error, "strerror", None) or text_of(error), 120)
+
+
+def state_of(folder: Path, history: History, wanted: int | None) -> RunState:
+    """Return the state of a run.
+
+    It is finished once it has all its rounds, or once its final model was written after its last checkpoint, as where
+    EarlyStopping ends it. Otherwise it is running as long as a process holds its lock. Where there are no locks, as on
+    Windows, it is running as long as one of its files was changed a short while ago.
+    """
+
+    def changed_at(name: str) -> float:
+        path = folder / name
+        return path.stat().st_mtime if path.exists() else 0.0
+
+    model, last = changed_at("checkpoints/model.ckpt"), changed_at("checkpoints/last.ckpt")
+    all_done = wanted is not None and bool(history) and history[-1]["round"] + 1 >= wanted
+    if all_done or (model and model >= last):
+        return "finished"
+    held = is_locked(folder / "lock")
+    if held is None:
+        held = time.time() - max(last, *map(changed_at, (METRICS, ENVIRONMENT, CONFIG))) < PATIENCE
+    return "running" if held else "stopped"
+
+
+def machine_of(environment: Mapping[str, Any]) -> str:
+    """Return the processor or the GPUs, and the cores."""
+    device = ", ".join(environment.get("gpus") or [environment.get("processor", "")])
+    return printable(f"{device}, {environment.get('cores', '?')} cores") if environment else ""
+
+
+# ------------------------------------------------------------------ files
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the config of a run; any error where a report cannot use it."""
+    config = parse_yaml(path.read_text(), path.name)
+    deciding(config), data_set(config), method_names(config), max_rounds(config)
+    return config
+
+
+def read_environment(path: Path) -> dict[str, Any]:
+    """Return the environment of a run."""
+    environment = json.loads(path.read_bytes())
+    versions = environment.get("versions") or {}
+    environment["versions"] = {str(key): str(value) for key, value in versions.items()}
+    machine_of(environment)
+    return environment
+
+
+def read_table(path: Path) -> tuple[list[dict[str, str]], int]:
+    """Return the lines of a table by round, and the number of lines that are left out."""
+    # each line that was written whole has an end: the rest is cut, however much it looks like a number
+    whole, _, rest = path.read_text(errors="replace").rpartition("\n")
+    head, *lines = csv.reader(io.StringIO(whole)) if whole else [[]]
+    if not {"round", "step"} & set(head):
+        raise ValueError("it has no column round")
+    tags, complete = list(map(printable, head)), [line for line in lines if len(line) == len(head)]
+    return [dict(zip(tags, line, strict=True)) for line in complete], len(lines) - len(complete) + bool(rest)
+
+
+def read_metrics(path: Path) -> tuple[History, int]:
+    """Return the metrics by round without empty cells, and the number of lines that are left out."""
+    lines, skipped = read_table(path)
+    rows: dict[int, dict[str, float]] = {}
+    for line in lines:
+        try:
+            row = {tag: float(cell) for tag, cell in line.items() if cell}
+            step = row.pop("step", math.nan)
+            round_ = int(row.setdefault("round", step))
+            if round_ != row["round"] or not 0 <= round_ < MOST_ROUNDS:
+                raise ValueError("no run has such a round")
+            row["round"] = round_
+            rows[round_] = row
+        except (ValueError, OverflowError):
+            skipped += 1
+    return History(rows.values()), skipped
+
+
+def read_cost(path: Path) -> dict[str, str]:
+    """Return the last line of a ``cost.csv``."""
+    lines, _ = read_table(path)
+    last = lines[-1] if lines else {}
+    return {key: printable(value) for key, value in last.items() if key and value and key not in ("round", "step")}
+
+
+def read_changes(path: Path) -> list[str]:
+    """Return the changes with which a run resumed, a line for each time."""
+    return [
+        f"it resumed after {change['rounds_done']} rounds with changes: "
+        + ", ".join(f"{key} from {value['before']} to {value['now']}" for key, value in change["changes"].items())
+        for change in parse_yaml(path.read_text(), path.name) or []
+    ]
+
+
+def read_failures(folder: Path) -> list[str]:
+    """Return the clients that failed in a run, by the files that repeat their visits."""
+    parts = [re.fullmatch("round-(.+)-client-(.+)", printable(path.stem)) for path in sorted(folder.glob("*.pt"))]
+    named = [f"client {one[2]} in round {one[1]}" for one in parts if one]
+    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+    return [f"failed: {', '.join(named[:3])}{more}; see {folder.name}/"] if named else []
+
+
+def load_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Return the arrays of a file by name."""
+    with np.load(path, allow_pickle=False) as saved:
+        return {printable(name): saved[name] for name in saved.files}
+
+
+def read_plan(path: Path) -> tuple[np.ndarray | None, dict[str, list[str]]]:
+    """Return the samples of each class at each client (K, C), where a plan has them, and the names in it.
+
+    These are the ``class_names`` (C,) and the ``domains`` of the clients (K,).
+    """
+    loaded = load_arrays(path)
+    counts = loaded.pop("label_counts", np.zeros(0))
+    if counts.size and (counts.ndim != 2 or not ((counts >= 0) & (counts < 2**53)).all()):
+        raise ValueError(f"label_counts {counts.shape} of {counts.dtype} are no numbers of samples")
+    texts: dict[str, np.ndarray] = {
+        name: loaded[name] for name in ("class_names", "domains") if name in loaded and any(loaded[name])
+    }
+    names = {name: [printable(str(text)) for text in array.tolist()] for name, array in texts.items()}
+    return counts if counts.size else None, names
+
+
+@lru_cache(maxsize=1000)
+def plan_of(run: FitResult) -> tuple[np.ndarray | None, dict[str, list[str]]]:
+    """Return the same for a run; None and no names where it has no plan that can be read."""
+    try:
+        return (None, {}) if run.run_dir is None else read_plan(run.run_dir / PLAN)
+    except Exception:  # the run has a note of it
+        return None, {}
+
+
+def array_files(run: FitResult) -> list[str]:
+    """Return the names of the files of measurements in the folder of a run."""
+    found = run.run_dir.glob("*.npz") if run.run_dir is not None else ()
+    return sorted(path.name for path in found if path.name != PLAN)
+
+
+@lru_cache(maxsize=1000)
+def measured(run: FitResult, file: str) -> Measured:
+    """Return the measurements in a file; none where it has no array ``rounds``, so that it holds something else."""
+    made = Measured()
+    try:
+        loaded = load_arrays(run.run_dir / file) if run.run_dir is not None and file in array_files(run) else {}
+        if "rounds" not in loaded:
+            return made
+        whole = {name: array for name, array in loaded.items() if array.ndim == 1 and array.dtype.kind in "iu"}
+        clocks = {name: array for name, array in whole.items() if name == "rounds" or name.endswith("_rounds")}
+        if "rounds" not in clocks or any(((one < 0) | (one >= MOST_ROUNDS)).any() for one in clocks.values()):
+            raise ValueError("its rounds are no whole numbers from 0")
+    except Exception as error:  # as for the other files
+        return Measured(problems=[f"cannot be read and is left out: {why(error)}"])
+    for name, array in loaded.items():
+        # local_classifier has the rounds of local_rounds
+        own = clocks.get(f"{name.split('_')[0]}_rounds", clocks["rounds"])
+        fitting = next((one for one in (own, *clocks.values()) if array.ndim and len(one) == len(array) > 0), None)
+        if array.dtype.kind in "US":
+            # names are the same in every measurement; those of pairs are one
+            last = array[-1] if array.ndim > 1 and len(array) else np.atleast_1d(array)
+            texts = (" to ".join(map(str, entry)) if isinstance(entry, list) else str(entry) for entry in last.tolist())
+            made.names[name] = list(map(printable, texts))
+        elif array.dtype.kind not in "fiub" or fitting is None:
+            made.problems.append(f"{name} of shape {array.shape} is not drawn")
+        elif name not in clocks:
+            made.values[name] = np.where(np.abs(array) < INFINITE, array, np.nan)
+            made.rounds[name] = fitting.astype(int)
+    return made

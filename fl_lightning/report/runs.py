@@ -1,0 +1,309 @@
+"""Several runs at once: read from their folders, grouped by configuration, as one frame and as curves."""
+
+from __future__ import annotations
+
+import glob
+import math
+import os
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fl_lightning.bench.fragments import is_of_method
+from fl_lightning.errors import UsageError, require
+from fl_lightning.records.summary import final
+from fl_lightning.report.configs import Flat, differing_between, in_texts, method_names, short_keys
+from fl_lightning.report.reading import find_runs, name_runs, read_run, why
+from fl_lightning.results import FitResult, curves_of, frame_of, notebook_page, shown_tags
+
+if TYPE_CHECKING:
+    import pandas
+
+    from fl_lightning.plotting.figures import ShownFigure
+
+HINT = "give the folder of a run, such as runs/fedavg/version_0, or load_runs a folder or a pattern of many"
+FIRST = ("run", "seed", "method", "round")
+# keys that make a setting even where each method has a value of its own
+OF_SETTING = (
+    *("data", "model.encoder", "trainer.max_rounds", "trainer.local_epochs", "trainer.local_steps"),
+    *("trainer.participation", "trainer.cohort_size", "trainer.sampler"),
+)
+# curves of single runs at most; of more runs, those of a configuration are one curve
+MOST_CURVES = 12
+
+
+@dataclass
+class Group:
+    """The runs of one configuration, which differ in the seed alone.
+
+    Args:
+        line: label of its curve, such as the method.
+        setting: the keys that tell its setting from others, as one text.
+        runs: by seed, in ascending order.
+        config: its config by dotted key.
+        repeats: runs of a seed that is there already, which do not count.
+        own: all keys in which its setting differs from others, with their values.
+    """
+
+    line: str
+    setting: str
+    runs: dict[int, FitResult]
+    config: Flat
+    repeats: list[FitResult] = field(default_factory=list)
+    own: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def first(self) -> FitResult:
+        """The run of the smallest seed."""
+        return next(iter(self.runs.values()))
+
+    @property
+    def label(self) -> str:
+        """Its line and its setting."""
+        return ", ".join(filter(None, [self.line, self.setting]))
+
+
+class Runs(list[FitResult]):
+    """Several runs, as :func:`fl_lightning.load_runs` reads them."""
+
+    def frame(self) -> pandas.DataFrame:
+        """Return one frame of all: a row for each run and round.
+
+        Its first columns are ``run``, ``seed``, ``method``, and the keys of the configs in which the runs differ.
+        """
+        labels = self._labels()
+        first = dict.fromkeys([key for one in labels for key in one] + ["round"])
+        rows = [{**told, **row} for told, one in zip(labels, self, strict=True) for row in one.history]
+        return frame_of(rows, list(first))
+
+    def plot(self, *tags: str) -> ShownFigure:
+        """Draw metrics against the rounds, each in axes of its own, with a curve for each run.
+
+        Of more than twelve runs, those of one configuration are one curve: their mean, over the rounds that all of them
+        have, in a band from their least to their greatest value.
+
+        Args:
+            tags: the metrics; by default those that the console shows, such as ``test/accuracy``.
+
+        Raises:
+            UsageError: no run has a metric of this name.
+        """
+        groups, title = self._curves()
+        return curves_of(groups, tags, title)
+
+    def _repr_html_(self) -> str:
+        names, labels = shown_tags(self), self._labels()
+        keys = list(dict.fromkeys(key for one in labels for key in one))
+        rows = [
+            [*(told.get(key, "") for key in keys), one.state, len(one.history)]
+            + [final(one.history, name) for name in names]
+            for told, one in zip(labels, self, strict=True)
+        ]
+        return notebook_page(f"{len(self)} runs", [*keys, "state", "rounds", *names], rows, self._curves()[0])
+
+    def _labels(self) -> list[dict[str, object]]:
+        """Return the name, the seed and the method of each run, and the keys in which the configs differ."""
+        keys = differing_between([in_texts(one.settings) for one in self if one.settings])
+        # the short names are none of the other columns, such as that of the method
+        short = short_keys([*FIRST, *(key for key in keys if key not in FIRST)])
+        return [
+            {"run": one.name, "seed": one.seed, "method": one.method}
+            | {
+                short[key]: value if isinstance(value, bool | int | float) else in_texts({key: value})[key]
+                for key in short
+                if (value := one.settings.get(key)) is not None and key not in FIRST
+            }
+            for one in self
+        ]
+
+    def _curves(self) -> tuple[dict[str, list[FitResult]], str]:
+        """Return the runs by the label of their curve, and the title of their figure."""
+        if len(self) <= MOST_CURVES:
+            keys = [key for key in self._labels()[0] if key not in ("run", "seed")]
+            return {
+                ", ".join([one.name, *(f"{key}={told.get(key)}" for key in keys)]): [one]
+                for told, one in zip(self._labels(), self, strict=True)
+            }, ""
+        groups: dict[str, list[FitResult]] = defaultdict(list)
+        for group in configurations([one for one in self if one.history]):
+            some = [*group.runs.values(), *group.repeats]
+            groups[f"{group.label}{f' ({len(some)} runs)' * (len(some) > 1)}"] += some
+        averaged = any(len(some) > 1 for some in groups.values())
+        return groups, "mean and range of the runs of each configuration" * averaged
+
+
+# ------------------------------------------------------------------ reading
+def load_run(path: str | os.PathLike) -> FitResult:
+    """Read a run as its fit has returned it; nothing is changed in its folder.
+
+    A run that was stopped, or that goes on, has the rounds that are done. A file that cannot be read is left out, with
+    a warning.
+
+    Args:
+        path: the folder of the run, or one with this run alone below it.
+
+    Raises:
+        UsageError: there is no run, or there are several.
+    """
+    folder = Path(path).expanduser()
+    require(folder.is_dir(), "load_run", str(folder), f"there is no such folder; {HINT}")
+    found = find_runs(folder)
+    require(bool(found), "load_run", str(folder), f"there is no run in it or below it; {HINT}")
+    some = f"it has {len(found)} runs below it; give one of them, such as {found[-1]}, or call load_runs"
+    require(len(found) == 1, "load_run", str(path), some)
+    try:
+        run = read_run(found[0])
+    except ValueError as error:
+        raise UsageError(f"load_run={str(path)!r}: {why(error)}; {HINT}") from error
+    warn_of(run)
+    return run
+
+
+def load_runs(*paths: str | os.PathLike) -> Runs:
+    """Read many runs at once, which have one frame and one figure; nothing is changed in their folders.
+
+    A file that cannot be read is left out, with a warning.
+
+    Args:
+        paths: folders that are runs or have runs below them, such as ``runs`` or the output of ``bench``; each may be
+            a pattern, such as ``runs/fed*``.
+
+    Raises:
+        UsageError: a path or a pattern has no run.
+    """
+    require(bool(paths), "load_runs", paths, "give folders that have runs below them, such as runs")
+    folders: dict[Path, Path] = {}
+    for path in paths:
+        text = os.path.expanduser(path)
+        matching = sorted(glob.glob(text)) if not os.path.lexists(text) else [text]
+        found = [run for one in matching if os.path.isdir(one) for run in find_runs(Path(one))]
+        matched = "nothing is called so" if not matching else "there is no run in it or below it"
+        require(bool(found), "load_runs", str(path), f"{matched}; {HINT}")
+        folders.update({run.resolve(): run for run in found})
+    runs = Runs()
+    for folder in folders.values():
+        try:
+            runs.append(read_run(folder))
+        except ValueError as error:
+            warnings.warn(f"{folder} cannot be read and is left out: {why(error)}", stacklevel=2)
+    require(bool(runs), "load_runs", [str(path) for path in paths], f"none of its runs can be read; {HINT}")
+    for run in runs:
+        warn_of(run)
+    name_runs(runs)
+    return runs
+
+
+def warn_of(run: FitResult) -> None:
+    """Warn of the files of a run that could not be read."""
+    for note in run.notes:
+        warnings.warn(f"{run.run_dir}: {note}", stacklevel=3)
+
+
+# ------------------------------------------------------------------ configurations
+def configurations(runs: Iterable[FitResult]) -> list[Group]:
+    """Group runs by configuration, and name each by its method and by the keys in which the configs differ.
+
+    Runs without a config are one configuration where their folder has one name.
+    """
+    by_config: dict[tuple[object, ...], list[FitResult]] = defaultdict(list)
+    configs = {id(run): in_texts(run.settings) for run in runs}
+    for run in runs:
+        alike = () if run.settings or run.labels or run.run_dir is None else (str(run.run_dir.parent),)
+        own = tuple(run.labels.items()) if run.labels else (*alike, *sorted(configs[id(run)].items()))
+        by_config[own].append(run)
+    groups = []
+    for some in by_config.values():
+        # of several runs with one seed, the one that has come furthest counts
+        progress = sorted(some, key=lambda run: (run.state == "finished", run.state == "running", run.rounds))
+        chosen = {run.seed: run for run in progress}
+        repeats = [run for run in some if chosen[run.seed] is not run]
+        groups.append(Group("", "", dict(sorted(chosen.items())), configs[id(some[0])], repeats))
+    if any(run.labels for run in runs):
+        name_by_labels(groups)
+    else:
+        name_by_configs(groups)
+    return groups
+
+
+def name_by_labels(groups: Sequence[Group]) -> None:
+    """Name the cells of a study: the method is the line, and the other axes are the setting."""
+    axes = dict.fromkeys(axis for group in groups for axis in group.first.labels)
+    own = "method" if "method" in axes else next(iter(axes))
+    others = [axis for axis in axes if axis not in (own, "data")]
+    differing = [axis for axis in others if len({group.first.labels.get(axis) for group in groups}) > 1]
+    for group in groups:
+        labels = group.first.labels
+        group.line = labels.get(own, "")
+        group.own = {axis: labels[axis] for axis in differing if axis in labels}
+        group.setting = ", ".join(f"{axis}={label}" for axis, label in group.own.items())
+
+
+def name_by_configs(groups: Sequence[Group]) -> None:
+    """Name configurations by the keys in which they differ: method and coefficients, then the setting.
+
+    A key that follows from the method belongs to it, as a learning rate that each method has of its own; but data,
+    network and how much is trained make a setting in any case.
+    """
+    keys = differing_between([group.config for group in groups])
+    by_name: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        of_folder = group.first.run_dir.parent.name if group.first.run_dir is not None else group.first.name
+        by_name[method_names(group.first.config) if group.config else of_folder].append(group)
+    for name, alike in by_name.items():
+        own = [key for key in differing_between([group.config for group in alike]) if is_of_method(key)]
+        short = short_keys(own)
+        for group in alike:
+            group.line = " ".join([name, *(f"{short[key]}={group.config[key]}" for key in own if key in group.config)])
+    lines = {group.line for group in groups}
+
+    def follows(key: str) -> bool:
+        """Return whether the line of a group tells its value of a key."""
+        return len({(group.line, group.config.get(key)) for group in groups}) == len(lines)
+
+    def in_any_case(key: str) -> bool:
+        return key == "model" or f"{key}.".startswith(tuple(f"{one}." for one in OF_SETTING))
+
+    settings = [
+        key for key in keys if not is_of_method(key) and (len(lines) == 1 or in_any_case(key) or not follows(key))
+    ]
+    short, telling = short_keys(settings), telling_keys(settings, [group.config for group in groups])
+    for group in groups:
+        group.own = {short[key]: group.config[key] for key in settings if key in group.config}
+        group.setting = ", ".join(f"{short[key]}={group.config.get(key, 'not set')}" for key in telling)
+    if len(lines) == 1 and settings:  # the settings are what is compared
+        for group in groups:
+            group.line, group.setting, group.own = group.setting or group.line, "", {}
+
+
+def telling_keys(keys: Sequence[str], configs: Sequence[Flat]) -> list[str]:
+    """Return as few of some keys as tell apart the same configs, those of the data first.
+
+    Arguments of a class, such as those of a network, need no name beside that of the class.
+    """
+
+    def number(some: Sequence[str]) -> int:
+        return len({tuple(config.get(key) for key in some) for config in configs})
+
+    ordered = sorted(keys, key=lambda key: (not key.startswith("data"), key.count(".")))
+    chosen: list[str] = []
+    while number(chosen) < number(keys):
+        chosen.append(max(ordered, key=lambda key: number([*chosen, key])))
+    for key in list(chosen):
+        rest = [other for other in chosen if other != key]
+        chosen = rest if number(rest) == number(keys) else chosen
+    return [key for key in ordered if key in chosen]
+
+
+def by_numbers(setting: str) -> list[tuple[float, str]]:
+    """Return a key that sorts alpha=0.1 before alpha=10."""
+
+    def key(part: str) -> tuple[float, str]:
+        try:
+            return float(part), ""
+        except ValueError:
+            return math.inf, part
+
+    return [key(part) for pair in setting.split(", ") for part in reversed(pair.rpartition("=")[::2])]
