@@ -67,7 +67,7 @@ def sites_of(rounds: pd.DataFrame) -> dict[str, pd.DataFrame]:
             tags[tag] = tag.removeprefix("domain/").rpartition("/")[::-2]
     if not tags:
         return {}
-    last = rounds.groupby(["line", "seed"])[list(tags)].last().groupby("line", sort=False).mean().T
+    last = rounds.groupby(["line", "seed"], sort=False)[list(tags)].last().groupby("line", sort=False).mean().T
     made = {}
     for metric in sorted({metric for metric, _ in tags.values()}, key=lambda one: (one != "accuracy", one != "loss")):
         own = {tag: site for tag, (of, site) in tags.items() if of == metric}
