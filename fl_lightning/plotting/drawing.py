@@ -82,8 +82,7 @@ def curves(lines: Sequence[CurveLine], log: str = "", ticks: Sequence[str] | Non
             style = line.style | ({"marker": "o"} if len(line.x) == 1 else {})
             axes.plot(line.x, line.y, markevery=(number % every, every), label=line.label or None, **style)
             if line.band is not None and (line.band[0] != line.band[1]).any():
-                how = {"color": line.style["color"], "gid": line.style.get("gid")}
-                axes.fill_between(line.x, *line.band, alpha=0.18, linewidth=0, **how)
+                axes.fill_between(line.x, *line.band, alpha=0.18, linewidth=0, color=line.style["color"])
         logarithmic(axes, log)
         few_numbers(axes)
         if ticks is not None:
@@ -238,6 +237,4 @@ def name_ticks(axis: Any, names: Sequence[str]) -> None:
 
 def numbered_line(at: int, y: np.ndarray, label: str = "", x: np.ndarray | None = None, **style: Any) -> CurveLine:
     """Return curve number ``at`` over ``x``, by default the index of its values."""
-    return CurveLine(
-        np.arange(len(y)) if x is None else x, y, line_style(at) | {"gid": f"curve-{at}"} | style, label=label
-    )
+    return CurveLine(np.arange(len(y)) if x is None else x, y, line_style(at) | style, label=label)

@@ -1,5 +1,5 @@
-// What the page does beyond being read: light or dark, tables that sort and filter, curves that are switched off and on
-// and tell their values. It fetches nothing; without scripts, all that the page says is there.
+// What the page does beyond being read: light or dark, tables that sort and filter, curves that tell
+// their values. It fetches nothing; without scripts, all that the page says is there.
 (() => {
   "use strict";
   const make = (tag, attributes = {}, text = "") => {
@@ -85,30 +85,6 @@
   const short = value => Number(value.toPrecision(4)).toString();
 
   for (const figure of document.querySelectorAll("figure")) {
-    const off = new Set(), entries = [...figure.querySelectorAll(".legend > li")];
-    const labels = Object.fromEntries(entries.map(entry => [entry.dataset.curve, entry.textContent]));
-    const numbers = Object.keys(labels);
-    const update = () => {
-      for (const curve of figure.querySelectorAll("g[data-curve]"))
-        curve.style.display = off.has(curve.dataset.curve) ? "none" : "";
-      for (const entry of entries)
-        entry.firstChild.setAttribute("aria-pressed", String(!off.has(entry.dataset.curve)));
-    };
-    for (const entry of entries.length > 1 ? entries : []) {
-      const number = entry.dataset.curve, toggle = make("button", {type: "button", className: "toggle"});
-      toggle.append(...entry.childNodes);
-      entry.append(toggle);
-      toggle.addEventListener("click", () => { off[off.has(number) ? "delete" : "add"](number); update(); });
-      // all others off, or all on again
-      toggle.addEventListener("dblclick", () => {
-        const alone = numbers.every(one => one === number || off.has(one));
-        off.clear();
-        for (const one of alone ? [] : numbers) if (one !== number) off.add(one);
-        update();
-      });
-    }
-    if (entries.length > 1) update();
-
     for (const drawing of figure.querySelectorAll("svg[data-axes]")) {
       const axes = JSON.parse(drawing.dataset.axes), [left, top, right, bottom] = axes.box;
       const scale = ([low, high, log], share) => log ? low * (high / low) ** share : low + share * (high - low);
@@ -122,17 +98,11 @@
       const hide = () => { tip.hidden = true; line.setAttribute("visibility", "hidden"); };
       const show = x => {
         const along = left + (right - left) * place(axes.x, x);
-        const values = axes.curves.filter(([number]) => !off.has(String(number)))
-          .map(([number, places, heights]) => [number, heights[places.indexOf(x)]])
+        const values = axes.curves.map(([label, places, heights]) => [label, heights[places.indexOf(x)]])
           .filter(([, value]) => typeof value === "number").sort((a, b) => b[1] - a[1]);
         if (!values.length) { hide(); return; }
         tip.replaceChildren(make("b", {}, `${axes.labels[0]} ${axes.names[x] || x}`));
-        for (const [number, value] of values) {
-          const row = make("div", {}, ` ${labels[number] || axes.labels[1]}: ${short(value)}`);
-          const swatch = entries.find(entry => entry.dataset.curve === String(number));
-          if (swatch) row.prepend(swatch.querySelector("svg").cloneNode(true));
-          tip.append(row);
-        }
+        for (const [label, value] of values) tip.append(make("div", {}, `${label}: ${short(value)}`));
         for (const end of ["x1", "x2"]) line.setAttribute(end, along);
         line.setAttribute("visibility", "visible");
         tip.hidden = false;

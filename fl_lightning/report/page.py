@@ -21,7 +21,7 @@ from fl_lightning.bench.readings import conclusions
 from fl_lightning.bench.table import heading, progress, readings_sheets, sheets, summary_lines
 from fl_lightning.errors import count, printable, require
 from fl_lightning.plotting.drawing import in_style
-from fl_lightning.plotting.style import DARK, DASHES, LIGHT, LINE_COLOURS, LINES_DARK, MARKERS, variables
+from fl_lightning.plotting.style import DARK, LIGHT, LINE_COLOURS, LINES_DARK, variables
 from fl_lightning.report.cautions import cautions
 from fl_lightning.report.figures import Card
 from fl_lightning.report.gallery import SETTINGS, cards_of
@@ -44,14 +44,6 @@ from fl_lightning.report.tables import (
 # headings of figures that stand with the results of a setting
 WITH_RESULTS = ("Accuracy", "Metric", HEADING)
 READINGS = "Which readings are consistent with the source"
-MARKER_SHAPES = {
-    "o": '<circle cx="17" cy="5" r="3"/>',
-    "s": '<path d="M14 2h6v6h-6z"/>',
-    "^": '<path d="M17 1l4 7h-8z"/>',
-    "D": '<path d="M17 1l4 4-4 4-4-4z"/>',
-    "v": '<path d="M17 9l4-7h-8z"/>',
-    "P": '<path d="M15 1h4v2h2v4h-2v2h-4v-2h-2v-4h2z"/>',
-}
 
 
 @dataclass(frozen=True)
@@ -139,7 +131,6 @@ class Report:
                 files=files,
                 command=shlex.join(self.asked.command),
                 count=count,
-                swatch=swatch,
                 data_uri=data_uri,
             )
 
@@ -279,16 +270,6 @@ def begun(sheet: Sheet) -> Sheet:
     named = "; ".join(", ".join(text.text for text in line[:own]) for line in waiting)
     note = " ".join(filter(None, [sheet.note, f"Nothing is done yet of: {named}."]))
     return replace(sheet, lines=[line for line in sheet.lines if line not in waiting], note=note)
-
-
-def swatch(at: int) -> str:
-    """Return a piece of a curve, for the legend."""
-    colour, dash = f"var(--line-{at % len(LINE_COLOURS)})", DASHES[at % len(DASHES)]
-    strokes = " ".join(f"{2 * float(one):g}" for one in dash.split())
-    style = f' stroke-dasharray="{strokes}"' if strokes else ""
-    mark = MARKER_SHAPES.get(MARKERS[at // len(DASHES) % len(MARKERS)], "")
-    line = f'<line x1="0" y1="5" x2="34" y2="5" stroke="{colour}" stroke-width="2.2"{style}/>'
-    return f'<svg viewBox="0 0 34 10" aria-hidden="true" fill="{colour}">{line}{mark}</svg>'
 
 
 def data_uri(text: str) -> str:

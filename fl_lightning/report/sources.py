@@ -221,7 +221,7 @@ def studies_of(
 ) -> Iterator[Study]:
     """Yield the studies of some cells, one for each scale."""
     suite = next((suite for suite in suites if suite.name == name), None)
-    for scale in sorted({cell.scale for cell, _ in stored}, reverse=True):
+    for scale in sorted({cell.scale for cell, _ in stored}, reverse=True) or [1.0]:
         some = [(cell, result) for cell, result in stored if cell.scale == scale]
         fitting, notes, waiting = some, list[str](), list[Cell]()
         if suite is None:

@@ -136,7 +136,7 @@ def test_every_drawing_is_written_as_wide_as_a_column_with_the_names_that_are_gi
     assert files(figures) == [f"{name}.{ending}" for name in drawn for ending in ("pdf", "svg")]
     text = (figures / "test-accuracy-rounds.svg").read_text()
     assert float(re.search(r'width="([\d.]+)pt"', text)[1]) == pytest.approx(3.3 * 72, abs=0.01)
-    assert ">Accuracy in %<" in text and ">Ours<" in text and "curve-" not in text
+    assert ">Accuracy in %<" in text and ">Ours<" in text
     assert b"/Type3" not in (figures / "test-accuracy-rounds.pdf").read_bytes()
     for ending in ("html", "md", "tex"):
         page = (tmp_path / "here" / f"report.{ending}").read_text()
