@@ -1,4 +1,4 @@
-"""What a table says: for each row and column our numbers, the difference to the baseline and the paper's."""
+"""The comparison of a table: for each row and column our numbers, the difference to the baseline and the paper's."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ class Terms:
 
 @dataclass(eq=False)
 class CellNumber:
-    """What one cell is in a table, and what is to be said of it.
+    """The number of one cell.
 
     Args:
         cell: the cell.
         result: its result.
-        state: what has become of it: ``done``, ``nan``, ``failed``, ``running`` or ``waiting``.
+        state: ``done``, ``nan``, ``failed``, ``running`` or ``waiting``.
         value: its number; None where it has none.
         partner: the baseline's cell of the same settings and seed; None for the baseline, and where there is none.
         pair: its number and the partner's; None where one of them lacks, or they are not to be compared.
         missed: whether it did not reach the target.
         unequal: whether it is not compared, since its partition or machine is another one.
-        notes: what is to be said of it.
+        notes: remarks for footnotes.
     """
 
     cell: Cell
@@ -97,17 +97,17 @@ class TableEntry:
 
     Args:
         labels: label on each axis.
-        states: number of its cells by what has become of them: ``done``, ``nan``, ``failed``, ``running``, ``waiting``.
+        states: number of its cells by state: ``done``, ``nan``, ``failed``, ``running``, ``waiting``.
         ours: our numbers.
         bound: whether our mean is a lower bound, since a run did not reach the target.
         difference: our paired difference to the baseline; None for the baseline.
         published: published number, and its deviation where it is known.
         published_difference: published difference to the baseline.
         decided: whether its difference to the baseline needs no more seeds.
-        verdict: what became of the published difference, or the cells are ``not compared``. Where nothing is published,
-            how it stands to the baseline if the suite says when that is decided, and else empty.
+        verdict: verdict on the published difference, or ``not compared``. Where nothing is published, the decision on
+            the difference to the baseline, of a suite that decides; else empty.
         seeds: about how many seeds would decide it; None where it is decided, or nothing tells.
-        notes: what is to be said of its numbers.
+        notes: remarks for footnotes.
         scale: share of the work that was done.
         best: whether it has the best number of its column.
         baseline: the baseline's mean over the seeds of the pairs.
@@ -134,7 +134,7 @@ class TableEntry:
 
     @property
     def cells(self) -> int:
-        """Number of its cells, which is that of the seeds."""
+        """Number of its cells, which is the number of seeds."""
         return sum(self.states.values())
 
 
@@ -161,8 +161,6 @@ class Comparison:
             suite, table, cells = by_score(suite, table, cells, results)
         self.suite, self.table = suite, table
         self.settings = unequal_settings(suite, cells)
-        seeds = first_seeds(suite.seeds, suite.decide.max_seeds if suite.decide else None)
-        self._order = {seed: at for at, seed in enumerate(seeds)}
         by_place: dict[tuple[Part, int], CellNumber] = {}
         for cell in cells:
             result = results.get(cell.digest, waiting(cell))
@@ -177,22 +175,28 @@ class Comparison:
         for number in self.numbers:
             number.pair = self._pair_of(number)
         if table.show == "seconds" and suite.baseline:
-            self._divide_by_baseline()
+            for number in self.numbers:  # ratios to the baseline's
+                number.pair = number.pair and (number.pair[0] / number.pair[1], 1.0)
+                base = self.is_baseline(number.cell)
+                number.value = (number.value and 1.0) if base else (number.pair and number.pair[0])
 
-        self.rows, self.columns = self._parts(table.rows), self._parts(table.columns)
-        alike: dict[Part, list[CellNumber]] = defaultdict(list)
-        for number in self.numbers:
-            alike[tuple(number.cell.labels.values())].append(number)
+        parts = [
+            [tuple(number.cell.labels[axis] for axis in axes) for number in self.numbers]
+            for axes in (table.rows, table.columns)
+        ]
+        self.rows, self.columns = (
+            [part for part in itertools.product(*(suite.axes[axis] for axis in axes)) if part in {*some}]
+            for axes, some in zip((table.rows, table.columns), parts, strict=True)
+        )
+        alike: dict[tuple[Part, Part], list[CellNumber]] = defaultdict(list)
+        for row, column, number in zip(*parts, self.numbers, strict=True):
+            alike[row, column].append(number)
         self.entries: dict[tuple[Part, Part], TableEntry] = {}
         for column in self.columns:
-            of_column: dict[Part, list[CellNumber]] = {}
-            for row in self.rows:
-                labels = dict(zip((*table.rows, *table.columns), (*row, *column), strict=True))
-                if numbers := alike.get(tuple(labels[axis] for axis in suite.axes)):
-                    of_column[row] = numbers
+            of_column = {row: alike[row, column] for row in self.rows if (row, column) in alike}
             entries = {row: self._entry(numbers) for row, numbers in of_column.items()}
             best = self._best(entries, of_column)
-            self.entries.update({(row, column): replace(entry, best=row in best) for row, entry in entries.items()})
+            self.entries |= {(row, column): replace(entry, best=row in best) for row, entry in entries.items()}
         if suite.decide is not None:
             compared = {at: one.difference for at, one in self.entries.items() if one.difference}
             corrected = holm([sequence_p(one, suite.decide.prior_scale) for one in compared.values()])
@@ -200,12 +204,12 @@ class Comparison:
 
     @property
     def baseline(self) -> str:
-        """What the others are compared with, in words."""
+        """The name of the baseline."""
         labels = self.suite.baseline.items()
         return ", ".join(label if axis == "method" else f"{axis}={label}" for axis, label in labels)
 
     def is_baseline(self, cell: Cell) -> bool:
-        """Whether a cell is one that the others are compared with."""
+        """Return whether a cell is one of the baseline."""
         return bool(self.suite.baseline) and {**cell.labels, **self.suite.baseline} == cell.labels
 
     @property
@@ -216,34 +220,29 @@ class Comparison:
         return 2 if self.suite.percent or self.table.show in ("seconds", "rank") else 4
 
     def _value_of(self, number: CellNumber) -> float | None:
-        """A cell's own number; a run that has failed or that went to nan has none."""
-        result, show = number.result, self.table.show
+        """Return a cell's own number; a run that has failed or that went to nan has none."""
+        result, show, minimize = number.result, self.table.show, self.suite.minimize
         if result.state == "failed":
             number.notes.append(f"failed: {printable(result.reason) or 'for an unknown reason'}")
         if result.state != "done":
             return None
-        if result.note:
-            number.notes.append(result.note)
-        lost = min(
-            (round_ for round_, value in result.values.items() if not abs(value) < DIVERGED_BEYOND), default=None
-        )
-        if lost is not None:
+        number.notes += [result.note] if result.note else []
+        lost = [round_ for round_, value in result.values.items() if not abs(value) < DIVERGED_BEYOND]
+        if lost:
             number.state = "nan"
-            number.notes.append(f"{self.suite.metric} went to {result.values[lost]} in round {lost}")
+            number.notes.append(f"{self.suite.metric} went to {result.values[min(lost)]} in round {min(lost)}")
             return None
         if not result.values:
             number.notes.append(f"ended without a value of {self.suite.metric}")
             return None
         if show == "seconds":
-            if not result.seconds:
-                number.notes.append("too few rounds to tell the seconds of one")
+            number.notes += [] if result.seconds else ["too few rounds to tell the seconds of one"]
             return result.seconds or None
+        unit, best = 100.0 if self.suite.percent else 1.0, min if minimize else max
         if show == "scores":
             value = result.metrics.get(f"scores/{number.cell.labels[SCORE]}")
-            if value is None:
-                number.notes.append("logs no such score: give it the callback Scores")
-            return None if value is None else (100.0 if self.suite.percent else 1.0) * value
-        unit, best = 100.0 if self.suite.percent else 1.0, min if self.suite.minimize else max
+            number.notes += ["logs no such score: give it the callback Scores"] if value is None else []
+            return None if value is None else unit * value
         if show == "rounds_to":
             target = self.table.target
             assert target is not None  # such a suite is refused
@@ -260,7 +259,7 @@ class Comparison:
         return unit * math.fsum(last) / len(last)
 
     def _pair_of(self, number: CellNumber) -> tuple[float, float] | None:
-        """A cell's number and its partner's, if both had the same partition, and the same machine if seconds count."""
+        """Return a cell's number and its partner's, if both had one partition, and one machine where seconds count."""
         partner = number.partner
         if partner is None or number.value is None or partner.value is None or (number.missed and partner.missed):
             return None
@@ -277,15 +276,6 @@ class Comparison:
         number.unequal = True
         return None
 
-    def _divide_by_baseline(self) -> None:
-        """Turn seconds into ratios to those of the baseline, of the cells that are compared with it."""
-        for number in self.numbers:
-            if self.is_baseline(number.cell):
-                number.value = number.value and 1.0
-            else:
-                number.pair = number.pair and (number.pair[0] / number.pair[1], 1.0)
-                number.value = number.pair and number.pair[0]
-
     def _rank(self) -> None:
         """Turn numbers into ranks among the rows of each column and seed, once none of them is still to come."""
         groups: dict[tuple[Part, int], list[CellNumber]] = defaultdict(list)
@@ -301,64 +291,58 @@ class Comparison:
                 number.unequal = differ
                 number.notes += ["not ranked: the hashes of the partitions of this column differ"] * differ
 
-    def _parts(self, axes: Sequence[str]) -> list[Part]:
-        """The labels on some axes that a cell has, in the order of the suite."""
-        parts = {tuple(number.cell.labels[axis] for axis in axes) for number in self.numbers}
-        return [part for part in itertools.product(*(self.suite.axes[axis] for axis in axes)) if part in parts]
-
     def _entry(self, numbers: Sequence[CellNumber]) -> TableEntry:
-        """The entry of the cells that differ in their seed alone."""
-        labels = numbers[0].cell.labels
+        """Return the entry of the cells that differ in their seed alone."""
+        suite, decide, labels = self.suite, self.suite.decide, numbers[0].cell.labels
         bounds = {">" if one.missed else "<" * bool(one.partner and one.partner.missed) for one in numbers if one.pair}
-        suite, decide = self.suite, self.suite.decide
-        pairs = self._first_pairs(numbers) if decide else [number.pair for number in numbers if number.pair]
+        if decide:
+            # in the order of the seeds, up to the first that has none: which pairs come first must not depend on their
+            # numbers, as it would if slow or failed runs were passed over
+            order = {seed: at for at, seed in enumerate(first_seeds(suite.seeds, decide.max_seeds))}
+            numbers = sorted(numbers, key=lambda one: (order.get(one.cell.seed, len(order)), one.cell.seed))
+            pairs = [one.pair for one in itertools.takewhile(lambda one: one.pair, numbers) if one.pair]
+        else:
+            pairs = [one.pair for one in numbers if one.pair]
         how = (suite.interval, suite.confidence, decide.prior_scale if decide else 1.0)
         ours = bounded(paired_difference(pairs, *how), bounds)
         spent = decide is not None and len(pairs) >= decide.max_seeds
         student = bounded(paired_difference(pairs, "t", suite.confidence), bounds) if spent else None
         margin = decide.margin if decide and self.table.show in OF_METRIC else None
-        published, base, apart = self._published(labels), self._published({**labels, **self.suite.baseline}), None
-        if published and base and self.suite.baseline and not self.is_baseline(numbers[0].cell):
+        published, base, apart = self._published(labels), self._published({**labels, **suite.baseline}), None
+        compared = not self.is_baseline(numbers[0].cell)
+        if published and base and suite.baseline and compared:
             apart = round(published[0] - base[0], 9)  # the papers print fewer decimals
         word: str = verdict(ours, apart, margin) or ""
-        if apart is None and margin is not None and not self.is_baseline(numbers[0].cell):
+        if apart is None and margin is not None and compared:
             word = decision(ours, margin)
+        if word and not any(one.pair for one in numbers) and any(one.unequal for one in numbers):
+            word = NOT_COMPARED
         undecided = decision(ours, margin) == "undecided"
-        ending = [self.settings[key]] if (key := tuple(labels.values())) in self.settings else []
-        paired = any(number.pair for number in numbers)
         seeds: dict[str, list[str]] = defaultdict(list)
         for number in numbers:
             for note in number.notes:
                 seeds[note].append(str(number.cell.seed))
+        notes = [f"seed{'s' * (len(of) > 1)} {', '.join(of)}: {note}" for note, of in seeds.items()]
+        notes += [self.settings[key]] if (key := tuple(labels.values())) in self.settings else []
         return TableEntry(
             labels,
-            states=Counter(number.state for number in numbers),
-            ours=summarize([number.value for number in numbers if number.value is not None]),
-            bound=any(number.missed for number in numbers),
+            states=Counter(one.state for one in numbers),
+            ours=summarize([one.value for one in numbers if one.value is not None]),
+            bound=any(one.missed for one in numbers),
             difference=ours,
             published=published,
             published_difference=apart,
             decided=not undecided,
-            verdict=NOT_COMPARED if word and not paired and any(number.unequal for number in numbers) else word,
+            verdict=word,
             seeds=seeds_to_decide(ours, *how, margin) if undecided else None,
-            notes=(*(f"seed{'s' * (len(of) > 1)} {', '.join(of)}: {note}" for note, of in seeds.items()), *ending),
-            scale=next((number.result.scale for number in numbers if number.result.scale != 1), 1.0),
+            notes=tuple(notes),
+            scale=next((one.result.scale for one in numbers if one.result.scale != 1), 1.0),
             baseline=math.fsum(theirs for _, theirs in pairs) / len(pairs) if pairs else None,
             student=student.interval if student else None,
         )
 
-    def _first_pairs(self, numbers: Sequence[CellNumber]) -> list[tuple[float, float]]:
-        """The pairs in the order of the seeds, up to the first seed that has none.
-
-        Which pairs come first must not depend on what they are, as it would if slow or failed runs were passed over.
-        """
-        last = len(self._order)
-        ordered = sorted(numbers, key=lambda number: (self._order.get(number.cell.seed, last), number.cell.seed))
-        pairs = itertools.takewhile(lambda pair: pair is not None, (number.pair for number in ordered))
-        return [pair for pair in pairs if pair is not None]
-
     def _published(self, labels: Labels) -> Published | None:
-        """The published number of some labels; in a table of seconds, its ratio to the baseline's."""
+        """Return the published number of some labels; in a table of seconds, its ratio to the baseline's."""
         axes = (*self.table.rows, *self.table.columns)
         own = self.table.published.get(tuple(labels[axis] for axis in axes))
         if own is None or self.table.show != "seconds" or not self.suite.baseline:
@@ -367,7 +351,7 @@ class Comparison:
         return None if base is None else (own[0] / base[0], None if own[1] is None else own[1] / base[0])
 
     def _best(self, entries: Mapping[Part, TableEntry], numbers: Mapping[Part, Sequence[CellNumber]]) -> set[Part]:
-        """The rows with the best number of a column, as it is shown.
+        """Return the rows with the best number of a column, as it is shown.
 
         There is none of a lone one, where partitions differ, or where rows were given different seeds.
         """
@@ -375,25 +359,25 @@ class Comparison:
         plans = {(number.cell.seed, number.result.plan) for number in valued}
         seeds = {frozenset(number.cell.seed for number in row if number.value is not None) for row in numbers.values()}
         unequal = self.suite.decide is not None and len(seeds - {frozenset()}) > 1
-        if unequal or len(plans) > len({seed for seed, _ in plans}):
+        alone = sum(entry.ours is not None for entry in entries.values()) < 2
+        if alone or unequal or len(plans) > len({seed for seed, _ in plans}):
             return set()
         counted = {row: entry.ours for row, entry in entries.items() if entry.ours and not entry.bound}
         means = {row: round(ours.mean, self.decimals) for row, ours in counted.items()}
         of_metric = self.suite.minimize and self.table.show != "scores"
         lower_is_better = of_metric or self.table.show in ("rounds_to", "seconds", "rank")
-        alone = sum(entry.ours is not None for entry in entries.values()) < 2
-        best = None if alone else (min if lower_is_better else max)(means.values(), default=None)
+        best = (min if lower_is_better else max)(means.values(), default=None)
         return {row for row, mean in means.items() if mean == best}
 
 
 def by_score(
     suite: Suite | Terms, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]
 ) -> tuple[Suite | Terms, Table, list[Cell]]:
-    """A table of scores as one of a suite with an axis more, whose labels are the scores; published numbers go to each.
+    """Return a table of scores as one of a suite with an axis more, whose labels are the scores.
 
     Args:
         suite: the suite.
-        table: one of its tables that shows ``scores``.
+        table: one of its tables that shows ``scores``; its published numbers go to each score.
         cells: cells to show; each becomes one for each score.
         results: results by the digest of the cell, which tell what scores there are.
     """
@@ -407,7 +391,7 @@ def by_score(
 
 
 def unequal_settings(suite: Suite | Terms, cells: Sequence[Cell]) -> dict[Part, str]:
-    """In which keys outside ``method`` rows of a table differ, in words, by the labels of those that do.
+    """Return the keys outside ``method`` in which rows of a table differ, in words, by their labels.
 
     A row is compared with the baseline's method, or the first one, in the same setting. Rows of a table should differ
     in what their labels say; what a method's file sets beside the method, such as another rate, is part of the result.
