@@ -55,7 +55,7 @@ TAG = re.compile(r"(?<![\w/])(test|val|train)/([a-z]\w*)(?![\w/])")
 
 @dataclass(frozen=True)
 class Text:
-    """What a table has in one place.
+    """The text of one cell of a table.
 
     Args:
         text: the text.
@@ -73,14 +73,14 @@ class Sheet:
     """A table of text.
 
     Args:
-        caption: what it shows.
-        names: names of the columns on the left, which say what a row is.
+        caption: how to read it.
+        names: names of the columns on the left, which name the rows.
         groups: name of each column, or group of columns, and the names within a group.
         lines: the rows.
         notes: footnotes by number.
-        title: what begins its caption in LaTeX; in Markdown it stands above.
-        key: what its label in LaTeX begins with, after ``tab:``.
-        note: what holds for the whole table; empty for nothing.
+        title: beginning of its caption in LaTeX; in Markdown it stands above.
+        key: beginning of its label in LaTeX, after ``tab:``.
+        note: a remark on the whole table; empty for none.
     """
 
     caption: str
@@ -94,7 +94,7 @@ class Sheet:
 
 
 def renamed(sheet: Sheet, names: Mapping[str, str]) -> Sheet:
-    """A table in which labels, axes and the metric have other names, such as ``Accuracy`` for ``test/accuracy``."""
+    """Return a table with other names of labels, axes and the metric, such as ``Accuracy`` for ``test/accuracy``."""
     if not names:
         return sheet
 
@@ -114,14 +114,14 @@ def renamed(sheet: Sheet, names: Mapping[str, str]) -> Sheet:
 
 
 def with_names(text: str, names: Mapping[str, str]) -> str:
-    """A text with other names for whole words, or groups of words."""
+    """Return a text with other names for whole words, or groups of words."""
     longest_first = sorted(map(re.escape, names), key=len, reverse=True)
     words = rf"(?<![\w/.])(?:{'|'.join(longest_first)})(?![\w/])"
     return re.sub(words, lambda found: names[found[0]], text) if names else text
 
 
 def markdown(sheet: Sheet) -> Iterator[str]:
-    """The lines of a table in Markdown; as it has one row of heads, a column of a group has both names."""
+    """Yield the lines of a table in Markdown; as it has one row of heads, a column of a group has both names."""
     heads = [*sheet.names]
     for name, inner in sheet.groups:
         heads += [f"{name}: {one}" if one else name for one in (inner or [""])]
@@ -140,25 +140,25 @@ def markdown(sheet: Sheet) -> Iterator[str]:
 
 
 def marked(text: Text) -> str:
-    """A text in Markdown, with its marks."""
+    """Return a text in Markdown, with its marks."""
     shown = f"**{in_markdown(text.text)}**" if text.bold else in_markdown(text.text)
     signs = "".join({DAGGER: DAGGER, STAR: r"\*"}.get(mark, "") for mark in text.marks)
     return " ".join([shown + signs, *(f"[{mark}]" for mark in text.marks if mark not in (DAGGER, STAR))])
 
 
 def in_markdown(text: str) -> str:
-    """A text that Markdown shows as it is, within a table or outside."""
+    """Return a text that Markdown shows as it is, within a table or outside."""
     return SPECIAL.sub(r"\\\g<0>", printable(text)).replace("<", "&lt;")
 
 
 def prose(text: str) -> str:
-    """A text for a reader of Markdown, on one line and without HTML; what else it marks is as its author wants it."""
+    """Return a text of Markdown on one line and without HTML; other marks stay as their author wants them."""
     return re.sub("<(?=[A-Za-z/!?])", "&lt;", printable(text))
 
 
 # ------------------------------------------------------------------ LaTeX
 def latex_tables(sheets: Iterable[Sheet]) -> Iterator[str]:
-    """The lines of some tables in LaTeX, which need the package booktabs; each has a label of its own."""
+    """Yield the lines of some tables in LaTeX, which need the package booktabs; no two have one label."""
     taken = Counter[str]()
     for sheet in sheets:
         key = "-".join(re.findall("[a-z0-9]+", sheet.key.lower())) or "table"
@@ -167,7 +167,7 @@ def latex_tables(sheets: Iterable[Sheet]) -> Iterator[str]:
 
 
 def latex(sheet: Sheet, label: str) -> Iterator[str]:
-    """The lines of a table in LaTeX; a table without rows is a comment."""
+    """Yield the lines of a table in LaTeX; a table without rows is a comment."""
     caption = f"{sheet.title}. {sheet.caption}" if sheet.title else sheet.caption
     if not sheet.lines:
         yield from (f"% {printable(text)}" for text in (caption, sheet.note) if text)
@@ -196,7 +196,7 @@ def latex(sheet: Sheet, label: str) -> Iterator[str]:
 
 
 def latex_head(sheet: Sheet) -> Iterator[str]:
-    """The rows above the numbers: groups with a rule below each, and the names within them."""
+    """Yield the rows above the numbers: groups with a rule below each, and the names within them."""
     widths = [len(inner) or 1 for _, inner in sheet.groups]
     names = [head_in_latex(name) for name in sheet.names]
     if not any(inner for _, inner in sheet.groups):
@@ -215,18 +215,18 @@ def latex_head(sheet: Sheet) -> Iterator[str]:
 
 
 def head_in_latex(text: str) -> str:
-    """The name of a column, which may be that of a coefficient."""
+    """Return the name of a column, such as a coefficient."""
     # as in a formula, there is room around the = of a setting
     return f"${GREEK[text]}$" if text in GREEK else re.sub(r"(?<=\w)=(?=\w)", " = ", in_latex(without_slash(text)))
 
 
 def without_slash(text: str) -> str:
-    """A text in which the tags of metrics are words: ``test accuracy`` for ``test/accuracy``."""
+    """Return a text in which the tags of metrics are words: ``test accuracy`` for ``test/accuracy``."""
     return TAG.sub(lambda found: f"{found[1]} {found[2].replace('_', ' ')}", text)
 
 
 def marked_in_latex(text: Text) -> str:
-    """A text in LaTeX, with its marks raised."""
+    """Return a text in LaTeX, with its marks raised."""
     plain = "--" if text.text == NONE else in_latex(text.text)
     # mathematics has a command of its own for bold
     shown = f"\\textbf{{\\boldmath {plain}}}" if text.bold else plain
@@ -235,7 +235,7 @@ def marked_in_latex(text: Text) -> str:
 
 
 def prose_in_latex(text: str) -> str:
-    """A text for a reader of Markdown, in LaTeX."""
+    """Return a text of Markdown in LaTeX."""
     made, end = [], 0
     text = without_slash(printable(text))
     for found in MARKDOWN.finditer(text):
@@ -247,17 +247,17 @@ def prose_in_latex(text: str) -> str:
 
 
 def without_markdown(text: str) -> str:
-    """A text for a reader of Markdown as plain text."""
+    """Return a text of Markdown as plain text."""
     return MARKDOWN.sub(lambda found: next(group for group in found.groups() if group is not None), printable(text))
 
 
 def in_latex(text: str) -> str:
-    """A text that LaTeX shows as it is, with its numbers and Greek letters as mathematics."""
+    """Return a text that LaTeX shows as it is, with its numbers and Greek letters as mathematics."""
     return set_in_latex(printable(text))
 
 
 def set_in_latex(text: str) -> str:
-    """A part of a text that can be printed, in LaTeX."""
+    """Return a printable text in LaTeX."""
     made, end = [], 0
     for found in IN_MATHS.finditer(text):
         made += [text[end : found.start()].translate(IN_LATEX), formula_in_latex(found)]
@@ -266,7 +266,7 @@ def set_in_latex(text: str) -> str:
 
 
 def formula_in_latex(found: re.Match[str]) -> str:
-    """What :data:`IN_MATHS` has found, as a formula."""
+    """Return a match of :data:`IN_MATHS` as a formula."""
     if found["letter"]:
         return f"${GREEK_LETTERS[found['letter']]}$"
     formula = f"{GREEK[found['name']]} = {found['value']}" if found["name"] else found[0].replace("±", r"\pm")

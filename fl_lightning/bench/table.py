@@ -1,4 +1,4 @@
-"""The tables of a suite from the results that are there: as Markdown, as LaTeX, as CSV, and as files."""
+"""The tables of a suite as Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ INTERVALS = {"t": "Student's t", "bootstrap": "bootstrap (percentiles)", "sequen
 
 
 def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult], form: TableForm = "md") -> str:
-    """The tables of a suite.
+    """Return the tables of a suite.
 
     Args:
         suite: the suite.
@@ -96,7 +96,7 @@ def write_tables(
 
 
 def about(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> Iterator[str]:
-    """What comes above the tables: title, source, how far the cells are, machines, what the source leaves open."""
+    """Yield the lines above the tables: title, source, progress, machines, and notes on the source."""
     yield from (f"# {prose(suite.title)}", "")
     if suite.source:
         yield from (f"Source: {prose(suite.source)}", "")
@@ -110,25 +110,25 @@ def about(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]
 
 
 def progress(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> str:
-    """The number of cells in each state."""
+    """Return the number of cells in each state."""
     states = Counter(results[cell.digest].state if cell.digest in results else "waiting" for cell in cells)
     return ", ".join(f"{states[state]} {state}" for state in ("done", "running", "waiting", "failed") if states[state])
 
 
 def heading(comparison: Comparison) -> str:
-    """What a table is called, with the page of the source that has it."""
+    """Return the heading of a table, with the page of the source that has it."""
     table = comparison.table
     page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
     return f"{table.caption or first_upper(what_is_shown(comparison))}{f' ({page})' if page is not None else ''}"
 
 
 def readings_sheets(suite: Suite, comparisons: Sequence[Comparison]) -> list[Sheet]:
-    """The table of the readings that are consistent with the published numbers, for a suite of readings."""
+    """Return the table of the readings that are consistent with the published numbers, for a suite of readings."""
     return [readings_sheet(suite, comparisons)] if suite.has_readings and comparisons else []
 
 
 def sheets(comparison: Comparison) -> Iterator[Sheet]:
-    """The table of our numbers beside the published ones, and that of the differences to the baseline."""
+    """Yield the table of our numbers beside the published ones, and the table of the differences to the baseline."""
     notes: dict[str, str] = {}
     entries, common = comparison.entries.values(), common_notes(comparison)
     published = any(entry.published for entry in entries)
@@ -162,14 +162,14 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
 
 
 def says_nothing(comparison: Comparison, row: Part) -> bool:
-    """Whether a row of a table of rounds tells no more than that none of its runs has reached the target."""
+    """Return whether none of the runs of a row has reached the target, and nothing is published of it."""
     entries = [entry for (labels, _), entry in comparison.entries.items() if labels == row]
     numbers = [number for number in comparison.numbers if any(number.cell.labels == one.labels for one in entries)]
     return all(number.missed for number in numbers) and not any(entry.published for entry in entries)
 
 
 def common_notes(comparison: Comparison) -> dict[str, str]:
-    """The notes that all entries have, or all but the baseline's, each as a sentence about the whole table."""
+    """Return the notes that all entries have, or all but the baseline's, each as a sentence about the whole table."""
     base = tuple(comparison.suite.baseline.items())
     entries = list(comparison.entries.values())
     others = [entry for entry in entries if not base or not set(base) <= set(entry.labels.items())]
@@ -182,7 +182,7 @@ def common_notes(comparison: Comparison) -> dict[str, str]:
 
 
 def footnotes(texts: Iterable[str], notes: dict[str, str]) -> tuple[str, ...]:
-    """The numbers of footnotes, which are added to ``notes``; equal footnotes share one."""
+    """Return the numbers of footnotes, and add them to ``notes``; equal footnotes share one."""
     numbers = {note: number for number, note in notes.items()}
     marks = tuple(numbers.setdefault(text, str(len(numbers) + 1)) for text in texts)
     notes.update({number: note for note, number in numbers.items()})
@@ -190,7 +190,7 @@ def footnotes(texts: Iterable[str], notes: dict[str, str]) -> tuple[str, ...]:
 
 
 def ours(entry: TableEntry, comparison: Comparison, marks: tuple[str, ...]) -> Text:
-    """Our mean and deviation, with how many seeds it is of unless these are all; or what the cells are at."""
+    """Return our mean and deviation, with the number of seeds unless these are all; or the states of the cells."""
     pending = [f"{entry.states[state]} {state}" for state in STATES_OF_CELLS[1:] if entry.states[state]]
     if entry.ours is None:
         alone = pending[0].split()[1] if len(pending) == 1 else ", ".join(pending)
@@ -207,13 +207,13 @@ def ours(entry: TableEntry, comparison: Comparison, marks: tuple[str, ...]) -> T
 
 
 def significant(entry: TableEntry) -> bool:
-    """Whether the interval of an entry's difference to the baseline is without 0."""
+    """Return whether the interval of an entry's difference to the baseline is without 0."""
     interval = entry.difference.interval if entry.difference else None
     return interval is not None and (interval[0] > 0 or interval[1] < 0)
 
 
 def number_text(value: float, comparison: Comparison, bound: bool = False) -> str:
-    """A number with the decimals of its table; rounds without decimals where they are whole."""
+    """Return a number with the decimals of its table; rounds without decimals where they are whole."""
     text = f"{value:.{comparison.decimals}f}"
     if comparison.table.show == "rounds_to":
         text = text.removesuffix(".0")
@@ -221,7 +221,7 @@ def number_text(value: float, comparison: Comparison, bound: bool = False) -> st
 
 
 def overall(comparison: Comparison) -> dict[Part, str]:
-    """The mean rank of each row over the columns, of the rows that have one in each column."""
+    """Return the mean rank of each row over the columns, of the rows that have one in each column."""
     made = {}
     for row in comparison.rows:
         entries = [comparison.entries.get((row, column)) for column in comparison.columns]
@@ -232,12 +232,12 @@ def overall(comparison: Comparison) -> dict[Part, str]:
 
 
 def differs(entry: TableEntry) -> bool:
-    """Whether there is something to say of an entry's difference to the baseline."""
+    """Return whether an entry has a row in the table of differences."""
     return entry.difference is not None or entry.verdict == NOT_COMPARED
 
 
 def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet:
-    """The differences to the baseline, one row for each row and column; footnotes are numbered after ``notes``."""
+    """Return the differences to the baseline, a row for each row and column; footnotes are numbered after ``notes``."""
     suite, table, decide = comparison.suite, comparison.table, comparison.suite.decide
     both, common = dict(notes), common_notes(comparison)
     judged = bool(table.published) or any(entry.verdict for entry in comparison.entries.values())
@@ -273,7 +273,7 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
 def difference_texts(
     entry: TableEntry, comparison: Comparison, common: Container[str], notes: dict[str, str]
 ) -> list[Text]:
-    """Our difference, its interval and number of pairs, with the footnotes that they need but ``common`` ones."""
+    """Return our difference, its interval and number of pairs, with their footnotes but the ``common`` ones."""
     marks = footnotes((note for note in entry.notes if NOT_COMPARED in note and note not in common), notes)
     apart = entry.difference
     if apart is None:
@@ -292,12 +292,12 @@ def difference_texts(
 
 
 def signed(value: float | None, comparison: Comparison) -> str:
-    """A difference with its sign."""
+    """Return a difference with its sign."""
     return NONE if value is None else f"{value:+.{comparison.decimals}f}"
 
 
 def verdict_text(entry: TableEntry) -> str:
-    """The verdict, and for what is undecided about how many seeds would decide it."""
+    """Return the verdict, and where it is undecided the number of seeds that would decide it."""
     if entry.published_difference == 0:
         return "none: equal in the paper"
     text = verdict_at_scale(entry) or NONE
@@ -307,26 +307,26 @@ def verdict_text(entry: TableEntry) -> str:
 
 
 def verdict_at_scale(entry: TableEntry) -> str:
-    """The verdict, which holds at the scale of the run alone; empty where there is none."""
+    """Return the verdict, which holds at the scale of the run alone; empty where there is none."""
     judged = entry.verdict not in ("", NOT_COMPARED)
     return entry.verdict + AT_THIS_SCALE * (judged and entry.scale != 1)
 
 
 def column_name(comparison: Comparison, column: Part) -> str:
-    """The name of a column, such as ``alpha=0.1``; what is shown, for a table of one column."""
+    """Return the name of a column, such as ``alpha=0.1``; in a table of one column, the name of its numbers."""
     labels = (f"{axis}={label}" for axis, label in of_columns(comparison, column))
     return ", ".join(labels) or first_upper(what_is_shown(comparison))
 
 
 def of_columns(comparison: Comparison, column: Part) -> list[tuple[str, str]]:
-    """The axes of the columns with the labels of one of them; without the axes on which all are alike."""
+    """Return the axes and labels of a column, without the axes on which all columns are alike."""
     pairs = list(zip(comparison.table.columns, column, strict=True))
     labels = list(zip(*comparison.columns, strict=True))
     return [pair for pair, of_axis in zip(pairs, labels, strict=True) if len(set(of_axis)) > 1] or pairs
 
 
 def what_is_shown(comparison: Comparison) -> str:
-    """What a number of the table is."""
+    """Return the name of the numbers of a table."""
     suite, table = comparison.suite, comparison.table
     unit = f"{suite.metric} in %" if suite.percent else suite.metric
     if table.show == "rounds_to":
@@ -344,7 +344,7 @@ def what_is_shown(comparison: Comparison) -> str:
 
 
 def caption_of(comparison: Comparison) -> str:
-    """What a table shows and how to read it."""
+    """Return the caption of a table: its numbers, and how to read them."""
     table, entries = comparison.table, comparison.entries.values()
     seeds = max((entry.cells for entry in entries), default=0)
     over = f"mean ± standard deviation over {seeds} seeds" if seeds != 1 else "of one seed"
@@ -383,7 +383,7 @@ def caption_of(comparison: Comparison) -> str:
 
 
 def order_by_score(comparison: Comparison) -> Iterator[str]:
-    """Of which methods the order depends on the score, by our means; nothing where one order holds in all."""
+    """Yield the methods whose order depends on the score, by our means; nothing where one order holds in all."""
     means = {place: entry.ours.mean for place, entry in comparison.entries.items() if entry.ours}
     pairs = []
     by_method = [axis != "method" for axis in comparison.table.rows]
@@ -406,7 +406,7 @@ def order_by_score(comparison: Comparison) -> Iterator[str]:
 
 
 def summary_lines(comparison: Comparison) -> Iterator[str]:
-    """By row, in how many columns there is each verdict."""
+    """Yield the number of columns with each verdict, by row."""
     lines = []
     for row in comparison.rows:
         counts = Counter(entry.verdict for (labels, _), entry in comparison.entries.items() if labels == row)
@@ -419,7 +419,7 @@ def summary_lines(comparison: Comparison) -> Iterator[str]:
 
 
 def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """The lines of one table."""
+    """Yield the lines of one table for a file of CSV."""
     suite = comparison.suite
     for entry in comparison.entries.values():
         apart, published = entry.difference, entry.published or (None, None)
@@ -447,5 +447,5 @@ def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def first_upper(text: str) -> str:
-    """A text that begins a sentence."""
+    """Return a text that begins a sentence."""
     return text[:1].upper() + text[1:]
