@@ -1,121 +1,75 @@
-"""Tensors and plain values as a message, and back. Nothing else is made of a message, whoever has sent it."""
+"""Tensors and plain values as a message, and back: the codec of workers, with bounds on what a stranger may send."""
 
 from __future__ import annotations
 
+import io
 import json
-import math
+import zipfile
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.federation.wire import LARGEST, BadMessageError, Packet, check_size
+from fl_lightning.federation.wire import LARGEST, BadMessageError, check_size
+from fl_lightning.records.plain import packed, unpacked, with_tensors
 
 # containers within each other, and values in all of them together
 DEEPEST, MOST_VALUES = 24, 2**20
-PLAIN = (str, int, float, bool, type(None))
-DTYPES = {
-    name: getattr(torch, name)
-    for name in (
-        *("bool", "uint8", "int8", "uint16", "int16", "int32", "int64"),
-        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
-    )
-}
+PLAIN = (str, bytes, int, float, complex, type(None), torch.Size, np.generic, np.ndarray)
 
 
-def encoded(value: Any) -> Packet:
+def encoded(value: Any) -> bytes:
     """Nested dictionaries, lists and tuples of tensors and plain values as a message.
 
     Raises:
-        TypeError: there is something else in them; names it.
+        BadMessageError: there is something else in them; names it.
     """
-    data: list[bytes] = []
-    text = json.dumps(_encode(value, "", data), separators=(",", ":"))
-    return Packet(text, b"".join(data))
+    # copies, since torch saves with a part of a tensor the whole
+    value = with_tensors(value, lambda tensor: tensor.detach().cpu().clone())
+    check_contents(value, LARGEST)
+    return packed(value).numpy().tobytes()
 
 
-def _encode(value: Any, path: str, data: list[bytes]) -> Any:
-    """A value as JSON; the bytes of its tensors are appended to ``data``."""
-    if isinstance(value, Tensor) and (kind := str(value.dtype).removeprefix("torch.")) in DTYPES:
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        data.append(flat.view(torch.uint8).numpy().tobytes())
-        return {"tensor": [kind, *value.shape]}
-    if isinstance(value, dict):
-        pairs = [(key, part, f"{path}/{key}" if path else str(key)) for key, part in value.items()]
-        return {"dict": [[_plain_value(key, path), _encode(part, name, data)] for key, part, name in pairs]}
-    if isinstance(value, (list, tuple)):
-        parts = [_encode(part, f"{path}/{place}", data) for place, part in enumerate(value)]
-        return parts if isinstance(value, list) else {"tuple": parts}
-    return _plain_value(value, path)
-
-
-def _plain_value(value: Any, path: str) -> Any:
-    for kind in PLAIN:
-        if type(value) is kind:
-            return value
-    if isinstance(value, (int, float, str)):  # of a subclass, as NumPy's float64
-        return next(kind(value) for kind in (int, float, str) if isinstance(value, kind))
-    raise TypeError(f"{path} is a {type(value).__name__}: messages hold tensors and plain values alone")
-
-
-def decoded(packet: Packet, limit: int = LARGEST) -> Any:
-    """The value that :func:`encoded` was given.
+def decoded(message: bytes, limit: int = LARGEST) -> Any:
+    """The value that :func:`encoded` was given; also reads the JSON of a relay, which has no torch.
 
     Raises:
-        BadMessageError: the message is of another form, too large or too deep, or has more or fewer numbers than it
-            says.
+        BadMessageError: the message is too large, too deep or holds anything but tensors and plain values.
     """
-    check_size(packet.num_bytes, limit)
+    check_size(len(message), limit)
     try:
-        tree = json.loads(packet.text)
-    except (ValueError, RecursionError) as error:
-        raise BadMessageError("the text of a message is not JSON") from error
-    decoder = _Decoder(packet.data)
-    value = decoder.decode(tree, 0)
-    if len(decoder.rest):
-        raise BadMessageError(f"the message holds {len(decoder.rest):,} undeclared bytes")
+        if message[:1] == b"{":
+            value = json.loads(message)
+        else:
+            with zipfile.ZipFile(io.BytesIO(message)) as archive:  # torch.save compresses nothing
+                check_size(sum(record.file_size for record in archive.infolist()), len(message))
+            value = unpacked(message)
+    except BadMessageError:
+        raise
+    except Exception as error:  # zipfile and torch raise errors of many types
+        raise BadMessageError("a message is not of tensors and plain values") from error
+    check_contents(value, len(message))
     return value
 
 
-class _Decoder:
-    """Makes a limited number of values of a message.
+def check_contents(value: Any, room: int) -> None:
+    """Refuse other than dense tensors and plain values, tensors of over ``room`` bytes in all, and deep or many values.
 
-    Attributes:
-        rest: the bytes that belong to no tensor so far.
+    A message may name one tensor or list many times, or expand a number to a huge tensor.
     """
-
-    def __init__(self, data: bytes) -> None:
-        self.rest = memoryview(data)
-        self._values = 0
-
-    def decode(self, part: Any, depth: int) -> Any:
-        self._values += 1
-        if depth > DEEPEST or self._values > MOST_VALUES:
-            raise BadMessageError(f"a message of more than {MOST_VALUES:,} values, or more than {DEEPEST} deep")
-        if type(part) in PLAIN:
-            return part
-        if isinstance(part, list):
-            return [self.decode(value, depth + 1) for value in part]
-        (kind, inner), *others = part.items() or [("", None)]
-        if isinstance(inner, list) and not others:
-            if kind == "tensor":
-                return self._tensor(next(iter(inner), None), inner[1:])
-            if kind == "tuple":
-                return tuple(self.decode(inner, depth))
-            pairs = [pair for pair in inner if isinstance(pair, list) and len(pair) == 2 and type(pair[0]) in PLAIN]
-            if kind == "dict" and len(pairs) == len(inner):
-                return {key: self.decode(value, depth + 1) for key, value in pairs}
-        raise BadMessageError("a message has a part of no known kind")
-
-    def _tensor(self, kind: Any, shape: list[Any]) -> Tensor:
-        dtype = DTYPES.get(kind) if isinstance(kind, str) else None
-        if dtype is None or any(type(size) is not int or not 0 <= size <= LARGEST for size in shape):
-            raise BadMessageError(f"a message has a tensor of the type {kind!r} and the shape {shape}")
-        size = math.prod(shape) * dtype.itemsize
-        if size > len(self.rest):
-            raise BadMessageError(f"a message ends within a tensor of the type {kind!r} and the shape {shape}")
-        numbers, self.rest = bytearray(self.rest[:size]), self.rest[size:]
-        try:
-            return torch.frombuffer(numbers, dtype=dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
-        except RuntimeError as error:  # an empty tensor of an impossible size
-            raise BadMessageError(f"a message has a tensor of the shape {shape}") from error
+    number, todo = 0, [(value, 0)]
+    while todo:
+        part, depth = todo.pop()
+        number += 1
+        if isinstance(part, Tensor) and part.layout == torch.strided and part.device.type == "cpu":
+            room -= part.numel() * part.element_size()
+        elif isinstance(part, dict):
+            todo += [(inner, depth + 1) for pair in part.items() for inner in pair]
+        elif isinstance(part, (list, tuple, set)):
+            todo += [(inner, depth + 1) for inner in part]
+        elif not isinstance(part, PLAIN):
+            raise BadMessageError(f"a message of tensors and plain values cannot hold a {type(part).__name__}")
+        if depth > DEEPEST or number > MOST_VALUES or room < 0:
+            hint = f"more than {MOST_VALUES:,} values, more than {DEEPEST} deep, or larger tensors than its bytes"
+            raise BadMessageError(f"a message holds {hint}")

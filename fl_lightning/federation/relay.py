@@ -11,13 +11,13 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from fl_lightning.federation.wire import BadMessageError, Packet, as_records, of_records, receive, send
+from fl_lightning.federation.wire import BadMessageError, as_records, of_records, receive, send
 
 # seconds in which a worker that is being started again must listen
 PATIENCE = 60.0
 
 
-def relayed(path: str, packet: Packet, patience: float = PATIENCE) -> Packet:
+def relayed(path: str, message: bytes, patience: float = PATIENCE) -> bytes:
     """The answer of the worker that listens at ``path``; where none does, a message that says so."""
     end = time.monotonic() + patience
     while True:
@@ -25,7 +25,7 @@ def relayed(path: str, packet: Packet, patience: float = PATIENCE) -> Packet:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.connect(path)
                 with suppress(ConnectionError):  # a worker that refuses a message by its size does not read to its end
-                    send(connection, packet)
+                    send(connection, message)
                 return receive(connection)
         except OSError as error:
             # a worker that ends in a visit has not kept it: the message may be given to the next one
@@ -34,9 +34,9 @@ def relayed(path: str, packet: Packet, patience: float = PATIENCE) -> Packet:
             time.sleep(0.5)
 
 
-def told(kind: str, text: str) -> Packet:
+def told(kind: str, text: str) -> bytes:
     """A message of the site's that says what went wrong."""
-    return Packet(json.dumps({"dict": [[kind, text]]}))
+    return json.dumps({kind: text}).encode()
 
 
 def client_app() -> Any:
@@ -51,8 +51,8 @@ def client_app() -> Any:
         path = context.node_config.get("socket")
         try:
             hint = "start its node with --node-config 'socket=\"/path/to/worker.sock\"'"
-            packet = of_records(message.content)
-            answer = relayed(str(path), packet) if path else told("refused", f"no socket of a worker is given; {hint}")
+            asked = of_records(message.content)
+            answer = relayed(str(path), asked) if path else told("refused", f"no socket of a worker is given; {hint}")
         except BadMessageError as error:
             answer = told("refused", str(error))
         return Message(as_records(answer), reply_to=message)
