@@ -14,12 +14,13 @@ from fl_lightning.errors import UsageError
 
 
 class FileDataModule(ImageDataModule):
-    """A data set in files under ``root``. Subclasses implement :meth:`read` and :meth:`write_offline`.
+    """A data set in files under ``root``.
+
+    Subclasses implement :meth:`read`, and :meth:`generate` or :meth:`write_offline`.
 
     Args:
         root: folder of the files.
-        offline: use a small generated data set instead, for tests and a first look. It has the shapes of the real one,
-            and is written in the real format and read as real files are.
+        offline: use a small generated data set of the same shapes instead, for tests and a first look.
         **kwargs: see :class:`ImageDataModule`.
 
     Attributes:
@@ -39,14 +40,7 @@ class FileDataModule(ImageDataModule):
             UsageError: a file under ``root`` cannot be read.
         """
         if self.offline:
-            with tempfile.TemporaryDirectory() as folder:
-                root, self.cache_folder = Path(folder, "data"), Path(folder)
-                root.mkdir()
-                self.write_offline(root)
-                data = self.read(root)
-                # copies in memory: the folder is deleted on return
-                train, train_labels, test, test_labels = (np.array(array) for array in data[:4])
-                return Images(train, train_labels, test, test_labels, *data[4:])
+            return self.generate()
         try:
             return self.read(Path(self.root))
         except OSError as error:
@@ -56,9 +50,20 @@ class FileDataModule(ImageDataModule):
     def read(self, root: Path) -> Images:
         """Read the data set from its files under ``root``."""
 
-    @abstractmethod
+    def generate(self) -> Images:
+        """Make the offline data set: from files that :meth:`write_offline` writes, in memory."""
+        with tempfile.TemporaryDirectory() as folder:
+            root, self.cache_folder = Path(folder, "data"), Path(folder)
+            root.mkdir()
+            self.write_offline(root)
+            data = self.read(root)
+            # copies in memory: the folder is deleted on return
+            train, train_labels, test, test_labels = (np.array(array) for array in data[:4])
+            return Images(train, train_labels, test, test_labels, *data[4:])
+
     def write_offline(self, root: Path) -> None:
-        """Write a small generated data set into ``root``, in the format of the real files."""
+        """Write the offline data set into ``root``, in the format of the real files."""
+        raise NotImplementedError
 
 
 def patterns(labels: np.ndarray, size: int, channels: int, seed: int) -> np.ndarray:
