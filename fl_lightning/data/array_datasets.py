@@ -1,9 +1,11 @@
-"""Data sets of images in arrays: embedded digits, NumPy files of one's own, and the sets that torchvision knows."""
+"""Data sets of images: the base class of those in files, and embedded digits, NumPy files and torchvision's sets."""
 
 from __future__ import annotations
 
 import gzip
 import pickle
+import tempfile
+from abc import abstractmethod
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,6 @@ import numpy as np
 import torch
 
 from fl_lightning.data.datamodule import ImageDataModule, Images, check_images
-from fl_lightning.data.file_dataset import FileDataModule, cycled, patterns
 from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
 
@@ -51,6 +52,59 @@ class Digits(ImageDataModule):
         labels = digits.target
         train, test, *split = train_test_split(images, labels, test_size=0.2, stratify=labels, random_state=0)
         return Images(train, split[0], test, split[1])
+
+
+class FileDataModule(ImageDataModule):
+    """A data set in files under ``root``.
+
+    Subclasses implement :meth:`read`, and :meth:`generate` or :meth:`write_offline`.
+
+    Args:
+        root: folder of the files.
+        offline: use a small generated data set of the same shapes instead, for tests and a first look.
+        **kwargs: see :class:`ImageDataModule`.
+
+    Attributes:
+        cache_folder: folder of decoded images; None is :func:`~fl_lightning.data.cache.cache_folder`.
+    """
+
+    cache_folder: Path | None = None
+
+    def __init__(self, root: str = "data", offline: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.root, self.offline = root, offline
+
+    def load(self) -> Images:
+        """Read the data set, or generate the offline data set and read that.
+
+        Raises:
+            UsageError: a file under ``root`` cannot be read.
+        """
+        if self.offline:
+            return self.generate()
+        try:
+            return self.read(Path(self.root))
+        except OSError as error:
+            raise UsageError(f"data.root={self.root!r}: {error}; give a folder whose files can be read") from error
+
+    @abstractmethod
+    def read(self, root: Path) -> Images:
+        """Read the data set from its files under ``root``."""
+
+    def generate(self) -> Images:
+        """Make the offline data set: from files that :meth:`write_offline` writes, in memory."""
+        with tempfile.TemporaryDirectory() as folder:
+            root, self.cache_folder = Path(folder, "data"), Path(folder)
+            root.mkdir()
+            self.write_offline(root)
+            data = self.read(root)
+            # copies in memory: the folder is deleted on return
+            train, train_labels, test, test_labels = (np.array(array) for array in data[:4])
+            return Images(train, train_labels, test, test_labels, *data[4:])
+
+    def write_offline(self, root: Path) -> None:
+        """Write the offline data set into ``root``, in the format of the real files."""
+        raise NotImplementedError
 
 
 class ArrayDataModule(FileDataModule):
@@ -100,9 +154,14 @@ class NpyImages(ArrayDataModule):
         missing = [name for name in names if not (root / name).is_file()]
         hint = f"{', '.join(missing)} not found there; give a folder that holds {', '.join(names)}"
         require(not missing, "data.root", str(root), hint)
-        images, labels, test_images, test_labels = (open_array(root / name) for name in names)
-        images, test_images = (array[..., None] if array.ndim == 3 else array for array in (images, test_images))
-        return self.measured_on(check_images(Images(images, labels, test_images, test_labels)))
+        arrays = []
+        for name in names:
+            try:  # copied on write; objects are refused and never unpickled
+                array: np.ndarray = np.lib.format.open_memmap(root / name, mode="c")
+            except (ValueError, OSError, EOFError) as error:
+                raise UsageError(f"data.root={str(root)!r}: {name} is not a .npy file of numbers: {error}") from error
+            arrays.append(array[..., None] if array.ndim == 3 else array)
+        return self.measured_on(check_images(Images(*arrays)))
 
     def generate(self) -> Images:
         return self.measured_on(super().generate())
@@ -278,10 +337,15 @@ def embedded_digits() -> Any:
     return load_digits()
 
 
-def open_array(path: Path) -> np.ndarray:
-    """Open a .npy file of numbers, memory-mapped and copied on write; objects are refused and never unpickled."""
-    try:
-        return np.lib.format.open_memmap(path, mode="c")
-    except (ValueError, OSError, EOFError) as error:
-        why = f"{path.name} is not a .npy file of numbers: {error}"
-        raise UsageError(f"data.root={str(path.parent)!r}: {why}") from error
+def patterns(labels: np.ndarray, size: int, channels: int, seed: int) -> np.ndarray:
+    """Generated uint8 images ``(N, size, size, channels)``: a coarse pattern for each class, and noise."""
+    rng = np.random.default_rng(seed)
+    coarse = np.random.default_rng(0).integers(0, 200, (int(labels.max()) + 1, 4, 4, channels))
+    places = np.arange(size) * 4 // size
+    clean = coarse[labels][:, places][:, :, places]
+    return (clean + rng.integers(0, 56, clean.shape)).astype(np.uint8)
+
+
+def cycled(classes: int, number: int) -> np.ndarray:
+    """Labels ``(number,)`` that run through the classes again and again."""
+    return np.arange(number, dtype=np.int64) % classes

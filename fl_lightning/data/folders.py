@@ -15,9 +15,9 @@ import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from PIL import Image
 
+from fl_lightning.data.array_datasets import FileDataModule, cycled, patterns
 from fl_lightning.data.cache import Range, decoded, listed
 from fl_lightning.data.datamodule import Images
-from fl_lightning.data.file_dataset import FileDataModule, cycled, patterns
 from fl_lightning.data.partitioners import Natural, Partitioner
 from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng

@@ -301,22 +301,19 @@ class DividedLoader:
         self._check_loader(loader)
         self.loader, self.dataset = loader, loader.dataset
         batches = loader.batch_sampler
-        # without automatic batching, a batch is what the sampler gives: an example, or a list of them
         self._batching = {
             "batch_size": getattr(batches, "batch_size", None),
             "drop_last": getattr(batches, "drop_last", False),
         }
-        self._sampler = self._base = loader.sampler if batches is None else batches.sampler
-        while type(self._base) is BatchSampler:
-            self._base = self._base.sampler
-        self._check_sampler(self._base)
-        self._times = self._times_drawn(self._base)
+        self._sampler = loader.sampler if batches is None else batches.sampler
+        self._check_sampler(self._sampler)
+        self._times = self._times_drawn(self._sampler)
         self.drawn = self._times > 0
 
     def check_parts(self, parts: list[np.ndarray]) -> None:
         """Refuse a part that has rows, of which the sampler can draw none."""
         for k, rows in enumerate(parts):
-            hint = f"its {type(self._base).__name__} draws none of the {len(rows)} examples of client {k}; "
+            hint = f"its {type(self._sampler).__name__} draws none of the {len(rows)} examples of client {k}; "
             hint += "give fewer clients, another partitioner, or a sampler that draws from every part"
             self._require(not len(rows) or bool(self.drawn[rows].any()), hint)
 
@@ -324,33 +321,28 @@ class DividedLoader:
         """The loader of a part ``(n,)``, seeded by its ``generator`` alone."""
         generator = torch.Generator()
         # the partitioner shuffles the rows; a sequential pass is in the order of the data set
-        rows = np.sort(rows) if type(self._base) is SequentialSampler else rows
+        rows = np.sort(rows) if type(self._sampler) is SequentialSampler else rows
         kept = {name: getattr(self.loader, name) for name in KEPT}
         kept |= {**self._batching, "generator": generator}
-        sampler = self._sampler_on(self._sampler, rows, generator)
+        sampler = self._sampler_on(rows, generator)
         # Lightning's own, in which the rank of this process must not count
         init = self.loader.worker_init_fn or partial(pl_worker_init_function, rank=0)
         return DataLoader(Subset(self.dataset, rows.tolist()), sampler=sampler, worker_init_fn=init, **kept)
 
-    def _sampler_on(self, sampler: Any, rows: np.ndarray, generator: torch.Generator) -> Iterable[Any]:
-        if type(sampler) is BatchSampler:
-            inner = self._sampler_on(sampler.sampler, rows, generator)
-            return BatchSampler(inner, sampler.batch_size, sampler.drop_last)
+    def _sampler_on(self, rows: np.ndarray, generator: torch.Generator) -> Iterable[Any]:
+        sampler: Any = self._sampler
         if type(sampler) is SequentialSampler or not len(rows):
             return SequentialSampler(rows)
         if type(sampler) is SubsetRandomSampler:
             places = np.repeat(np.arange(len(rows)), self._times[rows])
             return SubsetRandomSampler(places.tolist(), generator)
-        number = self._share(sampler.num_samples, len(rows))
+        whole = len(self.dataset)
+        number = max(1, (2 * sampler.num_samples * len(rows) + whole) // (2 * whole))
         if type(sampler) is RandomSampler:
             return RandomSampler(rows, sampler.replacement, number, generator)
         most = number if sampler.replacement else int(self.drawn[rows].sum())
         weights = sampler.weights[torch.from_numpy(rows)]
         return WeightedRandomSampler(weights, min(number, most), sampler.replacement, generator)
-
-    def _share(self, number: int, size: int) -> int:
-        whole = len(self.dataset)
-        return max(1, (2 * number * size + whole) // (2 * whole))
 
     def _times_drawn(self, sampler: Any) -> np.ndarray:
         """How often a sampler lists each row ``(N,)``; 0 or 1 for one that draws at random."""

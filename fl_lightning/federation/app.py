@@ -52,7 +52,7 @@ app = server_app(Path(__file__).with_name("config.yaml"))
 CLIENT = '''\
 """The ClientApp: passes messages on to the worker of its site, which alone reads data."""
 
-from fl_lightning.federation.relay import client_app
+from fl_lightning.federation.wire import client_app
 
 app = client_app()
 '''

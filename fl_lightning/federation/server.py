@@ -21,15 +21,16 @@ from fl_lightning.engine.rounds import Outcome, evaluate, share_outcome
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sent import Entry, sent_down, tensors_of, update_of
 from fl_lightning.errors import ClientError, UsageError, clipped, require
-from fl_lightning.federation.agreement import (
+from fl_lightning.federation.data import Facts, Sites
+from fl_lightning.federation.messages import (
     check_numbers,
     check_state,
     check_update,
+    decoded,
     digest_of_part,
     digest_of_state,
+    encoded,
 )
-from fl_lightning.federation.data import Facts, Sites
-from fl_lightning.federation.messages import decoded, encoded
 from fl_lightning.federation.wire import LARGEST, BadMessageError, as_records, of_records
 from fl_lightning.method import Method
 from fl_lightning.records.summary import is_defined

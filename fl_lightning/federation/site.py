@@ -26,17 +26,18 @@ from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sent import Entry, contents_of, entries_of, sent_down, tensors_of
 from fl_lightning.errors import UsageError, require
-from fl_lightning.federation.agreement import (
+from fl_lightning.federation.data import OneSite
+from fl_lightning.federation.messages import (
     check_numbers,
     check_state,
     check_update,
+    decoded,
     different_keys,
     digest_of_part,
     digest_of_state,
+    encoded,
     scrubbed,
 )
-from fl_lightning.federation.data import OneSite
-from fl_lightning.federation.messages import decoded, encoded
 from fl_lightning.federation.wire import BadMessageError, receive, send
 from fl_lightning.records.plain import on_cpu
 from fl_lightning.state import num_bytes

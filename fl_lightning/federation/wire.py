@@ -1,9 +1,15 @@
-"""Messages on their way: through the socket of a site, and in Flower's records. Nothing here imports torch."""
+"""Messages on their way: through the socket of a site, in Flower's records, and from these to the socket.
+
+Nothing here imports torch or the engine, or reads data: the app that is submitted to a site needs the socket alone.
+"""
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
+import time
+from contextlib import suppress
 from typing import Any
 
 from fl_lightning.errors import UsageError
@@ -12,6 +18,8 @@ from fl_lightning.errors import UsageError
 SIZE = struct.Struct("<Q")
 # bytes of a message whose receiver sets no limit
 LARGEST = 2**34
+# seconds in which a worker that is being started again must listen
+PATIENCE = 60.0
 # names of the record of a message and of its one array
 RECORD, BYTES = "message", "bytes"
 
@@ -82,3 +90,46 @@ def of_records(records: Any, limit: int = LARGEST) -> bytes:
         raise BadMessageError("the records are not those of a message")
     check_size(len(message), limit)
     return message
+
+
+def relayed(path: str, message: bytes, patience: float = PATIENCE) -> bytes:
+    """The answer of the worker that listens at ``path``; where none does, a message that says so."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(path)
+                with suppress(ConnectionError):  # a worker that refuses a message by its size does not read to its end
+                    send(connection, message)
+                return receive(connection)
+        except OSError as error:
+            # a worker that ends in a visit has not kept it: the message may be given to the next one
+            if time.monotonic() >= end:
+                return told("failed", f"no worker of the site answers: {type(error).__name__}")
+            time.sleep(0.5)
+
+
+def told(kind: str, text: str) -> bytes:
+    """A message of the site's that says what went wrong."""
+    return json.dumps({kind: text}).encode()
+
+
+def client_app() -> Any:
+    """The ``ClientApp`` of a federation: its node's config says where the worker of the site listens."""
+    from flwr.app import Message
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Any) -> Message:
+        path = context.node_config.get("socket")
+        try:
+            hint = "start its node with --node-config 'socket=\"/path/to/worker.sock\"'"
+            asked = of_records(message.content)
+            answer = relayed(str(path), asked) if path else told("refused", f"no socket of a worker is given; {hint}")
+        except BadMessageError as error:
+            answer = told("refused", str(error))
+        return Message(as_records(answer), reply_to=message)
+
+    return app

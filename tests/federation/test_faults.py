@@ -29,9 +29,8 @@ from fl_lightning.errors import ClientError
 from fl_lightning.federation import site
 from fl_lightning.federation.data import Sites
 from fl_lightning.federation.messages import decoded, encoded
-from fl_lightning.federation.relay import client_app, told
 from fl_lightning.federation.server import ClientsAtSites
-from fl_lightning.federation.wire import as_records, of_records
+from fl_lightning.federation.wire import as_records, client_app, of_records, told
 
 SCAFFOLD = copy.deepcopy(SMALL) | {"method": [{"class_path": "SCAFFOLD"}]}
 SKIPPING = copy.deepcopy(SCAFFOLD)

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from fl_lightning.errors import ClientError
-from fl_lightning.federation.agreement import check_state, scrubbed
-from fl_lightning.federation.messages import decoded, encoded
+from fl_lightning.federation.messages import check_state, decoded, encoded, scrubbed
 from fl_lightning.federation.server import over_sites
 from fl_lightning.federation.wire import BadMessageError, receive, send
 from fl_lightning.records.plain import packed

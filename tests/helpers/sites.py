@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from fl_lightning.cli import FederatedCLI
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.federation.messages import decoded
-from fl_lightning.federation.relay import relayed
 from fl_lightning.federation.server import reached_by
+from fl_lightning.federation.wire import relayed
 from fl_lightning.models import ImageClassifier
 
 ROUNDS, SITES = 3, 3
