@@ -161,7 +161,8 @@ class NpyImages(ArrayDataModule):
             except (ValueError, OSError, EOFError) as error:
                 raise UsageError(f"data.root={str(root)!r}: {name} is not a .npy file of numbers: {error}") from error
             arrays.append(array[..., None] if array.ndim == 3 else array)
-        return self.measured_on(check_images(Images(*arrays)))
+        images, labels, test_images, test_labels = arrays
+        return self.measured_on(check_images(Images(images, labels, test_images, test_labels)))
 
     def generate(self) -> Images:
         return self.measured_on(super().generate())

@@ -107,7 +107,7 @@ class AutoAugment(Augmentation):
         pairs, number = operation_pairs(self.policy, *images.shape[-2:]), len(images)
         chosen = torch.randint(len(pairs), (number,), generator=generator).tolist()
         chances, signs = torch.rand(2, number, 2, generator=generator).tolist()
-        # the images that get an operation, by its name and signed magnitude; the second of an image comes after its first
+        # the images that get an operation, by its name and signed magnitude; that of an image's second comes later
         turns: list[dict[tuple[str, float], list[int]]] = [{}, {}]
         for image, pair in enumerate(chosen):
             turn = 0

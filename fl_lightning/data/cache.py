@@ -22,12 +22,6 @@ SHOWN = 5
 Range = tuple[float, float]
 
 
-def decoded(folder: Path | None, paths: Sequence[Path], size: int, value_range: Range | None) -> np.ndarray:
-    """Decode image files once to uint8 ``(N, size, size, 3)``."""
-    images, _ = cached(folder, paths, (size, value_range), lambda target: decode(paths, size, value_range, target))
-    return images
-
-
 def cached(
     folder: Path | None, paths: Iterable[Path], made: object, make: Callable[[Path], dict[str, np.ndarray]]
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:

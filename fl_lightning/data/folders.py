@@ -8,6 +8,7 @@ import math
 import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -16,7 +17,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from PIL import Image
 
 from fl_lightning.data.array_datasets import FileDataModule, cycled, patterns
-from fl_lightning.data.cache import Range, decoded, listed
+from fl_lightning.data.cache import Range, cached, decode, listed
 from fl_lightning.data.datamodule import Images
 from fl_lightning.data.partitioners import Natural, Partitioner
 from fl_lightning.errors import UsageError, require
@@ -114,7 +115,8 @@ class FolderDataModule(FileDataModule):
         known = domains if self.domain_names else None
         rows = (np.flatnonzero(~test & ~val), np.flatnonzero(test), np.flatnonzero(val) if val.any() else None)
         paths = [file.path for file in files]
-        images = decoded(self.cache_folder, paths, self.image_size, self.given_range)
+        how = (self.image_size, self.given_range)
+        images, _ = cached(self.cache_folder, paths, how, partial(decode, paths, *how))
         return Images(images, labels, images, labels, known, known, self.domain_names, *rows)
 
     def inference_arguments(self) -> dict[str, Any]:

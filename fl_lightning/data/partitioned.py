@@ -61,7 +61,7 @@ class Partitioned(FederatedDataModule):
     Labels are found by :func:`~fl_lightning.data.labels.dataset_labels`; a data set without them can be partitioned by
     :class:`IID`, :class:`QuantityDirichlet` and others that need none. The domain of each example, such as its site, is
     an attribute or column ``domains``, ``domain``, ``sites`` or ``site`` of the data set, or of the parts of a
-    ConcatDataset; for partitioners that need domains, parts without names are domains, too. The sampler and the other
+    ConcatDataset. The sampler and the other
     arguments of the user's training loader are kept on each client's part, see
     :class:`~fl_lightning.data.partitioned.DividedLoader`. Validation and test loaders are used unchanged. Hooks, state
     and ``trainer`` are those of the user's data module.
@@ -218,11 +218,11 @@ class Partitioned(FederatedDataModule):
         return type(self.datamodule).__name__
 
     def _plan(self, labels: np.ndarray | None) -> Plan:
-        dataset, needs_domains = self._divided.dataset, getattr(self.partitioner, "needs_domains", False)
-        domains, names = domains_of(dataset, needs_domains and self.domains is None, self.domains), []
+        dataset = self._divided.dataset
+        domains, names = domains_of(dataset, self.domains), list[str]()
         what = self.domains or "domains"
-        hint = f"has no {what}; give it an attribute or a column {what} (N,), or concatenate a data set for each"
-        known = domains is not None or not (needs_domains or self.domains)
+        hint = f"has no {what}; give it, or each part of a ConcatDataset, an attribute or a column {what}"
+        known = domains is not None or not (getattr(self.partitioner, "needs_domains", False) or self.domains)
         require(known, "data.datamodule", self._kind, f"{type(dataset).__name__} {hint}")
         if domains is not None:
             values, domains = np.unique(domains, return_inverse=True)
@@ -257,9 +257,7 @@ class TestData:
             hint = "give one DataLoader with a batch_size over a data set that has indices, or a dictionary of one "
             self.lack = "" if self.by_name else f"its test_dataloader gives {kind}; {hint}for each domain"
             return
-        # the numbers of parts are names of domains where those of the training set are
-        from_parts = key is None and list(names) == [str(number) for number in range(len(names))]
-        domains = domains_of(loader.dataset, from_parts, key) if names else None
+        domains = domains_of(loader.dataset, key) if names else None
         self.domains = None if domains is None else domains.astype(str)
 
     def by_domain(self, trained: Sequence[str]) -> dict[str, Any]:
