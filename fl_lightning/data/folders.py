@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
@@ -323,7 +323,6 @@ class HAM10000(FolderDataModule):
         root: folder of ``HAM10000_metadata.csv`` (or another ``*metadata*.csv``) and of the images or their folders.
         image_size: height and width to which the images are resized; FedUV takes 96.
         test_fraction: share of each domain that is drawn for test, in (0, 1).
-        missing: what to do if a row of the metadata has no image: ``raise`` an error, or ``skip`` the row.
         **kwargs: see :class:`FolderDataModule`.
     """
 
@@ -337,13 +336,11 @@ class HAM10000(FolderDataModule):
         root: str = "data",
         image_size: int = 96,
         test_fraction: float = 0.2,
-        missing: Literal["raise", "skip"] = "raise",
         **kwargs: Any,
     ) -> None:
         super().__init__(root, image_size, **kwargs)
         require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "give a share in (0, 1)")
-        require(missing in ("raise", "skip"), "data.missing", missing, "choose raise or skip")
-        self.test_fraction, self.missing = test_fraction, missing
+        self.test_fraction = test_fraction
 
     def list_files(self, root: Path) -> list[ImageFile]:
         table = next(iter(sorted(root.glob("*metadata*.csv"))), None)
@@ -352,14 +349,12 @@ class HAM10000(FolderDataModule):
         files = []
         _, rows = read_table(table, ("image_id", "dx", "dataset"))  # type: ignore[arg-type]
         for row in rows:
-            path = images.get(row["image_id"])
-            hint = f"image {row['image_id']} has no file; download it, or set data.missing: skip"
-            require(path is not None or self.missing == "skip", "data.root", str(table), hint)
-            if path is not None:
-                for column, known in (("dataset", self.domain_names), ("dx", self.class_names)):
-                    hint = f"image {row['image_id']} has none of {', '.join(known)} there; correct the table"
-                    require(row[column] in known, f"data: column {column}", row[column], hint)
-                files.append(ImageFile(path, row["dx"], row["dataset"]))
+            name = row["image_id"]
+            require(name in images, "data.root", str(table), f"image {name} has no file; download it")
+            for column, known in (("dataset", self.domain_names), ("dx", self.class_names)):
+                hint = f"image {name} has none of {', '.join(known)} there; correct the table"
+                require(row[column] in known, f"data: column {column}", row[column], hint)
+            files.append(ImageFile(images[name], row["dx"], row["dataset"]))
         return files
 
     def write_offline(self, root: Path) -> None:

@@ -289,7 +289,7 @@ def test_ham10000_has_a_fifth_of_each_source_for_test_in_several_folders(ham):
     [
         (lambda text: text.replace("nv,", "mole,", 1), ("dx='mole'",)),
         (lambda text: text.replace("rosendahl", "elsewhere", 1), ("dataset='elsewhere'",)),
-        (lambda text: text + "H,99999,nv,histo,5,male,back,rosendahl\n", ("data.root=", "99999", "data.missing")),
+        (lambda text: text + "H,99999,nv,histo,5,male,back,rosendahl\n", ("data.root=", "99999")),
         (
             lambda text: text.replace("dataset", "source"),
             ("data.root=", "HAM10000_metadata.csv", "lesion_id", "dataset"),
@@ -303,14 +303,3 @@ def test_a_bad_row_of_the_metadata_is_named(ham, change, named):
     table.write_text(change(table.read_text()), encoding="latin-1")
     with refused(*named):
         of_ham(ham)
-
-
-def test_rows_without_image_can_be_skipped(ham):
-    next((ham / "HAM10000_images_part_1").iterdir()).unlink()
-    data = of_ham(ham, missing="skip")
-    assert data.plan.sizes.sum() + len(data.test_dataloader().rows) == 167
-    shutil.rmtree(ham / "HAM10000_images_part_1")
-    with refused("data.root=", "HAM10000_metadata.csv"):
-        of_ham(ham, missing="skip")
-    with refused("data.missing='drop'"):
-        HAM10000(missing="drop")

@@ -12,7 +12,6 @@ from helpers.errors import refused
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import data as sets
-from fl_lightning.data.array_datasets import FileDataModule
 from fl_lightning.data.folders import FolderDataModule
 
 RGB, GREY, PAPER = (80, 167, 167), (153, 215, 180), (224, 212, 219)
@@ -50,11 +49,6 @@ def offline(kind, **kwargs):
 def all_of(loaders):
     batches = [batch for loader in loaders for batch in loader]
     return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
-
-
-def test_every_data_set_in_files_is_tested():
-    in_files = {one for one in vars(sets).values() if isinstance(one, type) and issubclass(one, FileDataModule)}
-    assert in_files == set(FORMATS)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
