@@ -24,9 +24,9 @@ from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.rounds import ClientsOnWorkers
 from fl_lightning.engine.run import Clients, Result, Run, launch
 from fl_lightning.errors import Stopped, Terminated, require
-from fl_lightning.federation.agreement import agreed_part
 from fl_lightning.federation.app import write_app
 from fl_lightning.federation.data import OneSite, Sites
+from fl_lightning.federation.messages import agreed_part
 from fl_lightning.federation.server import ClientsAtSites, check_suits, present_link
 from fl_lightning.federation.site import Site, answer_messages
 from fl_lightning.method import Method, MethodList

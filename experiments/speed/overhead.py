@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from fl_lightning import FederatedTrainer  # found through the path above
 from fl_lightning.callbacks import Callback
 from fl_lightning.data import NpyImages
-from fl_lightning.data.file_dataset import cycled, patterns
+from fl_lightning.data.array_datasets import cycled, patterns
 from fl_lightning.models import FedCKACNN, FedUVCNN, ImageClassifier, Projector
 from fl_lightning.seeding import address
 

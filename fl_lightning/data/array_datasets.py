@@ -1,9 +1,11 @@
-"""Data sets of images in arrays: embedded digits, NumPy files of one's own, and the sets that torchvision knows."""
+"""Data sets of images: the base class of those in files, and embedded digits, NumPy files and torchvision's sets."""
 
 from __future__ import annotations
 
 import gzip
 import pickle
+import tempfile
+from abc import abstractmethod
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,14 +14,11 @@ import numpy as np
 import torch
 
 from fl_lightning.data.datamodule import ImageDataModule, Images, check_images
-from fl_lightning.data.file_dataset import FileDataModule, cycled, patterns
 from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
 
 # height and width to which images are resized: the whole data set lies in memory
 LARGEST_IN_MEMORY = 512
-# images of an offline data set
-TRAIN, TEST = 200, 100
 
 
 class Digits(ImageDataModule):
@@ -55,7 +54,77 @@ class Digits(ImageDataModule):
         return Images(train, split[0], test, split[1])
 
 
-class NpyImages(FileDataModule):
+class FileDataModule(ImageDataModule):
+    """A data set in files under ``root``.
+
+    Subclasses implement :meth:`read`, and :meth:`generate` or :meth:`write_offline`.
+
+    Args:
+        root: folder of the files.
+        offline: use a small generated data set of the same shapes instead, for tests and a first look.
+        **kwargs: see :class:`ImageDataModule`.
+
+    Attributes:
+        cache_folder: folder of decoded images; None is :func:`~fl_lightning.data.cache.cache_folder`.
+    """
+
+    cache_folder: Path | None = None
+
+    def __init__(self, root: str = "data", offline: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.root, self.offline = root, offline
+
+    def load(self) -> Images:
+        """Read the data set, or generate the offline data set and read that.
+
+        Raises:
+            UsageError: a file under ``root`` cannot be read.
+        """
+        if self.offline:
+            return self.generate()
+        try:
+            return self.read(Path(self.root))
+        except OSError as error:
+            raise UsageError(f"data.root={self.root!r}: {error}; give a folder whose files can be read") from error
+
+    @abstractmethod
+    def read(self, root: Path) -> Images:
+        """Read the data set from its files under ``root``."""
+
+    def generate(self) -> Images:
+        """Make the offline data set: from files that :meth:`write_offline` writes, in memory."""
+        with tempfile.TemporaryDirectory() as folder:
+            root, self.cache_folder = Path(folder, "data"), Path(folder)
+            root.mkdir()
+            self.write_offline(root)
+            data = self.read(root)
+            # copies in memory: the folder is deleted on return
+            train, train_labels, test, test_labels = (np.array(array) for array in data[:4])
+            return Images(train, train_labels, test, test_labels, *data[4:])
+
+    def write_offline(self, root: Path) -> None:
+        """Write the offline data set into ``root``, in the format of the real files."""
+        raise NotImplementedError
+
+
+class ArrayDataModule(FileDataModule):
+    """A data set of arrays in files.
+
+    Attributes:
+        shape: height and width, and channels, of the images of the offline data set.
+        numbers: its training and test images.
+    """
+
+    shape = (32, 3)
+    numbers = (200, 100)
+
+    def generate(self) -> Images:
+        labels = [cycled(self.num_classes, number) for number in self.numbers]
+        train, test = (patterns(part, *self.shape, seed=len(part)) for part in labels)
+        return Images(train, labels[0], test, labels[1])
+
+
+class NpyImages(ArrayDataModule):
     """A folder with ``train_images.npy``, ``train_labels.npy``, ``test_images.npy`` and ``test_labels.npy``.
 
     Images are uint8, ``(N, H, W, C)`` or grey ``(N, H, W)``; labels are integers ``(N,)`` from 0. The files are
@@ -85,9 +154,22 @@ class NpyImages(FileDataModule):
         missing = [name for name in names if not (root / name).is_file()]
         hint = f"{', '.join(missing)} not found there; give a folder that holds {', '.join(names)}"
         require(not missing, "data.root", str(root), hint)
-        images, labels, test_images, test_labels = (open_array(root / name) for name in names)
-        images, test_images = (array[..., None] if array.ndim == 3 else array for array in (images, test_images))
-        data = check_images(Images(images, labels, test_images, test_labels))
+        arrays = []
+        for name in names:
+            try:  # copied on write; objects are refused and never unpickled
+                array: np.ndarray = np.lib.format.open_memmap(root / name, mode="c")
+            except (ValueError, OSError, EOFError) as error:
+                raise UsageError(f"data.root={str(root)!r}: {name} is not a .npy file of numbers: {error}") from error
+            arrays.append(array[..., None] if array.ndim == 3 else array)
+        images, labels, test_images, test_labels = arrays
+        return self.measured_on(check_images(Images(images, labels, test_images, test_labels)))
+
+    def generate(self) -> Images:
+        return self.measured_on(super().generate())
+
+    def measured_on(self, data: Images) -> Images:
+        """Set the number of classes, and the statistics that were not given; returns the data."""
+        images, labels, test_labels = data.train_images, data.train_labels, data.test_labels
         largest, number = int(max(labels.max(), test_labels.max())), len(labels) + len(test_labels)
         hint = f"labels count the classes from 0, and there are only {number} examples; give smaller labels"
         require(largest < number, "data: labels", largest, hint)
@@ -102,14 +184,8 @@ class NpyImages(FileDataModule):
         self.measured = tuple(n for n, given in zip(("mean", "std"), self._own_scale, strict=True) if given is None)
         return data
 
-    def write_offline(self, root: Path) -> None:
-        for split, number in (("train", 200), ("test", 100)):
-            labels = cycled(10, number)
-            np.save(root / f"{split}_images.npy", patterns(labels, 32, 3, number))
-            np.save(root / f"{split}_labels.npy", labels)
 
-
-class TorchvisionDataModule(FileDataModule):
+class TorchvisionDataModule(ArrayDataModule):
     """A data set that torchvision can download.
 
     Args:
@@ -150,18 +226,12 @@ class TorchvisionDataModule(FileDataModule):
         return getattr(datasets, self.original)
 
     def read(self, root: Path) -> Images:
-        # an offline data set does not have the checksums of the published files
-        source = unchecked(self.source) if self.offline else self.source
         try:
-            train, test = (source(str(root), **split) for split in self.splits)
+            train, test = (self.source(str(root), **split) for split in self.splits)
         except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
             hint = f"{self.layout} not found there, or damaged; give its folder, or set data.download: true"
             raise UsageError(f"data.root={str(root)!r}: {hint}") from error
-        return Images(*self.arrays(train), *self.arrays(test))
-
-    def arrays(self, dataset: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Images ``(N, H, W, C)`` and labels ``(N,)`` of one of torchvision's data sets."""
-        return dataset.data, np.asarray(dataset.targets)
+        return Images(*arrays_of(train), *arrays_of(test))
 
 
 class CIFAR10(TorchvisionDataModule):
@@ -170,19 +240,6 @@ class CIFAR10(TorchvisionDataModule):
     original = "CIFAR10"
     layout = "cifar-10-batches-py"
     mean, std = (125.3 / 255, 123.0 / 255, 113.9 / 255), (63.0 / 255, 62.1 / 255, 66.7 / 255)
-    label_key = "labels"
-
-    def write_offline(self, root: Path) -> None:
-        folder = root / self.source.base_folder
-        folder.mkdir()
-        names = [name for name, _ in self.source.train_list]
-        for index, name in enumerate([*names, self.source.test_list[0][0]]):
-            labels = cycled(self.num_classes, TEST if index == len(names) else TRAIN // len(names))
-            rows = patterns(labels, 32, 3, index).transpose(0, 3, 1, 2).reshape(len(labels), -1)
-            (folder / name).write_bytes(pickle.dumps({"data": rows, self.label_key: labels.tolist()}))
-        meta = self.source.meta
-        classes = [str(c) for c in range(self.num_classes)]
-        (folder / meta["filename"]).write_bytes(pickle.dumps({meta["key"]: classes}))
 
 
 class CIFAR100(CIFAR10):
@@ -192,7 +249,6 @@ class CIFAR100(CIFAR10):
     layout = "cifar-100-python"
     mean, std = (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)
     num_classes = 100
-    label_key = "fine_labels"
 
 
 class MNIST(TorchvisionDataModule):
@@ -204,9 +260,10 @@ class MNIST(TorchvisionDataModule):
     original = "MNIST"
     layout = "train-images-idx3-ubyte(.gz) and its three companions"
     mean, std = (0.1307,), (0.3081,)
+    shape = (28, 1)
 
     def read(self, root: Path) -> Images:
-        folders = [root, root / self.source.__name__ / "raw", root / self.source.__name__]
+        folders = [root, root / self.original / "raw", root / self.original]
         arrays = []
         for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
             paths = [folder / f"{name}-ubyte{ending}" for folder in folders for ending in ("", ".gz")]
@@ -216,12 +273,6 @@ class MNIST(TorchvisionDataModule):
             arrays.append(read_idx(path))  # type: ignore[arg-type]
         images, labels, test_images, test_labels = arrays
         return Images(images[..., None], labels.astype(np.int64), test_images[..., None], test_labels.astype(np.int64))
-
-    def write_offline(self, root: Path) -> None:
-        for split, number in (("train", TRAIN), ("t10k", TEST)):
-            labels = cycled(10, number)
-            write_idx(root / f"{split}-images-idx3-ubyte.gz", patterns(labels, 28, 1, number)[..., 0])
-            write_idx(root / f"{split}-labels-idx1-ubyte.gz", labels.astype(np.uint8))
 
 
 class FashionMNIST(MNIST):
@@ -234,64 +285,35 @@ class FashionMNIST(MNIST):
     mean, std = (0.2860,), (0.3530,)
 
 
-class _Split(TorchvisionDataModule):
-    """A data set whose class in torchvision takes the name of the split and stores channels first."""
-
-    splits = ({"split": "train"}, {"split": "test"})
-
-    def arrays(self, dataset: Any) -> tuple[np.ndarray, np.ndarray]:
-        return np.ascontiguousarray(dataset.data.transpose(0, 2, 3, 1)), dataset.labels.astype(np.int64)
-
-
-class SVHN(_Split):
+class SVHN(TorchvisionDataModule):
     """SVHN: 73,257 training and 26,032 test images of 32 x 32 pixels, 10 digits of house numbers."""
 
     original = "SVHN"
+    splits = ({"split": "train"}, {"split": "test"})
     layout = "train_32x32.mat and test_32x32.mat"
     mean, std = (0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)
 
-    def write_offline(self, root: Path) -> None:
-        from scipy.io import savemat
 
-        for split, number in (("train", TRAIN), ("test", TEST)):
-            labels = cycled(10, number)
-            images = patterns(labels, 32, 3, number).transpose(1, 2, 3, 0)
-            # in the file, the digit 0 has label 10
-            savemat(root / f"{split}_32x32.mat", {"X": images, "y": np.where(labels == 0, 10, labels)[:, None]})
-
-
-class STL10(_Split):
+class STL10(TorchvisionDataModule):
     """STL-10: 5,000 training and 8,000 test images of 96 x 96 pixels, 10 classes; without the unlabelled images."""
 
     original = "STL10"
+    splits = ({"split": "train"}, {"split": "test"})
     layout = "stl10_binary"
     mean, std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+    shape, numbers = (96, 3), (100, 50)
 
     @property
     def source(self) -> Any:
         labelled = super().source
         return type("STL10", (labelled,), {"train_list": labelled.train_list[:2]})
 
-    def write_offline(self, root: Path) -> None:
-        folder = root / "stl10_binary"
-        folder.mkdir()
-        for split, number in (("train", TRAIN // 2), ("test", TEST // 2)):
-            labels = cycled(10, number)
-            images = patterns(labels, 96, 3, number)
-            # the file counts classes from 1, and stores columns before rows
-            (folder / f"{split}_X.bin").write_bytes(images.transpose(0, 3, 2, 1).tobytes())
-            (folder / f"{split}_y.bin").write_bytes((labels + 1).astype(np.uint8).tobytes())
-        (folder / "class_names.txt").write_text("\n".join(map(str, range(10))))
 
-
-def unchecked(source: Any) -> type:
-    """A subclass of one of torchvision's data sets that does not verify the checksums of the published files."""
-    changed: dict[str, Any] = {"_check_integrity": lambda self: True}
-    if hasattr(source, "meta"):
-        changed["meta"] = source.meta | {"md5": None}
-    if hasattr(source, "split_list"):
-        changed["split_list"] = {split: [*entry[:2], None] for split, entry in source.split_list.items()}
-    return type(source.__name__, (source,), changed)
+def arrays_of(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Images ``(N, H, W, C)`` and labels ``(N,)`` of one of torchvision's data sets."""
+    if hasattr(dataset, "targets"):
+        return dataset.data, np.asarray(dataset.targets)
+    return np.ascontiguousarray(dataset.data.transpose(0, 2, 3, 1)), dataset.labels.astype(np.int64)
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -308,12 +330,6 @@ def read_idx(path: Path) -> np.ndarray:
     return values.reshape(shape)
 
 
-def write_idx(path: Path, array: np.ndarray) -> None:
-    """Write a uint8 array as a compressed idx file."""
-    head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
-    path.write_bytes(gzip.compress(head + array.tobytes(), mtime=0))
-
-
 @cache
 def embedded_digits() -> Any:
     """scikit-learn's digits; parsing its file takes longer than a round on them."""
@@ -322,10 +338,15 @@ def embedded_digits() -> Any:
     return load_digits()
 
 
-def open_array(path: Path) -> np.ndarray:
-    """Open a .npy file of numbers, memory-mapped and copied on write; objects are refused and never unpickled."""
-    try:
-        return np.lib.format.open_memmap(path, mode="c")
-    except (ValueError, OSError, EOFError) as error:
-        why = f"{path.name} is not a .npy file of numbers: {error}"
-        raise UsageError(f"data.root={str(path.parent)!r}: {why}") from error
+def patterns(labels: np.ndarray, size: int, channels: int, seed: int) -> np.ndarray:
+    """Generated uint8 images ``(N, size, size, channels)``: a coarse pattern for each class, and noise."""
+    rng = np.random.default_rng(seed)
+    coarse = np.random.default_rng(0).integers(0, 200, (int(labels.max()) + 1, 4, 4, channels))
+    places = np.arange(size) * 4 // size
+    clean = coarse[labels][:, places][:, :, places]
+    return (clean + rng.integers(0, 56, clean.shape)).astype(np.uint8)
+
+
+def cycled(classes: int, number: int) -> np.ndarray:
+    """Labels ``(number,)`` that run through the classes again and again."""
+    return np.arange(number, dtype=np.int64) % classes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -105,38 +104,32 @@ class AutoAugment(Augmentation):
         self.policy = policy
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        drawn = self.draw(images, generator)
+        pairs, number = operation_pairs(self.policy, *images.shape[-2:]), len(images)
+        chosen = torch.randint(len(pairs), (number,), generator=generator).tolist()
+        chances, signs = torch.rand(2, number, 2, generator=generator).tolist()
+        # the images that get an operation, by its name and signed magnitude; that of an image's second comes later
+        turns: list[dict[tuple[str, float], list[int]]] = [{}, {}]
+        for image, pair in enumerate(chosen):
+            turn = 0
+            for (name, probability, magnitude, signed), chance, sign in zip(
+                pairs[pair], chances[image], signs[image], strict=True
+            ):
+                if chance <= probability:
+                    operation = (name, -magnitude if signed and sign <= 0.5 else magnitude)
+                    turns[turn].setdefault(operation, []).append(image)
+                    turn += 1
         changed = images.clone(memory_format=torch.contiguous_format)
-        for position in range(2):
-            members = defaultdict(list)
-            for image, operations in enumerate(drawn):
-                for operation in operations[position : position + 1]:
-                    members[operation].append(image)
+        transform = _transform("cifar10")  # operations do not depend on the policy
+        how = {"interpolation": transform.interpolation, "fill": transform._fill}
+        for members in turns:
             for (name, magnitude), places in members.items():
                 rows = torch.tensor(places)
-                changed[rows] = apply_operation(changed[rows], name, magnitude)
+                changed[rows] = transform._apply_image_or_video_transform(changed[rows], name, magnitude, **how)
         return changed
 
-    def draw(self, images: Tensor, generator: torch.Generator) -> list[list[tuple[str, float]]]:
-        """For each image, in order, the operations to apply, none to two: name and signed magnitude."""
-        pairs, number = operation_pairs(self.policy, *images.shape[-2:]), len(images)
-        chosen = torch.randint(len(pairs), (number,), generator=generator)
-        chances, signs = torch.rand(2, number, 2, generator=generator)
-        draws = zip(chosen.tolist(), chances.tolist(), signs.tolist(), strict=True)
-        return [
-            [
-                (name, -magnitude if signed and sign <= 0.5 else magnitude)
-                for (name, probability, magnitude, signed), chance, sign in zip(
-                    pairs[pair], both_chances, both_signs, strict=True
-                )
-                if chance <= probability
-            ]
-            for pair, both_chances, both_signs in draws
-        ]
 
-
-# torchvision publishes neither the pairs nor the application by name. The private names in the two functions that
-# follow are the same in torchvision 0.21 and 0.29.
+# torchvision publishes neither the pairs nor the application by name. Its private names that are used here are the same
+# in torchvision 0.21 and 0.29.
 @lru_cache(maxsize=8)
 def operation_pairs(policy: str, height: int, width: int) -> list[tuple[tuple[str, float, float, bool], ...]]:
     """The pairs of a policy; each operation is its name, probability, magnitude (0 without one) and random sign."""
@@ -148,14 +141,6 @@ def operation_pairs(policy: str, height: int, width: int) -> list[tuple[tuple[st
         return name, probability, 0.0 if values is None else float(values[level]), signed
 
     return [tuple(operation(*entry) for entry in pair) for pair in transform._policies]
-
-
-def apply_operation(images: Tensor, name: str, magnitude: float) -> Tensor:
-    """Apply an operation of torchvision's AutoAugment to images ``(n, C, H, W)``."""
-    transform = _transform("cifar10")  # operations do not depend on the policy
-    return transform._apply_image_or_video_transform(
-        images, name, magnitude, interpolation=transform.interpolation, fill=transform._fill
-    )
 
 
 @lru_cache

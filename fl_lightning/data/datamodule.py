@@ -92,14 +92,11 @@ class FederatedDataModule(LightningDataModule, ABC):
         needs = getattr(deal, "needs_domains", False)
         hint = f"{type(self).__name__} has no domains; choose a partitioner that needs none, such as Dirichlet"
         require(domains is not None or not needs, "data.partitioner", kind, hint)
-        more = (domains,) if needs else ()
-        parts = deal(labels, self.num_clients, numpy_rng(base_seed(), "partition"), *more)
+        parts = deal(labels, self.num_clients, numpy_rng(base_seed(), "partition"), *((domains,) if needs else ()))
         arrays = [np.asarray(part) for part in parts] if isinstance(parts, (list, tuple)) else []
         dealt = all(part.ndim == 1 and (part.dtype.kind in "iu" or not part.size) for part in arrays)
-        dtypes = sorted({str(part.dtype) for part in arrays})
-        what = f"{len(arrays)} parts of {dtypes}" if arrays else type(parts).__name__
-        hint = f"let it return a list of {self.num_clients} arrays (n,) of the samples' indices"
-        require(dealt and len(arrays) == self.num_clients, f"data.partitioner: {kind} returns", what, hint)
+        hint = f"it must return a list of {self.num_clients} arrays (n,) of the samples' indices; correct it"
+        require(dealt and len(arrays) == self.num_clients, "data.partitioner", kind, hint)
         hint = f"there are {num_classes} classes; give a name for each, or none"
         require(len(class_names) in (0, num_classes), "data: class_names", list(class_names), hint)
         names = (tuple(domain_names), tuple(class_names))
@@ -280,7 +277,11 @@ class ImageDataModule(FederatedDataModule):
         if self._ready_for == base_seed():
             return
         data = check_images(self.load())
-        check_scale(self.mean, self.std, data.train_images.shape[-1])
+        channels = data.train_images.shape[-1]
+        for key, values in (("data.mean", self.mean), ("data.std", self.std)):
+            hint = f"give {channels} finite numbers, one for each channel, or one; those of std are above 0"
+            fits = len(values) in (1, channels) and all(map(math.isfinite, values))
+            require(fits and (key == "data.mean" or min(values) > 0), key, list(values), hint)
         for split, labels in (("train", data.train_labels), ("test", data.test_labels)):
             largest, hint = int(labels.max()), f"labels count from 0 to {self.num_classes - 1}"
             require(largest < self.num_classes, f"data: {split}_labels", largest, hint)
@@ -372,15 +373,6 @@ def check_images(data: Images) -> Images:
     ours, theirs = (" x ".join(map(str, images.shape[1:])) for images in (data.train_images, data.test_images))
     require(ours == theirs, "data: test_images", theirs, f"the training images are {ours} (H x W x C), give the same")
     return data
-
-
-def check_scale(mean: Sequence[float], std: Sequence[float], channels: int) -> None:
-    """Refuse statistics that do not fit the channels."""
-    for key, values in (("data.mean", mean), ("data.std", std)):
-        hint = f"give {channels} numbers, one for each channel" if channels > 1 else "give one number"
-        require(len(values) in (1, channels), key, list(values), hint)
-    require(all(map(math.isfinite, mean)), "data.mean", list(mean), "give finite numbers")
-    require(all(0 < value < math.inf for value in std), "data.std", list(std), "give numbers above 0")
 
 
 def held_out(rows: np.ndarray, labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:

@@ -7,19 +7,18 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import ijson
 import numpy as np
 
+from fl_lightning.data.array_datasets import FileDataModule, cycled, patterns
 from fl_lightning.data.cache import cached
 from fl_lightning.data.datamodule import Images
-from fl_lightning.data.file_dataset import FileDataModule, cycled, patterns
 from fl_lightning.data.partitioners import Natural, Partitioner
 from fl_lightning.errors import UsageError, require
 
 BLOCK = 2**14  # bytes
-DEEPEST_NESTING = 1000
 
 
 class FEMNIST(FileDataModule):
@@ -102,7 +101,7 @@ def read_writers(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
     try:
         with open(file, "rb") as stream:
             empty = True
-            for name, user in ijson.kvitems(ShallowFile(stream), "user_data", buf_size=BLOCK, use_float=True):
+            for name, user in ijson.kvitems(stream, "user_data", buf_size=BLOCK, use_float=True):
                 labels, pixels = np.array(user["y"], np.int64), np.array(user["x"], np.float32)
                 if any(type(label) is not int for label in user["y"]):
                     raise ValueError("labels must be integers")
@@ -118,18 +117,3 @@ def read_writers(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
         text = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
         first_line = text.partition("\n")[0]
         raise UsageError(f"data.root={str(file)!r}: not one of LEAF's files of FEMNIST: {first_line}") from error
-
-
-class ShallowFile:
-    """Limits the nesting of a JSON file: the parser's memory grows with the square of the depth."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._depth = file, 0
-
-    def read(self, size: int) -> bytes:
-        block = self._file.read(size)
-        # brackets within strings count as well; LEAF's names of writers have none
-        self._depth += block.count(b"{") + block.count(b"[") - block.count(b"}") - block.count(b"]")
-        if self._depth > DEEPEST_NESTING:
-            raise ValueError(f"objects and arrays are nested more than {DEEPEST_NESTING} deep")
-        return block

@@ -7,18 +7,18 @@ import io
 import math
 import os
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from PIL import Image
 
-from fl_lightning.data.cache import Range, decoded, listed
+from fl_lightning.data.array_datasets import FileDataModule, cycled, patterns
+from fl_lightning.data.cache import Range, cached, decode, listed
 from fl_lightning.data.datamodule import Images
-from fl_lightning.data.file_dataset import FileDataModule, cycled, patterns
 from fl_lightning.data.partitioners import Natural, Partitioner
 from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
@@ -55,9 +55,8 @@ class FolderDataModule(FileDataModule):
         split_seed: seed for drawing the test images, if the data set does not say which they are. It is independent of
             the seed of the run.
         offline: use a small generated data set of the same shapes instead.
-        value_range: values of black and white in grey images of 16 or 32 bits, such as ``[0, 4095]`` for 12 bits.
-            ``auto`` is 0 and the largest number of as many bits as the training images use; sites of a federation,
-            each of which would measure its own, have to give the range.
+        value_range: values of black and white in grey images of 16 or 32 bits, such as ``[0, 4095]`` for 12 bits;
+            ``auto`` takes none but images of 8 bits.
         **kwargs: see :class:`ImageDataModule`.
     """
 
@@ -83,8 +82,7 @@ class FolderDataModule(FileDataModule):
         ordered = value_range == "auto" or -math.inf < low < high < math.inf
         require(ordered, "data.value_range", value_range, "give auto, or [low, high]")
         self.image_size, self.split_seed, self.value_range = image_size, split_seed, value_range
-        self.given_range = None if value_range == "auto" else (float(low), float(high))
-        self.used_range: Range | None = None
+        self.given_range: Range | None = None if value_range == "auto" else (float(low), float(high))
 
     @abstractmethod
     def list_files(self, root: Path) -> list[ImageFile]:
@@ -117,14 +115,12 @@ class FolderDataModule(FileDataModule):
         known = domains if self.domain_names else None
         rows = (np.flatnonzero(~test & ~val), np.flatnonzero(test), np.flatnonzero(val) if val.any() else None)
         paths = [file.path for file in files]
-        images, self.used_range = decoded(self.cache_folder, paths, self.image_size, self.given_range, rows[0])
-        if self.given_range is None and self.used_range is not None:
-            self.measured = ("value_range",)
-            rank_zero_info(f"data.value_range=auto: black is 0, white is {self.used_range[1]:.0f} in the 16-bit images")
+        how = (self.image_size, self.given_range)
+        images, _ = cached(self.cache_folder, paths, how, partial(decode, paths, *how))
         return Images(images, labels, images, labels, known, known, self.domain_names, *rows)
 
     def inference_arguments(self) -> dict[str, Any]:
-        scale = {} if self.used_range is None else {"value_range": list(self.used_range)}
+        scale = {} if self.given_range is None else {"value_range": list(self.given_range)}
         return super().inference_arguments() | {"image_size": self.image_size} | scale
 
     def _draw_test(self, labels: np.ndarray, domains: np.ndarray) -> np.ndarray:
@@ -327,7 +323,6 @@ class HAM10000(FolderDataModule):
         root: folder of ``HAM10000_metadata.csv`` (or another ``*metadata*.csv``) and of the images or their folders.
         image_size: height and width to which the images are resized; FedUV takes 96.
         test_fraction: share of each domain that is drawn for test, in (0, 1).
-        missing: what to do if a row of the metadata has no image: ``raise`` an error, or ``skip`` the row.
         **kwargs: see :class:`FolderDataModule`.
     """
 
@@ -341,13 +336,11 @@ class HAM10000(FolderDataModule):
         root: str = "data",
         image_size: int = 96,
         test_fraction: float = 0.2,
-        missing: Literal["raise", "skip"] = "raise",
         **kwargs: Any,
     ) -> None:
         super().__init__(root, image_size, **kwargs)
         require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "give a share in (0, 1)")
-        require(missing in ("raise", "skip"), "data.missing", missing, "choose raise or skip")
-        self.test_fraction, self.missing = test_fraction, missing
+        self.test_fraction = test_fraction
 
     def list_files(self, root: Path) -> list[ImageFile]:
         table = next(iter(sorted(root.glob("*metadata*.csv"))), None)
@@ -356,14 +349,12 @@ class HAM10000(FolderDataModule):
         files = []
         _, rows = read_table(table, ("image_id", "dx", "dataset"))  # type: ignore[arg-type]
         for row in rows:
-            path = images.get(row["image_id"])
-            hint = f"image {row['image_id']} has no file; download it, or set data.missing: skip"
-            require(path is not None or self.missing == "skip", "data.root", str(table), hint)
-            if path is not None:
-                for column, known in (("dataset", self.domain_names), ("dx", self.class_names)):
-                    hint = f"image {row['image_id']} has none of {', '.join(known)} there; correct the table"
-                    require(row[column] in known, f"data: column {column}", row[column], hint)
-                files.append(ImageFile(path, row["dx"], row["dataset"]))
+            name = row["image_id"]
+            require(name in images, "data.root", str(table), f"image {name} has no file; download it")
+            for column, known in (("dataset", self.domain_names), ("dx", self.class_names)):
+                hint = f"image {name} has none of {', '.join(known)} there; correct the table"
+                require(row[column] in known, f"data: column {column}", row[column], hint)
+            files.append(ImageFile(images[name], row["dx"], row["dataset"]))
         return files
 
     def write_offline(self, root: Path) -> None:
@@ -421,6 +412,7 @@ class SiteImageFolders(FolderDataModule):
 
     def list_files(self, root: Path) -> list[ImageFile]:
         files = list(read_manifest(root) if root.suffix.lower() == ".csv" else files_of_sites(root, self.layout))
+        require(len(files) > 0, "data.root", str(root), "it has no row; give one for each image")
         if any(file.split for file in files) and not any(file.split == "test" for file in files):
             files = [file._replace(split="test" if file.split == "val" else file.split) for file in files]
         trains = {file.domain for file in files if file.split in ("", "train")}
@@ -443,39 +435,22 @@ class SiteImageFolders(FolderDataModule):
 def files_of_sites(root: Path, layout: str) -> Iterator[ImageFile]:
     """Yield the images in the folders of the sites."""
     sites = {site: subfolders(root / site) for site in subfolders(root)}
-    hint = f"it holds {listed(sites) or 'no folder'}, but must hold {layout}"
-    require(len(sites) >= 2, "data.root", str(root), hint)
-    hint = f"its folders {listed(sites)} are splits and no sites: take ImageFolderImages, or give {layout}"
-    require(not set(sites) <= set(SPLITS), "data.root", str(root), hint)
-    split = [site for site, folders in sites.items() if set(folders) & set(SPLITS)]
-    whole = [site for site in sites if site not in split]
-    hint = f"{listed(split)} have the folders train and test, {listed(whole)} have not; give all sites the same layout"
-    require(not split or not whole, "data.root", str(root), hint)
-    left_out: Counter[str] = Counter()
-    filled: dict[str, bool] = {}
+    hint = f"its folders are {listed(sites) or 'none'}, but it must hold {layout}"
+    require(len(sites) >= 2 and not {*sites} <= {*SPLITS}, "data.root", str(root), hint)
+    split = any({*folders} & {*SPLITS} for folders in sites.values())
     for site, folders in sites.items():
         others = [name for name in folders if split and name not in SPLITS]
-        hint = f"its folders {listed(others)} stand beside its splits; it may have {', '.join(SPLITS)}"
+        hint = f"its folders {listed(others)} are none of {', '.join(SPLITS)}; give all sites the same layout"
         require(not others, "data.root", str(root / site), hint)
-        number = 0
-        for part in folders if split else [""]:
-            for name in subfolders(root / site / part):
-                files = sorted(path for path in (root / site / part / name).rglob("*") if path.is_file())
-                images = [path for path in files if is_image(path)]
-                left_out.update(path.suffix or path.name for path in files if not is_image(path))
-                number += len(images)
-                filled[name] = filled.get(name, False) or bool(images)
-                yield from (ImageFile(path, name, site, part) for path in images)
-        direct = not number and any(is_image(path) for path in (root / site).iterdir())
-        deeper = f"; images lie in it directly: is {str(root)!r} one site, and data.root its parent?" if direct else ""
-        hint = f"its folder {site!r} holds no image in a folder of a class{deeper or f'; give {layout}'}"
-        require(number > 0, "data.root", str(root), hint)
-    empty = [name for name, some in filled.items() if not some]
-    hint = f"its classes {listed(empty)} have no image at any site; add some, or remove their folders"
-    require(not empty, "data.root", str(root), hint)
-    if left_out:
-        kinds = listed(f"{number} {kind}" for kind, number in sorted(left_out.items()))
-        rank_zero_warn(f"data.root={str(root)!r}: {left_out.total()} files are no images and are left out: {kinds}")
+        places = [(part, name) for part in (folders if split else [""]) for name in subfolders(root / site / part)]
+        files = [
+            ImageFile(path, name, site, part)
+            for part, name in places
+            for path in sorted((root / site / part / name).rglob("*"))
+            if is_image(path)
+        ]
+        require(len(files) > 0, "data.root", str(root), f"its folder {site!r} holds no image; give {layout}")
+        yield from files
 
 
 def read_manifest(path: Path) -> Iterator[ImageFile]:
@@ -484,16 +459,12 @@ def read_manifest(path: Path) -> Iterator[ImageFile]:
     present, rows = read_table(path, COLUMNS)
     unknown = [name for name in present if name not in (*COLUMNS, "split")]
     hint = f"its columns {listed(map(repr, unknown))} are not read; rename them, or take them out: it may have "
-    require(not unknown and len(set(present)) == len(present), *key, hint + f"{', '.join(COLUMNS)} and split")
-    require(len(rows) > 0, *key, "it has no row; give one for each image")
+    require(not unknown, *key, hint + f"{', '.join(COLUMNS)} and split")
     short = [str(line) for line, row in enumerate(rows, 2) if None in row or not all(row[name] for name in present)]
     require(not short, *key, f"lines {listed(short)} have an empty cell, or other cells than the head; complete them")
     splits = sorted({row["split"] for row in rows} - set(SPLITS)) if "split" in present else []
     require(not splits, *key, f"its splits {listed(splits)} are not known; give {', '.join(SPLITS)}")
     files = [Path(os.path.normpath(path.parent / row["path"])) for row in rows]
-    twice = [str(file) for file, number in Counter(files).items() if number > 1]
-    hint = f"{listed(twice)} stand in several rows; a file has one class, one site and one split: take the others out"
-    require(not twice, *key, hint)
     absent = [str(file) for file in files if not file.is_file()]
     hint = f"{len(absent)} of its {len(files)} files do not exist, such as {listed(absent)}; give paths relative to it"
     require(not absent, *key, hint)
@@ -502,20 +473,14 @@ def read_manifest(path: Path) -> Iterator[ImageFile]:
 
 
 def check_splits(root: Path, files: list[ImageFile], sites: list[str], classes: list[str]) -> None:
-    """Refuse classes without training images and sets without a split; warn of sites without test images."""
-    drawn = not files[0].split
-    for split in ("train", "test"):
-        some = drawn or any(file.split == split for file in files)
-        require(some, "data.root", str(root), f"it has no image for {split}; give some, or no splits at all")
+    """Refuse classes without training images and no test image at all; warn of sites without test images."""
+    tested = {file.domain for file in files if file.split in ("", "test")}
+    require(bool(tested), "data.root", str(root), "it has no image for test; give some, or no splits at all")
     require(len(classes) >= 2, "data.root", str(root), f"it has the class {classes[0]} alone; give two or more")
-    first: dict[str, str] = {}
-    alike = [f"{first[n.lower()]} and {n}" for n in classes if first.setdefault(n.lower(), n) != n]
-    require(not alike, "data.root", str(root), f"its classes {listed(alike)} differ in case alone; give them one name")
     trained = {file.label for file in files if file.split in ("", "train")}
     untrained = [name for name in classes if name not in trained]
     hint = f"its classes {listed(untrained)} have no training image at any site; add some, or take their images out"
     require(not untrained, "data.root", str(root), hint)
-    tested = {file.domain for file in files if drawn or file.split == "test"}
     without = [site for site in sites if site not in tested]
     if without:
         text = f"the sites {listed(without)} have no test images: they train, and have no accuracy of their own"

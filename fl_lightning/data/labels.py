@@ -48,12 +48,11 @@ def dataset_labels(dataset: Dataset) -> np.ndarray | None:
     return None if isinstance(dataset, TensorDataset) else _labels_of_items(dataset, number)
 
 
-def domains_of(dataset: Dataset, from_parts: bool = False, key: str | None = None) -> np.ndarray | None:
+def domains_of(dataset: Dataset, key: str | None = None) -> np.ndarray | None:
     """Domain of each example ``(N,)``, an integer or a name; None if the data set has none.
 
     They are the attribute or column ``key`` (None tries :data:`DOMAIN_KEYS`) of the data set, or of what a Subset or a
-    ConcatDataset holds. A single name, such as ``site = "north"``, is the domain of all examples. With ``from_parts``,
-    the parts of a ConcatDataset without such a column are numbered.
+    ConcatDataset holds. A single name, such as ``site = "north"``, is the domain of all examples.
     """
     number = len(dataset)  # type: ignore[arg-type]
     for name in DOMAIN_KEYS if key is None else (key,):
@@ -64,14 +63,11 @@ def domains_of(dataset: Dataset, from_parts: bool = False, key: str | None = Non
             if values.shape == (number,) and values.dtype.kind in "iubU":
                 return values
     if isinstance(dataset, Subset):
-        inner = domains_of(dataset.dataset, from_parts, key)
+        inner = domains_of(dataset.dataset, key)
         return None if inner is None else inner[np.asarray(dataset.indices, np.int64)]
     if isinstance(dataset, ConcatDataset):
-        parts = [domains for part in dataset.datasets if (domains := domains_of(part, key=key)) is not None]
-        if len(parts) == len(dataset.datasets):
-            return np.concatenate(parts)
-        sizes = [len(part) for part in dataset.datasets]  # type: ignore[arg-type]
-        return np.repeat(np.arange(len(sizes)), sizes) if from_parts else None
+        parts = [domains for part in dataset.datasets if (domains := domains_of(part, key)) is not None]
+        return np.concatenate(parts) if len(parts) == len(dataset.datasets) else None
     return None
 
 
@@ -101,9 +97,6 @@ def _columns(dataset: Dataset) -> Iterator[Any]:
         pairs = getattr(dataset, name, None)
         if isinstance(pairs, (list, tuple)) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
             yield [label for _, label in pairs]
-    # PyTorch Geometric stores all items as one; `_indices` are those of a part of the set
-    if getattr(dataset, "_indices", None) is None:
-        yield getattr(getattr(dataset, "_data", None), "y", None)
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:
         yield dataset.tensors[1]
 

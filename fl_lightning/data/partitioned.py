@@ -61,7 +61,7 @@ class Partitioned(FederatedDataModule):
     Labels are found by :func:`~fl_lightning.data.labels.dataset_labels`; a data set without them can be partitioned by
     :class:`IID`, :class:`QuantityDirichlet` and others that need none. The domain of each example, such as its site, is
     an attribute or column ``domains``, ``domain``, ``sites`` or ``site`` of the data set, or of the parts of a
-    ConcatDataset; for partitioners that need domains, parts without names are domains, too. The sampler and the other
+    ConcatDataset. The sampler and the other
     arguments of the user's training loader are kept on each client's part, see
     :class:`~fl_lightning.data.partitioned.DividedLoader`. Validation and test loaders are used unchanged. Hooks, state
     and ``trainer`` are those of the user's data module.
@@ -218,11 +218,11 @@ class Partitioned(FederatedDataModule):
         return type(self.datamodule).__name__
 
     def _plan(self, labels: np.ndarray | None) -> Plan:
-        dataset, needs_domains = self._divided.dataset, getattr(self.partitioner, "needs_domains", False)
-        domains, names = domains_of(dataset, needs_domains and self.domains is None, self.domains), []
+        dataset = self._divided.dataset
+        domains, names = domains_of(dataset, self.domains), list[str]()
         what = self.domains or "domains"
-        hint = f"has no {what}; give it an attribute or a column {what} (N,), or concatenate a data set for each"
-        known = domains is not None or not (needs_domains or self.domains)
+        hint = f"has no {what}; give it, or each part of a ConcatDataset, an attribute or a column {what}"
+        known = domains is not None or not (getattr(self.partitioner, "needs_domains", False) or self.domains)
         require(known, "data.datamodule", self._kind, f"{type(dataset).__name__} {hint}")
         if domains is not None:
             values, domains = np.unique(domains, return_inverse=True)
@@ -257,9 +257,7 @@ class TestData:
             hint = "give one DataLoader with a batch_size over a data set that has indices, or a dictionary of one "
             self.lack = "" if self.by_name else f"its test_dataloader gives {kind}; {hint}for each domain"
             return
-        # the numbers of parts are names of domains where those of the training set are
-        from_parts = key is None and list(names) == [str(number) for number in range(len(names))]
-        domains = domains_of(loader.dataset, from_parts, key) if names else None
+        domains = domains_of(loader.dataset, key) if names else None
         self.domains = None if domains is None else domains.astype(str)
 
     def by_domain(self, trained: Sequence[str]) -> dict[str, Any]:
@@ -301,22 +299,19 @@ class DividedLoader:
         self._check_loader(loader)
         self.loader, self.dataset = loader, loader.dataset
         batches = loader.batch_sampler
-        # without automatic batching, a batch is what the sampler gives: an example, or a list of them
         self._batching = {
             "batch_size": getattr(batches, "batch_size", None),
             "drop_last": getattr(batches, "drop_last", False),
         }
-        self._sampler = self._base = loader.sampler if batches is None else batches.sampler
-        while type(self._base) is BatchSampler:
-            self._base = self._base.sampler
-        self._check_sampler(self._base)
-        self._times = self._times_drawn(self._base)
+        self._sampler = loader.sampler if batches is None else batches.sampler
+        self._check_sampler(self._sampler)
+        self._times = self._times_drawn(self._sampler)
         self.drawn = self._times > 0
 
     def check_parts(self, parts: list[np.ndarray]) -> None:
         """Refuse a part that has rows, of which the sampler can draw none."""
         for k, rows in enumerate(parts):
-            hint = f"its {type(self._base).__name__} draws none of the {len(rows)} examples of client {k}; "
+            hint = f"its {type(self._sampler).__name__} draws none of the {len(rows)} examples of client {k}; "
             hint += "give fewer clients, another partitioner, or a sampler that draws from every part"
             self._require(not len(rows) or bool(self.drawn[rows].any()), hint)
 
@@ -324,33 +319,28 @@ class DividedLoader:
         """The loader of a part ``(n,)``, seeded by its ``generator`` alone."""
         generator = torch.Generator()
         # the partitioner shuffles the rows; a sequential pass is in the order of the data set
-        rows = np.sort(rows) if type(self._base) is SequentialSampler else rows
+        rows = np.sort(rows) if type(self._sampler) is SequentialSampler else rows
         kept = {name: getattr(self.loader, name) for name in KEPT}
         kept |= {**self._batching, "generator": generator}
-        sampler = self._sampler_on(self._sampler, rows, generator)
+        sampler = self._sampler_on(rows, generator)
         # Lightning's own, in which the rank of this process must not count
         init = self.loader.worker_init_fn or partial(pl_worker_init_function, rank=0)
         return DataLoader(Subset(self.dataset, rows.tolist()), sampler=sampler, worker_init_fn=init, **kept)
 
-    def _sampler_on(self, sampler: Any, rows: np.ndarray, generator: torch.Generator) -> Iterable[Any]:
-        if type(sampler) is BatchSampler:
-            inner = self._sampler_on(sampler.sampler, rows, generator)
-            return BatchSampler(inner, sampler.batch_size, sampler.drop_last)
+    def _sampler_on(self, rows: np.ndarray, generator: torch.Generator) -> Iterable[Any]:
+        sampler: Any = self._sampler
         if type(sampler) is SequentialSampler or not len(rows):
             return SequentialSampler(rows)
         if type(sampler) is SubsetRandomSampler:
             places = np.repeat(np.arange(len(rows)), self._times[rows])
             return SubsetRandomSampler(places.tolist(), generator)
-        number = self._share(sampler.num_samples, len(rows))
+        whole = len(self.dataset)
+        number = max(1, (2 * sampler.num_samples * len(rows) + whole) // (2 * whole))
         if type(sampler) is RandomSampler:
             return RandomSampler(rows, sampler.replacement, number, generator)
         most = number if sampler.replacement else int(self.drawn[rows].sum())
         weights = sampler.weights[torch.from_numpy(rows)]
         return WeightedRandomSampler(weights, min(number, most), sampler.replacement, generator)
-
-    def _share(self, number: int, size: int) -> int:
-        whole = len(self.dataset)
-        return max(1, (2 * number * size + whole) // (2 * whole))
 
     def _times_drawn(self, sampler: Any) -> np.ndarray:
         """How often a sampler lists each row ``(N,)``; 0 or 1 for one that draws at random."""

@@ -1,4 +1,4 @@
-"""Writes a run as an app for Flower, and what each site needs beside it."""
+"""Writes a run as an app for Flower, and the files of its sites; docs/federation.md has the commands of each party."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ app = server_app(Path(__file__).with_name("config.yaml"))
 CLIENT = '''\
 """The ClientApp: passes messages on to the worker of its site, which alone reads data."""
 
-from fl_lightning.federation.relay import client_app
+from fl_lightning.federation.wire import client_app
 
 app = client_app()
 '''
@@ -72,52 +72,6 @@ DATA = """\
 #   class_path: ImageFolderImages
 #   init_args: {root: /srv/images, classes: [benign, malignant], num_clients: 1, batch_size: 32}
 """
-README = """\
-# A run at sites
-
-`federated_run` is the app, which `flwr run` submits. Each site gets `site/config.yaml`, which it compares with the
-server's, and its own file of `sites`, where it fills in its data. SERVER stands for the name of the server's machine,
-and SITE for that of a site. What happens when something breaks, and who must trust whom, is in `docs/federation.md` of
-fl_lightning.
-
-1. The server, once: certificates, and the SuperLink, which keeps running.
-
-       export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
-       openssl req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=authority -keyout ca.key -out ca.crt
-       openssl req -newkey rsa:2048 -nodes -subj /CN=SERVER -keyout server.key -out server.csr
-       echo "subjectAltName=DNS:SERVER" > server.ext        # of an address: IP:192.0.2.1
-       openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 365 \\
-           -extfile server.ext -out server.crt
-       flower-superlink --ssl-ca-certfile ca.crt --ssl-certfile server.crt --ssl-keyfile server.key \\
-           --enable-supernode-auth --disable-runtime-dependency-installation --database state.db \\
-           --host 0.0.0.0 --port 8000
-
-2. The server, once: `$FLWR_HOME/config.toml`, which is `~/.flwr/config.toml` where nothing else is said.
-
-       [superlink]
-       default = "tls"
-       [superlink.tls]
-       address = "SERVER:8000"
-       root-certificates = "/path/to/ca.crt"
-
-3. Each site, once: a key. It sends `SITE.key.pub` to the server, and gets `ca.crt`, `config.yaml` and `SITE.yaml`.
-
-       ssh-keygen -t ecdsa -b 384 -N "" -f SITE.key
-
-4. The server, for each site: `flwr supernode register SITE.key.pub tls`
-5. Each site: its worker, which says where its socket is once it is ready, and then its node. Both keep running. No
-   other machine must reach the site; of several nodes on one machine, each needs a `--port` of its own.
-
-       python cli.py site --config config.yaml --config SITE.yaml
-       export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
-       flower-supernode --superlink SERVER:8000 --root-certificates ca.crt --auth-supernode-private-key SITE.key \\
-           --port 9101 --node-config 'socket="/path/to/SITE/worker.sock"'
-
-6. The server, to run, and to go on from the last checkpoint:
-
-       flwr run . tls --stream --run-config 'root="/path/to/runs"'
-       flwr run . tls --stream --run-config 'root="/path/to/runs" ckpt-path="last"'
-"""
 
 
 def write_app(folder: Path, config: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -132,7 +86,6 @@ def write_app(folder: Path, config: Mapping[str, Any], names: Sequence[str]) -> 
     data = yaml.safe_dump({"data": whole["data"]}, sort_keys=False) if "data" in whole else DATA
     files = {
         "pyproject.toml": PROJECT,
-        "README.md": README,
         "federated_run/__init__.py": "",
         "federated_run/server.py": SERVER,
         "federated_run/client.py": CLIENT,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -34,19 +33,6 @@ class Facts:
     batches: int = 0
     evaluation: dict[str, int] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
-
-
-class AtSite:
-    """Stands for the training batches of a site, whose number alone is known here."""
-
-    def __init__(self, name: str, batches: int) -> None:
-        self.name, self._batches = name, batches
-
-    def __len__(self) -> int:
-        return self._batches
-
-    def __iter__(self) -> Iterator[Any]:
-        raise UsageError(f"site {self.name!r}: its examples are at the site, and nobody reads them here")
 
 
 class PlanOfSites(Plan):
@@ -120,8 +106,9 @@ class Sites(FederatedDataModule):
     def info(self, k: int) -> ClientInfo:
         return ClientInfo(k, self.fact(k).num_examples, None, self.names[k])
 
-    def train_dataloader(self, k: int = 0) -> AtSite:
-        return AtSite(self.names[k], self.fact(k).batches)
+    def train_dataloader(self, k: int = 0) -> range:
+        """As many numbers as the site has batches, which nobody reads here."""
+        return range(self.fact(k).batches)
 
     def val_dataloader(self) -> Any:
         return [] if self.server_data is None else self.server_data.val_dataloader()

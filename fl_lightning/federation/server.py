@@ -21,16 +21,17 @@ from fl_lightning.engine.rounds import Outcome, evaluate, share_outcome
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sent import Entry, sent_down, tensors_of, update_of
 from fl_lightning.errors import ClientError, UsageError, clipped, require
-from fl_lightning.federation.agreement import (
+from fl_lightning.federation.data import Facts, Sites
+from fl_lightning.federation.messages import (
     check_numbers,
     check_state,
     check_update,
+    decoded,
     digest_of_part,
     digest_of_state,
+    encoded,
 )
-from fl_lightning.federation.data import Facts, Sites
-from fl_lightning.federation.messages import decoded, encoded
-from fl_lightning.federation.wire import LARGEST, BadMessageError, Packet, as_records, of_records
+from fl_lightning.federation.wire import LARGEST, BadMessageError, as_records, of_records
 from fl_lightning.method import Method
 from fl_lightning.records.summary import is_defined
 from fl_lightning.state import State, select
@@ -47,7 +48,7 @@ LONGEST_CLASS = 200
 PHASES_OF_A_VISIT = ("load", "data", "forward_backward", "correct", "step", "collect")
 
 # what a node answers: a message, or a text that says why there is none
-Answer = Packet | str
+Answer = bytes | str
 
 _link: ContextVar[Any] = ContextVar("link", default=None)
 
@@ -82,11 +83,11 @@ class FlowerLink:
     def nodes(self) -> list[int]:
         return sorted(self.grid.get_node_ids())
 
-    def send(self, node: int, packet: Packet) -> str:
+    def send(self, node: int, asked: bytes) -> str:
         from flwr.app import Message
 
         # without a time to live: past a deadline Flower would call the site lost, which is at work all the same
-        message = Message(as_records(packet), dst_node_id=node, message_type="train")
+        message = Message(as_records(asked), dst_node_id=node, message_type="train")
         try:
             number = next(iter(self.grid.push_messages([message])), None)
             why = "its SuperLink refuses it"
@@ -313,9 +314,9 @@ class ClientsAtSites:
     ) -> None:
         """Send a message to some sites, and pass each answer to ``take``; failures go to ``errors`` by client."""
         self.sites.run_id, self._bytes = self.sites.run_id or uuid.uuid4().hex, [0, 0]
-        shared = self._shared(run, kind, state)
+        shared = torch.frombuffer(bytearray(self._shared(run, kind, state)), dtype=torch.uint8)
         seconds, where = self.sites.seconds_to_answer, f"round {run.server.round}"
-        waiting = {self._send(k, joined(shared, encoded({"client": k, **words}))): k for k, words in own.items()}
+        waiting = {self._send(k, shared, words): k for k, words in own.items()}
         end = None if seconds is None else time.monotonic() + seconds
         # the text of a message beside its arrays
         limit = TEXT_ROOM + sum(torch.Size(entry.shape).numel() * 8 for entry in self.declared)
@@ -323,12 +324,11 @@ class ClientsAtSites:
             answers = self.link.receive([*waiting])
             for number, answer in answers.items():
                 k = waiting.pop(number)
-                self._bytes[1] += answer.num_bytes if isinstance(answer, Packet) else 0
+                self._bytes[1] += 0 if isinstance(answer, str) else len(answer)
                 try:
                     told = self._read(answer, limit)
                     if told.get("needs") == "whole":
-                        packet = joined(shared, encoded({"client": k, **own[k], "rest": rest_of(run)}))
-                        waiting[self._send(k, packet)] = k
+                        waiting[self._send(k, shared, {**own[k], "rest": rest_of(run)})] = k
                         continue
                     if "failed" in told or "refused" in told:
                         text = str(told.get("failed") or f"it refuses: {told.get('refused')}")
@@ -346,11 +346,13 @@ class ClientsAtSites:
             text = f"no answer within {seconds:g} s"
             errors[k] = ClientError(f"client {k} (site {self.sites.names[k]}), {where}: {text}")
 
-    def _send(self, k: int, packet: Packet) -> str:
-        self._bytes[0] += packet.num_bytes
-        return self.link.send(self.nodes[k], packet)
+    def _send(self, k: int, shared: torch.Tensor, own: Mapping[str, Any]) -> str:
+        """Send the message to all, which is encoded once, and that to one."""
+        message = encoded({"shared": shared, "own": {"client": k, **own}})
+        self._bytes[0] += len(message)
+        return self.link.send(self.nodes[k], message)
 
-    def _shared(self, run: Run, kind: str, state: Mapping[str, Any]) -> Packet:
+    def _shared(self, run: Run, kind: str, state: Mapping[str, Any]) -> bytes:
         server, travels = run.server, sent_down(run)
         return encoded(
             {
@@ -443,12 +445,6 @@ def metrics_of(answer: Mapping[str, Any], phases: Sequence[str]) -> dict[str, di
     except (KeyError, TypeError, ValueError, AttributeError):
         raise BadMessageError("its metrics are of another form") from None
     return values
-
-
-def joined(shared: Packet, own: Packet) -> Packet:
-    """Join the message to all with the message to one, without encoding the first again."""
-    text = f'{{"dict":[["shared",{shared.text}],["own",{own.text}]]}}'
-    return Packet(text, shared.data + own.data)
 
 
 def check_suits(trainer: Any) -> None:

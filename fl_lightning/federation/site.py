@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.apply_func import move_data_to_device
+from torch import Tensor
 
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
@@ -25,18 +26,19 @@ from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sent import Entry, contents_of, entries_of, sent_down, tensors_of
 from fl_lightning.errors import UsageError, require
-from fl_lightning.federation.agreement import (
+from fl_lightning.federation.data import OneSite
+from fl_lightning.federation.messages import (
     check_numbers,
     check_state,
     check_update,
+    decoded,
     different_keys,
     digest_of_part,
     digest_of_state,
+    encoded,
     scrubbed,
 )
-from fl_lightning.federation.data import OneSite
-from fl_lightning.federation.messages import decoded, encoded
-from fl_lightning.federation.wire import BadMessageError, Packet, receive, send
+from fl_lightning.federation.wire import BadMessageError, receive, send
 from fl_lightning.records.plain import on_cpu
 from fl_lightning.state import num_bytes
 from fl_lightning.storage.atomic_io import load, save
@@ -65,10 +67,10 @@ class Site:
         self.declared = declared_of(run)
 
     # ------------------------------------------------------------------ messages
-    def answer(self, packet: Packet) -> Packet:
+    def answer(self, asked: bytes) -> bytes:
         """Answer a message of the server; an error is in the answer, and in full on stderr."""
         try:
-            message = decoded(packet, self.limit)
+            message = decoded(asked, self.limit)
             if not isinstance(message, dict):
                 raise BadMessageError("a message is a dictionary")
             return encoded(self.join(message) if message.get("kind") == "join" else self.work(message))
@@ -79,7 +81,7 @@ class Site:
             traceback.print_exception(error, file=sys.stderr)
             return encoded({"failed": scrubbed(error), "usage": isinstance(error, UsageError), "name": self.name})
 
-    def refusal(self, error: BadMessageError) -> Packet:
+    def refusal(self, error: BadMessageError) -> bytes:
         self.tell(f"refused: {error}")
         return encoded({"refused": str(error), "name": self.name})
 
@@ -99,6 +101,7 @@ class Site:
 
     def work(self, message: Mapping[str, Any]) -> dict[str, Any]:
         shared, own = message.get("shared"), message.get("own")
+        shared = decoded(shared.numpy().tobytes(), self.limit) if isinstance(shared, Tensor) else None
         if not isinstance(shared, dict) or not isinstance(own, dict) or shared.get("kind") not in ("train", "evaluate"):
             raise BadMessageError(f"no such message: {message.get('kind')!r}")
         if shared.get("agreed") != self.digest:
@@ -255,11 +258,11 @@ def answer_messages(run: Run, make: Callable[[Run], Site], path: Path) -> None:
             connection, _ = server.accept()
             with connection, suppress(ConnectionError):  # who has asked may be gone
                 try:
-                    packet = receive(connection, site.limit)
+                    asked = receive(connection, site.limit)
                 except BadMessageError as error:
                     send(connection, site.refusal(error))
                 else:
-                    send(connection, site.answer(packet))
+                    send(connection, site.answer(asked))
 
 
 def listening(path: Path) -> socket.socket:

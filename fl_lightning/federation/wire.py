@@ -1,39 +1,31 @@
-"""Messages as bytes: through the socket of a site, and in Flower's records. Nothing here imports torch."""
+"""Messages on their way: through the socket of a site, in Flower's records, and from these to the socket.
+
+Nothing here imports torch or the engine, or reads data: the app that is submitted to a site needs the socket alone.
+"""
 
 from __future__ import annotations
 
+import json
 import socket
 import struct
-from typing import Any, NamedTuple
+import time
+from contextlib import suppress
+from typing import Any
 
 from fl_lightning.errors import UsageError
 
-# bytes of the text, and of the data, before both
-HEAD = struct.Struct("<QQ")
+# bytes of a message, before it
+SIZE = struct.Struct("<Q")
 # bytes of a message whose receiver sets no limit
 LARGEST = 2**34
+# seconds in which a worker that is being started again must listen
+PATIENCE = 60.0
 # names of the record of a message and of its one array
 RECORD, BYTES = "message", "bytes"
 
 
-class Packet(NamedTuple):
-    """A message.
-
-    Args:
-        text: JSON.
-        data: the numbers of the tensors in the text, in order, the lowest byte first.
-    """
-
-    text: str
-    data: bytes = b""
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.text.encode()) + len(self.data)
-
-
 class BadMessageError(UsageError):
-    """A message that is not what the two sides have agreed on; it is refused as a whole."""
+    """A message is not of the agreed form; it is refused as a whole."""
 
 
 def check_size(size: int, limit: int) -> None:
@@ -42,27 +34,17 @@ def check_size(size: int, limit: int) -> None:
         raise BadMessageError(f"a message of {size:,} bytes; at most {limit:,} are taken")
 
 
-def unpack(text: bytes, data: bytes) -> Packet:
-    """A message from its two parts."""
-    try:
-        return Packet(text.decode(), data)
-    except UnicodeDecodeError as error:
-        raise BadMessageError("the text of a message is not UTF-8") from error
-
-
-# ---------------------------------------------------------------------- the socket of a site
-def send(connection: socket.socket, packet: Packet) -> None:
+def send(connection: socket.socket, message: bytes) -> None:
     """Write a message."""
-    text = packet.text.encode()
-    connection.sendall(HEAD.pack(len(text), len(packet.data)) + text)
-    connection.sendall(packet.data)
+    connection.sendall(SIZE.pack(len(message)))
+    connection.sendall(message)
 
 
-def receive(connection: socket.socket, limit: int = LARGEST) -> Packet:
+def receive(connection: socket.socket, limit: int = LARGEST) -> bytes:
     """Read a message; memory is reserved only for bytes that have come.
 
     Raises:
-        BadMessageError: it is too large, or none.
+        BadMessageError: it is too large.
         ConnectionError: the other side has gone.
     """
 
@@ -76,13 +58,12 @@ def receive(connection: socket.socket, limit: int = LARGEST) -> Packet:
             left -= len(part)
         return b"".join(parts)
 
-    sizes = HEAD.unpack(take(HEAD.size))
-    check_size(sum(sizes), limit)
-    return unpack(*map(take, sizes))
+    (size,) = SIZE.unpack(take(SIZE.size))
+    check_size(size, limit)
+    return take(size)
 
 
-# ---------------------------------------------------------------------- Flower's records
-def as_records(packet: Packet) -> Any:
+def as_records(message: bytes) -> Any:
     """A message as Flower's ``RecordDict``.
 
     It is one array, as Flower stores and asks for each array separately, on every way of the message.
@@ -90,27 +71,65 @@ def as_records(packet: Packet) -> Any:
     from flwr.app import Array as FlowerArray
     from flwr.app import ArrayRecord, RecordDict
 
-    text = packet.text.encode()
-    data = b"".join((HEAD.pack(len(text), len(packet.data)), text, packet.data))
-    array = FlowerArray(dtype="uint8", shape=(len(data),), stype="raw", data=data)
+    array = FlowerArray(dtype="uint8", shape=(len(message),), stype="raw", data=message)
     return RecordDict({RECORD: ArrayRecord({BYTES: array})})
 
 
-def of_records(records: Any, limit: int = LARGEST) -> Packet:
+def of_records(records: Any, limit: int = LARGEST) -> bytes:
     """The message that :func:`as_records` was given.
 
     Raises:
-        BadMessageError: the records hold something else.
+        BadMessageError: the records hold something else, or the message is too large.
     """
     try:
-        data = records.array_records[RECORD][BYTES].data
-        plain = isinstance(data, bytes) and {*records} == {RECORD} and {*records.array_records[RECORD]} == {BYTES}
+        message = records.array_records[RECORD][BYTES].data
+        plain = isinstance(message, bytes) and {*records} == {RECORD} and {*records.array_records[RECORD]} == {BYTES}
     except (KeyError, TypeError, AttributeError):
         plain = False
-    if not plain or len(data) < HEAD.size:
+    if not plain:
         raise BadMessageError("the records are not those of a message")
-    length, rest = HEAD.unpack_from(data)
-    check_size(len(data) - HEAD.size, limit)
-    if length + rest != len(data) - HEAD.size:
-        raise BadMessageError("a message does not end at its end")
-    return unpack(data[HEAD.size : HEAD.size + length], data[HEAD.size + length :])
+    check_size(len(message), limit)
+    return message
+
+
+def relayed(path: str, message: bytes, patience: float = PATIENCE) -> bytes:
+    """The answer of the worker that listens at ``path``; where none does, a message that says so."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(path)
+                with suppress(ConnectionError):  # a worker that refuses a message by its size does not read to its end
+                    send(connection, message)
+                return receive(connection)
+        except OSError as error:
+            # a worker that ends in a visit has not kept it: the message may be given to the next one
+            if time.monotonic() >= end:
+                return told("failed", f"no worker of the site answers: {type(error).__name__}")
+            time.sleep(0.5)
+
+
+def told(kind: str, text: str) -> bytes:
+    """A message of the site's that says what went wrong."""
+    return json.dumps({kind: text}).encode()
+
+
+def client_app() -> Any:
+    """The ``ClientApp`` of a federation: its node's config says where the worker of the site listens."""
+    from flwr.app import Message
+    from flwr.clientapp import ClientApp
+
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Any) -> Message:
+        path = context.node_config.get("socket")
+        try:
+            hint = "start its node with --node-config 'socket=\"/path/to/worker.sock\"'"
+            asked = of_records(message.content)
+            answer = relayed(str(path), asked) if path else told("refused", f"no socket of a worker is given; {hint}")
+        except BadMessageError as error:
+            answer = told("refused", str(error))
+        return Message(as_records(answer), reply_to=message)
+
+    return app

@@ -130,11 +130,8 @@ def test_the_column_of_a_hugging_face_set_is_read_as_it_is_stored(key):
     assert read(Columns(transform=lambda batch: batch["text"], text=["a", "b", "c"], **{key: [2, 0, 1]})) == [2, 0, 1]
 
 
-def test_the_sets_of_pytorch_geometric():
-    inner = type("Data", (), {"y": torch.tensor([1, 0, 2])})()
-    assert read(Unread(_data=inner, _indices=None)) == [1, 0, 2]
-    # a permutation of the set: the items tell the order
-    assert read(Items([Graph(torch.tensor([2])), Graph(torch.tensor([1]))], _data=inner, _indices=[2, 0])) == [2, 1]
+def test_the_items_of_pytorch_geometric():
+    assert read(Items([Graph(torch.tensor([2])), Graph(torch.tensor([1]))])) == [2, 1]
     assert read(Items([Graph(torch.tensor([0.5]))])) is None
     assert read(Items([Graph(torch.tensor([[0, 1]]))])) is None
 
@@ -217,10 +214,8 @@ def test_domains_are_a_column_of_numbers_or_names():
         assert domains(none) is None
 
 
-def test_the_parts_of_a_sum_of_sets_are_domains_where_a_partitioner_needs_them():
-    both = ConcatDataset([Labelled(2), Labelled(3)])
-    assert domains(both) is None
-    assert domains(both, Natural()) == ["0", "0", "1", "1", "1"]
-    assert domains(Subset(both, [4, 0]), Natural()) == ["1", "0"]
-    named = ConcatDataset([Labelled(1, domains=["art"]), Labelled(2, domains=["art", "photo"])])
-    assert domains(named, Natural()) == ["art", "art", "photo"]
+def test_the_parts_of_a_sum_of_sets_have_domains_of_their_own():
+    assert domains(ConcatDataset([Labelled(2), Labelled(3)])) is None
+    named = ConcatDataset([Labelled(1, domains=["art"]), Labelled(2, domain="photo")])
+    assert domains(named, Natural()) == ["art", "photo", "photo"]
+    assert domains(Subset(named, [2, 0]), Natural()) == ["photo", "art"]

@@ -98,11 +98,6 @@ def test_the_domains_are_a_column_of_any_name(key, named):
         ready(train, test, domains="clinic")
 
 
-def test_parts_without_names_are_numbered_in_both_sets():
-    train, test = (ConcatDataset([site(i, n) for i, n in enumerate(numbers)]) for numbers in ((40, 30, 50), (8, 6, 9)))
-    assert sizes(ready(train, test)) == ({"0": 8, "1": 6, "2": 9}, [8, 6, 9])
-
-
 def test_a_dictionary_has_a_loader_for_each_domain():
     parts = dict(zip(SITES, (DataLoader(site(i, 5 + i), batch_size=4) for i in range(3)), strict=True))
     data = ready(named((40, 30, 50)), parts)

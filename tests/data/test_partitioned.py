@@ -6,7 +6,7 @@ from helpers.errors import refused
 from helpers.runs import ready
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import CombinedLoader
-from torch.utils.data import ConcatDataset, DataLoader, TensorDataset, random_split
+from torch.utils.data import DataLoader, TensorDataset, random_split
 
 from fl_lightning import Partitioned
 from fl_lightning.data import (
@@ -78,9 +78,6 @@ def test_partitioners_that_need_no_labels_take_any_targets(dataset, partitioner)
 
 
 def test_by_domain_needs_no_labels():
-    parts = [TensorDataset(X[:50], torch.rand(50)), TensorDataset(X[50:], torch.rand(40))]
-    data = ready(Partitioned(Theirs(ConcatDataset(parts)), ByDomain(), 2))
-    assert [sorted(part) for part in data.plan.parts] == [list(range(50)), list(range(50, 90))]
     named = TensorDataset(X)
     named.domains = ["photo", "art"] * 45
     data = ready(Partitioned(Theirs(named), ByDomain(), 4))

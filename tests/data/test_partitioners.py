@@ -17,13 +17,11 @@ from fl_lightning.data import (
     DomainDirichlet,
     FromPlan,
     Natural,
-    Partitioner,
     Plan,
     Pooled,
     QuantityDirichlet,
     Shards,
 )
-from fl_lightning.data.partitioners import repair
 
 BALANCED = np.repeat(np.arange(10), 500)
 
@@ -70,16 +68,6 @@ PARTS = {
     "DomainDirichlet": (lambda: DomainDirichlet(0.3, 1), [[0, 6], [3, 9], [1, 4], [7, 10], [8, 11], [2, 5]]),
     "Natural": (lambda: Natural(), [[2, 5, 8, 11, 0, 3, 6, 9], [1, 4, 7, 10]]),
 }
-
-
-def concrete(kind):
-    classes = [inner for child in kind.__subclasses__() for inner in (child, *concrete(child))]
-    return [one for one in classes if not one.__name__.startswith("_") and one.__module__.startswith("fl_lightning")]
-
-
-def test_every_partitioner_is_tested():
-    known = {name.partition(",")[0] for name in PARTS} | {"Pooled", "FromPlan"}
-    assert {kind.__name__ for kind in concrete(Partitioner)} == known
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -200,21 +188,18 @@ def test_many_clients_and_tiny_alpha_end(clients, alpha, min_size):
     assert min(map(len, parts)) >= min_size
 
 
-def test_repair_takes_half_of_what_the_largest_can_spare_of_its_most_frequent_class():
-    labels, owner = np.zeros(30, int), np.array([0] * 20 + [1] * 10)
-    assert repair(owner, labels, 3, 4) == 4
-    assert np.bincount(owner).tolist() == [16, 10, 4]
-    owner = np.repeat([0, 1], [16, 14])
-    assert repair(owner, labels, 3, 6) == 6
-    assert np.bincount(owner).tolist() == [11, 13, 6]
-    # client 2 gets 2 of the 9 of client 0, then 2 of client 1 and 1 of client 0, each of the class with most samples
-    owner, labels = np.repeat([0, 1], [9, 8]), np.array([0] * 4 + [1] * 5 + [0] * 6 + [1] * 2)
-    assert repair(owner, labels, 3, 5) == 5
-    assert owner.tolist() == [0, 0, 0, 2, 0, 0, 0, 2, 2, 1, 1, 1, 1, 2, 2, 1, 1]
-
-
-@pytest.mark.parametrize("make", [lambda least: Dirichlet(0.05, least), lambda least: QuantityDirichlet(0.2, least)])
-def test_only_clients_that_are_too_small_gain_and_the_moved_samples_are_counted(make):
+@pytest.mark.parametrize(
+    ("make", "first"),
+    [
+        (lambda least: Dirichlet(0.05, least), "ba2b3055e9a40a9a"),
+        (
+            lambda least: QuantityDirichlet(0.2, least),
+            "9faca1c53ce26ce3",
+        ),
+    ],
+)
+def test_only_clients_that_are_too_small_gain_and_the_moved_samples_are_counted(make, first):
+    assert plan_of(make(60)).hash.startswith(first)
     for seed in range(5):
         drawn, kept = (plan_of(make(least), 20, seed) for least in (0, 60))
         small = drawn.sizes < 60
@@ -268,16 +253,6 @@ def test_a_class_of_which_all_open_clients_drew_nothing_is_drawn_again():
     assert whole(Dirichlet(1e-5, 0, repair="redraw")(labels, 10, rng()), 500)
     with refused("Dirichlet.alpha=1e-300", "repair=move"):
         Dirichlet(1e-300, 0, repair="redraw", max_draws=3)(labels, 10, np.random.RandomState(0))
-
-
-@pytest.mark.parametrize("make", [IID, lambda: Dirichlet(0.5, 1, repair="redraw")])
-def test_a_partitioner_that_repairs_nothing_has_moved_nothing(make):
-    partitioner = make()
-    call(partitioner, LABELS, 3, rng())
-    assert partitioner.moved == 0
-
-
-def test_redrawing_gives_up_with_a_hint():
     with refused("Dirichlet.repair='redraw'", "Dirichlet.min_size=490", "repair=move"):
         Dirichlet(0.3, min_size=490, repair="redraw", max_draws=5)(BALANCED, 10, rng())
 
@@ -324,23 +299,14 @@ def test_from_plan_deals_out_as_another_run_did_and_refuses_another_data_set(tmp
     path = tmp_path / "plan.npz"
     plan = plan_of(Dirichlet(0.3))
     plan.save(path)
-    assert plan_of(FromPlan(str(path)), seed=9).hash == plan.hash
+    again = plan_of(FromPlan(str(path)), seed=9)
+    assert again.hash == plan.hash and (again.label_counts == plan.label_counts).all()
+    with np.load(path, allow_pickle=False) as saved:
+        assert (saved["label_counts"] == plan.label_counts).all()
     with refused("data.num_clients=3"):
         plan_of(FromPlan(str(path)), clients=3)
     with refused("FromPlan.path=", "5000", "40"):
         FromPlan(str(path))(np.zeros(40, int), 20, rng())
-
-
-def test_a_plan_is_saved_loaded_and_hashed(tmp_path):
-    labels = np.arange(60) % 3
-    plan = Plan(IID()(labels, 4, rng()), labels, 3)
-    plan.save(tmp_path / "plan.npz")
-    again = Plan.load(tmp_path / "plan.npz")
-    assert again.hash == plan.hash != Plan(IID()(labels, 4, rng(1)), labels, 3).hash
-    assert all(np.array_equal(a, b) for a, b in zip(again.parts, plan.parts, strict=True))
-    with np.load(tmp_path / "plan.npz", allow_pickle=False) as saved:
-        assert saved["label_counts"].tolist() == plan.label_counts.tolist()
-    assert plan.label_counts.sum(0).tolist() == [20, 20, 20]
 
 
 def test_a_report_describes_sizes_classes_skew_and_moved_samples():

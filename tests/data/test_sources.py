@@ -1,8 +1,9 @@
-"""Data sets in files: each format is read by the real reader, and damaged files are named."""
+"""Data sets in files: each format is read as it is, and damaged files are named."""
 
 import gzip
 import json
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from helpers.errors import refused
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import data as sets
-from fl_lightning.data.file_dataset import FileDataModule
 from fl_lightning.data.folders import FolderDataModule
 
 RGB, GREY, PAPER = (80, 167, 167), (153, 215, 180), (224, 212, 219)
@@ -49,11 +49,6 @@ def offline(kind, **kwargs):
 def all_of(loaders):
     batches = [batch for loader in loaders for batch in loader]
     return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
-
-
-def test_every_data_set_in_files_is_tested():
-    in_files = {one for one in vars(sets).values() if isinstance(one, type) and issubclass(one, FileDataModule)}
-    assert in_files == set(FORMATS)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -97,9 +92,7 @@ def test_missing_files_are_named(kind, tmp_path):
             ready(kind(str(root)))
 
 
-@pytest.mark.parametrize(
-    "kind", [sets.NpyImages, sets.MNIST, sets.CIFAR10, sets.SVHN, sets.STL10, sets.PACS, sets.HAM10000, sets.FEMNIST]
-)
+@pytest.mark.parametrize("kind", [sets.PACS, sets.HAM10000, sets.FEMNIST])
 def test_files_that_are_cut_off_are_refused_in_one_line(kind, tmp_path):
     data = offline(kind)
     data.write_offline(tmp_path)
@@ -110,10 +103,33 @@ def test_files_that_are_cut_off_are_refused_in_one_line(kind, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_with_another_checksum_is_refused(tmp_path):
-    sets.CIFAR10(offline=True).write_offline(tmp_path)
-    with refused("data.root=", "cifar-10-batches-py", "data.download"):
-        ready(sets.CIFAR10(str(tmp_path)))
+@pytest.mark.parametrize("kind", [sets.CIFAR10, sets.CIFAR100, sets.SVHN, sets.STL10])
+def test_torchvisions_images_are_read_as_they_are_stored(kind, monkeypatch):
+    known = offline(kind).load()
+
+    def source(root, train=None, split=None):
+        here = slice(2) if train or split == "train" else slice(2, 4)
+        images, labels = known[here]
+        if train is None:
+            return SimpleNamespace(data=images.transpose(0, 3, 1, 2), labels=labels.astype(np.int16))
+        return SimpleNamespace(data=images, targets=labels.tolist())
+
+    monkeypatch.setattr(kind, "source", staticmethod(source))
+    for ours, theirs in zip(kind().load()[:4], known, strict=False):
+        assert np.array_equal(ours, theirs) and ours.flags.c_contiguous
+
+
+IDX_FILES = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+IDX = [array.squeeze() for array in sets.MNIST(offline=True).load()[:4]]
+
+
+def write_idx(folder, compressed=True):
+    """The offline data set in the files of MNIST, whose heads say that they are of bytes, and their shape."""
+    for name, array in zip(IDX_FILES, IDX, strict=True):
+        head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
+        contents = head + array.astype(np.uint8).tobytes()
+        file = folder / f"{name}-ubyte{'.gz' if compressed else ''}"
+        file.write_bytes(gzip.compress(contents) if compressed else contents)
 
 
 @pytest.mark.parametrize("where", ["", "FashionMNIST/raw"])
@@ -121,27 +137,25 @@ def test_a_file_with_another_checksum_is_refused(tmp_path):
 def test_idx_files_are_found_compressed_or_not(tmp_path, where, compressed):
     folder = tmp_path / where
     folder.mkdir(parents=True, exist_ok=True)
-    sets.FashionMNIST(offline=True).write_offline(folder)
-    if not compressed:
-        for path in list(folder.glob("*.gz")):
-            path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
-            path.unlink()
-    assert ready(sets.FashionMNIST(str(tmp_path), num_clients=3)).plan.sizes.sum() == 200
+    write_idx(folder, compressed)
+    data = ready(sets.FashionMNIST(str(tmp_path), num_clients=3))
+    assert data.plan.sizes.sum() == 200 and np.array_equal(data.test_dataloader().images.squeeze(), IDX[2])
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b + b"0", lambda b: b"nothing"])
 def test_an_idx_file_of_another_size_is_named(tmp_path, damage):
-    sets.MNIST(offline=True).write_offline(tmp_path)
+    write_idx(tmp_path)
     packed = tmp_path / "t10k-images-idx3-ubyte.gz"
     packed.with_suffix("").write_bytes(damage(gzip.decompress(packed.read_bytes())))
     with refused("data.root=", "t10k-images-idx3-ubyte"):
         ready(sets.MNIST(str(tmp_path)))
 
 
-def test_labels_outside_the_classes_are_refused(monkeypatch):
+def test_labels_outside_the_classes_are_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(sets.MNIST, "num_classes", 9)
+    write_idx(tmp_path)
     with refused("train_labels=9"):
-        ready(sets.MNIST(offline=True))
+        ready(sets.MNIST(str(tmp_path)))
 
 
 # ---------------------------------------------------------------- FEMNIST
@@ -193,7 +207,6 @@ USER = {"x": [[0.5] * 784], "y": [3]}
         ({"user_data": {"a": {**USER, "y": [1.5]}}}, ("labels",)),
         ({"user_data": {"a": {**USER, "x": [[255.0] * 784]}}}, ("pixels", "[0, 1]")),
         (json.dumps({"user_data": {"a": USER}})[:-9], ("premature EOF",)),
-        ('{"user_data": {"a": ' + "[" * 100_000, ("1000",)),
     ],
 )
 def test_a_file_that_is_not_leafs_is_named(tmp_path, content, named):

@@ -9,6 +9,9 @@ from helpers.runs import assert_same_bits
 from helpers.sites import SITES, SMALL, Here, alone, app_of, numbers_of, serve, sites_here
 from helpers.tiers import sample
 
+from fl_lightning.federation.messages import decoded
+from fl_lightning.state import num_bytes
+
 RUNS = {
     "fedavg": {},
     "scaffold, feddecorr and fedprox, with a schedule": {
@@ -45,7 +48,7 @@ def test_a_run_at_sites_is_the_same_as_in_one_process(name, tmp_path):
     assert "schedule" not in name or ours.history[-1]["lr"] < ours.history[0]["lr"]
     assert_same_bits(ours.server.state, fitted.server.state)
     # what travels is what the sites have announced
-    sent = [len(update.data) for update in link.updates]
+    sent = [num_bytes(decoded(answer)["update"]) for answer in link.updates]
     assert len(sent) == sum(row["clients"] for row in ours.history) and max(sent) == announced
     assert fitted.history and numbers_of(ours.history) == numbers_of(fitted.history)
 

@@ -9,15 +9,28 @@ import pytest
 import torch
 from helpers.errors import assert_names, refused
 from helpers.runs import assert_same_bits
-from helpers.sites import ROUNDS, SITES, SMALL, Here, Sockets, alone, app_of, serve, sites_here, until, worker, workers
+from helpers.sites import (
+    ROUNDS,
+    SITES,
+    SMALL,
+    Here,
+    Sockets,
+    alone,
+    app_of,
+    message_of,
+    serve,
+    sites_here,
+    until,
+    worker,
+    workers,
+)
 
 from fl_lightning.errors import ClientError
 from fl_lightning.federation import site
 from fl_lightning.federation.data import Sites
 from fl_lightning.federation.messages import decoded, encoded
-from fl_lightning.federation.relay import client_app, told
 from fl_lightning.federation.server import ClientsAtSites
-from fl_lightning.federation.wire import as_records, of_records
+from fl_lightning.federation.wire import as_records, client_app, of_records, told
 
 SCAFFOLD = copy.deepcopy(SMALL) | {"method": [{"class_path": "SCAFFOLD"}]}
 SKIPPING = copy.deepcopy(SCAFFOLD)
@@ -114,7 +127,7 @@ def test_an_update_that_did_not_arrive_was_never_remembered(tmp_path):
         link.lost = {2}
         trainer = serve(app, link)
     assert [row["clients"] for row in trainer.history] == [2, 3, 3]
-    asked = [(node, decoded(packet)) for node, packet in link.sent]
+    asked = [(node, message_of(packet)) for node, packet in link.sent]
     trained = [(node, message) for node, message in asked if message.get("shared", {}).get("kind") == "train"]
     memories = {k: [message["own"]["memory"] for node, message in trained if node == k] for k in range(SITES)}
     assert memories == {0: [None, 0, 1], 1: [None, 0, 1], 2: [None, None, 1]}
@@ -189,7 +202,7 @@ class Slow(Here):
     """Node 1 answers what it is asked in round 0 when round 2 begins; node 2 comes in round 1."""
 
     def nodes(self):
-        rounds = [decoded(packet).get("shared", {}).get("round", 0) for _, packet in self.sent]
+        rounds = [message_of(packet).get("shared", {}).get("round", 0) for _, packet in self.sent]
         self.gone = set() if max(rounds, default=0) else {2}
         return super().nodes()
 
@@ -197,12 +210,12 @@ class Slow(Here):
         answers = super().receive(messages)
         for number in [*answers]:
             node, packet = self.sent[int(number) - 1]
-            if node == 1 and decoded(packet).get("shared", {}).get("round") == 0 and not self.seen_of_round(2):
+            if node == 1 and message_of(packet).get("shared", {}).get("round") == 0 and not self.seen_of_round(2):
                 self.answers[number] = answers.pop(number)
         return answers
 
     def seen_of_round(self, round_):
-        return any(decoded(packet).get("shared", {}).get("round") == round_ for _, packet in self.sent)
+        return any(message_of(packet).get("shared", {}).get("round") == round_ for _, packet in self.sent)
 
 
 def test_a_late_site_is_asked_nothing_more_until_it_has_answered_and_a_new_one_joins(tmp_path):
@@ -213,7 +226,7 @@ def test_a_late_site_is_asked_nothing_more_until_it_has_answered_and_a_new_one_j
         link = Slow(sites)
         with pytest.warns(UserWarning, match="no answer within 0.5 s"):
             trainer = serve(app, link)
-    asked = [(decoded(packet).get("shared", {}), node) for node, packet in link.sent]
+    asked = [(message_of(packet).get("shared", {}), node) for node, packet in link.sent]
     trained = [
         sorted(node for message, node in asked if (message.get("kind"), message.get("round")) == ("train", t))
         for t in range(4)

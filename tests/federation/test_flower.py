@@ -11,9 +11,9 @@ pytest.importorskip("flwr")
 from helpers.errors import missing
 from helpers.flower import Flower
 from helpers.runs import assert_same_bits
-from helpers.sites import SMALL, Here, alone, app_of, numbers_of, serve, sites_here, workers
+from helpers.sites import SMALL, Here, alone, app_of, message_of, numbers_of, serve, sites_here, workers
 
-from fl_lightning.federation.messages import decoded, encoded
+from fl_lightning.federation.messages import encoded
 from fl_lightning.federation.server import FlowerLink
 from fl_lightning.federation.wire import BadMessageError, as_records, of_records
 from fl_lightning.storage.checkpoint import read, unpack_rows
@@ -63,7 +63,7 @@ class Grid(Here):
     def push_messages(self, messages):
         (message,) = messages
         node, packet = message.metadata.dst_node_id, of_records(message.content)
-        shared = decoded(packet).get("shared", {})
+        shared = message_of(packet).get("shared", {})
         if (shared.get("kind"), shared.get("round"), node) == ("train", 0, 1):
             raise ConnectionError("the session has expired")
         return [None if shared.get("round") == 1 and node == 2 else self.send(node, packet)]

@@ -1,90 +1,98 @@
 """What a message may hold, and what is refused of one."""
 
+import io
 import math
 import socket
 import threading
+import zipfile
 
+import numpy as np
 import pytest
 import torch
 
 from fl_lightning.errors import ClientError
-from fl_lightning.federation.agreement import check_state, scrubbed
-from fl_lightning.federation.messages import decoded, encoded
+from fl_lightning.federation.messages import check_state, decoded, encoded, scrubbed
 from fl_lightning.federation.server import over_sites
-from fl_lightning.federation.wire import BadMessageError, Packet, receive, send
+from fl_lightning.federation.wire import BadMessageError, receive, send
+from fl_lightning.records.plain import packed
 
 STATE = {"weight": torch.zeros(2, 3), "steps": torch.tensor(4)}
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.tensor([0.1, -0.0, math.inf, math.nan], dtype=torch.bfloat16),
-        torch.tensor([[0.1, 1e-45]]),
-        torch.randn(3, 2, dtype=torch.float64).t(),
-        torch.tensor(True),
-        torch.zeros(0, 3, dtype=torch.int64),
-        torch.tensor([1 + 2j]),
-    ],
-)
-def test_tensors_keep_their_bits(tensor):
-    (same,) = decoded(encoded([tensor]))
-    assert same.dtype == tensor.dtype and same.shape == tensor.shape
-    bits = [value.contiguous().reshape(-1).view(torch.uint8) for value in (same, tensor) if value.numel()]
-    assert not bits or torch.equal(*bits)
-
-
-def test_plain_values_and_containers_come_back_as_they_were():
+def test_tensors_and_plain_values_come_back_as_they_were_and_nothing_beside_them():
+    whole = torch.randn(1000, dtype=torch.float64)
     value = {
-        "a": [1, 0.1, None, True, "ü"],
-        3: (1.5, {"b": math.inf}),
-        "c/d": torch.ones(1),
-        "c": {"d": torch.zeros(1)},
+        "a": [1, 0.1, None, True, "ü", np.float64(0.5)],
+        3: (1.5, {"b": math.inf}, torch.Size([2])),
+        "c": {"d": torch.tensor([0.1, -0.0, math.inf, math.nan], dtype=torch.bfloat16), "e": whole[:6].view(2, 3).t()},
+        "f": [
+            torch.tensor(True),
+            torch.zeros(0, 3, dtype=torch.int64),
+            torch.tensor([1 + 2j]),
+            torch.ones(1).expand(3),
+        ],
     }
-    assert str(decoded(encoded(value))) == str(value)
+    message = encoded(value)
+    assert str(decoded(message)) == str(value) and whole[7:].numpy().tobytes() not in message
+    assert decoded(message)["c"]["e"].dtype == torch.float64
+    with pytest.raises(BadMessageError, match="Own"):
+        encoded({"a": [Own()]})
 
 
-def test_nothing_but_tensors_and_plain_values_is_sent():
-    with pytest.raises(TypeError, match="a/0 is a object"):
-        encoded({"a": [object()]})
+class Own:
+    """Nothing that a message may hold."""
+
+
+def compressed():
+    file = io.BytesIO()
+    stored = zipfile.ZipFile(io.BytesIO(encoded(torch.zeros(10**5))))
+    with stored, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in stored.namelist():
+            archive.writestr(name, stored.read(name))
+    return file.getvalue()
+
+
+def nested(depth, times):
+    value = 0
+    for _ in range(depth):
+        value = [value] * times
+    return packed(value).numpy().tobytes()
 
 
 @pytest.mark.parametrize(
-    ("packet", "why"),
+    ("message", "why"),
     [
-        (Packet("{"), "not JSON"),
-        (Packet('{"tensor":["float32",2]}', b"1234"), "ends within a tensor"),
-        (Packet("null", b"1"), "1 undeclared bytes"),
-        (Packet('{"tensor":["object",1]}', b"12345678"), "the type 'object'"),
-        (Packet('{"tensor":["float32",-1]}'), r"the shape \[-1\]"),
-        (Packet('{"tensor":["float32",0,1e3]}'), "the shape"),
-        (Packet(f'{{"tensor":["float32",0,{2**70}]}}'), "the shape"),
-        (Packet('{"tensor":[]}'), "the type None"),
-        (Packet('{"list":[]}'), "no known kind"),
-        (Packet('{"dict":[[[],1]]}'), "no known kind"),
-        (Packet("{}"), "no known kind"),
-        (Packet("[" * 30 + "]" * 30), "24 deep"),
-        (Packet('"' + "x" * 2000 + '"'), "at most 1,000 are taken"),
+        (b"{", "not of tensors"),
+        (b"", "not of tensors"),
+        (encoded(1)[:-9], "not of tensors"),
+        (packed(Own()).numpy().tobytes(), "not of tensors"),
+        (compressed(), "bytes; at most"),
+        (packed(torch.zeros(1).expand(10**12)).numpy().tobytes(), "larger tensors"),
+        (packed(torch.eye(3).to_sparse()).numpy().tobytes(), "cannot hold a Tensor"),
+        (packed(torch.ones(3, device="meta")).numpy().tobytes(), "cannot hold a Tensor"),
+        (nested(30, 1), "24 deep"),
+        (nested(20, 10), "1,048,576 values"),
+        (encoded("x" * 20_000), "at most 10,000 are taken"),
     ],
 )
-def test_a_bad_message_is_refused(packet, why):
+def test_a_bad_message_is_refused(message, why):
     with pytest.raises(BadMessageError, match=why):
-        decoded(packet, limit=1000)
+        decoded(message, limit=10_000)
 
 
 def test_a_message_goes_through_a_socket_within_its_limit():
-    packet = encoded({"x": torch.arange(1000.0)})
+    message = encoded({"x": torch.arange(1000.0)})
     for limit, refused in ((10**6, False), (3000, True)):
         here, there = socket.socketpair()
         with here, there:
-            thread = threading.Thread(target=send, args=(here, packet))
+            thread = threading.Thread(target=send, args=(here, message))
             thread.start()
             if refused:
                 with pytest.raises(BadMessageError, match=r"at most 3,000 are taken"):
                     receive(there, limit)
                 there.recv(10**6)
             else:
-                assert receive(there, limit) == packet
+                assert receive(there, limit) == message
             thread.join()
 
 

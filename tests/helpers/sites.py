@@ -14,8 +14,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning.cli import FederatedCLI
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
-from fl_lightning.federation.relay import relayed
+from fl_lightning.federation.messages import decoded
 from fl_lightning.federation.server import reached_by
+from fl_lightning.federation.wire import relayed
 from fl_lightning.models import ImageClassifier
 
 ROUNDS, SITES = 3, 3
@@ -81,7 +82,7 @@ class Here:
 
     def ask(self, node, packet, number):
         answer = self.answer(node, packet)
-        if '"update"' in answer.text:
+        if "update" in decoded(answer):
             self.updates.append(answer)
             if node in self.lost:
                 self.lost.discard(node)
@@ -135,6 +136,13 @@ def app_of(folder, config, **of_sites):
     contents["data"]["init_args"] |= of_sites
     written(server, contents)
     return app
+
+
+def message_of(packet):
+    """A message of the server, with its part for all decoded."""
+    message = decoded(packet)
+    shared = message.get("shared")
+    return message if shared is None else message | {"shared": decoded(shared.numpy().tobytes())}
 
 
 @contextmanager

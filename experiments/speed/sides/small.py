@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
 from fl_lightning.data import FederatedDataModule, NpyImages, Synthetic
-from fl_lightning.data.file_dataset import cycled
+from fl_lightning.data.array_datasets import cycled
 from fl_lightning.data.partitioners import Partitioner
 from fl_lightning.models import ImageClassifier, Logistic
 from fl_lightning.models.encoders import Encoder
