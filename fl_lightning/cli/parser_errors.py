@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import LightningModule
 
 from fl_lightning.callbacks import Callback
-from fl_lightning.callbacks.refused import replacement
+from fl_lightning.callbacks.base import replacement
 from fl_lightning.cli.config_checks import constructors
 from fl_lightning.data import Augmentation, FederatedDataModule, Partitioner
 from fl_lightning.errors import choices, clipped

@@ -31,15 +31,6 @@ def in_full_precision(function: Function) -> Function:
     return cast(Function, wrapped)
 
 
-def takes_half_products(*tensors: Tensor) -> bool:
-    """Whether autocast would multiply these tensors as they are: it is on, and all of them are in bfloat16.
-
-    Not in float16, whose range sums of many products can leave.
-    """
-    in_bfloat16 = all(tensor.dtype == torch.bfloat16 for tensor in tensors)
-    return in_bfloat16 and torch.is_autocast_enabled(tensors[0].device.type)
-
-
 def linked_zero(*tensors: Tensor) -> Tensor:
     """A scalar 0 with gradient 0 in every argument, whatever their values.
 

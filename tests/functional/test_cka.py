@@ -148,8 +148,6 @@ def test_half_precision_products_are_taken_under_autocast_of_wide_bfloat16_alone
         assert torch.equal(linear_ckas(*halves), linear_ckas(*(a.float() for a in halves)))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(linear_ckas(x, *others, debiased=True), linear_ckas(*wide, debiased=True))
-        trained = [a.clone().requires_grad_() for a in others]
-        assert torch.equal(linear_ckas(x, *trained), linear_ckas(*wide))
 
 
 @pytest.mark.parametrize("n", [2, 5, 100])
