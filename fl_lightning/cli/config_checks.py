@@ -79,9 +79,9 @@ def constructors(kind: Any) -> Iterator[tuple[Any, list[inspect.Parameter]]]:
 
 def takes_none(annotation: Any) -> bool:
     """Whether a type allows None."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return any(takes_none(part) for part in typing.get_args(annotation))
-    return annotation in (None, type(None), Any, object) or isinstance(annotation, typing.TypeVar)
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    parts = typing.get_args(annotation) if union else (annotation,)
+    return any(part in (None, type(None), Any, object) or isinstance(part, typing.TypeVar) for part in parts)
 
 
 @contextmanager
