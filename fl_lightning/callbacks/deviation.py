@@ -118,8 +118,8 @@ class DeviationBound(ClientMeasurement):
         if not self.measures(trainer, client):
             return
         counts: Tensor = client.info.label_counts  # type: ignore[assignment]
-        where = (client.received, ("representation", "logits"), "train", client.info.id)
-        with closing(trainer.representations(*where)) as batches:  # type: ignore[type-var]
+        taps, k = ("representation", "logits"), client.info.id
+        with closing(trainer.representations(client.received, taps, "train", k)) as batches:  # type: ignore[type-var]
             means = class_means(batches, counts, self._tau, self.examples)
         if not means:
             return

@@ -11,7 +11,6 @@ Its Eq. 3 is linear CKA. https://arxiv.org/abs/2112.00407
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,8 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fl_lightning.errors import require
-from fl_lightning.functional._mapped import needs_gradient
-from fl_lightning.functional._precision import centered, in_full_precision, linked_zero, unit_scale
+from fl_lightning.functional._precision import centered, in_full_precision, linked_zero, needs_gradient, unit_scale
 
 LEAST_NORM = 1e-12
 # columns below which products in half precision save nothing; columns of a block, whose products are added in float32;
@@ -109,54 +107,19 @@ def _linear_ckas(x: Tensor, *ys: Tensor, debiased: bool) -> Tensor:
     return torch.stack([_alignment(k, other) for other in ls])
 
 
-def minibatch_cka(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
-    r"""Debiased linear CKA of activations that come batch by batch.
+def unbiased_gram(x: Tensor) -> Tensor:
+    r"""The part of a batch in the debiased linear CKA of activations that come batch by batch, as a vector.
 
-    The numerator and both factors of the denominator of :func:`linear_cka` are means over the batches, weighted by
-    their examples, of unbiased estimates of HSIC:
+    It is the upper triangle of the Gram matrix of the rows, centered after Song et al., and scaled so that the inner
+    product of two such vectors of the same examples is :math:`\frac{n}{2}` times an unbiased estimate of HSIC:
 
     .. math::
         \mathrm{HSIC}_1(K, L) = \frac{1}{n (n - 3)} \left( \mathrm{tr}(\tilde K \tilde L)
             + \frac{1^T \tilde K 1 \, 1^T \tilde L 1}{(n - 1) (n - 2)}
             - \frac{2}{n - 2} 1^T \tilde K \tilde L 1 \right)
 
-    with the Gram matrices K and L of a batch of n examples, their diagonals set to 0. Each mean has the same
-    expectation as the estimate from all examples at once, whatever the size of the batches.
-
-    Args:
-        xs: activations ``(n, ...)`` of each batch.
-        ys: activations ``(n, ...)`` of the same examples. Batches of fewer than 4 examples do not count.
-
-    Returns:
-        A scalar in [-1, 1], in float64 and without gradient: 1 if one is the other rotated, shifted, or scaled as a
-        whole. nan if no batch counts, or if all rows of one argument are equal.
-
-    Raises:
-        UsageError: the numbers of batches or of rows differ.
-
-    Source: Nguyen et al., Do Wide and Deep Networks Learn the Same Things?, ICLR 2021, Eq. 2 and 3,
-    https://arxiv.org/abs/2010.15327. HSIC_1: Song et al., Feature Selection via Dependence Maximization, JMLR 2012.
-
-    Example:
-        >>> import torch
-        >>> x, y = torch.rand(2, 64, 1000, generator=torch.Generator().manual_seed(0))  # unrelated
-        >>> round(minibatch_cka(x.split(16), (3 * x + 1).split(16)).item(), 4)
-        1.0
-        >>> round(minibatch_cka(x.split(16), y.split(16)).item(), 2)
-        -0.01
-    """
-    require(len(xs) == len(ys), "batches", (len(xs), len(ys)), "give x and y in the same batches")
-    for x, y in zip(xs, ys, strict=True):
-        _require_same_rows(x, y)
-    return similarities(torch.stack([torch.cat([unbiased_gram(x) for x in batches]) for batches in (xs, ys)]))[0, 1]
-
-
-def unbiased_gram(x: Tensor) -> Tensor:
-    r"""What unbiased estimates of HSIC need of a batch, as a vector.
-
-    It is the upper triangle of the Gram matrix of the rows, centered after Song et al., and scaled so that the inner
-    product of two such vectors of the same examples is :math:`\frac{n}{2} \mathrm{HSIC}_1`. It does not depend on the
-    width of the layer, so that many models and layers can be kept and compared in pairs.
+    with the Gram matrices K and L of a batch of n examples, their diagonals set to 0. It does not depend on the width
+    of the layer, so that many models and layers can be kept and compared in pairs.
 
     Args:
         x: activations ``(n, ...)``, flattened to ``(n, p)``.
@@ -184,13 +147,19 @@ def _plain_gram(x: Tensor) -> Tensor:
 
 
 def similarities(grams: Tensor) -> Tensor:
-    """The minibatch CKA of each pair of layers or models, from what :func:`unbiased_gram` gives of their batches.
+    """The debiased linear CKA of each pair of layers or models, from :func:`unbiased_gram` of their batches.
+
+    The numerator and both factors of the denominator of :func:`linear_cka` are means over the batches, weighted by
+    their examples. Each mean has the same expectation as the estimate from all examples at once.
 
     Args:
         grams: ``(m, length)``, a row for each: its vectors of all batches, one after another.
 
     Returns:
         ``(m, m)``, symmetric with ones on the diagonal; nan where all activations of one are equal.
+
+    Source: Nguyen et al., Do Wide and Deep Networks Learn the Same Things?, ICLR 2021, Eq. 2 and 3,
+    https://arxiv.org/abs/2010.15327. HSIC_1: Song et al., Feature Selection via Dependence Maximization, JMLR 2012.
 
     Example:
         >>> import torch

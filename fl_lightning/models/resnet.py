@@ -125,7 +125,7 @@ class _ThinResNet(_Residual):
     def __init__(self, blocks: int, in_channels: int) -> None:
         super().__init__(in_channels, 64)
         stem = nn.Sequential(nn.Conv2d(in_channels, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
-        stages = []
+        stages: list[nn.Sequential] = []
         for channels in (16, 32, 64):
             first = BasicBlock(16, 16) if not stages else BasicBlock(channels // 2, channels, 2, Subsample(channels))
             stages.append(nn.Sequential(first, *(BasicBlock(channels, channels) for _ in range(blocks - 1))))

@@ -13,15 +13,19 @@ from fl_lightning.functional import (
     cosine_similarity,
     linear_cka,
     linear_ckas,
-    minibatch_cka,
     rbf_cka,
     representation_contrast,
+    similarities,
     unbiased_gram,
 )
 
 
 def debiased(x, y):
     return linear_cka(x, y, debiased=True)
+
+
+def minibatch_cka(xs, ys):
+    return similarities(torch.stack([torch.cat([unbiased_gram(x) for x in batches]) for batches in (xs, ys)]))[0, 1]
 
 
 def in_minibatches(x, y):
