@@ -6,7 +6,9 @@ https://arxiv.org/abs/2209.00189. t-SNE: van der Maaten and Hinton, JMLR 2008.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -188,4 +190,9 @@ def project(writers: Sequence[Any], models: Mapping[str, tuple[np.ndarray, np.nd
     rows = [[str(c), name] for name, (labels, _) in models.items() for c in labels]
     z = np.concatenate([z for _, z in models.values()])
     for writer in writers:
+        file = Path(writer.get_logdir()) / "projector_config.pbtxt"
+        before = file.read_text() if file.is_file() else ""
         writer.add_embedding(z, rows, global_step=round_, tag="embedding", metadata_header=["class", "model"])
+        if before:  # in a run that resumes, the writer does not know of the rounds before
+            listed = re.findall(r"^embeddings \{.*?^\}\n", before + file.read_text(), re.DOTALL | re.MULTILINE)
+            file.write_text("".join(dict.fromkeys(listed)))
