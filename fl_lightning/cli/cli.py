@@ -24,7 +24,7 @@ from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.cli.config_checks import building, causes_of, check_resolved
 from fl_lightning.cli.entry_point import find_own_classes, print_usage_error, program
 from fl_lightning.cli.parser_errors import LISTS, key_in, shorten
-from fl_lightning.cli.parser_loading import CHECKED, ValueTextError, checked_files
+from fl_lightning.cli.parser_loading import CHECKED, ValueTextError
 from fl_lightning.engine.commands.doctor import as_text
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.run import folder_of_versions
@@ -213,7 +213,7 @@ class FederatedCLI(LightningCLI):
         if self._command in ("validate", "test", "predict"):
             words = upon_config_of_run(words)
         # Lightning warns where sys.argv has arguments as well
-        with checked_files(), replaced(sys, argv=sys.argv[:1]):
+        with replaced(sys, argv=sys.argv[:1]):
             super().parse_arguments(parser, words)
         config = self.config[self.config["subcommand"]]
         if isinstance(config["method"], Namespace):
