@@ -35,11 +35,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def text_of_file(path: Path) -> str:
-    """Return the text of a file in UTF-8.
-
-    Raises:
-        UsageError: the file cannot be read or has another encoding.
-    """
+    """Return the text of a file in UTF-8; refuse one that cannot be read or has another encoding."""
     try:
         return path.read_text("utf-8-sig")
     except OSError as error:
@@ -51,11 +47,7 @@ def text_of_file(path: Path) -> str:
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """Return the value of a text; ``name`` is the name of its file, for the errors.
-
-    Raises:
-        UsageError: as :func:`read_yaml`.
-    """
+    """Return the value of a text as :func:`read_yaml`; ``name`` is the name of its file, for the errors."""
     try:
         return checked_yaml(text, name)
     except yaml.YAMLError as error:

@@ -62,11 +62,7 @@ def main(args: list[str] | None = None) -> None:
 
 
 def without_command(words: list[str]) -> int | None:
-    """Print the commands or the version; an empty command line has the status of bad input.
-
-    Raises:
-        UsageError: the first word is not a command.
-    """
+    """Print the commands or the version; refuse another word. An empty command line has the status of bad input."""
     if words[:1] in ([], ["-h"], ["--help"]):
         about = "Federated learning on heterogeneous clients, on PyTorch Lightning and Fabric."
         more = "COMMAND --help lists the arguments of a command, such as fit --help."

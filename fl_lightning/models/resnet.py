@@ -160,11 +160,7 @@ class ResNet32(_ThinResNet):
 
 
 class Subsample(nn.Module):
-    """The shortcut without parameters (He et al., option A): every second pixel, and zeros for the new channels.
-
-    Args:
-        channels: channels of the output, twice those of the input.
-    """
+    """The shortcut without parameters (He et al., option A): every second pixel, and zeros for new channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

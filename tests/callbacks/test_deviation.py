@@ -80,19 +80,6 @@ def test_the_bound_is_that_of_the_definition():
     assert found["bound_calibrated"][2] == pytest.approx(calibrated, rel=1e-6)
 
 
-def test_calibration_with_tau_0_leaves_the_bound_and_raises_it_with_tau():
-    counts = [60, 50, 5]
-    z, labels, weight = skewed(counts)
-    groups, change = class_groups(np.array(counts)), step_of(z, labels, weight).numpy()
-    found = [
-        deviations(means_of(z, labels, weight, counts, tau), np.array(counts, float), groups, change)
-        for tau in (0.0, 1.0)
-    ]
-    plain, calibrated = (one["bound_calibrated"][2] for one in found)
-    assert found[0]["bound"][2] == pytest.approx(plain)
-    assert plain < calibrated
-
-
 def fit(tmp_path, deviation=None, methods=(), **kwargs):
     trainer = small_trainer(tmp_path, callbacks=[deviation or DeviationBound()], **{"max_rounds": 1, **kwargs})
     data = small_data(partitioner=Dirichlet(0.3), batch_size=1000)

@@ -111,27 +111,21 @@ def test_the_commands_are_those_of_the_trainer_and_of_suites_and_reports():
     assert set(COMMANDS) == {*FederatedTrainer.commands, *entry_point.APART}
 
 
-def refused(capsys, monkeypatch, *words):
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["fti", "--config", "x.yaml"], ["error: fti", *COMMANDS, "fit?"]),
+        (["Report"], ["error: Report", *COMMANDS, "report?"]),
+        (["x.yaml"], ["error: ", "fit --config", "x.yaml"]),
+        (["--config", "x.yaml"], ["error: ", "fit --config", "x.yaml"]),
+        ([], ["COMMAND", *COMMANDS]),
+    ],
+)
+def test_a_command_that_is_mistyped_or_left_out_is_told_the_commands(capsys, monkeypatch, words, named):
     monkeypatch.setattr(entry_point, "import_module", lambda name: pytest.fail(f"it imports {name}"))
     with pytest.raises(SystemExit, match="2"):
-        cli.main(list(words))
-    return capsys.readouterr().err.strip()
-
-
-def test_a_mistyped_command_is_told_the_nearest_of_all(capsys, monkeypatch):
-    for typed, meant in {"fti": "fit", "Report": "report"}.items():
-        line = refused(capsys, monkeypatch, typed, "--config", "x.yaml")
-        assert_names(line, f"error: {typed}", *COMMANDS)
-        assert line.endswith(f"{meant}?")
-
-
-@pytest.mark.parametrize("words", [["x.yaml"], ["--config", "x.yaml"]])
-def test_a_command_that_is_left_out_is_named_with_the_line_that_has_it(capsys, monkeypatch, words):
-    assert_names(refused(capsys, monkeypatch, *words), "error: ", "fit --config", words[-1])
-
-
-def test_without_words_the_commands_are_listed(capsys, monkeypatch):
-    assert_names(refused(capsys, monkeypatch), "COMMAND", *COMMANDS)
+        cli.main(words)
+    assert_names(capsys.readouterr().err.strip(), *named)
 
 
 @pytest.mark.parametrize(
