@@ -8,29 +8,18 @@ from typing import TYPE_CHECKING, Any
 from fl_lightning.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fl_lightning.client import Client
-    from fl_lightning.data import FederatedDataModule, Partitioned
-    from fl_lightning.method import Method, ServerValue, Step
-    from fl_lightning.report.runs import load_run, load_runs
-    from fl_lightning.results import FitResult
-    from fl_lightning.server import Server
-    from fl_lightning.state import Weighted
-    from fl_lightning.trainer import FederatedTrainer
-
-__all__ = [
-    "Client",
-    "FederatedDataModule",
-    "FederatedTrainer",
-    "FitResult",
-    "Method",
-    "Partitioned",
-    "Server",
-    "ServerValue",
-    "Step",
-    "Weighted",
-    "load_run",
-    "load_runs",
-]
+    from fl_lightning.client import Client as Client
+    from fl_lightning.data import FederatedDataModule as FederatedDataModule
+    from fl_lightning.data import Partitioned as Partitioned
+    from fl_lightning.method import Method as Method
+    from fl_lightning.method import ServerValue as ServerValue
+    from fl_lightning.method import Step as Step
+    from fl_lightning.report.runs import load_run as load_run
+    from fl_lightning.report.runs import load_runs as load_runs
+    from fl_lightning.results import FitResult as FitResult
+    from fl_lightning.server import Server as Server
+    from fl_lightning.state import Weighted as Weighted
+    from fl_lightning.trainer import FederatedTrainer as FederatedTrainer
 
 _MODULES = {
     "Client": "client",
@@ -46,6 +35,7 @@ _MODULES = {
     "load_run": "report.runs",
     "load_runs": "report.runs",
 }
+__all__ = [*_MODULES]
 
 
 def __getattr__(name: str) -> Any:

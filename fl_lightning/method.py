@@ -16,12 +16,11 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from fl_lightning.errors import SharedStateError, UsageError, check_all, clipped, require
-from fl_lightning.functional._mapped import needs_gradient
+from fl_lightning.functional._precision import needs_gradient
 from fl_lightning.state import State, Weighted
 
 if TYPE_CHECKING:
     from fl_lightning.client import Client
-    from fl_lightning.data.datamodule import FederatedDataModule
     from fl_lightning.server import Server
 
 Value = TypeVar("Value")
@@ -127,26 +126,11 @@ class Method:
         No client has trained yet: ``client.info`` is that of client 0.
         """
 
-    def check_data(self, data: FederatedDataModule) -> None:
-        """Before round 0: look at what the clients hold, ``data.info(k)``, and refuse what does not fit.
-
-        Raises:
-            UsageError: some client's data does not fit.
-        """
-
     def initial_memory(self, client: Client) -> dict[str, Any]:
         """What ``client.memory(self)`` holds while it is still empty, as in the client's first visit.
 
         Let it depend on nothing but ``client.info``, ``client.received`` and streams of :mod:`fl_lightning.seeding`, so
         that the number of workers cannot change it.
-        """
-        return {}
-
-    def initial_state(self, client: Client) -> State:
-        """Values of entries of the state that do not travel, for the client's first visit, by name.
-
-        An entry that is not given begins with the server's value. As :meth:`initial_memory`, let it depend on the
-        client alone.
         """
         return {}
 
@@ -234,17 +218,9 @@ class Method:
 
 
 def require_sgd(who: str, optimizer: Optimizer, hint: str, momentum: bool = True) -> None:
-    """Refuse a client optimizer in which a step is not a sum of gradients times the learning rate.
+    """Refuse any client optimizer but SGD, in which a step is a sum of gradients times one learning rate.
 
-    Args:
-        who: the method that asks.
-        optimizer: the client's.
-        hint: what to do instead.
-        momentum: whether the optimizer may have (plain) momentum.
-
-    Raises:
-        UsageError: the optimizer is not SGD, it has Nesterov momentum, dampening or a momentum that it may not have, or
-            its parameter groups differ.
+    ``momentum`` says whether it may have (plain) momentum; ``hint``, what to do instead.
     """
     require(isinstance(optimizer, SGD), f"{who} with the optimizer", type(optimizer).__name__, hint)
     for key in ("nesterov", "dampening", *(() if momentum else ("momentum",))):
@@ -304,25 +280,6 @@ class MethodList:
                 f"method={needing}: {', '.join(needing)} acts on the weights that clients send, and "
                 f"{' and '.join(silent) or 'this list'} sends none; take one of them out"
             )
-
-    def check_data(self, data: FederatedDataModule) -> None:
-        """Let each method refuse data that does not fit it."""
-        check_all(partial(method.check_data, data) for method in self.methods)
-
-    def initial_state(self, client: Client) -> State:
-        """The values that methods give to entries of the state which do not travel, for the client's first visit."""
-        state: State = {}
-        for method in self.methods:
-            own, who = call_hook(method, "initial_state", client), f"{type(method).__name__}.initial_state"
-            tensors = isinstance(own, Mapping) and all(isinstance(value, Tensor) for value in own.values())
-            check_returned(tensors, method, "initial_state", own, "return a dictionary of tensors, {} for none")
-            for name, value in own.items():
-                require(name in client.kept, who, name, f"no such entry stays with the clients; {client.kept} do")
-                require(name not in state, who, name, "another method gives it too; take one of them out")
-                shape = tuple(client.live[name].shape)
-                require(tuple(value.shape) == shape, f"{who}: {name}", tuple(value.shape), f"give the shape {shape}")
-            state |= {name: value.to(client.live[name]) for name, value in own.items()}
-        return state
 
     @property
     def proximal(self) -> float:

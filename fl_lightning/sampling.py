@@ -46,16 +46,7 @@ class UniformSampler(Sampler):
 
 
 def size_of_cohort(num_clients: int, participation: float, cohort_size: int | None) -> int:
-    """The number of clients in a round.
-
-    Args:
-        num_clients: number of all clients.
-        participation: fraction of the clients, in (0, 1]; 1 takes all.
-        cohort_size: the number itself, which overrides ``participation``; None leaves it to ``participation``.
-
-    Returns:
-        ``cohort_size`` if given, else ``participation * num_clients`` rounded down, but at least 1.
-    """
+    """The number of clients in a round: ``cohort_size``, or else the share of all, rounded down, but at least 1."""
     if cohort_size is not None:
         return cohort_size
     # 0.29 * 100 is 28.999999999999996 in floating point, and should give 29

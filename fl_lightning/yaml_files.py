@@ -35,11 +35,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def text_of_file(path: Path) -> str:
-    """Return the text of a file in UTF-8.
-
-    Raises:
-        UsageError: the file cannot be read or has another encoding.
-    """
+    """Return the text of a file in UTF-8; refuse one that cannot be read or has another encoding."""
     try:
         return path.read_text("utf-8-sig")
     except OSError as error:
@@ -51,11 +47,7 @@ def text_of_file(path: Path) -> str:
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """Return the value of a text; ``name`` is the name of its file, for the errors.
-
-    Raises:
-        UsageError: as :func:`read_yaml`.
-    """
+    """Return the value of a text as :func:`read_yaml`; ``name`` is the name of its file, for the errors."""
     try:
         return checked_yaml(text, name)
     except yaml.YAMLError as error:
@@ -76,28 +68,21 @@ def checked_yaml(text: str, name: str) -> Any:
         root = loader.get_single_node()
         if root is None:
             return None
-        check(root, name, {})
+        check(root, name)
         return loader.construct_document(root)
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:  # such as `!!int a`
         if isinstance(error, UsageError):
             raise
         raise UsageError(
-            f"{name}: {clipped(text_of(error), 100)}; give a text without tags and deep nesting"
+            f"{name}: {clipped(text_of(error), 100)}; give a text without tags, deep nesting and an alias in itself"
         ) from error
     finally:
         loader.dispose()
 
 
-def check(node: yaml.Node, name: str, done: dict[yaml.Node, bool]) -> None:
-    """Refuse a key that stands twice, an ambiguous number, and an alias within its own value, in a node and below it.
-
-    ``done`` is True for the nodes that are checked, and False for those around this one.
-    """
-    if done.get(node):
-        return
-    if node in done:
-        refuse(node, "an alias stands within the value that it repeats; write the value out", name)
-    done[node], parts = False, node.value
+def check(node: yaml.Node, name: str) -> None:
+    """Refuse a key that stands twice, and an ambiguous number, in a node and below it."""
+    parts = node.value
     if isinstance(node, yaml.ScalarNode):
         if node.tag in (f"{TAG}int", f"{TAG}float") and OLD_NUMBER.fullmatch(node.value):
             value = yaml.safe_load(node.value)
@@ -114,8 +99,7 @@ def check(node: yaml.Node, name: str, done: dict[yaml.Node, bool]) -> None:
                 refuse(key, f"the key {clipped(key.value, 40)} stands {where}; keep one of the two", name)
         parts = [one for pair in node.value for one in pair]
     for part in parts:
-        check(part, name, done)
-    done[node] = True
+        check(part, name)
 
 
 def refuse(node: yaml.Node, why: str, name: str) -> NoReturn:

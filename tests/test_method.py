@@ -78,9 +78,6 @@ class Adds(Method):
     def on_after_clipping(self, client, optimizer):
         optimizer.append(self.name)
 
-    def check_data(self, data):
-        data.append(self.name)
-
     def transform_client_update(self, client, delta):
         return {name: 10 * old + self.value for name, old in delta.items()}
 
@@ -92,10 +89,9 @@ class Adds(Method):
 
 
 def test_a_list_passes_hooks_and_transforms_on_in_order_and_each_method_sees_its_own_payload():
-    methods, steps, checks = MethodList([Adds("a", 1), Adds("b", 2)]), [], []
+    methods, steps = MethodList([Adds("a", 1), Adds("b", 2)]), []
     methods.call("on_after_clipping", CLIENT, steps)
-    methods.check_data(checks)
-    assert steps == checks == ["a", "b"]
+    assert steps == ["a", "b"]
     assert methods.transform_client_update(CLIENT, {"w": torch.tensor(3)}) == {"w": 10 * 31 + 2}
     sent = methods.on_client_end(CLIENT)
     assert sent["a"] == {} and {name: float(value.mean()) for name, value in sent["b"].items()} == {"shift": 2}
@@ -135,51 +131,6 @@ def test_a_subclass_logs_sends_and_remembers_as_its_parent(run):
     assert {name for trainer in runs for name in trainer.client.memories().get(0, {})} <= {kind.name}
 
 
-class FirstModel(Method):
-    """Gives each client a first model of its own."""
-
-    def __init__(self, *entries):
-        self.entries = entries
-
-    def initial_state(self, client):
-        return {name: torch.full((10,), float(client.info.id)) for name in self.entries}
-
-
-class OwnHead(FirstModel):
-    name = "ownhead"
-
-    def exchanges(self, key):
-        return not key.startswith("classifier")
-
-
-def test_a_method_gives_each_client_a_first_model(run):
-    class Spy(OwnHead):
-        def on_client_start(self, client):
-            visits = client.memory(self).get("visits", 0)
-            bias = client.live["classifier.bias"]
-            assert torch.equal(client.received["classifier.bias"], bias)
-            assert torch.equal(bias, torch.full((10,), float(client.info.id))) == (visits == 0)
-            assert torch.equal(client.live["classifier.weight"], plain_sgd_model().classifier.weight) == (visits == 0)
-            client.memory(self)["visits"] = visits + 1
-
-    _, trainer = run([Spy("classifier.bias")], model=plain_sgd_model(), max_rounds=3)
-    assert all(memory["ownhead"]["visits"] == 3 for memory in trainer.client.memories().values())
-
-
-@pytest.mark.parametrize(
-    ("given", "key"),
-    [
-        ([OwnHead("encoder")], "OwnHead.initial_state='encoder'"),
-        ([OwnHead(), FirstModel("encoder.0.bias")], "FirstModel.initial_state='encoder.0.bias'"),
-        ([OwnHead("classifier.bias"), FirstModel("classifier.bias")], "FirstModel.initial_state='classifier.bias'"),
-        ([OwnHead("classifier.weight")], "classifier.weight=(10,)"),
-    ],
-)
-def test_a_first_model_that_does_not_fit_is_refused(run, given, key):
-    with refused(key):
-        run(given)
-
-
 # ---------------------------------------------------------------- what hooks return
 def returning(hook, value):
     """A method whose ``hook`` returns ``value``."""
@@ -199,7 +150,6 @@ CALLS = {
     "evaluated_state": lambda methods: methods.evaluated_state(server()),
     "client_weight": lambda methods: methods.client_weight(CLIENT),
     "exchanges": lambda methods: methods.exchanges("w"),
-    "initial_state": lambda methods: methods.initial_state(CLIENT),
 }
 STATES = [None, [torch.ones(2)], {}, {"w": torch.ones(3)}, {"w": 1.0}, {"w": torch.ones(2), "v": torch.ones(2)}]
 WRONG = {
@@ -214,7 +164,6 @@ WRONG = {
     "evaluated_state": STATES,
     "client_weight": [torch.tensor(1.0), "1", True, [1.0], 1j],
     "exchanges": [None, 1, "yes"],
-    "initial_state": [None, [], {"w": 1.0}],
 }
 RIGHT = {
     "penalty": [None, GRAPH * 2, GRAPH.reshape(1, 1), GRAPH.bfloat16()],
@@ -225,7 +174,6 @@ RIGHT = {
     "evaluated_state": [{"w": torch.zeros(2)}],
     "client_weight": [None, 0, 2, 1.5, np.float32(0.5), np.int64(3)],
     "exchanges": [True, False],
-    "initial_state": [{}, {"w": torch.zeros(2)}],
 }
 
 

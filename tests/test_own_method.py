@@ -2,7 +2,6 @@
 
 import re
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from helpers.runs import assert_same_bits, differs, small_model
 from fl_lightning import Method
 from fl_lightning.cli import main
 from fl_lightning.methods import FedProx, Local
-from fl_lightning.models import MLP, ImageClassifier, Projector
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "experiments" / "own_method"
@@ -89,7 +87,7 @@ def test_it_goes_together_with_others_and_is_refused_where_nothing_is_sent(run, 
         clipped_change(0)
 
 
-def test_the_guides_first_models_and_pools_are_those_of_the_files(run, monkeypatch, tmp_path):
+def test_the_guides_first_pools_are_those_of_the_files(run, monkeypatch, tmp_path):
     names = {}
     exec(re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[1], names)
     monkeypatch.chdir(tmp_path)
@@ -100,7 +98,3 @@ def test_the_guides_first_models_and_pools_are_those_of_the_files(run, monkeypat
     _, trainer = run([names["WarmMOON"](pool_size=2)], max_rounds=1)
     for k, memory in trainer.client.memories().items():
         assert_same_bits(memory["moon"]["pool"][0], given[k])
-    frozen = partial(ImageClassifier, MLP(64, [32, 24]), Projector(16), optimizer=partial(torch.optim.SGD, lr=0.0))
-    _, trainer = run([names["WarmLocal"]()], model=frozen(), max_rounds=1)
-    for k, memory in trainer.client.memories().items():
-        assert torch.equal(memory["state"]["classifier.weight"], given[k]["classifier.weight"])

@@ -3,13 +3,12 @@
 from fl_lightning.callbacks.alignment import LayerAlignment
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.batch_norm_gap import BatchNormGap
-from fl_lightning.callbacks.best_checkpoint import BestCheckpoint
 from fl_lightning.callbacks.ccvr import CCVR
 from fl_lightning.callbacks.cost import CostLedger
 from fl_lightning.callbacks.deviation import DeviationBound
 from fl_lightning.callbacks.domain_metrics import DomainMetrics
 from fl_lightning.callbacks.drift import Drift
-from fl_lightning.callbacks.early_stopping import EarlyStopping
+from fl_lightning.callbacks.early_stopping import BestCheckpoint, EarlyStopping
 from fl_lightning.callbacks.embedding import Embedding
 from fl_lightning.callbacks.local_losses import LocalLosses
 from fl_lightning.callbacks.measurement import Measurement

@@ -163,13 +163,8 @@ class RunAccess:
         with self.run.workers.local_only():
             yield
 
-    @property
-    def domains(self) -> list[str]:
-        """The names of the domains of which there are test data; none where the data have no domains."""
-        return self.domains_of("test")
-
     def domains_of(self, phase: str) -> list[str]:
-        """The names of the domains of which there are ``val`` or ``test`` data."""
+        """The names of the domains of which there are ``val`` or ``test`` data; none where the data have no domains."""
         return self.run.loaders.domains(phase)
 
     @property
@@ -235,7 +230,7 @@ class RunAccess:
                 all, or the training data of all clients in turn.
             examples: a probe: about this many test examples, at least 1, drawn at random and the same in every round,
                 in batches of at most 64. None is all.
-            domain: one of :attr:`domains`, to whose test data the question is restricted; None is all.
+            domain: one of :meth:`domains_of` the test data, to whose test data the question is restricted; None is all.
 
         Yields:
             ``(index, batch, targets, taps)``: ``index.client`` and ``index.batch`` say which batch it is; targets
@@ -326,8 +321,7 @@ class RunAccess:
     ) -> State:
         """The global model with the entries that ``client`` keeps, from its owner, and ``state`` in their place.
 
-        All workers ask for it. A domain must be one of the data of a phase, which is empty for the data of a client and
-        for training data.
+        All workers ask for it. ``phase`` is empty for the data of a client and for training data, without domains.
         """
         self._check(client, state)
         if domain is not None:

@@ -13,6 +13,18 @@ from fl_lightning.client import Client
 from fl_lightning.records.hyperparameters import numbered
 
 AnyObject = TypeVar("AnyObject")
+# for callbacks of Lightning's own trainer, whose hooks mean something else: by class name, for subclasses, too
+REPLACEMENTS = {
+    "EarlyStopping": "give fl_lightning.callbacks.EarlyStopping",
+    "ModelCheckpoint": "checkpoints are written every trainer.checkpoint_every_n_rounds rounds, and "
+    "fl_lightning.callbacks.BestCheckpoint keeps the best",
+    "OnExceptionCheckpoint": "checkpoints are written every trainer.checkpoint_every_n_rounds rounds; take it out",
+    "LearningRateMonitor": "the clients' learning rate is logged as lr; take it out",
+    "ProgressBar": "trainer.enable_progress_bar shows a bar over the rounds; take it out",
+    "Timer": "seconds are logged as time/...; take it out",
+    "BasePredictionWriter": "the command predict writes what it returns; take it out",
+}
+OWN_INSTEAD = "write a fl_lightning.callbacks.Callback, see docs/own_callback.md"
 
 
 class Callback:
@@ -124,7 +136,7 @@ class Callback:
 
 
 def states(callbacks: list[Callback]) -> dict[str, dict[str, Any]]:
-    """The state of each :class:`Callback`, by its name in a checkpoint; callbacks of other kinds have none."""
+    """The state of each callback, by its name in a checkpoint."""
     return {name: callback.state_dict() for name, callback in named(callbacks).items()}
 
 
@@ -146,3 +158,8 @@ def logged_instead(trainer: RunAccess) -> str | None:
         return None
     tags = sorted(tag for tag in trainer.metrics if re.match("(train|val|test|rank|drift)[/_]", tag))
     return f"round {trainer.server.round} does not log it; among others it logs {', '.join(tags)}"
+
+
+def replacement(kind: type) -> str:
+    """What to do in place of a callback of this class."""
+    return next((REPLACEMENTS[base.__name__] for base in kind.__mro__ if base.__name__ in REPLACEMENTS), OWN_INSTEAD)

@@ -34,10 +34,7 @@ from fl_lightning.sums import Sums
 class ClassStatistics:
     """Count, mean and unbiased covariance of the representations of each class, in float64.
 
-    The sums of several clients can be added; the result is the same as from merging their means and covariances.
-
-    Attributes:
-        sums: of each class's representations ``(d,)`` and their outer products ``(d, d)``.
+    Sums of several clients can be added, which gives the same as merging their means and covariances.
     """
 
     def __init__(self, num_classes: int) -> None:

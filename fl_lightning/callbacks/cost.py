@@ -148,30 +148,23 @@ class CostLedger(PeriodicCallback):
 def count_step(trainer: RunAccess) -> dict[str, Any]:
     """Operations of one local step of the cohort's first client; all workers call this, and its owner counts.
 
-    Returns:
-        ``own``: of the module alone; ``extra``: what all methods add, by the empty name, and what each adds by itself;
-        ``runs``: how many times the step runs a reference model. Nothing where no client of the cohort has a batch.
+    ``own`` are those of the module alone, ``extra`` those that all methods add, by the empty name, and each by itself;
+    ``runs`` counts the reference models that the step runs. Nothing where no client of the cohort has a batch.
     """
-    owners, data = trainer.client.memories().owners, trainer.data
+    owners, data, names = trainer.client.memories().owners, trainer.data, trainer.methods.names
     k = next((k for k in sorted(trainer.server.cohort) if num_batches(data, k)), None)
-    if k is None:
-        return {}
     counted: dict[str, Any] = {}
-    if trainer.global_rank == owners.get(k, 0):
-        names = trainer.methods.names
-        own, _ = operations(trainer, k, [])
-        every, runs = operations(trainer, k, names) if names else (own, 0)
-        alone = {name: operations(trainer, k, [name])[0] - own for name in names} if len(names) > 1 else {}
-        extra = {"": every - own, **({names[0]: every - own} if len(names) == 1 else alone)}
-        counted = {"own": own, "extra": extra, "runs": runs}
-    return next(theirs for theirs in trainer.gather(counted) if theirs)
+    if k is not None and trainer.global_rank == owners.get(k, 0):
 
+        def operations(methods: list[str]) -> tuple[int, int]:
+            with FlopCounterMode(display=False) as counter:
+                runs = trainer.rehearse(k, methods)
+            return counter.get_total_flops(), runs
 
-def operations(trainer: RunAccess, k: int, methods: list[str]) -> tuple[int, int]:
-    """Operations of a local step of client ``k`` with some of the methods, and runs of reference models."""
-    with FlopCounterMode(display=False) as counter:
-        runs = trainer.rehearse(k, methods)
-    return counter.get_total_flops(), runs
+        (own, _), (every, runs) = operations([]), operations(names)
+        extra = {name: operations([name])[0] - own for name in names}
+        counted = {"own": own, "extra": {"": every - own, **extra}, "runs": runs}
+    return next((theirs for theirs in trainer.gather(counted) if theirs), {})
 
 
 def worker_peak_memory() -> float:

@@ -28,8 +28,9 @@ As printed, the factor is :math:`\Delta_{(r, y)}` without the exponential. The b
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -48,6 +49,9 @@ from fl_lightning.callbacks.measurement import (
 from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import as_rows, calibrated_logits, class_sums
+
+if TYPE_CHECKING:
+    from fl_lightning.callbacks.access import Observed
 
 
 class DeviationBound(ClientMeasurement):
@@ -103,8 +107,7 @@ class DeviationBound(ClientMeasurement):
         self.examples, self.tau, self.majority = examples, tau, majority
 
     def setup(self, trainer: RunAccess) -> None:
-        require_label_counts(trainer, self)
-        classifier_of(trainer, self)
+        classifier_of(trainer, self, classes=require_label_counts(trainer, self))
         self._weight = f"{trainer.client.tap_paths['logits']}.weight"
         trained = self._weight in trainer.client.trainable
         require(trained, "DeviationBound: the classifier", self._weight, "it is not trained; take the callback out")
@@ -115,18 +118,22 @@ class DeviationBound(ClientMeasurement):
         if not self.measures(trainer, client):
             return
         counts: Tensor = client.info.label_counts  # type: ignore[assignment]
-        means = self._means(trainer, client, counts)
-        if means is None:
+        taps, k = ("representation", "logits"), client.info.id
+        with closing(trainer.representations(client.received, taps, "train", k)) as batches:  # type: ignore[type-var]
+            means = class_means(batches, counts, self._tau, self.examples)
+        if not means:
             return
+        width, columns = means["h"].shape[1], client.change[self._weight].shape[1]
+        hint = f"the classifier reads {columns} numbers; bind the tap representation to its input"
+        require(width == columns, "DeviationBound: width of the representation", width, hint)
         change, numbers = client.change[self._weight].cpu().numpy(), counts.double().numpy()
         deviation = deviations(means, numbers, class_groups(counts.numpy(), self.majority), change)
         self.mine[client.info.id] = {"label_counts": numbers, **deviation}
 
     def record(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
-        every = {}
-        for name in next(iter(clients.values())):
-            self.append_table(trainer, name, {k: values[name] for k, values in clients.items()})
-            every[name] = np.stack([values[name] for values in clients.values()])
+        self.append_tables(trainer, clients)
+        names = next(iter(clients.values()))
+        every = {name: np.stack([values[name] for values in clients.values()]) for name in names}
         # medians of the bounds and shares of the minority classes, over all clients
         known = np.isfinite(every["own"]) & np.isfinite(every["ratio"])
         observed = every["own"][known] < 0
@@ -138,49 +145,33 @@ class DeviationBound(ClientMeasurement):
             logged[f"bound{suffix}"] = float(np.nanmedian(bounds)) if np.isfinite(bounds).any() else float("nan")
         log_finite(trainer, logged, "deviation/")
 
-    def _means(self, trainer: RunAccess, client: Client, counts: Tensor) -> Means | None:
-        """The means over the training examples of each class, under the state that the client has received."""
-        taps, k, total = ("representation", "logits"), client.info.id, 0
-        sums: dict[str, Any] = {}
-        with closing(trainer.representations(client.received, taps, "train", k)) as batches:  # type: ignore[type-var]
-            for _, _, targets, values in batches:
-                if targets is None:
-                    raise UsageError(f"DeviationBound: the data of client={k}: they have no labels (B,)")
-                add(sums, values["representation"], values["logits"], targets, counts, self._tau)
-                total += len(targets)
-                if self.examples is not None and total >= self.examples:
-                    break
-        if not sums:
-            return None
-        width, columns = sums["h"].shape[1], client.change[self._weight].shape[1]
-        hint = f"the classifier reads {columns} numbers; bind the tap representation to its input"
-        require(width == columns, "DeviationBound: width of the representation", width, hint)
-        return Means(*((sums[name] / sums["n"].where(sums["n"] > 0, torch.nan)).numpy() for name in ("h", "p", "q")))
 
+def class_means(batches: Iterable[Observed], counts: Tensor, tau: float, examples: int | None) -> dict[str, np.ndarray]:
+    """Means over the examples of each class in batches of taps, of which about ``examples`` are read; {} without any.
 
-class Means(NamedTuple):
-    """Means over a client's training examples of each class; nan for a class without any.
-
-    Args:
-        h: of the representations ``(C, d)``.
-        p: of the probabilities ``(C, C)``: row c is of the examples of class c.
-        q: of the probabilities of the calibrated softmax ``(C, C)``.
+    ``h (C, d)`` are of the representations, ``p (C, C)`` of the probabilities, and ``q (C, C)`` of those of the
+    calibrated softmax: row c is of the examples of class c, and nan where there is none.
     """
-
-    h: np.ndarray
-    p: np.ndarray
-    q: np.ndarray
-
-
-def add(sums: dict[str, Any], z: Tensor, logits: Tensor, targets: Tensor, counts: Tensor, tau: float) -> None:
-    """Add the sums of a batch over the examples of each class, by the names of :class:`Means`, and the number ``n``."""
-    classes, wide = len(counts), logits.double()
-    calibrated = calibrated_logits(wide, counts.to(logits.device), tau)
-    rows = {"h": as_rows(z), "p": wide.softmax(1), "q": calibrated.softmax(1)}
-    for name, values in rows.items():
-        total, number = class_sums(values, targets, classes)
-        sums[name] = sums.get(name, 0) + total.cpu()
-    sums["n"] = sums.get("n", 0) + number.cpu()
+    sums: dict[str, Any] = {}
+    total = 0
+    for _, _, targets, taps in batches:
+        if targets is None:
+            raise UsageError("DeviationBound: the clients' data: they have no labels (B,)")
+        logits = taps["logits"].double()
+        calibrated = calibrated_logits(logits, counts.to(logits.device), tau)
+        for name, rows in (
+            ("h", as_rows(taps["representation"])),
+            ("p", logits.softmax(1)),
+            ("q", calibrated.softmax(1)),
+        ):
+            of_batch, number = class_sums(rows, targets, len(counts))
+            sums[name] = sums.get(name, 0) + of_batch.cpu()
+        sums["n"] = sums.get("n", 0) + number.cpu()
+        total += len(targets)
+        if examples is not None and total >= examples:
+            break
+    number = sums.pop("n", None)
+    return {name: (value / number.where(number > 0, torch.nan)).numpy() for name, value in sums.items()}
 
 
 def ratios(h: np.ndarray, p: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -192,28 +183,21 @@ def ratios(h: np.ndarray, p: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def deviations(
-    means: Means, counts: np.ndarray, groups: dict[str, np.ndarray], change: np.ndarray
+    means: dict[str, np.ndarray], counts: np.ndarray, groups: dict[str, np.ndarray], change: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """What the file has of a client: numbers ``(C,)``, nan where the class is no minority class.
-
-    Args:
-        means: over the examples of each class.
-        counts: n ``(C,)``.
-        groups: the client's majority and minority classes.
-        change: of the classifier's weight ``(C, d)``.
-    """
+    """The numbers ``(C,)`` that the file has of a client, from the change of the classifier's weight ``(C, d)``."""
     found: dict[str, np.ndarray] = {}
-    seen = groups["minority"] & np.isfinite(means.h).all(1)
-    majority = groups["majority"] & np.isfinite(means.h).all(1)
-    for suffix, p in (("", means.p), ("_calibrated", means.q)):
-        table = ratios(means.h, p, counts)[majority]
+    h = means["h"]
+    seen, majority = (groups[name] & np.isfinite(h).all(1) for name in ("minority", "majority"))
+    for suffix, p in (("", means["p"]), ("_calibrated", means["q"])):
+        table = ratios(h, p, counts)[majority]
         largest = table.max(0) if len(table) else np.full(len(counts), np.nan)
         numbers = counts[majority][table.argmax(0)] if len(table) else largest
         with np.errstate(divide="ignore", invalid="ignore"):
             bound = np.where(largest > 0, numbers / counts / largest, np.nan)
         found |= {f"ratio{suffix}": np.where(seen, largest, np.nan), f"bound{suffix}": np.where(seen, bound, np.nan)}
-    norms = np.outer(np.linalg.norm(change, axis=1), np.linalg.norm(means.h, axis=1))
-    cosines = quotient(change @ means.h.T, norms)
+    norms = np.outer(np.linalg.norm(change, axis=1), np.linalg.norm(h, axis=1))
+    cosines = quotient(change @ h.T, norms)
     others = np.where(np.eye(len(counts), dtype=bool), -np.inf, cosines).max(0)
     found["own"], found["others"] = np.where(seen, np.diag(cosines), np.nan), np.where(seen, others, np.nan)
     return found

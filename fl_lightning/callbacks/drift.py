@@ -79,9 +79,9 @@ class Drift(ClientMeasurement):
 
     def setup(self, trainer: RunAccess) -> None:
         if self.classifier:
-            require_label_counts(trainer, self, "give Drift.classifier=false")
+            classes = require_label_counts(trainer, self, "give Drift.classifier=false")
             remedy = "bind it to the last linear layer, or give classifier=false"
-            self._classifier = classifier_of(trainer, self, remedy)
+            self._classifier = classifier_of(trainer, self, remedy, classes)
 
     def on_round_start(self, trainer: RunAccess) -> None:
         super().on_round_start(trainer)
@@ -111,24 +111,21 @@ class Drift(ClientMeasurement):
             grams[layer] = grams.get(layer, 0.0) + (rows @ rows.T).numpy()
         self._changes = {}
         scales = {name: np.array([values[name] for values in clients.values()]) for name in ("weights", "lr_totals")}
-        every = ChangeSummary(sum(grams.values(), start=np.zeros(())), **scales)
-        by_layer = [ChangeSummary(gram, **scales) for gram in grams.values()]
-        for name in next(iter(clients.values())):
-            self.append_table(trainer, name, {k: values[name] for k, values in clients.items()})
+        every = summary_of_changes(sum(grams.values(), start=np.zeros(())), **scales)
+        by_layer = [{"gram": gram, **summary_of_changes(gram, **scales)} for gram in grams.values()]
+        self.append_tables(trainer, clients)
         number = self.rows(trainer)
-        for name in ("norms", "to_mean", "pairwise"):
-            self.append(name, padded_with_nan(getattr(every, name), number))
-        for name, own in (("layer_norms", "norms"), ("layer_to_mean", "to_mean"), ("gram", "gram")):
-            self.append(name, np.stack([padded_with_nan(getattr(of_layer, own), number) for of_layer in by_layer]))
+        for name in ("norms", "to_mean", "pairwise", "dissimilarity"):
+            self.append(name, padded_with_nan(every[name], number))
+        for name in ("norms", "to_mean", "gram", "dissimilarity"):
+            entries = [padded_with_nan(of_layer[name], number) for of_layer in by_layer]
+            self.append(name if name == "gram" else f"layer_{name}", np.stack(entries))
         self.append("layers", list(grams))
-        self.append("dissimilarity", every.dissimilarity)
-        self.append("layer_dissimilarity", [of_layer.dissimilarity for of_layer in by_layer])
-        off_diagonal = every.pairwise[~np.eye(len(clients), dtype=bool)]
         logged = {
-            "drift/cosine/pairwise": finite_mean(off_diagonal),
-            "drift/cosine/mean": finite_mean(every.to_mean),
-            "drift/dissimilarity": every.dissimilarity,
-            "drift/norm/spread": float(quotient(every.norms.std(), every.norms.mean())),
+            "drift/cosine/pairwise": finite_mean(every["pairwise"][~np.eye(len(clients), dtype=bool)]),
+            "drift/cosine/mean": finite_mean(every["to_mean"]),
+            "drift/dissimilarity": float(every["dissimilarity"]),
+            "drift/norm/spread": float(quotient(every["norms"].std(), every["norms"].mean())),
         }
         for what in ("row_norm", "bias") if self.classifier else ():
             correlations = [values[f"{what}_correlation"] for values in clients.values()]
@@ -136,36 +133,26 @@ class Drift(ClientMeasurement):
         log_finite(trainer, logged)
 
 
-class ChangeSummary:
-    r"""What follows from the inner products of the clients' changes.
+def summary_of_changes(gram: np.ndarray, weights: np.ndarray, lr_totals: np.ndarray) -> dict[str, np.ndarray]:
+    r"""Norms, cosines and :math:`B^2` from the inner products of the clients' changes ``(m, m)``, as the file has them.
 
-    Args:
-        gram: inner products of the changes ``(m, m)``.
-        weights: :math:`p_k` before normalisation ``(m,)``; where all are 0, the clients count alike.
-        lr_totals: :math:`\eta_k` ``(m,)``.
-
-    Attributes:
-        gram: as given.
-        norms: of the changes ``(m,)``.
-        pairwise: cosines ``(m, m)``; nan where a change is 0.
-        to_mean: cosines to the weighted mean change ``(m,)``.
-        dissimilarity: :math:`B^2` of the changes divided by ``lr_totals``.
+    Where all weights are 0, the clients count alike.
     """
-
-    def __init__(self, gram: np.ndarray, weights: np.ndarray, lr_totals: np.ndarray) -> None:
-        total = weights.sum()
-        p = weights / total if total else np.full(len(weights), 1 / len(weights))
-        self.gram, self.norms = gram, np.sqrt(np.diag(gram))
-        self.pairwise = quotient(gram, np.outer(self.norms, self.norms)).clip(-1, 1)
-        self.to_mean = quotient(gram @ p, self.norms * np.sqrt(max(p @ gram @ p, 0.0))).clip(-1, 1)
-        scaled = quotient(p, lr_totals)
-        squares = quotient(p, lr_totals**2) @ np.diag(gram)
-        self.dissimilarity = float(quotient(squares, scaled @ gram @ scaled))
+    total = weights.sum()
+    p = weights / total if total else np.full(len(weights), 1 / len(weights))
+    norms, scaled = np.sqrt(np.diag(gram)), quotient(p, lr_totals)
+    squares = quotient(p, lr_totals**2) @ np.diag(gram)
+    return {
+        "norms": norms,
+        "pairwise": quotient(gram, np.outer(norms, norms)).clip(-1, 1),
+        "to_mean": quotient(gram @ p, norms * np.sqrt(max(p @ gram @ p, 0.0))).clip(-1, 1),
+        "dissimilarity": quotient(squares, scaled @ gram @ scaled),
+    }
 
 
 def padded_with_nan(table: np.ndarray, rows: int) -> np.ndarray:
-    """A table ``(n,)`` or ``(n, n)`` with nan up to ``rows`` in each axis."""
-    return np.pad(table, [(0, rows - size) for size in table.shape], constant_values=np.nan)
+    """A table ``(n,)`` or ``(n, n)`` with nan up to ``rows`` in each axis; a number as it is."""
+    return np.pad(table, [(0, rows - size) for size in table.shape], constant_values=np.nan) if table.ndim else table
 
 
 @torch.no_grad()

@@ -53,7 +53,7 @@ class LocalLosses(Measurement):
     def on_fit_start(self, trainer: RunAccess) -> None:
         super().on_fit_start(trainer)
         self._path = None if trainer.run_dir is None else trainer.run_dir / self.file
-        self._number, self._columns, self._latest = 0, list[str](), list[Row]()
+        self._number, self._columns = 0, list[str]()
 
     def on_round_start(self, trainer: RunAccess) -> None:
         self._rows: list[Row] = []
@@ -67,9 +67,9 @@ class LocalLosses(Measurement):
         self._append(sorted(rows, key=lambda row: (row["client"], row["epoch"])))
 
     def on_fit_end(self, trainer: RunAccess) -> None:
-        if self._path and self._latest:
-            terms = [term for term in self._columns if term not in KEYS]
-            log_figures(trainer, (plot_term(term, self._latest) for term in terms))
+        rows = read_rows(self._path) if self._path and self._number else []
+        latest = [row for row in rows if row["round"] == rows[-1]["round"]]
+        log_figures(trainer, (plot_term(term, latest) for term in self._columns if latest and term not in KEYS))
 
     def state_dict(self) -> dict[str, Any]:
         # the rows themselves are in the file
@@ -81,23 +81,17 @@ class LocalLosses(Measurement):
             return
         path = self._source / self.file
         try:
-            with path.open(newline="") as file:
-                lines = [line for line in islice(file, number + 1) if line.endswith("\n")]
-            rows = [
-                {k: int(v) if k in KEYS else float(v) for k, v in row.items() if v} for row in csv.DictReader(lines)
-            ]
+            rows = read_rows(path, number)
         except (OSError, ValueError, TypeError, csv.Error):
             rows = []
-        if len(rows) == number:
-            self._continues = True
+        self._continues = len(rows) == number
+        if self._continues:
             self._append(rows)
         else:
             warn_of_damage(path)
 
     def _append(self, rows: list[Row]) -> None:
         """Add rows to the file, which is written anew the first time, and where a column is new."""
-        last = max((row["round"] for row in rows), default=None)
-        self._latest = [row for row in rows if row["round"] == last] or self._latest
         self._number += len(rows)
         before = self._columns
         self._columns = list(dict.fromkeys([*before, *(name for row in rows for name in row)]))
@@ -107,19 +101,23 @@ class LocalLosses(Measurement):
             with self._path.open("a", newline="") as file:
                 csv.DictWriter(file, self._columns).writerows(rows)
             return
-        earlier: list[Any] = []
-        if before:
-            with self._path.open(newline="") as file:
-                earlier = list(csv.DictReader(file))
+        rows = [*(read_rows(self._path) if before else []), *rows]
         self.set_other_aside(self._path)
-        write_atomically(self._path, partial(self._write, rows=[*earlier, *rows]))
+        write_atomically(self._path, partial(self._write, rows=rows))
 
-    def _write(self, path: Path, rows: list[Any]) -> None:
+    def _write(self, path: Path, rows: list[Row]) -> None:
         # a row has empty cells for the columns that it lacks
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
             writer.writerows(rows)
+
+
+def read_rows(path: Path, number: int | None = None) -> list[Row]:
+    """The rows of a file, or its first ones; a line that is cut does not count."""
+    with path.open(newline="") as file:
+        lines = [line for line in islice(file, number and number + 1) if line.endswith("\n")]
+    return [{k: int(v) if k in KEYS else float(v) for k, v in row.items() if v} for row in csv.DictReader(lines)]
 
 
 def plot_term(term: str, rows: list[Row]) -> Plot:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -26,14 +24,8 @@ from fl_lightning.storage.atomic_io import set_aside, write_atomically
 if TYPE_CHECKING:
     from fl_lightning.plotting.figures import Plot, Runs
 
-ClientValues = dict[str, Any]
 Key = TypeVar("Key", int, tuple[int, int])
 Value = TypeVar("Value")
-# errors of reading a file that was altered, cut or removed
-UNREADABLE = (
-    *(OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, EOFError, MemoryError, RuntimeError),
-    *(zipfile.BadZipFile, zlib.error),
-)
 
 
 class PeriodicCallback(Callback):
@@ -118,8 +110,7 @@ class Measurement(PeriodicCallback):
     def draw(self, trainer: RunAccess, more: Mapping[str, np.ndarray] | None = None) -> None:
         """Log the figures, on the worker that writes; ``more`` are arrays for the figures that the file lacks."""
         if trainer.run_dir is not None:
-            arrays = {name: np.stack(entries) for name, entries in self.series.items()}
-            log_figures(trainer, self.plot({"": [{**arrays, **(more or {})}]}))
+            log_figures(trainer, self.plot({"": [{**self._arrays(), **(more or {})}]}))
 
     def append(self, name: str, value: Any) -> None:
         """Append an entry to the series."""
@@ -134,9 +125,12 @@ class Measurement(PeriodicCallback):
     def save(self, trainer: RunAccess) -> None:
         """Write the file, on the worker that writes."""
         if trainer.run_dir is not None:
-            arrays: dict[str, Any] = {name: np.stack(entries) for name, entries in self.series.items()}
             self.set_other_aside(trainer.run_dir / self.file)
+            arrays: dict[str, Any] = self._arrays()
             write_atomically(trainer.run_dir / self.file, partial(np.savez, **arrays))
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return {name: np.stack(entries) for name, entries in self.series.items()}
 
     def state_dict(self) -> dict[str, Any]:
         # a checkpoint must not grow with the rounds: the numbers themselves are in the file
@@ -150,7 +144,7 @@ class Measurement(PeriodicCallback):
         try:
             with np.load(path, allow_pickle=False) as saved:
                 known = {name: list(saved[name][:number]) for name, number in lengths.items()}
-        except UNREADABLE:
+        except Exception:  # NumPy and zipfile raise many kinds for a damaged file
             known = {}
         self._continues = {name: len(entries) for name, entries in known.items()} == lengths
         if self._continues:
@@ -186,7 +180,7 @@ class ClientMeasurement(Measurement):
     def on_round_start(self, trainer: RunAccess) -> None:
         where = (trainer.seed, type(self).__name__, trainer.server.round)
         self.chosen = drawn_clients(trainer.server.cohort, self.max_clients, *where)
-        self.mine: dict[int, ClientValues] = {}
+        self.mine: dict[int, dict[str, Any]] = {}
 
     def measures(self, trainer: RunAccess, client: Client) -> bool:
         """Whether this client, whose visit ends, is measured: it is due and chosen, and has taken a local step."""
@@ -199,12 +193,10 @@ class ClientMeasurement(Measurement):
             self.record(trainer, clients)
             self.keep(trainer)
 
-    def record(self, trainer: RunAccess, clients: dict[int, ClientValues]) -> None:
+    def record(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
         """Append and log the numbers of a round; all workers call this.
 
-        Args:
-            trainer: the trainer.
-            clients: the entries of :attr:`mine` of all workers, by client in ascending order; at least one.
+        ``clients`` are the entries of :attr:`mine` of all workers, by client in ascending order; at least one.
         """
         raise NotImplementedError
 
@@ -218,6 +210,11 @@ class ClientMeasurement(Measurement):
         table = np.full((self.rows(trainer), *rows.shape[1:]), fill)
         table[: len(rows)] = rows
         self.append(name, table)
+
+    def append_tables(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
+        """Append a table for each name that the clients have."""
+        for name in next(iter(clients.values())):
+            self.append_table(trainer, name, {k: values[name] for k, values in clients.items()})
 
 
 def measure_clients(trainer: RunAccess, clients: Sequence[int], measure: Callable[[int], Value]) -> dict[int, Value]:
@@ -234,18 +231,9 @@ def measure_clients(trainer: RunAccess, clients: Sequence[int], measure: Callabl
 def labelled(
     trainer: RunAccess, callback: Callback, state: State | None, tap: str, data: Any = "test", **where: Any
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """A tap ``(B, ...)`` of a state and the labels ``(B,)`` of this worker's batches.
+    """A tap ``(B, ...)`` of a state and the labels ``(B,)`` of this worker's batches, of which there must be some.
 
-    Args:
-        trainer: the trainer.
-        callback: the callback that needs labels.
-        state: as in ``trainer.representations``, like the other arguments.
-        tap: name of the tap.
-        data: ``test`` or ``train``.
-        where: client, examples and domain.
-
-    Raises:
-        UsageError: the data have no labels.
+    ``state``, ``data`` and ``where`` are arguments of ``trainer.representations``.
     """
     for _, _, targets, taps in trainer.representations(state, (tap,), data, **where):
         if targets is None:
@@ -300,65 +288,44 @@ def log_finite(trainer: RunAccess, values: Mapping[str, float], prefix: str = ""
 
 # ---------------------------------------------------------------------- refusals
 def require_test_data(trainer: RunAccess, callback: Callback) -> None:
-    """Refuse a callback that measures on test data in a run without test data.
-
-    Raises:
-        UsageError: the data have no test data.
-    """
+    """Refuse data without test data."""
     hint = "it has no test data, on which the models are compared; give it a test_dataloader"
     key = f"{type(callback).__name__} with the data"
     require(trainer.has_data("test"), key, type(trainer.data).__name__, hint)
 
 
-def require_label_counts(trainer: RunAccess, callback: Callback, remedy: str = "take the callback out") -> None:
-    """Refuse clients whose label counts are not known.
-
-    Raises:
-        UsageError: the data have no labels.
-    """
-    known, key = trainer.data.info(0).label_counts is not None, f"{type(callback).__name__} with the data"
-    require(known, key, type(trainer.data).__name__, f"its clients have no label counts; {remedy}")
+def require_label_counts(trainer: RunAccess, callback: Callback, remedy: str = "take the callback out") -> int:
+    """Return the number of classes; refuse clients whose label counts are not known."""
+    counts, key = trainer.data.info(0).label_counts, f"{type(callback).__name__} with the data"
+    require(counts is not None, key, type(trainer.data).__name__, f"its clients have no label counts; {remedy}")
+    return len(counts)
 
 
 def require_global_model(trainer: RunAccess, callback: Callback, remedy: str = "take the callback out") -> None:
-    """Refuse entries of the state that stay with the clients.
-
-    Raises:
-        UsageError: there are such entries.
-    """
+    """Refuse entries of the state that stay with the clients."""
     hint = f"the state does not travel as a whole, so there is no global model; {remedy}"
     key, kept = f"{type(callback).__name__} with entries that stay with the clients", len(trainer.client.kept)
     require(not kept, key, kept, hint)
 
 
 def classifier_of(
-    trainer: RunAccess, callback: Callback, remedy: str = "bind it to the last linear layer"
-) -> nn.Module:
-    """The layer that the tap ``logits`` is bound to, whose weight ``(C, d)`` has a row for each class.
-
-    Raises:
-        UsageError: it has no weight matrix, or other classes than the labels.
-    """
+    trainer: RunAccess, callback: Callback, remedy: str = "bind it to the last linear layer", classes: int | None = None
+) -> Any:
+    """The layer that the tap ``logits`` is bound to; refuse one without a weight matrix of ``classes`` rows."""
     who, path = type(callback).__name__, trainer.client.tap_paths["logits"]
-    layer = trainer.client.module.get_submodule(path)
+    layer: nn.Module = trainer.client.module.get_submodule(path)
     weight = getattr(layer, "weight", None)
     if not (isinstance(weight, Tensor) and weight.ndim == 2):
         raise UsageError(f"{who}: the tap logits={path!r} has no weight matrix; {remedy}")
-    counts = trainer.data.info(0).label_counts
-    classes = len(weight) if counts is None else len(counts)
-    require(len(weight) == classes, f"{who}: rows of {path}", len(weight), f"the labels have {classes} classes")
+    fits = classes in (None, len(weight))
+    require(fits, f"{who}: rows of {path}", len(weight), f"the labels have {classes} classes")
     return layer
 
 
 def class_groups(counts: np.ndarray, threshold: float = 1.0) -> dict[str, np.ndarray]:
-    r"""A client's majority, minority and missing classes, each as a boolean ``(C,)`` (FedLC, Definition 2).
+    """The majority, minority and missing classes, as PerClassAccuracy has them, each as a boolean ``(C,)``.
 
-    The paper has :math:`n_j \gg n_r > 0` and :math:`n_s = 0`, without a threshold. Here class c is a majority class
-    where :math:`n_c \ge a \, n / C` with the threshold a.
-
-    Args:
-        counts: :math:`n_c`, the number of the client's training examples of each class, ``(C,)``.
-        threshold: a > 0; 1 compares with an even division over all classes.
+    ``counts (C,)`` are the client's training examples of each class, and a threshold of 1 is an even division.
     """
     missing = counts == 0
     majority = ~missing & (counts >= threshold * counts.sum() / len(counts))

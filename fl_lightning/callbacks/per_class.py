@@ -116,15 +116,7 @@ class PerClassAccuracy(ClientMeasurement):
 
 
 def confusion(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> np.ndarray:
-    """The confusion matrix ``(C, C)``: examples of a class (row) that are classified as another (column).
-
-    Args:
-        batches: logits ``(B, C)`` and labels ``(B,)``.
-        classes: C.
-
-    Raises:
-        UsageError: the logits are not one for each class.
-    """
+    """The confusion matrix ``(C, C)`` of batches of logits ``(B, C)`` and labels ``(B,)``, which are its rows."""
     total = torch.zeros(classes, classes, dtype=torch.int64)
     for logits, labels in batches:
         shape = tuple(logits.shape)

@@ -134,9 +134,9 @@ class PersonalAccuracy(Measurement):
         for k, of_client in values.items():
             shares = ["" if math.isnan(value) else told("accuracy", value) for value in of_client.values()]
             self._lines.append([str(k), trainer.data.info(k).domain or "", *shares])
-        if trainer.domains:
-            by_domain = {}
-            for name in trainer.domains:
+        domains, by_domain = trainer.domains_of("test"), {}
+        if domains:
+            for name in domains:
                 own = [of_client["own"] for k, of_client in values.items() if trainer.data.info(k).domain == name]
                 if trainer.client.kept:
                     by_domain[name] = finite_mean(own)
@@ -185,13 +185,7 @@ def share(hits: int, total: int) -> float:
 
 
 def nearest(z: Tensor, prototypes: Tensor, usable: Tensor) -> Tensor:
-    """The class ``(B,)`` of the prototype that is nearest to each representation, by Euclidean distance.
-
-    Args:
-        z: representations ``(B, ...)``, flattened to ``(B, d)``.
-        prototypes: ``(C, d)``.
-        usable: which classes may be the answer ``(C,)``, at least one.
-    """
+    """The class ``(B,)`` of the nearest prototype ``(C, d)`` among the ``usable (C,)``, by Euclidean distance."""
     rows = as_rows(z).double()
     distances = torch.cdist(rows, prototypes.to(rows), compute_mode="donot_use_mm_for_euclid_dist")
     return distances.masked_fill(~usable.to(rows.device), math.inf).argmin(1)

@@ -17,8 +17,6 @@ from fl_lightning.client import Client
 from fl_lightning.records.loggers import tensorboard_address
 from fl_lightning.records.summary import best, final, final_names, names_to_show, told
 
-# lines that a notebook shows: those of the last rounds, and the table at the end
-LINES = 20
 # seconds after which a round has a bar of its own
 LONG = 2.0
 # metrics in the table at the end, of a module that logs very many
@@ -30,21 +28,16 @@ class ProgressBar(Callback):
 
     The tables are of the best and final metrics, and what other callbacks sum up, such as each site's accuracy.
 
-    In a notebook the last of these lines are shown in one place, below the cell.
-
     A terminal has a bar over the rounds, too, and in a round of more than two seconds one over its clients (of several
     workers, the first one's), with the time that is left.
     """
 
     _rounds: Any = None
     _clients: Any = None
-    _place: NotebookLines | None = None
 
     def on_fit_start(self, trainer: RunAccess) -> None:
         self._first, self._began, self._said = len(trainer.history), time.perf_counter(), -1
         self._speaks = trainer.global_rank == 0
-        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-        self._place = NotebookLines() if self._speaks and hasattr(shell, "kernel") else None
         if self._speaks and sys.stderr.isatty():
             self._rounds = tqdm(total=trainer.max_rounds, initial=self._first, desc="rounds", unit="round")
 
@@ -90,7 +83,6 @@ class ProgressBar(Callback):
 
     def teardown(self, trainer: RunAccess) -> None:
         self._close()
-        self._place = None
 
     def _say_round(self, trainer: RunAccess) -> None:
         folder, names = trainer.run_dir, names_to_show(trainer.metrics)
@@ -102,12 +94,8 @@ class ProgressBar(Callback):
 
     def _say(self, text: str) -> None:
         with suppress(OSError):  # a log on a full disk does not end a run
-            if self._place is not None:
-                self._place.add(text)
-            elif self._rounds is None:
-                print(text, file=sys.stderr, flush=True)
-            else:
-                tqdm.write(text, file=sys.stderr)
+            tqdm.write(text, file=sys.stderr)
+            sys.stderr.flush()
 
     def _close(self) -> None:
         for bar in (self._clients, self._rounds):
@@ -121,30 +109,8 @@ def summaries(trainer: RunAccess) -> list[str]:
     return list(filter(None, (part.summary_of_fit() for part in trainer.callbacks if isinstance(part, Callback))))
 
 
-class NotebookLines:
-    """The last lines in a notebook, in one place: one for each of many rounds would fill the page."""
-
-    def __init__(self) -> None:
-        from IPython.display import display
-
-        self._lines: list[str] = []
-        self._place: Any = display({"text/plain": ""}, raw=True, display_id=True)
-
-    def add(self, text: str) -> None:
-        """Add lines, and drop the first ones that are too many."""
-        self._lines = [*self._lines, *text.splitlines()][-LINES:]
-        self._place.update({"text/plain": "\n".join(self._lines)}, raw=True)
-
-
 def round_line(metrics: Mapping[str, float], round_: int, rounds: int, seconds: float) -> str:
-    """The line of a round: its metrics, the mean seconds of a round so far, and the time that is left.
-
-    Args:
-        metrics: of the round.
-        round_: its number; the line names that of the last one, too, as Lightning does with epochs.
-        rounds: rounds of the run.
-        seconds: mean of the rounds since the run began or resumed.
-    """
+    """The line of a round: its metrics, the mean ``seconds`` of a round so far, and the time that is left."""
     shown = [f"{name} {told(name, metrics[name])}" for name in names_to_show(metrics)]
     last = rounds - 1
     left = [f"{tqdm.format_interval(seconds * (last - round_))} left"] if round_ < last else []
@@ -154,11 +120,7 @@ def round_line(metrics: Mapping[str, float], round_: int, rounds: int, seconds: 
 def final_table(history: list[dict[str, float]], seconds: float, first: int, folder: Any) -> str:
     """A table of the best and the final value of each metric, and where the run lies.
 
-    Args:
-        history: the metrics of all rounds.
-        seconds: since the run began or resumed.
-        first: round in which it did.
-        folder: of the run; None where nothing is written.
+    The run began or resumed in the round ``first``, ``seconds`` ago.
     """
     all_metrics = {name: value for row in history for name, value in row.items()}
     names = list(dict.fromkeys([*final_names(all_metrics)[:MOST_SHOWN], *names_to_show(all_metrics)]))

@@ -33,7 +33,7 @@ class LayerSimilarity(Measurement):
     """Logs the CKA of each layer between local models, with the global model, and of the global model over a round.
 
     The models see a probe of the test data, and batches of it are compared by
-    :func:`~fl_lightning.functional.minibatch_cka`. It logs ``similarity/<layer>/global``, the mean over clients of the
+    :func:`~fl_lightning.functional.similarities`. It logs ``similarity/<layer>/global``, the mean over clients of the
     similarity of the local model, before aggregation, and the new global model; ``similarity/<layer>/clients``, the
     mean over pairs of clients; and ``similarity/<layer>/rounds``, between the global model before and after the round.
     At the end there are three figures of the last measurement: ``similarity/layers``, ``similarity/global`` and

@@ -7,8 +7,7 @@ the trailing singular values fall towards 0, and the representation collapses in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.access import RunAccess
-from fl_lightning.callbacks.measurement import Measurement, in_order
+from fl_lightning.callbacks.measurement import Measurement, classifier_of, in_order
 from fl_lightning.client import Client
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import require
 from fl_lightning.functional import (
     condition_number,
     effective_rank,
@@ -28,34 +27,11 @@ from fl_lightning.functional import (
     stable_rank,
 )
 from fl_lightning.plotting.style import VISIBLE
-from fl_lightning.plotting.values import SPECTRUM_TITLES
 from fl_lightning.state import State
 from fl_lightning.sums import Sums, Weighted
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from fl_lightning.plotting.figures import Plot, Runs
-
-
-class Covariance:
-    """The covariance of rows that come batch by batch, in float64, with d x d numbers in memory.
-
-    Attributes:
-        sums: of the rows ``(d,)`` and of their outer products ``(d, d)``.
-    """
-
-    def __init__(self) -> None:
-        self.sums = Sums()
-
-    def add(self, z: Tensor) -> None:
-        """Count rows ``(B, ...)``, each flattened to ``(d,)``."""
-        self.sums.add(rows_and_products(z))
-
-    def spectrum(self) -> Tensor | None:
-        """Singular values of the covariance ``(d, d)``, which are its eigenvalues, descending; None without rows."""
-        means = self.sums.means()
-        return eigenvalues(means["products"] - torch.outer(means["rows"], means["rows"])) if means else None
 
 
 def rows_and_products(z: Tensor) -> dict[str, Weighted]:
@@ -63,6 +39,12 @@ def rows_and_products(z: Tensor) -> dict[str, Weighted]:
     rows = z.detach().flatten(1).double()
     totals = {"rows": rows.sum(0), "products": rows.T @ rows}
     return {name: Weighted.summed(total, len(rows)) for name, total in totals.items()}
+
+
+def spectrum_of_rows(sums: Sums) -> Tensor | None:
+    """Singular values of the covariance ``(d, d)`` of the rows that are in the sums, descending; None without rows."""
+    means = sums.means()
+    return eigenvalues(means["products"] - torch.outer(means["rows"], means["rows"])) if means else None
 
 
 class SpectrumMonitor(Measurement):
@@ -76,7 +58,7 @@ class SpectrumMonitor(Measurement):
     collapsed: its ``effective``, ``stable`` and ``numerical`` rank, ``above_threshold``, how many
     singular values are above ``threshold``, and its ``condition`` number, of the values that count for the numerical
     rank. ``spectra.npz`` holds ``rounds`` (R,), ``classifier`` (R, C) and ``representation`` (R, d), as they are,
-    neither normalised nor on a logarithmic scale; :func:`compare` draws those of several runs.
+    neither normalised nor on a logarithmic scale; a report draws those of several runs into one figure.
 
     A measurement in a round whose global model is evaluated anyway costs the covariance alone; in another round it
     costs an evaluation.
@@ -137,17 +119,12 @@ class SpectrumMonitor(Measurement):
         return self.local_models and (round_ % self.local_every_n_rounds == 0 or round_ == self._last_round)
 
     def setup(self, trainer: RunAccess) -> None:
-        path = trainer.client.tap_paths["logits"]
-        self._classifier: Any = trainer.client.module.get_submodule(path)
-        weight = getattr(self._classifier, "weight", None)
-        if not (isinstance(weight, Tensor) and weight.ndim == 2):
-            raise UsageError(f"trainer.taps: logits={path!r} has no weight matrix; bind it to the last linear layer")
+        self._classifier = classifier_of(trainer, self)
         if not trainer.has_data("test"):
             trainer.warn("SpectrumMonitor: no test data, so no spectra of representations; add a test_dataloader")
 
     def on_round_start(self, trainer: RunAccess) -> None:
-        self._covariance = Covariance()
-        self._own, self._global = Sums(), Sums()
+        self._seen, self._own, self._global = Sums(), Sums(), Sums()
         self._local: dict[int, dict[str, np.ndarray]] = {}
 
     @property
@@ -166,14 +143,14 @@ class SpectrumMonitor(Measurement):
         self, trainer: RunAccess, phase: str, batch: Any, targets: Tensor | None, taps: dict[str, Tensor]
     ) -> None:
         if phase == "test" and self.due(trainer.server.round):
-            self._covariance.add(taps["representation"])
+            self._seen.add(rows_and_products(taps["representation"]))
 
     def on_evaluation_end(self, trainer: RunAccess, phase: str, client: int | None = None) -> None:
         if phase == "test" and self.due(trainer.server.round):
-            trainer.all_reduce(self._covariance.sums)
-            spectra = {what: Weighted.of(values) for what, values in self._measure(self._covariance).items()}
+            trainer.all_reduce(self._seen)
+            spectra = {what: Weighted.of(values) for what, values in self._measure(self._seen).items()}
             (self._global if client is None else self._own).add(spectra)
-            self._covariance = Covariance()
+            self._seen = Sums()
 
     def on_round_end(self, trainer: RunAccess) -> None:
         super().on_round_end(trainer)
@@ -183,7 +160,7 @@ class SpectrumMonitor(Measurement):
 
     def measure(self, trainer: RunAccess) -> None:
         trainer.all_reduce(self._own)
-        for what, values in (self._own.means() or self._global.means() or self._measure(Covariance())).items():
+        for what, values in (self._own.means() or self._global.means() or self._measure(Sums())).items():
             self._log(trainer, what, values)
             self.append(what, values.cpu().numpy())
         self.keep(trainer)
@@ -193,16 +170,16 @@ class SpectrumMonitor(Measurement):
 
         return spectra(runs, self.threshold)
 
-    def _probed(self, trainer: RunAccess, state: State | None) -> Covariance:
-        """The covariance of this worker's batches of the images on which local models are measured."""
-        covariance = Covariance()
+    def _probed(self, trainer: RunAccess, state: State | None) -> Sums:
+        """Sums over this worker's batches of the images on which local models are measured."""
+        sums = Sums()
         for *_, taps in trainer.representations(state, ("representation",), examples=self.examples):
-            covariance.add(taps["representation"])
-        return covariance
+            sums.add(rows_and_products(taps["representation"]))
+        return sums
 
-    def _measure(self, covariance: Covariance) -> dict[str, Tensor]:
-        """The spectra of the classifier in the resident module, and of ``covariance`` where it has rows."""
-        spectra = {"classifier": singular_values(self._classifier.weight), "representation": covariance.spectrum()}
+    def _measure(self, sums: Sums) -> dict[str, Tensor]:
+        """The spectra of the classifier in the resident module, and of the representations where there are any."""
+        spectra = {"classifier": singular_values(self._classifier.weight), "representation": spectrum_of_rows(sums)}
         return {what: values for what, values in spectra.items() if values is not None}
 
     def _log(self, trainer: RunAccess, what: str, values: Tensor) -> None:
@@ -232,40 +209,8 @@ class SpectrumMonitor(Measurement):
             ranks = [float(effective_rank(torch.from_numpy(values))) for values in spectra]
             trainer.log(f"rank/{what}/local/mean", math.fsum(ranks) / len(ranks))
             if what == "representation" and not trainer.client.kept:
-                covariance = self._probed(trainer, None)
-                trainer.all_reduce(covariance.sums)
-                self.append("probe_representation", covariance.spectrum().numpy())  # type: ignore[union-attr]
+                probed = self._probed(trainer, None)
+                trainer.all_reduce(probed)
+                self.append("probe_representation", spectrum_of_rows(probed))
         if local:
             self.append("local_rounds", trainer.server.round)
-
-
-def compare(
-    runs: Mapping[str, Path], what: str = "representation", local: bool = False, relative: bool = True
-) -> Figure:
-    """Plot the last spectra of several runs in one figure, on a logarithmic scale.
-
-    Args:
-        runs: the folder of each run, by its label.
-        what: ``representation`` or ``classifier``.
-        local: the mean over the local models in the place of the global model.
-        relative: divide each spectrum by its largest value, so that runs compare in the shape of their spectra,
-            whatever the scale of their representations.
-
-    Raises:
-        UsageError: a run has no such spectrum.
-    """
-    from fl_lightning.plotting.drawing import curves, numbered_line, visible
-    from fl_lightning.plotting.figures import laid_out
-
-    lines = []
-    for number, (label, folder) in enumerate(runs.items()):
-        name, path = f"local_{what}" if local else what, Path(folder) / SpectrumMonitor.file
-        require(path.is_file(), "run", str(folder), f"it has no {path.name}; run it with SpectrumMonitor")
-        with np.load(path, allow_pickle=False) as saved:
-            hint = "run it with SpectrumMonitor.local_models=true" if local else "it was measured without test data"
-            require(name in saved, "run", str(folder), f"its {path.name} has no {name}; {hint}")
-            values = np.nanmean(saved[name][-1], 0) if local else saved[name][-1]
-        values = values / values.max() if relative and values.any() else values
-        lines.append(numbered_line(number, visible(values), label))
-    labels = {"xlabel": "index", "ylabel": f"singular value{' / the largest' if relative else ''}"}
-    return laid_out([curves(lines, "y", **labels)], f"{SPECTRUM_TITLES[what]}{', local models' if local else ''}")

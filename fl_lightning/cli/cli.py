@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +24,7 @@ from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.cli.config_checks import building, causes_of, check_resolved
 from fl_lightning.cli.entry_point import find_own_classes, print_usage_error, program
 from fl_lightning.cli.parser_errors import LISTS, key_in, shorten
-from fl_lightning.cli.parser_loading import CHECKED, ValueTextError, checked_files
+from fl_lightning.cli.parser_loading import CHECKED, ValueTextError
 from fl_lightning.engine.commands.doctor import as_text
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.run import folder_of_versions
@@ -214,7 +213,7 @@ class FederatedCLI(LightningCLI):
         if self._command in ("validate", "test", "predict"):
             words = upon_config_of_run(words)
         # Lightning warns where sys.argv has arguments as well
-        with checked_files(), replaced(sys, argv=sys.argv[:1]):
+        with replaced(sys, argv=sys.argv[:1]):
             super().parse_arguments(parser, words)
         config = self.config[self.config["subcommand"]]
         if isinstance(config["method"], Namespace):
@@ -324,17 +323,6 @@ def plain_warnings() -> Iterator[None]:
         warnings.formatwarning = before
 
 
-@contextmanager
-def quiet_writers() -> Iterator[None]:
-    """Print no traceback of TensorBoard's thread, which keeps its exception: the run warns of it in one line."""
-    before = threading.excepthook
-    threading.excepthook = lambda args: None if type(args.thread).__module__.startswith("tensorboard") else before(args)
-    try:
-        yield
-    finally:
-        threading.excepthook = before
-
-
 def from_users_code(error: ClientError) -> bool:
     """Whether an exception of another kind made a client fail."""
     return error.__cause__ is not None and not isinstance(error.__cause__, ClientError)
@@ -352,16 +340,10 @@ def command_that_resumes(stopped: Stopped, words: list[str]) -> str:
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run a command. Bad input ends it with one line and exit status 2, a client that failed with status 1.
-
-    A signal that stops a fit ends it with the command that resumes it, and status 128 + its number.
-
-    An exception from a user's code keeps its traceback, after a line with its place. One in a step on the first batch
-    is bad input.
-    """
+    """Run a command that needs torch; its errors end the program as :func:`fl_lightning.cli.main` says."""
     find_own_classes()
     try:
-        with plain_warnings(), quiet_writers():
+        with plain_warnings():
             FederatedCLI(args)
     except Stopped as stopped:
         if getattr(rank_zero_only, "rank", 0) == 0:

@@ -38,11 +38,7 @@ def main(args: list[str]) -> None:
 
 
 def print_script(shell: str) -> None:
-    """Print the script of a shell.
-
-    Raises:
-        UsageError: shtab is not installed.
-    """
+    """Print the script of a shell; refuse it without shtab, which writes it."""
     try:
         import shtab
     except ImportError as error:

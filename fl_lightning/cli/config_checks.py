@@ -19,11 +19,7 @@ from fl_lightning.trainer import FederatedTrainer
 
 
 def check_resolved(config: Mapping[str, Any]) -> None:
-    """Refuse sections that are not mappings, seeds out of range, and nulls where a type excludes them.
-
-    Raises:
-        UsageError: the config has such an entry; the error names it.
-    """
+    """Refuse sections that are not mappings, seeds out of range, and nulls where a type excludes them."""
     trainer, seed = config.get("trainer"), config.get("seed_everything")
     is_mapping = isinstance(trainer, (Mapping, jsonargparse.Namespace))
     require(is_mapping, "trainer", trainer, "pass a mapping of its arguments, such as {max_rounds: 10}")
@@ -79,9 +75,9 @@ def constructors(kind: Any) -> Iterator[tuple[Any, list[inspect.Parameter]]]:
 
 def takes_none(annotation: Any) -> bool:
     """Whether a type allows None."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return any(takes_none(part) for part in typing.get_args(annotation))
-    return annotation in (None, type(None), Any, object) or isinstance(annotation, typing.TypeVar)
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    parts = typing.get_args(annotation) if union else (annotation,)
+    return any(part in (None, type(None), Any, object) or isinstance(part, typing.TypeVar) for part in parts)
 
 
 @contextmanager
@@ -89,9 +85,6 @@ def building() -> Iterator[None]:
     """Build the config's classes in this block: an error of a library about their arguments is one line.
 
     An error of the user's own code keeps its traceback.
-
-    Raises:
-        UsageError: an argument does not fit.
     """
     try:
         yield

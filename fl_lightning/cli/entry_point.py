@@ -8,13 +8,11 @@ import os
 import shlex
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import NoReturn
 
 from fl_lightning import __version__
@@ -44,9 +42,8 @@ APART = {"bench": "bench", "tune": "bench", "report": "report", "completion": "c
 def main(args: list[str] | None = None) -> None:
     """Run a command. Bad input ends it with one line and exit status 2, a client that failed with status 1.
 
-    A signal that stops a fit ends it with the command that resumes it, and status 128 + its number.
-
-    An exception from a user's code keeps its traceback.
+    A signal that stops a fit ends it with the command that resumes it, and status 128 + its number. An exception from a
+    user's code keeps its traceback, after a line with its place; one in a step on the first batch is bad input.
     """
     words = sys.argv[1:] if args is None else args
     asks = words[:1] in (["-h"], ["--help"], ["--version"])
@@ -56,20 +53,16 @@ def main(args: list[str] | None = None) -> None:
         if not known:
             end_with_status(lambda: without_command(words))
         elif words[0] in APART:
-            imported(f"fl_lightning.cli.{APART[words[0]]}").main(words)
+            import_module(f"fl_lightning.cli.{APART[words[0]]}").main(words)
         else:
-            imported("fl_lightning.cli.cli").main(args)
+            import_module("fl_lightning.cli.cli").main(args)
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
 
 
 def without_command(words: list[str]) -> int | None:
-    """Print the commands or the version; an empty command line has the status of bad input.
-
-    Raises:
-        UsageError: the first word is not a command.
-    """
+    """Print the commands or the version; refuse another word. An empty command line has the status of bad input."""
     if words[:1] in ([], ["-h"], ["--help"]):
         about = "Federated learning on heterogeneous clients, on PyTorch Lightning and Fabric."
         more = "COMMAND --help lists the arguments of a command, such as fit --help."
@@ -89,33 +82,6 @@ def without_command(words: list[str]) -> int | None:
     near = get_close_matches(given.lower(), COMMANDS, 1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise UsageError(f"{given}: no such command; pass one of {', '.join(COMMANDS)}{hint}")
-
-
-def imported(name: str) -> ModuleType:
-    """Import a module, which may take seconds.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed meanwhile, even if a library has turned it into an ImportError or
-            swallowed it.
-    """
-    caught: list[int] = []
-
-    def interrupt(number: int, frame: object) -> None:
-        caught.append(number)
-        raise KeyboardInterrupt
-
-    before = signal.getsignal(signal.SIGINT)
-    # other threads cannot set a handler, and a program that ignores the signal, as under nohup, keeps ignoring it
-    watched = threading.current_thread() is threading.main_thread() and before is signal.default_int_handler
-    if watched:
-        signal.signal(signal.SIGINT, interrupt)
-    try:
-        return import_module(name)
-    finally:
-        if watched:
-            signal.signal(signal.SIGINT, before)
-        if caught:
-            raise KeyboardInterrupt
 
 
 class OneLineParser(argparse.ArgumentParser):

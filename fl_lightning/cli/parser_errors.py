@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import LightningModule
 
 from fl_lightning.callbacks import Callback
-from fl_lightning.callbacks.refused import replacement
+from fl_lightning.callbacks.base import replacement
 from fl_lightning.cli.config_checks import constructors
 from fl_lightning.data import Augmentation, FederatedDataModule, Partitioner
 from fl_lightning.errors import choices, clipped
@@ -55,8 +55,6 @@ CAUSE = re.compile(
     r"|Expected an instantiatable class, but (?:[\w.]+ )?is abstract"
     r"|Multiple subclasses with name \w+\. .*?: [\w., ]+(?=\.))"
     r"|(?P<spec>Not a valid subclass of|Dict must include a class_path|Expected an import path or a subclass spec)"
-    r"|(?P<entries>'\w+' object has no attribute 'keys')"
-    r"|(?:Key must be a string, got|Spaces not allowed in keys): (?P<key>.*?)\.(?= |$)"
     r"|Expected an? (?P<type>(?:<class '[\w.]+'>|[\w.]+(?:\[.*?\])?))(?=\.? |\.?$)"
     r"|(?P<file>File does not exist|Path is not a file|File is not readable): "
     r"|(?P<unloaded>Unable to load config) "
@@ -96,8 +94,15 @@ def shorten(message: str) -> str:
         # of a class in the place of a function, such as an optimizer, the path comes last
         owner = (re.findall(r"Namespace\(class_path='([\w.]+)'", after) or [owner])[0]
     of_class = f"{last_part(owner)}." if owner else ""
+    if kind == "word" and found[:2] != "--":
+        hint = f"--config {found}" if found.endswith((".yaml", ".yml")) else "--KEY before its value"
+        return f"{found}: no key stands before it; give {hint}"
     if kind in ("word", "unknown"):
-        return about_unknown_key(found, text)
+        # an argument of a class that the config names has another cause
+        keys = ["seed_everything", "model", "data", "method", "ckpt_path", "weights", "trainer"]
+        keys += [f"trainer.{name}" for name in inspect.signature(FederatedTrainer).parameters]
+        hint = near(found.removeprefix("--").partition("=")[0], keys) or "; remove it"
+        return f"{found}: no such key (--help lists them){hint}"
     if kind == "option":
         name, names = found.split(".")[0], parameters(owner)
         if name in ("class_path", "init_args"):
@@ -117,17 +122,13 @@ def shorten(message: str) -> str:
         entries = re.findall(r"'(\w+)': ", value)[:1]
         hint = near(entries[0], ["class_path", "init_args"]) if entries else ""
         return f"{key}={brief(value)}: give class_path and init_args{hint or f' of a class: {known_for(key)}'}"
-    if kind == "entries":
-        return f"{key}: the init_args of {last_part(owner)} are not a mapping; pass its arguments, or leave them out"
     if kind == "type":
         return about_type(f"{of_class}{(keys or [''])[-1]}", key, value, found, before)
     if kind == "file":
         path = os.path.relpath(after.strip("'"))
         return f"{key}={path!r}: {found.lower()}; pass another one, or a config of the package: {names_near(path)}"
-    if kind == "unloaded":
-        value = re.split(r" - | Parser key", after)[0].strip("'\"")
-        return f"{key or 'config'}={brief(value)}: pass a mapping of its arguments, or a file that holds one"
-    return f"{key or 'config'}: {found} is not a key; use the name of an argument"
+    value = re.split(r" - | Parser key", after)[0].strip("'\"")
+    return f"{key or 'config'}={brief(value)}: pass a mapping of its arguments, or a file that holds one"
 
 
 def key_in(message: str) -> str:
@@ -141,18 +142,6 @@ def given_value(text: str) -> str:
     value = match[1].strip() if match else ""
     nested = re.search(r"NestedArg\(key='[^']*', val=(.+)\)$", value)
     return nested[1].strip("'") if nested else value
-
-
-def about_unknown_key(found: str, text: str) -> str:
-    """The line about a key that the parser does not have, or a word without a key."""
-    if not found.startswith("--") and text.startswith("unrecognized"):
-        hint = f"--config {found}" if found.endswith((".yaml", ".yml")) else "--KEY before its value"
-        return f"{found}: no key stands before it; give {hint}"
-    key = found.removeprefix("--").partition("=")[0]
-    # arguments of the classes that a config names are another cause
-    keys = ["seed_everything", "model", "data", "method", "ckpt_path", "weights", "trainer"]
-    keys += [f"trainer.{name}" for name in inspect.signature(FederatedTrainer).parameters]
-    return f"{found}: no such key (--help lists them){near(key, keys) or '; remove it'}"
 
 
 def about_class(key: str, path: str, why: str) -> str:

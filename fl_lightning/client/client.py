@@ -357,15 +357,10 @@ class Client(LightningModule):
 
     def _begin(self, info: ClientInfo, received: State, clock: Clock) -> tuple[Visit, State]:
         """The visit that begins, and the entries of its received state that stay with the client."""
-        resident, methods = self.resident, self.methods
-        server, own = methods.attributes.server, dict[str, Tensor]()
-        resident.stand_in.clock = clock
-        logged = resident.begin_logging(info.num_examples)
-        if self.kept:
-            # what methods ask for while they give the initial state is of this client
-            self.visit = Visit(info, dict(received), clock, logged, server)
-            own = self._memories.visited(info.id).get("state") or methods.initial_state(self)
-        self.visit = visit = Visit(info, {**received, **own}, clock, logged, server)
+        self.resident.stand_in.clock = clock
+        logged = self.resident.begin_logging(info.num_examples)
+        own = self._memories.visited(info.id).get("state", {}) if self.kept else {}
+        self.visit = visit = Visit(info, {**received, **own}, clock, logged, self.methods.attributes.server)
         return visit, own
 
     def starting(

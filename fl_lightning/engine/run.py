@@ -269,9 +269,8 @@ def build(
     # each with the name of the class that asks for it
     wanted = {tap: type(callback).__name__ for callback in trainer.callbacks for tap in callback.requires}
     taps: dict[str, str] = {}
-    of_data = [partial(validation.check_model_fits, model, data, methods), partial(methods.check_data, data)]
-    if getattr(data, "elsewhere", False):  # each site looks at its own
-        of_data = []
+    # each site looks at its own
+    of_data = [] if getattr(data, "elsewhere", False) else [partial(validation.check_model_fits, model, data, methods)]
     check_all([*of_data, lambda: taps.update(resolve_taps(model, trainer.taps, methods.wanted_taps() | wanted))])
     rules = (trainer.weighting, trainer.buffers, cache_limit(trainer, model, data, workers, fabric.device))
     client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0), stand_in=stand_in)

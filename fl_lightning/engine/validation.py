@@ -19,9 +19,8 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
 from torch.optim.lr_scheduler import LRScheduler
 
-from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.base import Callback, replacement
 from fl_lightning.callbacks.measurement import Measurement
-from fl_lightning.callbacks.refused import replacement
 from fl_lightning.client import Client
 from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES

@@ -1,4 +1,4 @@
-"""Full precision under autocast, zeros that stay in the autograd graph, and scaling against overflow."""
+"""Full precision under autocast, zeros in the autograd graph, scaling against overflow, and tensors under a map."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 
 Function = TypeVar("Function", bound=Callable[..., Tensor])
 
@@ -29,15 +30,6 @@ def in_full_precision(function: Function) -> Function:
             return function(*args, **kwargs)
 
     return cast(Function, wrapped)
-
-
-def takes_half_products(*tensors: Tensor) -> bool:
-    """Whether autocast would multiply these tensors as they are: it is on, and all of them are in bfloat16.
-
-    Not in float16, whose range sums of many products can leave.
-    """
-    in_bfloat16 = all(tensor.dtype == torch.bfloat16 for tensor in tensors)
-    return in_bfloat16 and torch.is_autocast_enabled(tensors[0].device.type)
 
 
 def linked_zero(*tensors: Tensor) -> Tensor:
@@ -72,3 +64,19 @@ def _widen(value: Any) -> Any:
         return [_widen(part) for part in value]
     narrow = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
     return value.float() if narrow else value
+
+
+# Inside ``torch.vmap`` a function sees one client, and the tensor holds all of them: no branch and no shape may depend
+# on values, and ``requires_grad`` is always False, as gradients are taken outside. Only these functions use a private
+# part of PyTorch. The public ways are a ``vmap`` method of an ``autograd.Function``, which costs time at each call, and
+# ``torch.func.debug_unwrap``, which 2.6 does not have.
+def is_mapped(x: Tensor) -> bool:
+    """Whether ``x`` is mapped by ``torch.vmap``."""
+    return _functorch.is_batchedtensor(x)
+
+
+def needs_gradient(x: Tensor) -> bool:
+    """Whether a gradient is asked of ``x``, mapped or not."""
+    while is_mapped(x):
+        x = _functorch.get_unwrapped(x)
+    return x.requires_grad

@@ -11,7 +11,6 @@ Its Eq. 3 is linear CKA. https://arxiv.org/abs/2112.00407
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,18 +18,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fl_lightning.errors import require
-from fl_lightning.functional._mapped import needs_gradient
-from fl_lightning.functional._precision import (
-    centered,
-    in_full_precision,
-    linked_zero,
-    takes_half_products,
-    unit_scale,
-)
+from fl_lightning.functional._precision import centered, in_full_precision, linked_zero, needs_gradient, unit_scale
 
 LEAST_NORM = 1e-12
-# columns below which products in half precision save nothing; most columns of a block, of which the products are added
-# in float32; rows around whose mean half-precision products are computed
+# columns below which products in half precision save nothing; columns of a block, whose products are added in float32;
+# rows around whose mean products of half precision are computed
 WIDE, BLOCK, FEW = 1024, 8192, 16
 
 
@@ -75,9 +67,9 @@ def linear_ckas(x: Tensor, *ys: Tensor, debiased: bool = False) -> Tensor:
     Under autocast, products of activations in bfloat16 stay in it, in the forward and in the backward pass; blocks of
     at most 8192 columns are added in float32, and all else is float32. Compared with float64, a similarity s then has
     an error below 1e-4, and the gradient one below 0.003 / sqrt(1 - s^2) of its norm (0.01 for s = 0.95), since it
-    vanishes at s = 1. It is so for the biased form, for examples of at least 1024 numbers and at least as many as there
-    are examples, and for ``ys`` that need no gradient. All else is computed in float32, or in float64 if it is given
-    so; float16, too, whose range the products could leave.
+    vanishes at s = 1. This holds for the biased form and for examples of at least 1024 numbers and at least as many as
+    there are examples. All else is computed in float32, or in float64 if it is given so; float16, too, whose range the
+    products could leave.
 
     Args:
         x: activations ``(n, ...)``.
@@ -98,13 +90,14 @@ def linear_ckas(x: Tensor, *ys: Tensor, debiased: bool = False) -> Tensor:
     """
     for y in ys:
         _require_same_rows(x, y)
-    wide = min(map(_width, (x, *ys))) >= max(WIDE, len(x)) and len(x) >= 2
-    if wide and not debiased and takes_half_products(x, *ys) and not any(map(needs_gradient, ys)):
-        return _half_ckas(x, *ys)
-    return _linear_ckas(x, *ys, debiased=debiased)
+    wide = not debiased and min(map(_width, (x, *ys))) >= max(WIDE, len(x)) and len(x) >= 2
+    in_bfloat16 = all(tensor.dtype == torch.bfloat16 for tensor in (x, *ys))
+    if not (wide and in_bfloat16 and torch.is_autocast_enabled(x.device.type)):
+        return in_full_precision(_linear_ckas)(x, *ys, debiased=debiased)
+    with torch.autocast(x.device.type, enabled=False):
+        return _linear_ckas(x, *ys, debiased=debiased)
 
 
-@in_full_precision
 def _linear_ckas(x: Tensor, *ys: Tensor, debiased: bool) -> Tensor:
     if len(x) < (4 if debiased else 2):
         return torch.stack([linked_zero(x, y) for y in ys])
@@ -114,54 +107,19 @@ def _linear_ckas(x: Tensor, *ys: Tensor, debiased: bool) -> Tensor:
     return torch.stack([_alignment(k, other) for other in ls])
 
 
-def minibatch_cka(xs: Sequence[Tensor], ys: Sequence[Tensor]) -> Tensor:
-    r"""Debiased linear CKA of activations that come batch by batch.
+def unbiased_gram(x: Tensor) -> Tensor:
+    r"""The part of a batch in the debiased linear CKA of activations that come batch by batch, as a vector.
 
-    The numerator and both factors of the denominator of :func:`linear_cka` are means over the batches, weighted by
-    their examples, of unbiased estimates of HSIC:
+    It is the upper triangle of the Gram matrix of the rows, centered after Song et al., and scaled so that the inner
+    product of two such vectors of the same examples is :math:`\frac{n}{2}` times an unbiased estimate of HSIC:
 
     .. math::
         \mathrm{HSIC}_1(K, L) = \frac{1}{n (n - 3)} \left( \mathrm{tr}(\tilde K \tilde L)
             + \frac{1^T \tilde K 1 \, 1^T \tilde L 1}{(n - 1) (n - 2)}
             - \frac{2}{n - 2} 1^T \tilde K \tilde L 1 \right)
 
-    with the Gram matrices K and L of a batch of n examples, their diagonals set to 0. Each mean has the same
-    expectation as the estimate from all examples at once, whatever the size of the batches.
-
-    Args:
-        xs: activations ``(n, ...)`` of each batch.
-        ys: activations ``(n, ...)`` of the same examples. Batches of fewer than 4 examples do not count.
-
-    Returns:
-        A scalar in [-1, 1], in float64 and without gradient: 1 if one is the other rotated, shifted, or scaled as a
-        whole. nan if no batch counts, or if all rows of one argument are equal.
-
-    Raises:
-        UsageError: the numbers of batches or of rows differ.
-
-    Source: Nguyen et al., Do Wide and Deep Networks Learn the Same Things?, ICLR 2021, Eq. 2 and 3,
-    https://arxiv.org/abs/2010.15327. HSIC_1: Song et al., Feature Selection via Dependence Maximization, JMLR 2012.
-
-    Example:
-        >>> import torch
-        >>> x, y = torch.rand(2, 64, 1000, generator=torch.Generator().manual_seed(0))  # unrelated
-        >>> round(minibatch_cka(x.split(16), (3 * x + 1).split(16)).item(), 4)
-        1.0
-        >>> round(minibatch_cka(x.split(16), y.split(16)).item(), 2)
-        -0.01
-    """
-    require(len(xs) == len(ys), "batches", (len(xs), len(ys)), "give x and y in the same batches")
-    for x, y in zip(xs, ys, strict=True):
-        _require_same_rows(x, y)
-    return similarities(torch.stack([torch.cat([unbiased_gram(x) for x in batches]) for batches in (xs, ys)]))[0, 1]
-
-
-def unbiased_gram(x: Tensor) -> Tensor:
-    r"""What unbiased estimates of HSIC need of a batch, as a vector.
-
-    It is the upper triangle of the Gram matrix of the rows, centered after Song et al., and scaled so that the inner
-    product of two such vectors of the same examples is :math:`\frac{n}{2} \mathrm{HSIC}_1`. It does not depend on the
-    width of the layer, so that many models and layers can be kept and compared in pairs.
+    with the Gram matrices K and L of a batch of n examples, their diagonals set to 0. It does not depend on the width
+    of the layer, so that many models and layers can be kept and compared in pairs.
 
     Args:
         x: activations ``(n, ...)``, flattened to ``(n, p)``.
@@ -181,14 +139,27 @@ def unbiased_gram(x: Tensor) -> Tensor:
     return _u_center(_plain_gram(x.detach()).double())[upper[0], upper[1]] / math.sqrt(n - 3)
 
 
+@in_full_precision
+def _plain_gram(x: Tensor) -> Tensor:
+    rows = _rows(x)
+    rows = rows - rows[0]  # equal rows give exactly 0
+    return rows @ rows.T
+
+
 def similarities(grams: Tensor) -> Tensor:
-    """The minibatch CKA of each pair of layers or models, from what :func:`unbiased_gram` gives of their batches.
+    """The debiased linear CKA of each pair of layers or models, from :func:`unbiased_gram` of their batches.
+
+    The numerator and both factors of the denominator of :func:`linear_cka` are means over the batches, weighted by
+    their examples. Each mean has the same expectation as the estimate from all examples at once.
 
     Args:
         grams: ``(m, length)``, a row for each: its vectors of all batches, one after another.
 
     Returns:
         ``(m, m)``, symmetric with ones on the diagonal; nan where all activations of one are equal.
+
+    Source: Nguyen et al., Do Wide and Deep Networks Learn the Same Things?, ICLR 2021, Eq. 2 and 3,
+    https://arxiv.org/abs/2010.15327. HSIC_1: Song et al., Feature Selection via Dependence Maximization, JMLR 2012.
 
     Example:
         >>> import torch
@@ -283,17 +254,21 @@ def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
 
 
 class _Gram(torch.autograd.Function):
-    """Inner products ``(n, n)`` of rows ``(n, p)`` after centering, for p far above n.
+    """Inner products ``(n, n)`` of rows ``(n, p)`` after centering, for p far above n; of bfloat16 rows in float32.
 
-    It reads the wide matrix as rarely as possible: the small matrix of products is centered instead of the rows, and
-    the backward pass multiplies the wide matrix once, where autograd would do so twice.
+    The small matrix of products is centered instead of the rows, and the backward pass multiplies the wide matrix once,
+    where autograd would do so twice.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(rows: Tensor) -> Tensor:
-        return _twice_centered(rows @ rows.T)
+        if rows.dtype != torch.bfloat16:
+            return _twice_centered(rows @ rows.T)
+        # a product of bfloat16 matrices is itself rounded to bfloat16, which the sum over blocks evens out
+        first, *others = ((block @ block.T).float() for block in rows.split(BLOCK, 1))
+        return _twice_centered(sum(others, first))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -303,79 +278,7 @@ class _Gram(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (rows,) = ctx.saved_tensors
-        return _twice_centered(gradient + gradient.T) @ rows
-
-
-def _half_ckas(x: Tensor, *ys: Tensor) -> Tensor:
-    """CKA of bfloat16 activations with each of several others, which are constants; only products are bfloat16."""
-    with torch.autocast(x.device.type, enabled=False):
-        rows = _around_mean(_rows(x))
-        products = _half_products(rows.detach())
-        others = (_half_products(_around_mean(_rows(y))) for y in ys)
-        return _HalfCKAs.apply(rows, products, *map(_unit_norm, (products, *others)))
-
-
-class _HalfCKAs(torch.autograd.Function):
-    """The inner products v of the Gram matrix K of some rows with those of others, L, all of norm 1.
-
-    The others are constants. The gradient by the rows X is 2 (L - v K) X, divided by the norm that K had before, as
-    ``products``.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(rows: Tensor, products: Tensor, k: Tensor, *ls: Tensor) -> Tensor:
-        return torch.stack([(k * l).sum() for l in ls])  # noqa: E741
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(output, *inputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        values, rows, products, k, *ls = ctx.saved_tensors
-        slope = (gradient.view(-1, 1, 1) * torch.stack(ls)).sum(0) - (gradient * values).sum() * k
-        # the products' norm is their inner product with k, and 0 where the slope has no meaning
-        norm = (products * k).sum()
-        slope = slope * torch.where(norm > 0, 2 / norm, 0)
-        return (slope.to(rows.dtype) @ rows, None, None, *(None for _ in ls))
-
-
-def _around_mean(rows: Tensor) -> Tensor:
-    """The rows minus the mean of the first ones, in their type; equal rows are exactly 0.
-
-    The small matrix of products is centered precisely. Before that, it loses the less to rounding the smaller it is.
-    """
-    return rows - rows[:FEW].detach().mean(0, dtype=torch.float32).to(rows.dtype)
-
-
-def _half_products(rows: Tensor) -> Tensor:
-    """Inner products ``(n, n)`` of the centered half-precision rows, in float32.
-
-    A product of half-precision matrices is itself rounded to half precision, which the sum over blocks evens out. Of
-    the symmetric matrix, three of four quarters are computed.
-    """
-    middle, quarters = len(rows) // 2, []
-    for block in rows.chunk(math.ceil(rows.shape[1] / BLOCK), 1):
-        quarters.append(((block[:middle] @ block[:middle].T).float(), (block[middle:] @ block.T).float()))
-    upper, lower = (sum(parts[1:], parts[0]) for parts in zip(*quarters, strict=True))
-    return _twice_centered(torch.cat([torch.cat([upper, lower[:, :middle].T], 1), lower]))
-
-
-def _unit_norm(gram: Tensor) -> Tensor:
-    """A matrix scaled to Frobenius norm 1, in two steps, as squares of large entries could overflow; 0 stays 0."""
-    gram = _unit_largest(gram)
-    return gram / (gram.norm() + LEAST_NORM)
-
-
-@in_full_precision
-def _plain_gram(x: Tensor) -> Tensor:
-    """Inner products ``(n, n)`` of the rows, from the first row, so that equal rows give exactly 0."""
-    rows = _rows(x)
-    rows = rows - rows[0]
-    return rows @ rows.T
+        return _twice_centered(gradient + gradient.T).to(rows.dtype) @ rows
 
 
 def _twice_centered(gram: Tensor) -> Tensor:
@@ -385,18 +288,12 @@ def _twice_centered(gram: Tensor) -> Tensor:
 
 
 def _centered_gram(x: Tensor) -> Tensor:
-    """Inner products ``(n, n)`` of the centered rows, scaled to largest entry 1.
-
-    CKA does not depend on the scale, and the norms of larger matrices could overflow.
-    """
+    """Inner products ``(n, n)`` of the centered rows, scaled to largest entry 1, so that no norm overflows."""
     rows = _rows(x)
-    # subtracting the first row makes equal rows exactly 0, and rows far from the origin keep their digits
-    rows = rows - rows[0].detach()
-    return _unit_largest(_Gram.apply(rows) if needs_gradient(rows) else _Gram.forward(rows))
-
-
-def _unit_largest(gram: Tensor) -> Tensor:
-    """A matrix scaled to largest entry 1."""
+    # so that equal rows are exactly 0, and rows far from the origin keep their digits
+    half = rows.dtype == torch.bfloat16
+    rows = rows - (rows[:FEW].detach().float().mean(0).bfloat16() if half else rows[0].detach())
+    gram = _Gram.apply(rows) if needs_gradient(rows) else _Gram.forward(rows)
     largest = gram.detach().abs().amax()
     return gram / torch.where(largest > torch.finfo(gram.dtype).tiny, largest, 1)
 

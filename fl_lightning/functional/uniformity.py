@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fl_lightning.errors import require
-from fl_lightning.functional._mapped import is_mapped
-from fl_lightning.functional._precision import in_full_precision, linked_zero, unit_scale
+from fl_lightning.functional._precision import in_full_precision, is_mapped, linked_zero, unit_scale
 from fl_lightning.functional.rows import as_rows
 
 # squared distance of two rows, as a share of their squared norms around the mean, below which they are near

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fl_lightning.client import Client
-from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.errors import require
 from fl_lightning.functional import calibrated_logits
 from fl_lightning.method import Method, Step
@@ -36,14 +35,13 @@ class FedLC(Method):
             subtracts :math:`100 \tau` from their logits, or with ``log_prior`` :math:`\tau (18.4 + \log n)`, where n is
             the client's number of examples; leave them out of the softmax (``mask``); or count one example (``clamp``).
         denominator: sum over ``all`` classes, or over :math:`i \ne y` as Eq. 5 and 7 are printed (``exclude_true``),
-            which requires a cross-entropy loss.
+            which requires a cross-entropy loss; with ``mask``, a client of one class fails.
         margin: :math:`\tau n_c^{-1/4}` (``fourth_root``), or :math:`-\tau \log \gamma_c` (``log_prior``), where
             :math:`\gamma_c = n_c / n`, which for :math:`\tau = 1` is Eq. 5. Its margins differ far more between common
             and rare classes: by 4.6 between 10 and 1,000 examples, those of ``fourth_root`` by 0.4.
 
     Raises:
-        UsageError: ``tau`` is below 0, the clients' label counts are not known, or ``missing="mask"`` together with
-            ``denominator="exclude_true"`` leaves a client of one class nothing to sum over.
+        UsageError: ``tau`` is below 0, or the clients' label counts are not known.
     """
 
     requires = ("logits",)
@@ -58,14 +56,6 @@ class FedLC(Method):
     ) -> None:
         require(tau >= 0, "FedLC.tau", tau, "give 0 or more")
         self.tau, self.missing, self.denominator, self.margin = tau, missing, denominator, margin
-
-    def check_data(self, data: FederatedDataModule) -> None:
-        if self.missing != "mask" or self.denominator == "all":
-            return
-        for k in range(data.num_clients):
-            counts: Tensor = data.info(k).label_counts  # type: ignore[assignment]
-            hint = f"client {k} has one class only, which leaves no other in the sum; take denominator: all"
-            require(int((counts > 0).sum()) != 1, "FedLC.denominator", f"{self.denominator} with missing=mask", hint)
 
     def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
         counts: Tensor = client.info.label_counts  # type: ignore[assignment]

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 
 from fl_lightning.errors import require
-from fl_lightning.models.encoders import Encoder, check_layer
+from fl_lightning.models.encoders import Encoder
 from fl_lightning.models.projector import BaseProjector
 
 
@@ -47,12 +47,9 @@ class ImageClassifier(LightningModule):
         self.num_classes = num_classes
         self.optimizer = optimizer
         if projector is not None:
-            wide = (encoder.out_features, projector.out_features)
-            check_layer(f"{type(projector).__name__}.width", wide[1], *wide)
             with torch.no_grad():
                 projector.eval()(torch.zeros(1, encoder.out_features))
             projector.train()
-        check_layer("model.num_classes", num_classes, (projector or encoder).out_features, num_classes)
         self.classifier = nn.Linear((projector or encoder).out_features, num_classes)
         last = ["projector", "classifier"] if projector else ["classifier"]
         layers = [*(f"encoder.{path}" for path in encoder.early), *last]

@@ -33,20 +33,16 @@ def with_group_norm(module: LightningModule, groups: int = 2) -> LightningModule
     layers = {path: part for path, part in module.named_modules(remove_duplicate=False) if isinstance(part, _BatchNorm)}
     hint = "it has no BatchNorm layer; take with_group_norm out"
     require(bool(layers) and "" not in layers, "with_group_norm.module", type(module).__name__, hint)
-    made = {layer: grouped(path, layer, groups) for path, layer in layers.items()}
+    made: dict[nn.Module, nn.GroupNorm] = {}
+    for path, layer in layers.items():
+        channels = layer.num_features
+        # a value that is alone in its group would always become 0
+        alone = isinstance(layer, nn.BatchNorm1d) and channels == groups
+        hint = f"{path} has {channels} channels; give a {'smaller ' * alone}number that divides them"
+        require(channels % groups == 0 and not alone, "with_group_norm.groups", groups, hint)
+        made[layer] = nn.GroupNorm(groups, channels, layer.eps, layer.affine).train(layer.training)
+        if layer.affine:
+            made[layer].weight, made[layer].bias = layer.weight, layer.bias
     for path, layer in layers.items():
         module.set_submodule(path, made[layer])
     return module
-
-
-def grouped(path: str, layer: _BatchNorm, groups: int) -> nn.GroupNorm:
-    """GroupNorm with scale, shift and epsilon of a BatchNorm layer, which lies at ``path``."""
-    channels = layer.num_features
-    # a value that is alone in its group would always become 0
-    alone = isinstance(layer, nn.BatchNorm1d) and channels == groups
-    hint = f"{path} has {channels} channels; give a {'smaller ' * alone}number that divides them"
-    require(channels % groups == 0 and not alone, "with_group_norm.groups", groups, hint)
-    made = nn.GroupNorm(groups, channels, layer.eps, layer.affine).train(layer.training)
-    if layer.affine:
-        made.weight, made.bias = layer.weight, layer.bias
-    return made

@@ -48,14 +48,7 @@ class MobileNetV2(Encoder):
 
 
 class InvertedResidual(nn.Module):
-    """A 1x1, a depthwise 3x3 and a 1x1 convolution; with a shortcut if the stride is 1.
-
-    Args:
-        in_channels: channels of the input.
-        channels: channels of the output.
-        expansion: ratio of the inner channels to those of the input.
-        stride: 1 or 2.
-    """
+    """A 1x1, a depthwise 3x3 and a 1x1 convolution, ``expansion`` times as wide inside; with a shortcut at stride 1."""
 
     def __init__(self, in_channels: int, channels: int, expansion: int, stride: int) -> None:
         super().__init__()

@@ -8,7 +8,6 @@ from typing import Literal
 from torch import Tensor, nn
 
 from fl_lightning.errors import require
-from fl_lightning.models.encoders import check_layer
 
 
 class BaseProjector(nn.Module, ABC):
@@ -47,7 +46,6 @@ class Projector(BaseProjector):
         require(norm in ("batch", "group"), f"{type(self).__name__}.norm", norm, "choose among batch, group")
         even = norm == "batch" or width % 2 == 0
         require(even, f"{type(self).__name__}.width", width, "give an even one, which norm: group divides in 2 groups")
-        check_layer(f"{type(self).__name__}.width", width, width, width)
         self.out_features = width
         first, second = (nn.BatchNorm1d(width) if norm == "batch" else nn.GroupNorm(2, width) for _ in range(2))
         self.layers = nn.Sequential(
@@ -68,6 +66,5 @@ class ProjectionHead(BaseProjector):
         super().__init__()
         require(hidden >= 1, f"{type(self).__name__}.hidden", hidden, "give 1 or more")
         require(width >= 1, f"{type(self).__name__}.width", width, "give 1 or more")
-        check_layer(f"{type(self).__name__}.hidden", hidden, hidden, width)
         self.out_features = width
         self.layers = nn.Sequential(nn.LazyLinear(hidden), nn.ReLU(), nn.Linear(hidden, width))

@@ -14,11 +14,33 @@ from fl_lightning.errors import require
 from fl_lightning.models.encoders import NORMS, Encoder, check_channels
 
 
-class _ResNet(Encoder):
-    """A residual network without max-pooling; the base class of :class:`ResNet18` and :class:`ResNet50`.
+class _Residual(Encoder):
+    """A residual network without max-pooling: a stem, some stages of blocks, and the mean over each channel.
 
-    Its taps are ``early.0``, the stem after ReLU, then every residual block; and ``stage.1`` to ``stage.4``.
+    Its taps are ``early.0``, the stem after ReLU, then every residual block; and ``stage.1``, ``stage.2``, ...
     """
+
+    def __init__(self, in_channels: int, out_features: int) -> None:
+        super().__init__()
+        check_channels(in_channels)
+        self.in_channels, self.out_features = in_channels, out_features
+
+    def add_layers(self, stem: nn.Module, stages: list[nn.Sequential]) -> None:
+        self.stem, self.early, self.named = stem, ("stem",), {}
+        for number, stage in enumerate(stages, 1):
+            self.add_module(f"layer{number}", stage)
+            self.early += tuple(f"layer{number}.{block}" for block in range(len(stage)))
+            self.named[f"stage.{number}"] = f"layer{number}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for name in self.named.values():
+            x = getattr(self, name)(x)
+        return x.mean(dim=(2, 3))
+
+
+class _ResNet(_Residual):
+    """The base class of :class:`ResNet18` and :class:`ResNet50`, made by torchvision."""
 
     def __init__(
         self,
@@ -30,8 +52,7 @@ class _ResNet(Encoder):
         norm: Literal["batch", "group"],
         init: Literal["he", "default"],
     ) -> None:
-        super().__init__()
-        check_channels(in_channels)
+        super().__init__(in_channels, 512 * block.expansion)
         require(first_stride in (1, 2), "first_stride", first_stride, "give 1 or 2")
         for key, value, choices in (("stem", stem, STEMS), ("norm", norm, NORMS), ("init", init, INITS)):
             require(value in choices, key, value, f"give {' or '.join(choices)}")
@@ -42,17 +63,9 @@ class _ResNet(Encoder):
             built.layer1 = built._make_layer(block, 64, blocks[0], stride=first_stride)
         kernel, stride = STEMS[stem]
         convolution = nn.Conv2d(in_channels, 64, kernel, stride, kernel // 2, bias=False)
-        self.stem = nn.Sequential(convolution, layer(64), nn.ReLU())
-        self.layer1, self.layer2, self.layer3, self.layer4 = built.layer1, built.layer2, built.layer3, built.layer4
+        stages = [built.layer1, built.layer2, built.layer3, built.layer4]
+        self.add_layers(nn.Sequential(convolution, layer(64), nn.ReLU()), stages)
         self.apply(INITS[init])
-        self.out_features, self.in_channels = 512 * block.expansion, in_channels
-        places = [f"layer{i}.{j}" for i, number in enumerate(blocks, 1) for j in range(number)]
-        self.early = ("stem", *places)
-        self.named = {f"stage.{i}": f"layer{i}" for i in range(1, 5)}
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.layer4(self.layer3(self.layer2(self.layer1(self.stem(x)))))
-        return x.mean(dim=(2, 3))
 
 
 class ResNet18(_ResNet):
@@ -106,27 +119,18 @@ class ResNet50(_ResNet):
         super().__init__(Bottleneck, [3, 4, 6, 3], in_channels, stem, first_stride, norm, init)
 
 
-class _ThinResNet(Encoder):
+class _ThinResNet(_Residual):
     """A residual network for CIFAR: three stages of 16, 32 and 64 channels, with shortcuts without parameters."""
 
     def __init__(self, blocks: int, in_channels: int) -> None:
-        super().__init__()
-        check_channels(in_channels)
-        self.stem = nn.Sequential(nn.Conv2d(in_channels, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
-        for stage, channels in enumerate((16, 32, 64), 1):
-            first = BasicBlock(16, 16) if stage == 1 else BasicBlock(channels // 2, channels, 2, Subsample(channels))
-            others = (BasicBlock(channels, channels) for _ in range(blocks - 1))
-            self.add_module(f"layer{stage}", nn.Sequential(first, *others))
+        super().__init__(in_channels, 64)
+        stem = nn.Sequential(nn.Conv2d(in_channels, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        stages: list[nn.Sequential] = []
+        for channels in (16, 32, 64):
+            first = BasicBlock(16, 16) if not stages else BasicBlock(channels // 2, channels, 2, Subsample(channels))
+            stages.append(nn.Sequential(first, *(BasicBlock(channels, channels) for _ in range(blocks - 1))))
+        self.add_layers(stem, stages)
         self.apply(he)
-        self.out_features, self.in_channels = 64, in_channels
-        self.early = ("stem", *(f"layer{i}.{j}" for i in (1, 2, 3) for j in range(blocks)))
-        self.named = {f"stage.{i}": f"layer{i}" for i in (1, 2, 3)}
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for stage in (1, 2, 3):
-            x = self.get_submodule(f"layer{stage}")(x)
-        return x.mean(dim=(2, 3))
 
 
 class ResNet20(_ThinResNet):
@@ -156,11 +160,7 @@ class ResNet32(_ThinResNet):
 
 
 class Subsample(nn.Module):
-    """The shortcut without parameters (He et al., option A): every second pixel, and zeros for the new channels.
-
-    Args:
-        channels: channels of the output, twice those of the input.
-    """
+    """The shortcut without parameters (He et al., option A): every second pixel, and zeros for new channels."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

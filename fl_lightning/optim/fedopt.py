@@ -82,7 +82,10 @@ class _Adaptive(Optimizer):
             state["step"] += 1
             state["m"].mul_(group["beta1"]).sub_(gradient, alpha=1 - group["beta1"])
             self.accumulate(state["v"], gradient.square(), group)
-            rate = group["lr"] * correction(group, state["step"])
+            rate, kind = group["lr"], group.get("bias_correction", "none")
+            if kind != "none":
+                power = state["step"] + (kind == "flower")
+                rate *= float((1 - group["beta2"] ** power) ** 0.5 / (1 - group["beta1"] ** power))
             p.addcdiv_(state["m"], state["v"].sqrt().add_(group["tau"]), value=rate)
 
     def accumulate(self, v: Tensor, square: Tensor, group: dict[str, Any]) -> None:
@@ -187,15 +190,6 @@ class FedYogi(_Adaptive):
 
     def accumulate(self, v: Tensor, square: Tensor, group: dict[str, Any]) -> None:
         v.sub_(square * torch.sign(v - square), alpha=1 - group["beta2"])
-
-
-def correction(group: dict[str, Any], step: int) -> float:
-    """The factor of the learning rate for bias correction in round ``step``, counted from 1."""
-    kind = group.get("bias_correction", "none")
-    if kind == "none":
-        return 1.0
-    power = step + (kind == "flower")
-    return float((1 - group["beta2"] ** power) ** 0.5 / (1 - group["beta1"] ** power))
 
 
 def _gradients(optimizer: Optimizer) -> Iterable[tuple[dict[str, Any], Tensor, Tensor]]:

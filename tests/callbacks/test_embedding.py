@@ -59,17 +59,6 @@ def test_classes_clients_and_the_projector(tmp_path):
     np.testing.assert_allclose(rows[:number], wanted, atol=1e-5)
 
 
-def test_a_run_that_resumes_keeps_the_embeddings_of_before_in_the_projector(tmp_path):
-    for name, parts in {"whole": [3], "resumed": [2, 3]}.items():
-        for rounds in parts:
-            trainer = small_trainer(
-                tmp_path, name=name, max_rounds=rounds, logger=True, callbacks=[Embedding(1, examples=16, clients=[])]
-            )
-            trainer.fit(small_model(), small_data(), [], "last" if rounds > parts[0] else None)
-    listed = [(tmp_path / name / "version_0/projector_config.pbtxt").read_text() for name in ("whole", "resumed")]
-    assert listed[0] == listed[1] and listed[0].count("tensor_path") == 3
-
-
 def test_the_first_clients_of_a_round_are_taken_and_others_are_nan(tmp_path):
     trainer, file = fit(tmp_path, Embedding(1, examples=16), cohort_size=1)
     assert file["clients"][-1].tolist() == [*trainer.server.cohort, -1]

@@ -4,7 +4,6 @@ import io
 import json
 import re
 import sys
-from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -84,26 +83,6 @@ def test_a_run_that_fails_has_no_table_and_leaves_no_bar(tmp_path, monkeypatch):
         fit(tmp_path, callbacks=[Fails()])
     assert "best" not in terminal.getvalue()
     assert not tqdm._instances
-
-
-def test_a_notebook_shows_the_last_lines_in_one_place(tmp_path, monkeypatch, capsys):
-    shown = []
-
-    class Handle:
-        def update(self, data, raw):
-            shown.append(data["text/plain"])
-
-    def display(data, raw, display_id):
-        shown.append(data["text/plain"])
-        return Handle()
-
-    monkeypatch.setattr("fl_lightning.callbacks.progress.LINES", 7)
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=None)))
-    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
-    fit(tmp_path, max_rounds=3)
-    assert [len(text.splitlines()) for text in shown] == [0, 1, 2, 3, 7]
-    assert shown[3].splitlines()[0].startswith("round 0/2: ") and shown[4].splitlines()[0].startswith("round 2/2: ")
-    assert "round 0" not in capsys.readouterr().err
 
 
 def test_a_line_has_what_there_is_of_other_modules():

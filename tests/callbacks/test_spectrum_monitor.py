@@ -7,8 +7,7 @@ from helpers.errors import refused, warned
 from helpers.runs import small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import SpectrumMonitor
-from fl_lightning.callbacks.spectrum import Covariance, compare
-from fl_lightning.functional import covariance_spectrum, effective_rank
+from fl_lightning.functional import effective_rank
 from fl_lightning.models import MLP, ImageClassifier
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -20,14 +19,6 @@ def fit(tmp_path, **kwargs):
     model, data = small_model(), small_data()
     trainer.fit(model, data)
     return trainer, model, data, np.load(trainer.run_dir / "spectra.npz")
-
-
-def test_covariance_by_batches_is_that_of_all_rows():
-    z = torch.randn(50, 7) * 3 + 100
-    covariance = Covariance()
-    for part in z.split(9):
-        covariance.add(part)
-    torch.testing.assert_close(covariance.spectrum(), covariance_spectrum(z), rtol=1e-8, atol=1e-9)
 
 
 def test_every_k_rounds_and_the_last_also_where_nothing_else_is_evaluated(tmp_path):
@@ -73,23 +64,6 @@ def test_local_and_global_models_are_measured_on_the_same_images(tmp_path):
     assert trainer.metrics["rank/representation/above_threshold"] == 0
 
 
-def test_spectra_of_several_runs_are_in_one_figure(tmp_path):
-    spectra = {"wide": [4.0, 2.0, 1.0], "scaled": [8.0, 4.0, 2.0]}
-    for name, values in spectra.items():
-        (tmp_path / name).mkdir()
-        np.savez(tmp_path / name / "spectra.npz", representation=[[1, 1, 1], values])
-    runs = {name: tmp_path / name for name in spectra}
-    (axes,) = compare(runs).axes
-    assert [line.get_label() for line in axes.lines] == ["wide", "scaled"]
-    assert [list(line.get_ydata()) for line in axes.lines] == [[1, 0.5, 0.25]] * 2
-    (axes,) = compare(runs, relative=False).axes
-    assert list(axes.lines[1].get_ydata()) == spectra["scaled"]
-    with refused("run=", "spectra.npz", "SpectrumMonitor"):
-        compare({"none": tmp_path})
-    with refused("run=", "local_representation", "SpectrumMonitor.local_models=true"):
-        compare(runs, local=True)
-
-
 def test_a_collapsed_representation_is_said(tmp_path):
     model = ImageClassifier(MLP(64, [8]))
     with torch.no_grad():
@@ -103,5 +77,5 @@ def test_a_collapsed_representation_is_said(tmp_path):
 
 def test_a_logits_tap_without_a_weight_is_refused(tmp_path):
     trainer = small_trainer(tmp_path, callbacks=[SpectrumMonitor()], taps={"logits": "projector"})
-    with refused("trainer.taps", "logits='projector'"):
+    with refused("SpectrumMonitor", "logits='projector'"):
         trainer.fit(small_model(), small_data())

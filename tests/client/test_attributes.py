@@ -16,7 +16,7 @@ from torch import nn
 from fl_lightning import Method, Server, ServerValue, Weighted
 from fl_lightning.callbacks import Callback
 from fl_lightning.errors import SharedStateError
-from fl_lightning.methods import FedBN, FedProx
+from fl_lightning.methods import FedProx
 
 
 class Net(TinyModule):
@@ -300,17 +300,6 @@ class SetsAnAttribute(Method):
         client.counter = 1
 
 
-class WritesWhileItBegins(FedBN):
-    def initial_state(self, client):
-        next(iter(client.received.values())).zero_()
-        return {}
-
-
 def test_what_is_set_on_the_client_is_refused_with_the_place_for_it(tmp_path):
     with refused("client.counter", "client.scratch"):
         fit(tmp_path, [SetsAnAttribute()])
-
-
-def test_what_gives_a_client_its_beginning_writes_to_nothing_of_the_servers(tmp_path):
-    with refused("WritesWhileItBegins", "initial_state", "client.received"):
-        fit(tmp_path, [WritesWhileItBegins()])

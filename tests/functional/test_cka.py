@@ -13,15 +13,19 @@ from fl_lightning.functional import (
     cosine_similarity,
     linear_cka,
     linear_ckas,
-    minibatch_cka,
     rbf_cka,
     representation_contrast,
+    similarities,
     unbiased_gram,
 )
 
 
 def debiased(x, y):
     return linear_cka(x, y, debiased=True)
+
+
+def minibatch_cka(xs, ys):
+    return similarities(torch.stack([torch.cat([unbiased_gram(x) for x in batches]) for batches in (xs, ys)]))[0, 1]
 
 
 def in_minibatches(x, y):
@@ -148,8 +152,6 @@ def test_half_precision_products_are_taken_under_autocast_of_wide_bfloat16_alone
         assert torch.equal(linear_ckas(*halves), linear_ckas(*(a.float() for a in halves)))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(linear_ckas(x, *others, debiased=True), linear_ckas(*wide, debiased=True))
-        trained = [a.clone().requires_grad_() for a in others]
-        assert torch.equal(linear_ckas(x, *trained), linear_ckas(*wide))
 
 
 @pytest.mark.parametrize("n", [2, 5, 100])

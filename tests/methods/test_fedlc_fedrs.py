@@ -3,12 +3,11 @@
 import copy
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from helpers.errors import refused
 from helpers.quadratics import Quadratic, quadratic_data
-from helpers.runs import assert_finite, assert_same_bits, plain_sgd_model, small_data
+from helpers.runs import assert_same_bits, plain_sgd_model, small_data
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.data import Dirichlet
@@ -64,26 +63,6 @@ def test_fedlc_without_labels_is_refused_before_round_0(run):
     data.datamodule.train_dataloader = lambda: DataLoader(TensorDataset(torch.ones(4)))
     with refused("method='FedLC'"):
         run([FedLC()], model=model, data=data, taps={"logits": "head"})
-
-
-def test_fedlc_leaves_a_client_of_one_class_something_to_sum_over(run):
-    """Without the true class and without missing ones nothing is left: refused for all clients before any trains."""
-    data = small_data(num_clients=4, partitioner=OnlyTheFourth(), train_size=120, test_size=50)
-    with refused("FedLC.denominator=", "exclude_true", "missing=mask", "client 3", "denominator: all"):
-        run([FedLC(missing="mask", denominator="exclude_true")], data=data)
-    for method in (FedLC(missing="mask"), FedLC(denominator="exclude_true")):
-        assert_finite(*run([method], data=data, max_rounds=1))
-
-
-class OnlyTheFourth:
-    """Gives client 3 examples of one class, and the others what is left."""
-
-    moved = 0
-
-    def __call__(self, labels, number, rng):
-        sevens, rest = np.flatnonzero(labels == 7), np.flatnonzero(labels != 7)
-        parts = np.array_split(rest, number - 1)
-        return [*parts[:3], sevens, *parts[3:]]
 
 
 def test_fedrs_without_bias_is_scaled_products_of_features_and_weights(run):

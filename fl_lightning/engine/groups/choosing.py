@@ -28,7 +28,7 @@ from fl_lightning.engine.local_training import Choice
 from fl_lightning.engine.recording import Recordings
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import ClientError, UsageError, clipped, located, require
-from fl_lightning.functional._mapped import is_mapped
+from fl_lightning.functional._precision import is_mapped
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.seeding import ambient, torch_generators
 from fl_lightning.state import norm
