@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dis
 import itertools
 import time
 from collections import defaultdict
@@ -22,7 +23,7 @@ from fl_lightning.data.loaders import ClientLoader, Rows, num_batches, without_s
 from fl_lightning.distributed.workers import Workers
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.optimizers import OptimizerSource, Schedulers, clear_gradients, needs_closure, take_step
-from fl_lightning.engine.recording import Recordings, looks_at
+from fl_lightning.engine.recording import Recordings
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.schedules import Mode, MonitoredSchedule, Schedules
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, located
@@ -382,6 +383,15 @@ def scalings_of(scaler: Any) -> list[tuple[float, int]]:
     """The scale of a gradient scaler, with the steps since it changed; nothing without one, or where it is not used."""
     state = {} if scaler is None else scaler.state_dict()
     return [(float(state["scale"]), int(state["_growth_tracker"]))] if state else []
+
+
+def looks_at(function: Callable[..., Any], place: int) -> bool:
+    """Whether the code of a method may read its argument at this place."""
+    code = getattr(getattr(function, "__func__", None), "__code__", None)
+    if code is None or code.co_argcount <= place + 1:
+        return True
+    read = (one.argval if isinstance(one.argval, tuple) else (one.argval,) for one in dis.get_instructions(code))
+    return any(code.co_varnames[place + 1] in names for names in read)
 
 
 class Closure:
