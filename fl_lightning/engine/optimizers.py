@@ -35,13 +35,7 @@ WRAPPER = Optimizer.profile_hook_step(Optimizer.step).__code__
 
 
 def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]:
-    """A new optimizer (and schedulers) of the user's module: copies, where the module keeps those that it returns.
-
-    The copies are to be looked at. They hold the parameters themselves, but LBFGS cannot step when it is copied.
-
-    Raises:
-        UsageError: the module returns no optimizer, several of them, or what Lightning refuses.
-    """
+    """A new optimizer (and schedulers) of the user's module, to be looked at: copies of those that the module keeps."""
     with put_back(module) as kept:
         optimizer, schedulers = configured(module)
         if not any(optimizer is part for part in kept):
@@ -52,7 +46,7 @@ def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]
 
 @contextmanager
 def put_back(module: LightningModule) -> Iterator[list[Any]]:
-    """In this block nothing lasts of what is done to the optimizers and schedulers that a module keeps.
+    """In this block the optimizers and schedulers that a module keeps are restored at its end.
 
     They are in the block's list, unless there is one that cannot be brought back to its initial state.
     """
@@ -72,11 +66,7 @@ def kept_parts(module: LightningModule) -> list[Optimizer | LRScheduler]:
 
 
 def configured(module: LightningModule) -> tuple[Optimizer, Schedulers]:
-    """The optimizer (and schedulers) that the user's module returns, which may be those of the last visit.
-
-    Raises:
-        UsageError: the module returns no optimizer, several of them, or what Lightning refuses.
-    """
+    """The optimizer (and schedulers) that the user's module returns, which may be those of the last visit."""
     kind = f"model={type(module).__name__}: configure_optimizers"
     try:
         with replaced(module, _current_fx_name="configure_optimizers"):  # for self.log
@@ -104,11 +94,7 @@ def configured(module: LightningModule) -> tuple[Optimizer, Schedulers]:
 
 
 class OptimizerSource:
-    """Gives each visit an optimizer in its initial state: the one of the last visit after a reset, or a new one.
-
-    Args:
-        module: the user's module.
-    """
+    """Gives each visit an optimizer in its initial state: the one of the last visit after a reset, or a new one."""
 
     def __init__(self, module: LightningModule) -> None:
         self.module = module
@@ -136,11 +122,7 @@ class OptimizerSource:
         return optimizer, schedulers
 
     def check(self, optimizer: Optimizer) -> None:
-        """Refuse what a visit has added to its optimizer, which the next one begins without.
-
-        Raises:
-            ClientError: there are other parameter groups.
-        """
+        """Refuse parameter groups that a visit has added, since the next one begins without them."""
         if len(optimizer.param_groups) != len(self._options):
             hint = "return all groups from configure_optimizers, and set requires_grad to False until they are trained"
             raise ClientError(f"add_param_group: the next visit begins without the groups that this one adds; {hint}")
