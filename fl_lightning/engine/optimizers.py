@@ -8,10 +8,7 @@ Lightning's and torch's private names that this needs are used here alone, as of
 
 from __future__ import annotations
 
-import copy
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache, cached_property
 from inspect import Parameter, signature
 from typing import Any
@@ -23,9 +20,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from fl_lightning.client.module_snapshot import Snapshot, are_same, walk
+from fl_lightning.client.module_snapshot import are_same
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import ClientError, UsageError, require, text_of
 
@@ -35,38 +31,7 @@ WRAPPER = Optimizer.profile_hook_step(Optimizer.step).__code__
 
 
 def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]:
-    """A new optimizer (and schedulers) of the user's module, to be looked at: copies of those that the module keeps."""
-    with put_back(module) as kept:
-        optimizer, schedulers = configured(module)
-        if not any(optimizer is part for part in kept):
-            return optimizer, schedulers
-        shared = [*module.modules(), *module.parameters(), *module.buffers()]
-        return copy.deepcopy((optimizer, schedulers), {id(part): part for part in shared})
-
-
-@contextmanager
-def put_back(module: LightningModule) -> Iterator[list[Any]]:
-    """In this block the optimizers and schedulers that a module keeps are restored at its end.
-
-    They are in the block's list, unless there is one that cannot be brought back to its initial state.
-    """
-    kept = kept_parts(module)
-    kept = kept if all(map(can_reset, kept)) else []
-    before = Snapshot(kept, [*module.parameters(), *module.buffers(), *module.modules()])
-    try:
-        yield kept
-    finally:
-        before.restore()
-
-
-def kept_parts(module: LightningModule) -> list[Optimizer | LRScheduler]:
-    """The optimizers and schedulers that a module keeps."""
-    tensors = {id(tensor) for tensor in [*module.parameters(), *module.buffers()]}
-    return [part for part in walk(module, tensors) if isinstance(part, (Optimizer, LRScheduler))]
-
-
-def configured(module: LightningModule) -> tuple[Optimizer, Schedulers]:
-    """The optimizer (and schedulers) that the user's module returns, which may be those of the last visit."""
+    """A new optimizer (and schedulers) of the user's module."""
     kind = f"model={type(module).__name__}: configure_optimizers"
     try:
         with replaced(module, _current_fx_name="configure_optimizers"):  # for self.log
@@ -114,7 +79,7 @@ class OptimizerSource:
             set_group_options(self._optimizer, self._options)
             return self._optimizer, []
         attributes = dict(vars(self.module))
-        optimizer, schedulers = configured(self.module)
+        optimizer, schedulers = configure_optimizer(self.module)
         self._options = group_options(optimizer)
         # an attribute that configure_optimizers sets may refer to this optimizer
         again = schedulers or optimizer.state or not are_same(vars(self.module), attributes)
@@ -128,10 +93,10 @@ class OptimizerSource:
             raise ClientError(f"add_param_group: the next visit begins without the groups that this one adds; {hint}")
 
 
-def can_reset(part: Optimizer | LRScheduler) -> bool:
-    """Whether an optimizer or a scheduler has no other state than its attributes: true of torch's own without hooks."""
-    hooks = [getattr(part, name, None) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")]
-    return type(part).__module__.startswith("torch.optim.") and not any(hooks)
+def can_reset(optimizer: Optimizer) -> bool:
+    """Whether an optimizer has no other state than its attributes: true of torch's own without hooks."""
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return type(optimizer).__module__.startswith("torch.optim.") and not hooks
 
 
 def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ from fl_lightning.engine.evaluation.metric_states import Note
 from fl_lightning.engine.fingerprint import code_of_run, describe
 from fl_lightning.engine.loaders import TRANSFER_HOOKS, Loaders, transfer_hook
 from fl_lightning.engine.local_training import LocalTraining, Stopwatch
-from fl_lightning.engine.optimizers import OptimizerSource, can_reset, configured, kept_parts, needs_closure, put_back
+from fl_lightning.engine.optimizers import OptimizerSource, configure_optimizer, needs_closure
 from fl_lightning.engine.recalibration import Recalibration
 from fl_lightning.engine.schedules import check_length
 from fl_lightning.errors import ClientError, Stopped, add_note, check_all, located, require
@@ -293,8 +293,18 @@ def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers
     within = [c for c in schedulers if c.reduce_on_plateau and c.interval == "step"]
     hint = "a schedule that watches a metric is stepped after a round or an epoch; give epoch"
     require(not within, f"{kind}: lr_scheduler.interval", "step", hint)
-    if schedulers or optimizer.state or not can_reset(optimizer) or kept_parts(client.module):
-        check_kept(trainer, client.module)
+    again, of_again = configure_optimizer(client.module)
+    hint = "it returns the same optimizer again, and each visit begins with a new one; build it in this function"
+    require(again is not optimizer, kind, type(optimizer).__name__, hint)
+    if trainer.max_rounds > 1 and trainer.client_schedulers == "continue":
+        returned = [
+            part for config in of_again for part in (config.scheduler, *getattr(config.scheduler, "_schedulers", ()))
+        ]
+        for name, value in vars(client.module).items():
+            there = not isinstance(value, LRScheduler) or any(value is part for part in returned)
+            hint = "configure_optimizers does not return it, so it would begin anew at every visit; return it with its "
+            hint += "interval, or give trainer.client_schedulers=restart"
+            require(there, f"model={type(client.module).__name__}.{name}", type(value).__name__, hint)
     known = set(map(id, client.live.values()))
     trained = (value for group in optimizer.param_groups for value in group["params"] if value.requires_grad)
     foreign = sum(id(value) not in known for value in trained)
@@ -312,33 +322,6 @@ def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers
         require(not mixed, "trainer.precision", trainer.precision, hint)
     client.methods.setup(client, optimizer)
     check_length(client, schedulers, (num_batches(data, k) for k in range(data.num_clients)))
-
-
-def check_kept(trainer: RunArguments, module: LightningModule) -> None:
-    """Refuse an optimizer that a module returns again and that cannot be reset, and a scheduler that it keeps back."""
-    kind = f"model={type(module).__name__}"
-    with put_back(module) as kept:
-        optimizer, schedulers = configured(module)
-        attributes = dict(vars(module))
-        second, _ = configured(module)
-    restorable = second is not optimizer or any(optimizer is part for part in kept)
-    hint = "it returns the same optimizer again, and each visit begins with a new one; keep one of torch.optim without "
-    hint += "hooks in an attribute of the module, and schedulers likewise, or build it in this function"
-    require(restorable, f"{kind}: configure_optimizers", type(optimizer).__name__, hint)
-    for parameter, values in optimizer.state.items():
-        arrays = [value for value in values.values() if isinstance(value, torch.Tensor) and value.ndim]
-        fits = all((value.device, value.dtype) == (parameter.device, parameter.dtype) for value in arrays)
-        hint = f"its state is from before the module was converted to {parameter.dtype} on {parameter.device}; build "
-        require(fits, f"{kind}: configure_optimizers", type(optimizer).__name__, f"{hint}it in this function")
-    returned = [
-        part for config in schedulers for part in (config.scheduler, *getattr(config.scheduler, "_schedulers", ()))
-    ]
-    one_visit = trainer.max_rounds <= 1 or trainer.client_schedulers == "restart"
-    for name, value in attributes.items() if not one_visit else ():
-        there = not isinstance(value, LRScheduler) or any(value is part for part in returned)
-        hint = "configure_optimizers does not return it, so it would begin anew at every visit; return it with its "
-        hint += "interval, or give trainer.client_schedulers=restart"
-        require(there, f"{kind}.{name}", type(value).__name__, hint)
 
 
 def notify_failure(data: Any, kind: Any, error: BaseException | None, traceback: Any) -> None:
