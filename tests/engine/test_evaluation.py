@@ -1,6 +1,6 @@
 """Evaluation has the hooks, names and values of Lightning's own loop, and the same bits on any number of workers."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -71,6 +71,7 @@ class Measured(Plain):
         self.log("loss", scores.square().mean(), prog_bar=True, sync_dist=True)
         for reduce_fx in ("sum", "max", "min"):
             self.log(f"value_{reduce_fx}", scores.sum(), reduce_fx=reduce_fx)
+        self.log(f"max_{dataloader_idx}", scores.max(), reduce_fx="max", add_dataloader_idx=False)
 
 
 def points(number=23, seed=0):
@@ -225,38 +226,6 @@ def test_a_step_that_reads_the_value_so_far_is_evaluated_whole_and_a_hidden_one_
 
 
 # ---------------------------------------------------------------- hooks
-@contextmanager
-def recorded(kind):
-    """The module ``kind`` with a note of each hook of an evaluation and its arguments."""
-    calls = []
-    names = [f"{part}{end}" for part in ("", "epoch_", "batch_") for end in ("start", "end")]
-    names += ["model_eval", "model_train"]
-
-    def noting(name):
-        def hook(self, *args):
-            calls.append((name, self._current_fx_name, *(a for a in args if isinstance(a, int) or a is None)))
-            return getattr(Plain, name)(self, *args) if name.endswith("model_eval") else None
-
-        return hook
-
-    yield type("Noted", (kind,), {f"on_validation_{name}": noting(f"on_validation_{name}") for name in names}), calls
-
-
-@pytest.mark.parametrize("several", [False, True])
-def test_hooks_come_in_lightnings_order_with_its_arguments(several):
-    loaders = [loader(6), loader(9)] if several else [loader(6)]
-    with recorded(Plain) as (ours, calls):
-        evaluate(ours, loaders)
-    with recorded(Plain) as (theirs, expected):
-        lightnings(theirs, loaders)
-    names = {"on_validation_model_eval", "on_validation_model_train"}
-    # what the engine calls around an evaluation has no name of a hook to log under
-    assert [call for call in calls if call[0] not in names] == [call for call in expected if call[0] not in names]
-    assert [name for name, *_ in calls] == [name for name, *_ in expected]
-    batch_end = [rest for name, _, *rest in calls if name == "on_validation_batch_end"]
-    assert batch_end[:2] == ([[0, 0, 0], [1, 1, 0]] if several else [[0, 0], [1, 1]])
-
-
 class AtTheEnd(Measured):
     """Reads in the epoch's last hook what was logged, and adds something up in those of a batch."""
 
