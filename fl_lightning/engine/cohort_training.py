@@ -27,7 +27,7 @@ from fl_lightning.storage.checkpoint import FORMAT
 from fl_lightning.sums import Totals, Update
 from fl_lightning.systems import Fate
 
-# phases of local training, beside those that a round times
+# phases of local training
 VISIT_PHASES = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")
 # failures of a run whose visits are recorded: each file holds a model
 MOST_RECORDED = 10
@@ -35,11 +35,11 @@ MOST_RECORDED = 10
 
 @dataclass
 class Outcome:
-    """The results of the visits on one worker, beside their sums.
+    """The results of the visits on one worker, apart from their sums.
 
     Args:
         metrics: the torchmetrics objects that the visits have logged.
-        counts: number of ``visits`` without failure; how many of them ``stepped`` or had no batch (``idle``); batches
+        counts: ``visits`` without failure; visits that ``stepped``, or that had no batch (``idle``); batches
             that the module ``skipped``, and steps that 16-mixed ``lost``.
         arrived: clients whose updates the server gets.
         rates: last learning rates of those that took a step.
@@ -74,7 +74,7 @@ def draw_cohort(run: Run, round_: int) -> list[int]:
 
 
 def draw_fates(run: Run, round_: int, chosen: list[int]) -> dict[int, Fate]:
-    """Draw which clients of a cohort drop out or do less work, and log how many do."""
+    """Draw which clients of a cohort drop out or do less work, and log their numbers."""
     trainer = run.trainer
     if trainer.systems is None:
         return dict.fromkeys(chosen, Fate())
@@ -148,7 +148,7 @@ def train_client(
 def train_group(
     run: Run, group: list[int], round_: int, fates: dict[int, Fate], totals: Totals, outcome: Outcome
 ) -> None:
-    """Train clients side by side, and add their updates; the failure of one leaves the others as they are."""
+    """Train clients side by side, and add their updates; the failure of one does not touch the others."""
     memories = run.client.memories()
     # a visit can be repeated in its group alone, so its record holds the memories of all
     outcome.remembered = {k: memories.get(k, {}) for k in group}
@@ -161,7 +161,7 @@ def train_group(
             raise
         except (ClientError, UsageError) as error:
             why = located(error.__cause__ or error)  # each reason is shown once
-        if why:  # which client failed, if it is one, is found one by one, once the group's memory is free
+        if why:  # training in turn shows which client failed, if one did, once the group's memory is free
             del visits
             memories.drop_all(group)
             run.trainer.warn(f"clients that cannot train side by side are trained one by one: {why}")
@@ -240,7 +240,7 @@ def failing_alone(run: Run, k: int, outcome: Outcome) -> Iterator[None]:
     except (ClientError, UsageError) as error:
         outcome.errors[k] = error
         record_failure(run, k, error, outcome.remembered if k in outcome.remembered else {})
-        # later clients would begin with what it has written; and it is not the client that lacks memory
+        # it may have changed what later clients begin with; and a full memory is no fault of the client
         cause = error.__cause__
         full = isinstance(cause, (MemoryError, torch.OutOfMemoryError))
         full = full or (isinstance(cause, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(cause))
@@ -255,10 +255,10 @@ def record_path(run: Run, k: int) -> Path | None:
 
 
 def record_failure(run: Run, k: int, error: Exception, group: dict[int, dict]) -> None:
-    """Write all that ``replay`` needs to repeat the visit of a client, beside the config and the data.
+    """Write all that ``replay`` needs, apart from config and data, to repeat the visit of a client that has failed.
 
-    The clients beside which it trained, its ``group``, are given with their memories. Only the first
-    :data:`MOST_RECORDED` failures of a run are recorded.
+    ``group`` has the memories of the clients that trained side by side with it. Only the first :data:`MOST_RECORDED`
+    failures of a run are recorded.
     """
     path = record_path(run, k)
     if path is None or len(list(path.parent.glob("*.pt"))) >= MOST_RECORDED:
@@ -282,7 +282,7 @@ def record_failure(run: Run, k: int, error: Exception, group: dict[int, dict]) -
             **identity(run),
         }
         save(record, path)
-    except Exception as problem:  # whatever it is, the failure itself is what the user has to see
+    except Exception as problem:  # the user has to see the failure itself
         run.trainer.warn(f"{path} could not be written: {text_of(problem)}")
 
 
@@ -290,7 +290,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
     """Share the failed clients, the measurements and the owners of memories with the other workers.
 
     The mean of the clients' last learning rates is logged as ``lr``. A round whose clients have all dropped out, or
-    have no batch, leaves the global model as it is.
+    have no batch, does not change the global model.
 
     Returns:
         The clients of all workers whose updates the server gets, in ascending order.
@@ -322,12 +322,12 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
     if failed:
         tolerate(run, failed, outcome.errors, len(arrived))
     idle = counts["visits"] == counts["idle"] and not failed
-    # a smaller scale helps, down to that of a loss as it is
+    # a smaller scale helps, down to the scale 1
     if not (idle or counts["stepped"] or (counts["lost"] and scaling is not None and scaling[0] >= 1)):
         model = type(run.client.module).__name__
         why = f"the hooks of {model} left out every batch"
         if counts["skipped"]:
-            hint = "give another data.batch_size or model"
+            hint = "change data.batch_size or the model"
             why = f"{model}.training_step returned no loss for all {counts['skipped']} batches; {hint}"
         if counts["lost"]:
             hint = "whatever scale 16-mixed gives them; give trainer.precision=bf16-mixed or 32-true"

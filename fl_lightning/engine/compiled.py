@@ -24,8 +24,8 @@ MODES = tuple(torch._inductor.list_mode_options())
 class CompiledForward:
     """Replaces the ``forward`` of a module, and runs it compiled in training.
 
-    A client's last batch is mostly smaller than the others. It runs uncompiled, since torch would compile each size
-    anew, and with padding to one size BatchNorm would see the padding.
+    A client's last batch is mostly smaller than the others. It runs uncompiled, since torch would compile each
+    size by itself, and with padding to one size BatchNorm would see the padding.
     """
 
     def __init__(self, module: LightningModule, mode: bool | str, warn: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""Local training: what a client does between the state it receives and the update it sends."""
+"""Local training of a client, from the state that it receives to the update that it sends."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class LocalTraining:
                 self.loaders.train(k, round_) as loader,
                 client.visiting(data.info(k), received, client.resident.clock.at(round_, len(loader), work)) as visit,
             ):
-                if visit.clock.passes_now:  # without batches there is no fit, and no hook is called
+                if visit.clock.passes_now:  # a client without batches has no fit, and calls no hook
                     self._train(visit, loader, self.lr_factors[round_])
                 return client.finish()
         except (UsageError, LostWorkerError, Stopped):
@@ -148,7 +148,7 @@ class LocalTraining:
 
     @contextmanager
     def _apart(self, purpose: str, k: int, round_: int, methods: MethodList | None = None) -> Iterator[ClientLoader]:
-        """In this block nothing lasts and nothing is timed, and random numbers are others than in visits."""
+        """A dry run: nothing lasts, nothing is timed, and the random numbers differ from a visit's."""
         client = self.client
         with (
             replaced(self, stopwatch=Stopwatch()),
@@ -160,7 +160,7 @@ class LocalTraining:
             yield loader
 
     def _take_steps(self, visit: Visit, loader: ClientLoader, steps: int) -> None:
-        """So many local steps, without the module's hooks around epochs and batches."""
+        """Take ``steps`` local steps, without the module's hooks around epochs and batches."""
         clock = visit.clock
         optimizer, _ = self.begin_optimizer(1.0, loader)
         clock.local_steps = steps
@@ -173,7 +173,7 @@ class LocalTraining:
                 clock.step += steps_now
 
     def begin_optimizer(self, factor: float, loader: ClientLoader | None) -> tuple[Optimizer, Schedulers]:
-        """The optimizer and the schedulers of a visit, as they are when it begins."""
+        """The optimizer and the schedulers of a visit in their initial state."""
         optimizer, schedulers = self.optimizers.fresh()
         for group in optimizer.param_groups if factor != 1.0 else ():
             group["lr"] = group["lr"] * factor
@@ -283,7 +283,7 @@ class LocalTraining:
         return [self.client.live[name]._version for name in self.client.trainable]
 
     def _closure_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
-        """What ``optimizer.step(closure)`` does where the module steps by itself, or the optimizer needs a closure."""
+        """Do ``optimizer.step(closure)`` where the module steps by itself, or the optimizer needs a closure."""
 
         def prepared() -> Any:
             loss = closure()
@@ -326,7 +326,7 @@ class LocalTraining:
         return loss
 
     def _prepare(self, optimizer: Optimizer) -> None:
-        """Unscale, correct and clip the gradients; methods do not see those of a step that is lost."""
+        """Unscale, correct and clip the gradients; methods do not see the gradients of a lost step."""
         client, resident, self._overflows = self.client, self.client.resident, False
         if self._has_gradients:
             self._precision.unscale_gradients(optimizer)

@@ -26,7 +26,7 @@ from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import ClientError, UsageError, require, text_of
 
 Schedulers = list[LRSchedulerConfig]
-# what torch wraps around the ``step`` of every optimizer: the call of hooks, and a span for its profiler
+# torch's wrapper around the ``step`` of every optimizer, which calls hooks and opens a span for its profiler
 WRAPPER = Optimizer.profile_hook_step(Optimizer.step).__code__
 
 
@@ -41,7 +41,7 @@ def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]
         # an error in the user's own code keeps its traceback
         if not last.filename.startswith(torch.__path__[0]):
             raise
-        raise UsageError(f"{kind}: {error}; give the optimizer other arguments") from error
+        raise UsageError(f"{kind}: {error}; pass the optimizer other arguments") from error
     try:
         optimizers, schedulers, monitor = _configure_optimizers(returned or [])
         configs = _configure_schedulers_automatic_opt(schedulers, monitor)
@@ -68,7 +68,7 @@ class OptimizerSource:
 
     @cached_property
     def first(self) -> tuple[Optimizer, Schedulers]:
-        """An optimizer with its schedulers, for all that is asked of them before a visit."""
+        """An optimizer with its schedulers, to be inspected before the first visit."""
         return configure_optimizer(self.module)
 
     def fresh(self) -> tuple[Optimizer, Schedulers]:
@@ -94,7 +94,7 @@ class OptimizerSource:
 
 
 def can_reset(optimizer: Optimizer) -> bool:
-    """Whether an optimizer has no other state than its attributes: true of torch's own without hooks."""
+    """Whether ``state`` and the groups are all the state of an optimizer: true of torch's own without hooks."""
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     return type(optimizer).__module__.startswith("torch.optim.") and not hooks
 
@@ -131,7 +131,7 @@ def is_observed(optimizer: Optimizer) -> bool:
 
 
 def clear_gradients(optimizer: Optimizer) -> None:
-    """``optimizer.zero_grad()``, without a profiler's span where there is none."""
+    """``optimizer.zero_grad()``, without a profiler's span where no profiler runs."""
     own = type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer)
     if own or torch.autograd._profiler_enabled():
         optimizer.zero_grad()
@@ -142,7 +142,7 @@ def clear_gradients(optimizer: Optimizer) -> None:
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether the optimizer's ``step`` must be given a closure, as that of LBFGS."""
+    """Whether the optimizer's ``step`` requires a closure, as LBFGS does."""
     kind: Any = type(optimizer)
     return _requires_closure(kind)
 

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fl_lightning.client.module_snapshot import are_equal
 
 aten = torch.ops.aten
-# arguments of an operation beside tensors, which a recording repeats as they are
+# types of the constant arguments of an operation
 CONSTANTS = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 # operations that read nothing but the shape and the type of their argument
 SHAPED = (aten.ones_like.default, aten.zeros_like.default, aten.full_like.default, aten.new_zeros.default)
@@ -33,7 +33,7 @@ SHAPED = (aten.ones_like.default, aten.zeros_like.default, aten.full_like.defaul
 MOST_FIXED = 2**16
 # recordings that are kept for one part of a step
 MOST_KEPT = 1000
-# rounds whose programs were others than before, after which a part of a step is no longer recorded
+# changes of programs between rounds, after which a part of a step is no longer recorded
 MOST_DROPPED = 2
 
 
@@ -109,8 +109,8 @@ class Recorder(TorchDispatchMode):
     def copies(self, exposed: set[int]) -> dict[int, int]:
         """The numbers of tensors that are a copy of one whose memory nobody else gets, with its number.
 
-        As a step ends, autograd gives such a gradient away as it is. It makes a copy of one that is held elsewhere, as
-        the recorder holds all.
+        At the end of a step, autograd hands out such a gradient itself. It copies a gradient that has another owner,
+        and the recorder owns them all.
         """
         held, num_inputs = self._held, self._num_inputs
         taken = {storage(tensor) for tensor in (*held[:num_inputs], *(tensor for _, tensor, _ in self.outside))}
@@ -159,7 +159,7 @@ class Recorder(TorchDispatchMode):
         """The slot of an input or of a result; another tensor makes the program one that cannot be repeated."""
         number = self._numbers.get(id(tensor))
         if number is None:
-            raise NotRecordable("what it gives is not what an operation gave")
+            raise NotRecordable("one of its results comes from no operation")
         return Slot(number)
 
     def tensors(self, value: Any) -> Any:
@@ -197,7 +197,7 @@ class Recorder(TorchDispatchMode):
 
 
 class Recording:
-    """A program of ``num_inputs`` inputs as a list of operations, with its ``notes``: what it has beside tensors.
+    """A program of ``num_inputs`` inputs as a list of operations, with its ``notes``: its results apart from tensors.
 
     Raises:
         NotRecordable: the program cannot be repeated.
@@ -236,8 +236,8 @@ class Recording:
         """Write the operations as a function of the inputs.
 
         Operations without effect are left out, equal ones are done once, and constants are kept. This does not apply to
-        tensors that are written to or given away, which must stay apart. A gradient is given away itself, where
-        autograd has given a copy of it.
+        tensors that are written to or given away, which must stay apart. In place of a copy that autograd has
+        made of a gradient, the gradient itself is handed out.
         """
         exposed = recorder.exposed(outputs)
         copies = recorder.copies(exposed)
@@ -284,11 +284,11 @@ class Recording:
 
 
 class Recordings:
-    """The recordings of a worker, by the part of a step and by what may differ from step to step beside tensors.
+    """The recordings of a worker, by the part of a step and a key of all that is no tensor.
 
     A program is recorded the second time that it comes, and repeated from the third on. Attributes of methods and
     modules may change between rounds. Where one has, each program is run as usual before it is repeated again; else the
-    first program of a part is, in each round. If it is another one than before, all recordings of its part are dropped.
+    first program of a part is, in each round. If it differs from its recording, all recordings of its part are dropped.
 
     Attributes:
         obstacles: why a part is never repeated, by part.
@@ -302,7 +302,7 @@ class Recordings:
         self.obstacles: dict[str, str] = {}
 
     def begin_group(self, round_: int, outside: list[Any]) -> None:
-        """Begin a group of a round; ``outside`` is what the attributes of module and methods hold."""
+        """Begin a group of a round; ``outside`` has the values of the attributes of module and methods."""
         same = are_equal(self._outside, outside)
         if round_ != self._round or not same:
             self._round = round_
@@ -406,7 +406,7 @@ def native(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 @torch.no_grad()
 def is_equivalent(target: OpOverload, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a function calls an operation with the arguments that it is given, and no other one."""
+    """Whether a function calls this operation alone, with the same arguments."""
     # some write to their arguments without saying so
     args, kwargs = tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, (args, kwargs))
     with Recorder([]) as called:

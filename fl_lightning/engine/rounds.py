@@ -30,7 +30,7 @@ def play_round(run: Run, round_: int) -> bool:
     run.call("on_round_start")
     with run.metrics.timed("train"):
         totals, arrived = run.clients.train(run, round_, fates)
-    run.workers.signals.keeps_round = True  # the rest is short beside the training
+    run.workers.signals.keeps_round = True  # the rest takes little time
     run.client.end_round()
     with run.metrics.timed("server"):
         aggregate(run, totals)
@@ -59,7 +59,7 @@ def play_round(run: Run, round_: int) -> bool:
 def aggregate(run: Run, totals: Totals) -> None:
     """Divide the totals once, let the methods and the server optimizer move the global state, and log the means.
 
-    A round without an update leaves the server and the methods' server values as they are.
+    A round without an update changes neither the server nor the methods' server values.
     """
     client, server = run.client, run.server
     down = num_bytes(select(server.state, sent_down(run))) * len(server.cohort)
@@ -107,7 +107,7 @@ def evaluate(run: Run) -> None:
                     own = metrics_of_own_models(run, phase, state, groups)
                     run.metrics.update(run.evaluator.means(own))
                 elif client.kept and client.memories().owners:
-                    # one by one: those on disk need not fit into memory together
+                    # read in turn: those on disk need not fit into memory together
                     models = ((k, entries) for k in client.memories() if (entries := client.own_entries(k)))
                     run.metrics.update(run.evaluator.own_models(phase, state, models))
                 else:
@@ -161,6 +161,6 @@ class ClientsOnWorkers:
     evaluate = staticmethod(evaluate)
 
     def present(self, run: Run, round_: int) -> Sequence[int]:
-        """All clients, but for those that ``trainer.systems`` has absent."""
+        """All clients except those that ``trainer.systems`` has absent."""
         number, systems = run.data.num_clients, run.trainer.systems
         return range(number) if systems is None else systems.present(round_, number)

@@ -155,7 +155,7 @@ class MonitoredSchedule:
 
 
 def watched(config: LRSchedulerConfig, metrics: Mapping[str, Any], strict: bool) -> Any:
-    """The metric that a scheduler watches, under its name or with the name of its phase; None if there is none yet.
+    """The metric that a scheduler watches, under its name or with the name of its phase; None before it has a value.
 
     As with Lightning, ``loss`` stands for ``loss_epoch`` where both steps and epochs are logged.
     """
@@ -172,7 +172,7 @@ def check_length(client: Client, configs: Schedulers, batches: Iterator[int]) ->
     if not any(isinstance(config.scheduler, OneCycleLR) for config in configs):
         return
     for number in sorted({*batches} - {0}):  # a client without batches has no schedule
-        with replaced(client.resident.clock, batches=number):  # still that of the stand-in
+        with replaced(client.resident.clock, batches=number):  # the stand-in's clock is still this one
             for config in configure_optimizer(client.module)[1]:
                 taken = steps_of(config, client)
                 total = getattr(config.scheduler, "total_steps", taken)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.errors import refused
-from helpers.runs import history, small_data, small_trainer
 from helpers.workers import together
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
@@ -263,47 +262,3 @@ def test_a_loader_without_a_length_is_evaluated_to_its_end_on_any_number_of_work
     stream = DataLoader(Stream(), batch_size=4)
     for workers in (1, 2):
         assert evaluate(Measured, [stream], workers) == evaluate(Measured, [loader()], workers)
-
-
-# ---------------------------------------------------------------- in a run
-class Shared(Plain):
-    """Logs in training by every reduction, and evaluates with a metric of torchmetrics."""
-
-    def build(self):
-        self.net, self.accuracy = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), MulticlassAccuracy(10)
-        self.in_training = MulticlassAccuracy(10, average="micro")
-
-    def training_step(self, batch, batch_idx):
-        logits = self.net(batch[0])
-        self.in_training(logits, batch[1])
-        self.log("train_accuracy", self.in_training, on_step=False, on_epoch=True)
-        for reduce_fx in ("mean", "sum", "max", "min"):
-            self.log(f"y_{reduce_fx}", batch[1].float().sum(), reduce_fx=reduce_fx)
-        self.log("step", 1.0, on_epoch=True, reduce_fx="sum")
-        return nn.functional.cross_entropy(logits, batch[1])
-
-    def validation_step(self, batch, batch_idx):
-        logits = self.net(batch[0])
-        self.accuracy(logits, batch[1])
-        self.log("accuracy", self.accuracy)
-        self.log("watched", logits.max(), reduce_fx="max", logger=False)
-
-
-def test_a_run_gives_the_same_bits_on_two_workers_and_reduces_over_the_clients(tmp_path):
-    runs, size = [], {"train_size": 120, "batch_size": 7}
-    for devices in (1, 2):
-        torch.manual_seed(0)
-        trainer = small_trainer(tmp_path, devices=devices, local_epochs=2)
-        trainer.fit(Shared(), small_data(eval_batch_size=37, **size))
-        runs.append(history(trainer))
-    assert runs[0] == runs[1]
-    data = small_data(**size)
-    data.prepare_data()
-    data.setup("fit")
-    row = runs[0][-1]
-    assert row["train/y_sum"] == sum(float(y.sum()) for k in range(4) for _, y in data.train_dataloader(k))
-    assert row["train/y_min"] <= row["train/y_mean"] <= row["train/y_max"] < row["train/y_sum"]
-    assert row["train/step_epoch"] == sum(-(-data.info(k).num_examples // 7) for k in range(4))
-    assert row["train/step_step"] == 4
-    assert 0 < row["train_accuracy"] <= 1
-    assert "test/watched" not in row and "test/accuracy" in row
