@@ -116,8 +116,8 @@ class FederatedTrainer(RunArguments):
             workers. On a CPU this memory is known on Linux only.
         compile: run the module's ``forward`` through ``torch.compile`` in training: True, or one of its modes, such as
             ``reduce-overhead``, which uses CUDA graphs on a GPU. Batches smaller than the usual one run uncompiled, and
-            so does a module that cannot be compiled, after a warning. Clients side by side have their whole step
-            compiled, once for any number of them, if it has no convolution. Rounding differs from uncompiled runs.
+            so do a module that cannot be compiled, after a warning, and clients side by side. Rounding differs from
+            uncompiled runs.
         callbacks: observers of the run.
         logger: True writes TensorBoard events into the run's folder, False nothing; or loggers of Fabric or Lightning.
         default_root_dir: folder of all runs; None is ``runs``.

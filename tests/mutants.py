@@ -43,6 +43,7 @@ MODULES = {
     "method": "method.py",
     "server": "server.py",
     "rounds": "engine/rounds.py",
+    "cohort_training": "engine/cohort_training.py",
     "local_training": "engine/local_training.py",
     "functional": "functional",
     "partitioners": "data/partitioners.py",
@@ -57,6 +58,7 @@ TESTS = {
         SAME_BITS,
     ],
     "rounds": ["tests/engine/test_rounds.py", "tests/test_systems.py", "tests/test_trainer.py", SAME_BITS],
+    "cohort_training": ["tests/engine/test_rounds.py", "tests/test_systems.py", "tests/test_trainer.py", SAME_BITS],
     "local_training": [
         *(f"tests/conformance/test_{name}.py" for name in ("fit", "hook_order", "fit_logging")),
         "tests/engine/test_rounds.py",

@@ -1,15 +1,15 @@
 """What training clients side by side saves: CPU time of a round by the size of the groups.
 
-python experiments/speed/groups.py [--models Logistic Logistic,compile MLP FEMNIST FedCKACNN]
-                                   [--sizes 1 2 4 8 16 32 64] [--turns 3] [--output results.csv]
+python experiments/speed/groups.py [--models Logistic MLP FEMNIST FedCKACNN] [--sizes 1 2 4 8 16 32 64]
+                                   [--turns 3] [--output results.csv]
 python experiments/speed/groups.py --show experiments/speed/groups.csv
 
 64 clients of equal size train on one thread for a local epoch, by FedAvg: a logistic regression on 60 numbers and a
 perceptron with two layers of 200 on 784, 20 batches of 10; the network of LEAF's FEMNIST (convolutions of 32 and 64
 maps, a layer of 512), 4 batches of 20; FedCKA's network, 4 batches of 64. Sizes come in turn, and the fastest round of
-each counts, in which programs are repeated or, with ``compile``, run compiled. Beside it stand the operations of a
-step, by which ``auto`` decides. ``--show`` also fits a line to the groups of two clients and more of the logistic
-regression: what a program takes, in steps of one client by itself.
+each counts, in which programs are repeated. Beside it stand the operations of a step, by which ``auto`` decides.
+``--show`` also fits a line to the groups of two clients and more of the logistic regression: what a program takes, in
+steps of one client by itself.
 """
 
 from __future__ import annotations
@@ -49,11 +49,9 @@ def femnist() -> Backbone:
     return Backbone(nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 49, 512), nn.ReLU(), nn.Linear(512, 62)))
 
 
-COMPILE = "Logistic,compile"
 # the network, the shape of an image, the batch size and the number of batches
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int, int], int, int]] = {
     "Logistic": (lambda: Logistic(60), (6, 10, 1), 10, 20),
-    COMPILE: (lambda: Logistic(60), (6, 10, 1), 10, 20),
     "MLP": (lambda: MLP(784, [200, 200]), (28, 28, 1), 10, 20),
     "FEMNIST": (femnist, (28, 28, 1), 20, 4),
     "FedCKACNN": (FedCKACNN, (32, 32, 3), 64, 4),
@@ -91,7 +89,7 @@ def seconds_of_round(name: str, size: int, rounds: int) -> float:
         how = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu", "threads_per_worker": 1}
         how |= {"default_root_dir": folder, "eval_every_n_rounds": rounds, "channels_last": size == 1}
         watch = Watch()
-        trainer = FederatedTrainer(rounds, clients_per_step=size, compile=name == COMPILE, callbacks=[watch], **how)
+        trainer = FederatedTrainer(rounds, clients_per_step=size, callbacks=[watch], **how)
         trainer.fit(model, NpyImages(folder, num_clients=CLIENTS, batch_size=batch))
     return min(watch.seconds[1:])
 
@@ -106,7 +104,7 @@ def operations(name: str) -> int:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """The stored figures as a Markdown table: the share of the time one by one without ``compile``."""
+    """The stored figures as a Markdown table: the share of the time one by one."""
     sizes = sorted({int(row["size"]) for row in rows})
     lines = [
         f"| model | operations of a step | {' | '.join(f'{size}' for size in sizes)} |",
@@ -114,7 +112,7 @@ def table(rows: list[dict[str, str]]) -> str:
     ]
     for model in dict.fromkeys(row["model"] for row in rows):
         of_model = {int(row["size"]): row for row in rows if row["model"] == model}
-        first = next(row for row in rows if row["model"] == model.split(",")[0] and row["size"] == "1")
+        first = next(row for row in rows if row["model"] == model and row["size"] == "1")
         shares = {size: f"{float(row['seconds']) / float(first['seconds']):.2f}" for size, row in of_model.items()}
         cells = [shares.get(size, "") for size in sizes]
         lines.append(f"| {model} | {int(of_model[1]['operations']) / 1e6:.3g} million | {' | '.join(cells)} |")
@@ -122,20 +120,14 @@ def table(rows: list[dict[str, str]]) -> str:
 
 
 def fit(rows: list[dict[str, str]]) -> str:
-    """What a program of the logistic regression takes by the number of its clients, without and with ``compile``.
-
-    Empty where fewer than two such sizes are stored.
-    """
-    seconds = {(row["model"], int(row["size"])): float(row["seconds"]) for row in rows}
-    found = []
-    for model in ("Logistic", COMPILE):
-        # a round has as many programs as it has groups
-        steps = {n: n * took / seconds["Logistic", 1] for (name, n), took in seconds.items() if name == model and n > 1}
-        if len(steps) < 2:
-            return ""
-        slope, intercept = linear_regression(list(steps), list(steps.values()))
-        found.append(f"{intercept:.2f} + {slope:.3f} n")
-    return f"a program for n clients takes {found[0]} steps of one client, with compile {found[1]}"
+    """What a program of the logistic regression takes by the number of its clients; empty for fewer than two sizes."""
+    seconds = {int(row["size"]): float(row["seconds"]) for row in rows if row["model"] == "Logistic"}
+    # a round has as many programs as it has groups
+    steps = {n: n * took / seconds[1] for n, took in seconds.items() if n > 1}
+    if len(steps) < 2:
+        return ""
+    slope, intercept = linear_regression(list(steps), list(steps.values()))
+    return f"a program for n clients takes {intercept:.2f} + {slope:.3f} n steps of one client"
 
 
 def main() -> None:

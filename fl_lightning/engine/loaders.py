@@ -44,13 +44,7 @@ TYPES = {"32-true": torch.float32, "64-true": torch.float64}
 class Loaders:
     """Batches of the clients' training data and of the evaluation data, on the device.
 
-    Args:
-        fabric: device and precision.
-        data: the clients' data.
-        seed: base seed of all addressed streams.
-        module: the user's module, whose transfer hooks are called; None has none.
-        channels_last: memory format of images.
-        limit: most batches of a visit or of a pass over evaluation data; None for no limit.
+    ``limit`` is the most batches of a visit or of a pass over evaluation data.
     """
 
     def __init__(
@@ -196,19 +190,10 @@ def flattened(loaders: Any, key: str) -> list[Any]:
     """The loaders in a collection of them, in the order in which Lightning evaluates on them.
 
     A list or tuple with a tensor, or another value that is no loader, in it is one loader: a list of batches.
-
-    Raises:
-        UsageError: a ``CombinedLoader`` whose mode is not ``sequential``, or something that is no iterable; it names
-            the ``key``.
     """
     if is_combined(loaders):
-        mode = getattr(loaders, "_mode", None)
-        require(
-            mode == "sequential",
-            f"{key}: CombinedLoader.mode",
-            mode,
-            "evaluation data is read with mode sequential, give it",
-        )
+        mode, hint = getattr(loaders, "_mode", None), "evaluation data is read with mode sequential, give it"
+        require(mode == "sequential", f"{key}: CombinedLoader.mode", mode, hint)
         return list(loaders.flattened)
     if isinstance(loaders, (list, tuple)) and any(map(is_data, leaves_of(loaders))):
         return [loaders]

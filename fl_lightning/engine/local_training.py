@@ -1,8 +1,9 @@
-"""Local training: what a client does between the state it receives and the update it sends."""
+"""Local training of a client, from the state that it receives to the update that it sends."""
 
 from __future__ import annotations
 
 import copy
+import dis
 import itertools
 import time
 from collections import defaultdict
@@ -22,7 +23,7 @@ from fl_lightning.data.loaders import ClientLoader, Rows, num_batches, without_s
 from fl_lightning.distributed.workers import Workers
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.optimizers import OptimizerSource, Schedulers, clear_gradients, needs_closure, take_step
-from fl_lightning.engine.recording import Recordings, looks_at
+from fl_lightning.engine.recording import Recordings
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.schedules import Mode, MonitoredSchedule, Schedules
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, located
@@ -35,13 +36,7 @@ Batch = tuple[Rows | None, Any]
 
 
 class Choice(NamedTuple):
-    """How many clients train side by side.
-
-    Args:
-        size: most clients of a group; 1 trains them one by one.
-        reason: why so many, in a few words.
-        least: fewest clients of a group; fewer are trained one by one.
-    """
+    """Groups of ``least`` to ``size`` clients train side by side, and why; with size 1 clients train one by one."""
 
     size: int
     reason: str
@@ -51,22 +46,9 @@ class Choice(NamedTuple):
 class LocalTraining:
     """Trains one client after another on the resident :class:`Client`, in the order of Lightning's training loop.
 
-    Args:
-        fabric: device and precision.
-        client: the resident module.
-        loaders: the clients' batches.
-        workers: the workers; local training ends where one of them is lost.
-        stopwatch: takes the seconds of each phase.
-        optimizers: gives each visit its optimizer.
-        client_schedulers: whether the module's schedulers ``continue`` from visit to visit or ``restart``.
-        lr_factors: factor on the clients' learning rates, by round.
-
     Attributes:
         batches: gives the number of batches in a pass over the data of a client.
-        schedules: steps the module's own schedulers.
         monitored: the scheduler that watches a metric, on the server.
-        choice: how many clients train side by side.
-        recordings: the programs of clients side by side, to be repeated.
         scaling: with 16-mixed, the server's gradient scale and the steps since it changed; visits begin with it.
         looks_at_index: whether the module's ``training_step`` reads the index of the batch.
     """
@@ -99,20 +81,10 @@ class LocalTraining:
         strategy.do_step, strategy.do_backward = self._closure_step, fabric.backward
 
     def visit(self, k: int, round_: int, received: State, work: int | None = None) -> Update:
-        """Train client ``k`` in round ``round_`` from ``received``, and return what it sends.
+        """Train client ``k`` in round ``round_`` from the global state ``received``, and return its update.
 
-        What it remembers is changed by ``Memories.settle``, once the server has its update.
-
-        Args:
-            k: its id.
-            round_: number of the round.
-            received: the global state.
-            work: epochs, or steps where the run counts them, if they are fewer than in a whole visit; None for all.
-
-        Raises:
-            ClientError: something failed; names the client, the round and, where known, the loss term and the step.
-            UsageError: something does not fit together.
-            LostWorkerError: a worker was lost.
+        Its memory is changed by ``Memories.settle``, once the server has its update. ``work`` is the number of epochs,
+        or of steps where the run counts them, if they are fewer than in a whole visit.
         """
         client, data, seed = self.client, self.loaders.data, self.loaders.seed
         self.stopwatch.start()
@@ -123,7 +95,7 @@ class LocalTraining:
                 self.loaders.train(k, round_) as loader,
                 client.visiting(data.info(k), received, client.resident.clock.at(round_, len(loader), work)) as visit,
             ):
-                if visit.clock.passes_now:  # without batches there is no fit, and no hook is called
+                if visit.clock.passes_now:  # a client without batches has no fit, and calls no hook
                     self._train(visit, loader, self.lr_factors[round_])
                 return client.finish()
         except (UsageError, LostWorkerError, Stopped):
@@ -135,33 +107,26 @@ class LocalTraining:
             self.stopwatch.lap("collect")
 
     def steps(self, k: int, work: int | None = None) -> int:
-        """Expected local steps of client ``k``, which may do less ``work`` than a whole visit."""
+        """Expected local steps of client ``k``."""
         clock = self.client.resident.clock
         if clock.local_steps:
             return work or clock.local_steps
         return self.batches(k) * (work or clock.local_epochs)
 
     def kind(self, k: int) -> object:
-        """Clients of which this is the same have the same schedule of rates, and may train side by side."""
+        """Equal for clients that have the same schedule of rates, and may train side by side."""
         _, schedulers = self.optimizers.first
         return self.batches(k) if schedulers else None
 
     def fine_tune(self, k: int, round_: int, state: State, steps: int) -> State:
-        """Train ``state`` on the data of client ``k`` by the module's own loss, without the methods.
-
-        What the client remembers and what is loaded in the resident module stay as they are.
-        """
+        """Train ``state`` on the data of client ``k`` by the module's own loss, without the methods, as a dry run."""
         with self._apart("fine_tune", k, round_) as loader:
             self.client.resident.load(state)
             self._take_steps(self.client.visit, loader, steps)
             return self.client.state()
 
     def rehearse(self, k: int, round_: int, received: State, methods: MethodList) -> int:
-        """Take the first local step of the visit of client ``k``, of which nothing is left.
-
-        Returns:
-            How many times it runs a reference model.
-        """
+        """Take the first local step of client ``k`` as a dry run; returns how often it runs a reference model."""
         client = self.client
         with self._apart("rehearse", k, round_, methods) as loader:
             runs = client.references.num_runs
@@ -173,7 +138,7 @@ class LocalTraining:
     def transformed(
         self, k: int, round_: int, received: State, methods: MethodList, logits: torch.Tensor
     ) -> torch.Tensor:
-        """Logits ``(B, C)`` as these methods change them in a visit of client ``k``, of which nothing is left."""
+        """Logits ``(B, C)`` as these methods change them in a visit of client ``k``, as a dry run."""
         client = self.client
         with (
             self._apart("transformed", k, round_, methods),
@@ -183,7 +148,7 @@ class LocalTraining:
 
     @contextmanager
     def _apart(self, purpose: str, k: int, round_: int, methods: MethodList | None = None) -> Iterator[ClientLoader]:
-        """In this block clients rehearse, timed by nobody, with other random numbers than in visits; gives batches."""
+        """A dry run: nothing lasts, nothing is timed, and the random numbers differ from a visit's."""
         client = self.client
         with (
             replaced(self, stopwatch=Stopwatch()),
@@ -195,7 +160,7 @@ class LocalTraining:
             yield loader
 
     def _take_steps(self, visit: Visit, loader: ClientLoader, steps: int) -> None:
-        """So many local steps, without the module's hooks around epochs and batches."""
+        """Take ``steps`` local steps, without the module's hooks around epochs and batches."""
         clock = visit.clock
         optimizer, _ = self.begin_optimizer(1.0, loader)
         clock.local_steps = steps
@@ -208,7 +173,7 @@ class LocalTraining:
                 clock.step += steps_now
 
     def begin_optimizer(self, factor: float, loader: ClientLoader | None) -> tuple[Optimizer, Schedulers]:
-        """The optimizer and the schedulers of a visit, as they are when it begins."""
+        """The optimizer and the schedulers of a visit in their initial state."""
         optimizer, schedulers = self.optimizers.fresh()
         for group in optimizer.param_groups if factor != 1.0 else ():
             group["lr"] = group["lr"] * factor
@@ -276,7 +241,7 @@ class LocalTraining:
     def _step(self, batch: Any, index: int, rows: Rows | None, optimizer: Optimizer) -> None:
         """One local step, on this batch and those since the last one."""
         if self._closes:
-            self._call_step(Closure(partial(self._gradients, batch, index, rows, optimizer)), index, optimizer)
+            self._step_by_closure(batch, index, rows, optimizer)
             return
         self._gradients(batch, index, rows, optimizer)
         if self._has_gradients:
@@ -287,20 +252,25 @@ class LocalTraining:
                 self.fabric.strategy.optimizer_step(optimizer)
             self.client.end_step(optimizer, self._overflows)
 
-    def _call_step(self, closure: Closure, index: int, optimizer: Optimizer) -> None:
-        """Let the module, or the optimizer, decide when the closure runs.
-
-        Raises:
-            ClientError: it never runs, or the module goes round the methods' corrections.
-        """
+    def _step_by_closure(self, batch: Any, index: int, rows: Rows | None, optimizer: Optimizer) -> None:
+        """Let the module, or the optimizer, decide when loss and gradients are computed."""
         client, resident = self.client, self.client.resident
+        ran = False
+
+        @torch.enable_grad()
+        def closure() -> torch.Tensor | None:
+            nonlocal ran
+            ran = True
+            loss = self._gradients(batch, index, rows, optimizer)
+            return None if loss is None else loss.detach()
+
         wrapper = resident.stand_in.strategy._lightning_optimizers[0]
         done, versions = client.num_steps, self._versions()
         if "optimizer_step" in resident.hooks:
             resident.call("optimizer_step", client.visit.clock.current_epoch, index, wrapper, closure)
         else:
             wrapper.step(closure=closure)
-        if not closure.ran:
+        if not ran:
             raise ClientError("optimizer_step has not run its closure; call optimizer.step(closure=optimizer_closure)")
         if client.num_steps == done and self._versions() != versions:
             if any(method.corrects_gradients for method in client.methods.methods):
@@ -313,7 +283,7 @@ class LocalTraining:
         return [self.client.live[name]._version for name in self.client.trainable]
 
     def _closure_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
-        """What ``optimizer.step(closure)`` does where the module steps by itself, or the optimizer needs a closure."""
+        """Do ``optimizer.step(closure)`` where the module steps by itself, or the optimizer needs a closure."""
 
         def prepared() -> Any:
             loss = closure()
@@ -356,7 +326,7 @@ class LocalTraining:
         return loss
 
     def _prepare(self, optimizer: Optimizer) -> None:
-        """Unscale, correct and clip the gradients; methods do not see those of a step that is lost."""
+        """Unscale, correct and clip the gradients; methods do not see the gradients of a lost step."""
         client, resident, self._overflows = self.client, self.client.resident, False
         if self._has_gradients:
             self._precision.unscale_gradients(optimizer)
@@ -384,22 +354,13 @@ def scalings_of(scaler: Any) -> list[tuple[float, int]]:
     return [(float(state["scale"]), int(state["_growth_tracker"]))] if state else []
 
 
-class Closure:
-    """Computes the loss and the gradients of a batch, and returns the detached loss.
-
-    Args:
-        compute: does it, and gives None for a batch that the module skips.
-    """
-
-    def __init__(self, compute: Callable[[], torch.Tensor | None]) -> None:
-        self._compute, self.ran = compute, False
-
-    @torch.enable_grad()
-    def __call__(self) -> torch.Tensor | None:
-        """Compute them."""
-        self.ran = True
-        loss = self._compute()
-        return None if loss is None else loss.detach()
+def looks_at(function: Callable[..., Any], place: int) -> bool:
+    """Whether the code of a method may read its argument at this place."""
+    code = getattr(getattr(function, "__func__", None), "__code__", None)
+    if code is None or code.co_argcount <= place + 1:
+        return True
+    read = (one.argval if isinstance(one.argval, tuple) else (one.argval,) for one in dis.get_instructions(code))
+    return any(code.co_varnames[place + 1] in names for names in read)
 
 
 class Stopwatch:

@@ -8,10 +8,7 @@ Lightning's and torch's private names that this needs are used here alone, as of
 
 from __future__ import annotations
 
-import copy
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache, cached_property
 from inspect import Parameter, signature
 from typing import Any
@@ -23,60 +20,18 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from fl_lightning.client.module_snapshot import Snapshot, are_same, walk
+from fl_lightning.client.module_snapshot import are_same
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import ClientError, UsageError, require, text_of
 
 Schedulers = list[LRSchedulerConfig]
-# what torch wraps around the ``step`` of every optimizer: the call of hooks, and a span for its profiler
+# torch's wrapper around the ``step`` of every optimizer, which calls hooks and opens a span for its profiler
 WRAPPER = Optimizer.profile_hook_step(Optimizer.step).__code__
 
 
 def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]:
-    """A new optimizer (and schedulers) of the user's module: copies, where the module keeps those that it returns.
-
-    The copies are to be looked at. They hold the parameters themselves, but LBFGS cannot step when it is copied.
-
-    Raises:
-        UsageError: the module returns no optimizer, several of them, or what Lightning refuses.
-    """
-    with put_back(module) as kept:
-        optimizer, schedulers = configured(module)
-        if not any(optimizer is part for part in kept):
-            return optimizer, schedulers
-        shared = [*module.modules(), *module.parameters(), *module.buffers()]
-        return copy.deepcopy((optimizer, schedulers), {id(part): part for part in shared})
-
-
-@contextmanager
-def put_back(module: LightningModule) -> Iterator[list[Any]]:
-    """In this block nothing lasts of what is done to the optimizers and schedulers that a module keeps.
-
-    They are in the block's list, unless there is one that cannot be brought back to its initial state.
-    """
-    kept = kept_parts(module)
-    kept = kept if all(map(can_reset, kept)) else []
-    before = Snapshot(kept, [*module.parameters(), *module.buffers(), *module.modules()])
-    try:
-        yield kept
-    finally:
-        before.restore()
-
-
-def kept_parts(module: LightningModule) -> list[Optimizer | LRScheduler]:
-    """The optimizers and schedulers that a module keeps."""
-    tensors = {id(tensor) for tensor in [*module.parameters(), *module.buffers()]}
-    return [part for part in walk(module, tensors) if isinstance(part, (Optimizer, LRScheduler))]
-
-
-def configured(module: LightningModule) -> tuple[Optimizer, Schedulers]:
-    """The optimizer (and schedulers) that the user's module returns, which may be those of the last visit.
-
-    Raises:
-        UsageError: the module returns no optimizer, several of them, or what Lightning refuses.
-    """
+    """A new optimizer (and schedulers) of the user's module."""
     kind = f"model={type(module).__name__}: configure_optimizers"
     try:
         with replaced(module, _current_fx_name="configure_optimizers"):  # for self.log
@@ -86,7 +41,7 @@ def configured(module: LightningModule) -> tuple[Optimizer, Schedulers]:
         # an error in the user's own code keeps its traceback
         if not last.filename.startswith(torch.__path__[0]):
             raise
-        raise UsageError(f"{kind}: {error}; give the optimizer other arguments") from error
+        raise UsageError(f"{kind}: {error}; pass the optimizer other arguments") from error
     try:
         optimizers, schedulers, monitor = _configure_optimizers(returned or [])
         configs = _configure_schedulers_automatic_opt(schedulers, monitor)
@@ -104,11 +59,7 @@ def configured(module: LightningModule) -> tuple[Optimizer, Schedulers]:
 
 
 class OptimizerSource:
-    """Gives each visit an optimizer in its initial state: the one of the last visit after a reset, or a new one.
-
-    Args:
-        module: the user's module.
-    """
+    """Gives each visit an optimizer in its initial state: the one of the last visit after a reset, or a new one."""
 
     def __init__(self, module: LightningModule) -> None:
         self.module = module
@@ -117,7 +68,7 @@ class OptimizerSource:
 
     @cached_property
     def first(self) -> tuple[Optimizer, Schedulers]:
-        """An optimizer with its schedulers, for all that is asked of them before a visit."""
+        """An optimizer with its schedulers, to be inspected before the first visit."""
         return configure_optimizer(self.module)
 
     def fresh(self) -> tuple[Optimizer, Schedulers]:
@@ -128,7 +79,7 @@ class OptimizerSource:
             set_group_options(self._optimizer, self._options)
             return self._optimizer, []
         attributes = dict(vars(self.module))
-        optimizer, schedulers = configured(self.module)
+        optimizer, schedulers = configure_optimizer(self.module)
         self._options = group_options(optimizer)
         # an attribute that configure_optimizers sets may refer to this optimizer
         again = schedulers or optimizer.state or not are_same(vars(self.module), attributes)
@@ -136,20 +87,16 @@ class OptimizerSource:
         return optimizer, schedulers
 
     def check(self, optimizer: Optimizer) -> None:
-        """Refuse what a visit has added to its optimizer, which the next one begins without.
-
-        Raises:
-            ClientError: there are other parameter groups.
-        """
+        """Refuse parameter groups that a visit has added, since the next one begins without them."""
         if len(optimizer.param_groups) != len(self._options):
             hint = "return all groups from configure_optimizers, and set requires_grad to False until they are trained"
             raise ClientError(f"add_param_group: the next visit begins without the groups that this one adds; {hint}")
 
 
-def can_reset(part: Optimizer | LRScheduler) -> bool:
-    """Whether an optimizer or a scheduler has no other state than its attributes: true of torch's own without hooks."""
-    hooks = [getattr(part, name, None) for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")]
-    return type(part).__module__.startswith("torch.optim.") and not any(hooks)
+def can_reset(optimizer: Optimizer) -> bool:
+    """Whether ``state`` and the groups are all the state of an optimizer: true of torch's own without hooks."""
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return type(optimizer).__module__.startswith("torch.optim.") and not hooks
 
 
 def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -184,7 +131,7 @@ def is_observed(optimizer: Optimizer) -> bool:
 
 
 def clear_gradients(optimizer: Optimizer) -> None:
-    """``optimizer.zero_grad()``, without a profiler's span where there is none."""
+    """``optimizer.zero_grad()``, without a profiler's span where no profiler runs."""
     own = type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer)
     if own or torch.autograd._profiler_enabled():
         optimizer.zero_grad()
@@ -195,7 +142,7 @@ def clear_gradients(optimizer: Optimizer) -> None:
 
 
 def needs_closure(optimizer: Optimizer) -> bool:
-    """Whether the optimizer's ``step`` must be given a closure, as that of LBFGS."""
+    """Whether the optimizer's ``step`` requires a closure, as LBFGS does."""
     kind: Any = type(optimizer)
     return _requires_closure(kind)
 

@@ -38,13 +38,8 @@ class Recalibration:
     """Recomputes running statistics in a frozen copy of the module.
 
     It runs ``training_step`` in eval mode: without dropout, and without the methods. This package's data sets give
-    their training images without augmentation, but with the noise that is a client's own; another loader gives what it
-    gives in training.
-
-    Args:
-        client: the resident module, which is copied.
-        loaders: the clients' training data.
-        workers: the clients are dealt out over them.
+    their training images without augmentation, but with a client's own noise; another loader gives the same batches as
+    in training.
     """
 
     def __init__(self, client: Client, loaders: Loaders, workers: Workers) -> None:
@@ -58,15 +53,10 @@ class Recalibration:
 
     @torch.no_grad()
     def statistics(self, state: State, clients: Sequence[int], round_: int, once: bool = False) -> State:
-        """Running means and variances of a state, by name; none where the clients have no batch.
+        """Running means and variances of a state on the data of clients, by name; none without a batch.
 
-        All workers call this, with the same arguments. Each example counts once, whatever a client's weight.
-
-        Args:
-            state: the state.
-            clients: ids of those whose training data are used.
-            round_: part of the address of random numbers.
-            once: one pass for all layers, in which the earlier ones still have the statistics of ``state``.
+        All workers call this, with the same arguments. Each example counts once, whatever a client's weight. With
+        ``once`` there is one pass for all layers, in which the earlier ones still have the statistics of ``state``.
         """
         calls = self._calls(state, clients, round_)
         stages = [calls] if once else [{path: number} for path, number in calls.items()]
@@ -105,14 +95,9 @@ class Recalibration:
         return calls
 
     def _add_client(self, sums: Sums, k: int, round_: int, calls: dict[str, int], leaves: bool) -> None:
-        """Add what the training data of a client give for the layers in ``calls``.
+        """Add the sums of a client for the layers in ``calls``, which has how often a forward calls each of them.
 
-        Args:
-            sums: what is added to, by path.
-            k: id of the client.
-            round_: part of the address of random numbers.
-            calls: how often a forward calls each of these layers.
-            leaves: whether to leave a forward after the last of these calls.
+        With ``leaves`` a forward ends after the last of these calls.
         """
         seen: dict[str, list[Weighted]] = {}
 

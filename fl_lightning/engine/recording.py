@@ -1,4 +1,4 @@
-"""Programs of a group, as lists of their operations, repeated without the Python that led to them.
+"""Records the tensor operations of a program, and repeats them without the Python that led to them.
 
 A step of small models takes most of its time in Python: the module's and the methods' code, autograd, and the mapping
 over clients. All of it ends in a list of operations on tensors. Where two steps differ in their tensors alone, so does
@@ -7,47 +7,205 @@ the list, and repeating it gives the same bits.
 
 from __future__ import annotations
 
-import dis
 import math
 import operator
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import BuiltinFunctionType, MethodDescriptorType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fl_lightning.client.module_snapshot import are_equal
-from fl_lightning.engine.compiled import CompiledPrograms
-from fl_lightning.engine.recorder import NotRecordable, Recorder, Slot, aten, is_pure, native, slots, without_slots
-from fl_lightning.errors import ClientError
 
+aten = torch.ops.aten
+# types of the constant arguments of an operation
+CONSTANTS = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
+# operations that read nothing but the shape and the type of their argument
+SHAPED = (aten.ones_like.default, aten.zeros_like.default, aten.full_like.default, aten.new_zeros.default)
+# numbers of a constant tensor that a recording keeps
+MOST_FIXED = 2**16
 # recordings that are kept for one part of a step
 MOST_KEPT = 1000
-# largest relative difference of a compiled program; rounding makes one of a thousandth in half precision
-NEAR = 0.05
-# rounds whose programs were others than before, after which a part of a step is no longer noted down
+# changes of programs between rounds, after which a part of a step is no longer recorded
 MOST_DROPPED = 2
 
 
-class Recording:
-    """A program as a list of operations.
+class Slot(NamedTuple):
+    """Stands for a tensor in a recording."""
+
+    number: int
+
+
+class Operation(NamedTuple):
+    """An operation on tensors: its arguments and its result hold slots in the place of tensors."""
+
+    target: OpOverload
+    args: Any
+    kwargs: Any
+    result: Any
+
+
+class NotRecordable(Exception):
+    """A program cannot be repeated; says why."""
+
+
+class Recorder(TorchDispatchMode):
+    """In this block each operation is done as usual, and recorded.
 
     Args:
-        recorder: has noted it down.
-        num_inputs: number of its inputs.
-        outputs: the tensors that it gives.
-        notes: what it comes to beside tensors.
+        inputs: the tensors that differ from program to program, each once.
+
+    Attributes:
+        operations: the operations in order.
+        outside: tensors that are neither inputs nor results, each with the number of its slot and its version; the same
+            ones are used each time.
+        aliases: number of each tensor that is another one under a new name, such as a detached one, with that one's.
+        obstacle: why the program cannot be repeated; None as long as it can.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.operations: list[Operation] = []
+        self.outside: list[tuple[int, Tensor, int]] = []
+        self.aliases: dict[int, int] = {}
+        self.obstacle: str | None = None
+        # all tensors are held, so that an id stays the id of one tensor
+        self._held: list[Tensor] = [*inputs]
+        self._num_inputs = len(inputs)
+        self._numbers = {id(tensor): number for number, tensor in enumerate(inputs)}
+        # of the results: a tensor of the same memory that no operation gave was made by one that was not seen
+        self._storages: set[int] = set()
+        self._written: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = (self._noted(args, True), self._noted(kwargs, True)) if self.obstacle is None else None
+        result = func(*args, **kwargs)
+        if given is not None:
+            self.operations.append(Operation(func, *given, self._noted(result, False)))
+            first = args[0] if args else None
+            if isinstance(result, Tensor) and isinstance(first, Tensor) and is_alias(result, first):
+                self.aliases[self._numbers[id(result)]] = self._numbers[id(first)]
+            if torch.Tag.inplace_view in func.tags:
+                self.obstacle = "it changes the shape of a tensor in place"
+            if func._schema.is_mutable:
+                names = [argument.name for argument in func._schema.arguments]
+                values = dict(zip(names, args, strict=False)) | kwargs
+                written = [values[a.name] for a in func._schema.arguments if a.is_write and a.name in values]
+                self._written.update(storage(tensor) for tensor in tree_leaves(written))
+        return result
+
+    def exposed(self, outputs: Sequence[Tensor]) -> set[int]:
+        """The numbers of the tensors whose memory an operation writes to, or the program gives away."""
+        return self._in_memory(self._written | {storage(tensor) for tensor in outputs})
+
+    def copies(self, exposed: set[int]) -> dict[int, int]:
+        """The numbers of tensors that are a copy of one whose memory nobody else gets, with its number.
+
+        At the end of a step, autograd hands out such a gradient itself. It copies a gradient that has another owner,
+        and the recorder owns them all.
+        """
+        held, num_inputs = self._held, self._num_inputs
+        taken = {storage(tensor) for tensor in (*held[:num_inputs], *(tensor for _, tensor, _ in self.outside))}
+        writing = [one for one in self.operations if one.target._schema.is_mutable]
+        written = Counter(slot.number for one in writing for slot in slots(one.args[:1]))
+        # those that autograd makes to hold a copy, of the shape and the strides of a parameter
+        empty = {one.result.number for one in self.operations if one.target is aten.new_empty_strided.default}
+        found: dict[int, int] = {}
+        for target, args, _, _ in writing:
+            copy, source = slots(args[:2]) if target is aten.copy_.default else (None, None)
+            if copy is None or source is None or copy.number not in empty or written[copy.number] > 1:
+                continue
+            one, other = held[copy.number], held[source.number]
+            alike = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
+            if alike and source.number < copy.number and source.number not in exposed and storage(other) not in taken:
+                found[copy.number] = source.number
+                taken.add(storage(other))
+        return found
+
+    def beside(self, numbers: Iterable[int]) -> set[int]:
+        """The numbers of the tensors in the memory of these."""
+        return self._in_memory({storage(self._held[number]) for number in numbers})
+
+    def unchanged(self, exposed: set[int]) -> dict[int, int]:
+        """The numbers of tensors that are another one times 1, as each bias in a mapped layer is, with its number."""
+        found: dict[int, int] = {}
+        for target, args, _, result in self.operations:
+            if target is aten.mul.Scalar and args[1] == 1 and exposed.isdisjoint((result.number, args[0].number)):
+                one, other = self._held[result.number], self._held[args[0].number]
+                if one.dtype == other.dtype and one.stride() == other.stride():
+                    found[result.number] = args[0].number
+        return found
+
+    def fixed(self, exposed: set[int]) -> dict[int, Tensor]:
+        """The small tensors that have the same values each time, as they depend on shapes alone, by number."""
+        found: dict[int, Tensor] = {}
+        for target, args, kwargs, result in self.operations:
+            if isinstance(result, Slot) and is_pure(target) and result.number not in exposed:
+                given = [] if target in SHAPED else [slot.number for slot in slots(args, kwargs)]
+                tensor = self._held[result.number]
+                if all(number in found for number in given) and tensor.numel() <= MOST_FIXED:
+                    found[result.number] = tensor
+        return found
+
+    def slot(self, tensor: Tensor) -> Slot:
+        """The slot of an input or of a result; another tensor makes the program one that cannot be repeated."""
+        number = self._numbers.get(id(tensor))
+        if number is None:
+            raise NotRecordable("one of its results comes from no operation")
+        return Slot(number)
+
+    def tensors(self, value: Any) -> Any:
+        """A recorded value, with tensors in the place of their slots."""
+        return without_slots(value, self._held)
+
+    def _in_memory(self, places: set[int]) -> set[int]:
+        return {number for number, tensor in enumerate(self._held) if storage(tensor) in places}
+
+    def _noted(self, value: Any, given: bool) -> Any:
+        """A value with slots in the place of tensors; ``given`` to an operation, or given by it."""
+        if isinstance(value, Tensor):
+            number = self._numbers.get(id(value))
+            if number is None:
+                number = self._numbers[id(value)] = len(self._held)
+                self._held.append(value)
+                place = storage(value)
+                if not given:
+                    self._storages.add(place)
+                elif place in self._storages:
+                    self.obstacle = "a tensor comes from an operation that was not seen"
+                else:
+                    self.outside.append((number, value, value._version))
+            return Slot(number)
+        if isinstance(value, (list, tuple)):
+            return [self._noted(part, given) for part in value]
+        if isinstance(value, dict):
+            return {name: self._noted(part, given) for name, part in value.items()}
+        if not given and value is not None:
+            self.obstacle = "it reads a number from a tensor"
+        elif not isinstance(value, CONSTANTS):
+            self.obstacle = f"an operation is given a {type(value).__name__}"
+        # the one nan that is equal to itself, by identity
+        return math.nan if isinstance(value, float) and math.isnan(value) else value
+
+
+class Recording:
+    """A program of ``num_inputs`` inputs as a list of operations, with its ``notes``: its results apart from tensors.
 
     Raises:
-        NotRecordable: it cannot be repeated.
+        NotRecordable: the program cannot be repeated.
     """
 
     def __init__(self, recorder: Recorder, num_inputs: int, outputs: Sequence[Tensor], notes: Any) -> None:
-        if recorder.obstacle is not None:
-            raise NotRecordable(recorder.obstacle)
+        if obstacle := notes.obstacle or recorder.obstacle:
+            raise NotRecordable(obstacle)
         if any(torch.Tag.nondeterministic_seeded in operation.target.tags for operation in recorder.operations):
             raise NotRecordable("it draws random numbers")
         if any(tensor._version != version for _, tensor, version in recorder.outside):
@@ -55,7 +213,7 @@ class Recording:
         self.operations, self.num_inputs, self.notes = recorder.operations, num_inputs, notes
         self.outside = [(number, tensor) for number, tensor, _ in recorder.outside]
         self._outputs = [recorder.slot(tensor) for tensor in outputs]
-        self.compiled, self.age = False, 0
+        self.age = 0
         self._program: Callable[..., Any]
         self._known: list[Tensor]
 
@@ -71,22 +229,15 @@ class Recording:
 
     @torch.no_grad()
     def repeat(self, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The program with other inputs."""
+        """The outputs of the program for other inputs."""
         return self._program(*inputs, *self._known)
-
-    def compile(self, program: Callable[..., Any] | None) -> bool:
-        """Repeat it by a compiled function of the inputs; returns whether there is one."""
-        self.compiled = program is not None
-        if program is not None:
-            self._program, self._known = program, []
-        return self.compiled
 
     def write(self, recorder: Recorder, outputs: Sequence[Tensor]) -> None:
         """Write the operations as a function of the inputs.
 
-        What nothing depends on is left out, what comes twice is done once, and what is the same each time is kept. That
-        does not hold for tensors that are written to or given away, which must stay apart. A gradient is given away
-        itself, where autograd has given a copy of it.
+        Operations without effect are left out, equal ones are done once, and constants are kept. This does not apply to
+        tensors that are written to or given away, which must stay apart. In place of a copy that autograd has
+        made of a gradient, the gradient itself is handed out.
         """
         exposed = recorder.exposed(outputs)
         copies = recorder.copies(exposed)
@@ -123,46 +274,41 @@ class Recording:
         graph.eliminate_dead_code()
         self._program = fx.GraphModule({}, graph).forward
 
+    def check(self, copies: Sequence[Tensor], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Repeat the program on copies of its inputs; refuse other bits than it had."""
+        repeated = [*self.repeat(copies), *copies]
+        for new, old in zip(repeated, [*outputs, *inputs], strict=True):
+            fits = new.shape == old.shape and new.dtype == old.dtype
+            if not fits or not bool(((new == old) | ((new != new) & (old != old))).all()):  # nan equals nan
+                raise NotRecordable("a repetition gives other bits")
+
 
 class Recordings:
-    """The recordings of a worker, by the part of a step and by what may differ from step to step beside tensors.
+    """The recordings of a worker, by the part of a step and a key of all that is no tensor.
 
-    A program is noted down the second time that it comes, and repeated from the third on. What methods and modules keep
-    outside of tensors may change between rounds. Where an attribute has, each program is run as usual before it is
-    repeated again; else the first program of a part is, in each round. If it is another one than before, all recordings
-    of this part are dropped.
-
-    Args:
-        compiler: compiles programs, so that they are repeated from the first time on.
+    A program is recorded the second time that it comes, and repeated from the third on. Attributes of methods and
+    modules may change between rounds. Where one has, each program is run as usual before it is repeated again; else the
+    first program of a part is, in each round. If it differs from its recording, all recordings of its part are dropped.
 
     Attributes:
-        obstacles: why a part is never repeated, by part; where programs are compiled by program, since the bits of one
-            may not depend on which came before.
+        obstacles: why a part is never repeated, by part.
     """
 
-    def __init__(self, compiler: CompiledPrograms | None = None) -> None:
-        self.compiler = compiler
+    def __init__(self) -> None:
         self._kept: dict[str, dict[Any, Recording | None]] = {}
         self._round, self._confirmed = -1, set[str]()
         self._outside, self._age = list[Any](), 0
         self._dropped: Counter[str] = Counter()
-        self.obstacles: dict[Any, str] = {}
+        self.obstacles: dict[str, str] = {}
 
     def begin_group(self, round_: int, outside: list[Any]) -> None:
-        """Nothing is known yet of how the programs of a round are.
-
-        Args:
-            round_: its number.
-            outside: what the attributes of module and methods hold.
-        """
+        """Begin a group of a round; ``outside`` has the values of the attributes of module and methods."""
         same = are_equal(self._outside, outside)
         if round_ != self._round or not same:
             self._round = round_
             self._confirmed.clear()
         if not same:
             self._outside, self._age = outside, self._age + 1
-            if self.compiler is not None:
-                self.compiler.forget()
 
     def find(self, part: str, key: Any) -> Recording | None:
         """The recording of a program; None where it is to be run."""
@@ -170,68 +316,47 @@ class Recordings:
         return found if found is None or found.age == self._age else None
 
     def run(
-        self,
-        part: str,
-        key: Any,
-        inputs: Sequence[Tensor],
-        program: Callable[[], tuple[Sequence[Tensor], Any]],
-        compiled: Callable[[], Callable[..., Any] | None] | None = None,
+        self, part: str, key: Any, inputs: Sequence[Tensor], program: Callable[[], tuple[Sequence[Tensor], Any]]
     ) -> tuple[Sequence[Tensor], Any]:
-        """Run a program, and note it down where it may come again.
+        """Run a program, and record it where it may come again.
 
         Args:
-            part: of which part of a step it is.
-            key: programs of this part with the same key are alike; the number of clients comes first.
+            part: the part of a step that it does.
+            key: programs of this part with the same key are alike.
             inputs: its inputs, each once.
             program: runs it; gives its outputs and its notes.
-            compiled: compiles it; its outputs are then those of the compiled one, each time.
         """
         kept = self._kept.setdefault(part, {})
-        what = part if self.compiler is None else (part, *key[1:])
-        if what in self.obstacles:
+        if part in self.obstacles:
             return program()
-        if key not in kept and len(kept) >= MOST_KEPT:
-            kept.clear()
-        if key not in kept and compiled is None:
+        if key not in kept:
+            if len(kept) >= MOST_KEPT:
+                kept.clear()
             kept[key] = None
             return program()
-        before = kept.get(key)
+        before = kept[key]
         copies = [tensor.detach().clone() for tensor in inputs]
         drawn = numbers_drawn()
         with Recorder(inputs) as recorder:
             outputs, notes = program()
         try:
-            if notes.obstacle is not None:
-                raise NotRecordable(notes.obstacle)
+            recording = Recording(recorder, len(inputs), outputs, notes)
             if numbers_drawn() != drawn:
                 raise NotRecordable("it draws random numbers")
-            recording = Recording(recorder, len(inputs), outputs, notes)
-            same = before is not None and recording.is_like(before)
-            if before is not None and not same:
-                kept.clear()
-                self._dropped[part] += 1
-                if self.compiler is not None:
-                    self.compiler.forget(part)
-                elif self._dropped[part] > MOST_DROPPED:
-                    raise NotRecordable("it changes from round to round")
-            if before is not None and same:
+            if before is not None and recording.is_like(before):
                 recording = before
-            elif compiled is None or not recording.compile(compiled()):
+            else:
+                if before is not None:
+                    kept.clear()
+                    self._dropped[part] += 1
+                    if self._dropped[part] > MOST_DROPPED:
+                        raise NotRecordable("it changes from round to round")
                 recording.write(recorder, outputs)
-                check_repeats(recording, copies, inputs, outputs)
+                recording.check(copies, inputs, outputs)
         except NotRecordable as error:
-            self.obstacles[what] = str(error)
+            self.obstacles[part] = str(error)
             kept.clear()
-            if self.compiler is not None:
-                self.compiler.say(f"the {part} of clients side by side", str(error))
             return outputs, notes
-        if recording.compiled:
-            written = [pair for pair in zip(inputs, copies, strict=True) if not same_values(*pair)]
-            usual = [*outputs, *(tensor.detach().clone() for tensor, _ in written)]
-            for tensor, copy in written:
-                tensor.data.copy_(copy)
-            outputs = recording.repeat(inputs)
-            check_near(usual, [*outputs, *(tensor for tensor, _ in written)])
         if before is not None or not any(kept.values()):
             self._confirmed.add(part)
         kept[key], recording.age = recording, self._age
@@ -239,53 +364,66 @@ class Recordings:
 
 
 def numbers_drawn() -> tuple[Any, ...]:
-    """The states of the generators outside of torch, of whose numbers a program would repeat those of one step."""
+    """The states of the generators outside of torch: a repetition would use the numbers of one step each time."""
     numbers: Any = np.random.get_state()  # noqa: NPY002
     return random.getstate(), numbers[1].tobytes(), numbers[2:]
 
 
-def check_repeats(
-    recording: Recording, copies: Sequence[Tensor], inputs: Sequence[Tensor], outputs: Sequence[Tensor]
-) -> None:
-    """Repeat a program on copies of its inputs, and compare.
-
-    Raises:
-        NotRecordable: something comes out with other bits.
-    """
-    repeated = [*recording.repeat(copies), *copies]
-    for new, old in zip(repeated, [*outputs, *inputs], strict=True):
-        if new.shape != old.shape or new.dtype != old.dtype or not same_values(new, old):
-            raise NotRecordable("a repetition gives other bits")
+def slots(*values: Any) -> list[Slot]:
+    """The slots in arguments of an operation."""
+    leaves = tree_leaves(values, is_leaf=lambda value: isinstance(value, Slot))
+    return [leaf for leaf in leaves if isinstance(leaf, Slot)]
 
 
-def same_values(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal, where nan is equal to nan."""
-    return bool(((one == other) | ((one != one) & (other != other))).all())
-
-
-def check_near(usual: Sequence[Tensor], compiled: Sequence[Tensor]) -> None:
-    """Compare what a compiled program gives with what it gives as it is.
-
-    Raises:
-        ClientError: it is another.
-    """
-    pairs = [(a.detach(), b.detach()) for a, b in zip(usual, compiled, strict=True) if a.is_floating_point()]
-    total = math.hypot(*(float(a.double().norm()) for a, _ in pairs))
-    for one, other in pairs if math.isfinite(total) else ():
-        gap, size = float((one.double() - other).norm()), float(one.double().norm())
-        # small values that are left of large ones are rounding
-        if not gap <= NEAR * max(size, total * min(1.0, 1000 * torch.finfo(one.dtype).eps)):
-            what = f"a compiled step gives other values than the step itself, by {gap / max(size, 1e-30):.2%}"
-            raise ClientError(f"{what}; leave trainer.compile out")
-
-
-def looks_at(function: Callable[..., Any], place: int) -> bool:
-    """Whether the code of a method reads its argument at this place, which another program may have another of."""
-    code = getattr(getattr(function, "__func__", None), "__code__", None)
-    if code is None or code.co_argcount <= place + 1:
-        return True
-    name = code.co_varnames[place + 1]
-    return any(
-        name in (instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,))
-        for instruction in dis.get_instructions(code)
+def without_slots(value: Any, found: Any) -> Any:
+    """Arguments of an operation, with ``found[number]`` in the place of each slot."""
+    return tree_map(
+        lambda part: found[part.number] if isinstance(part, Slot) else part,
+        value,
+        is_leaf=lambda part: isinstance(part, Slot),
     )
+
+
+def is_pure(target: OpOverload) -> bool:
+    """Whether an operation gives the same for the same arguments, and changes nothing."""
+    return not (target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags)
+
+
+# by an operation and the types of its arguments
+NATIVE: dict[Any, Callable[..., Any]] = {}
+
+
+def native(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
+    """The function of torch that calls this operation alone, where there is one: it reads arguments in less time."""
+    key = repr((target, tree_map(type, (args, kwargs))))
+    if key not in NATIVE:
+        name = target._schema.name.removeprefix("aten::")
+        function: Any = getattr(torch, name, getattr(Tensor, name, None))
+        known = isinstance(function, BuiltinFunctionType | MethodDescriptorType) and is_pure(target)
+        NATIVE[key] = function if known and is_equivalent(target, function, args, kwargs) else target
+    return NATIVE[key]
+
+
+@torch.no_grad()
+def is_equivalent(target: OpOverload, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function calls this operation alone, with the same arguments."""
+    # some write to their arguments without saying so
+    args, kwargs = tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, (args, kwargs))
+    with Recorder([]) as called:
+        try:
+            function(*args, **kwargs)
+        except (TypeError, RuntimeError):
+            return False
+    with Recorder([]) as usual:
+        target(*args, **kwargs)
+    return called.operations == usual.operations and len(usual.operations) == 1
+
+
+def storage(tensor: Tensor) -> int:
+    """The address of a tensor's memory."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def is_alias(one: Tensor, other: Tensor) -> bool:
+    """Whether a tensor is another one under a new name."""
+    return one is not other and one.dtype == other.dtype and one.is_set_to(other)

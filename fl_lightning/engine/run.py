@@ -44,7 +44,7 @@ from fl_lightning.engine.evaluation.metric_states import Note
 from fl_lightning.engine.fingerprint import code_of_run, describe
 from fl_lightning.engine.loaders import TRANSFER_HOOKS, Loaders, transfer_hook
 from fl_lightning.engine.local_training import LocalTraining, Stopwatch
-from fl_lightning.engine.optimizers import OptimizerSource, can_reset, configured, kept_parts, needs_closure, put_back
+from fl_lightning.engine.optimizers import OptimizerSource, configure_optimizer, needs_closure
 from fl_lightning.engine.recalibration import Recalibration
 from fl_lightning.engine.schedules import check_length
 from fl_lightning.errors import ClientError, Stopped, add_note, check_all, located, require
@@ -68,14 +68,10 @@ class Clients(Protocol):
     """Where the clients of a run are: on the workers of this program, or at sites of their own."""
 
     def present(self, run: Run, round_: int) -> Sequence[int]:
-        """The clients that are there in a round, in ascending order, from which its cohort is drawn."""
+        """The clients that are present in a round, in ascending order, from which its cohort is drawn."""
 
     def train(self, run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals, list[int]]:
-        """Train a cohort, and add up what its clients send.
-
-        Returns:
-            The sums, and the clients whose updates are in them, in ascending order.
-        """
+        """Train a cohort; returns the sums of its updates, and the clients whose updates are in them, ascending."""
 
     def evaluate(self, run: Run) -> None:
         """Evaluate the global model, or the clients' own models where entries of the state do not travel."""
@@ -83,27 +79,7 @@ class Clients(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """The parts of a run, as one worker has them.
-
-    Args:
-        trainer: the arguments of the run, and what the hooks of the callbacks receive.
-        clients: where the clients are; trains them.
-        seed: base seed of all addressed streams.
-        fabric: device and precision; it calls the hooks of the callbacks.
-        workers: the worker processes and their collectives.
-        data: the clients' data.
-        methods: what acts on clients and server.
-        client: the resident module, in which the clients of this worker train.
-        server: the global state and its optimizer.
-        loaders: the data as batches on the device.
-        local_training: one client's epochs and steps.
-        evaluator: metrics of a model.
-        representations: taps of a model.
-        recalibration: running statistics of a model.
-        metrics: what is measured, a row for each round.
-        stopwatch: seconds of the visits in this round, by phase.
-        folder: the files of the run.
-    """
+    """The parts of a run, as one worker has them: ``client`` is the module in which all its clients train."""
 
     trainer: RunArguments
     clients: Clients
@@ -155,11 +131,7 @@ class Run:
 
 @contextmanager
 def exit_is_failure() -> Iterator[None]:
-    """In this block user code that ends the program makes the run fail: the status could be that of a success.
-
-    Raises:
-        ClientError: it did.
-    """
+    """In this block a ``sys.exit()`` in user code makes the run fail: its status could be the one of a success."""
     try:
         yield
     except Stopped:
@@ -203,7 +175,7 @@ def launch(
                 workers.barrier()  # at which the others wait for the data
             validation.check_data_fits(trainer, model, data, methods)
             cleanup.callback(stand_in.detach, model)
-            cleanup.push(partial(tell_of_failure, data))
+            cleanup.push(partial(notify_failure, data))
             return command(build(trainer, clients, stand_in, fabric, workers, model, data, methods, stage, cleanup))
 
     fabric = build_fabric(trainer, *devices_and_nodes(trainer, data))
@@ -213,7 +185,7 @@ def launch(
 
 
 def folder_of_versions(trainer: RunArguments, methods: MethodList) -> Path:
-    """The folder of all versions of a run: it bears the names of the methods, unless the trainer has a name."""
+    """The folder of all versions of a run, named after its methods, unless the trainer has a name."""
     return trainer.default_root_dir / (trainer.name or "+".join(methods.names) or "fedavg")
 
 
@@ -229,7 +201,7 @@ def build(
     stage: str,
     cleanup: ExitStack,
 ) -> Run:
-    """Make all parts of a run, each from those before it; ``cleanup`` gives the module back as it came."""
+    """Make all parts of a run, each from those before it; ``cleanup`` restores the module."""
     validation.check_precision(fabric.device, trainer.precision)
     seed, number, stopwatch = base_seed(), data.num_clients, Stopwatch()
     writes = fabric.is_global_zero and not trainer.fast_dev_run
@@ -292,29 +264,13 @@ def build(
     evaluator = Evaluator(client, loaders, workers, partial(fabric.call, trainer=trainer))
     evaluator.check()
     representations = Representations(client, loaders, workers, trainer.taps)
-    return Run(
-        trainer=trainer,
-        clients=clients,
-        seed=seed,
-        fabric=fabric,
-        workers=workers,
-        data=data,
-        methods=methods,
-        client=client,
-        server=server,
-        loaders=loaders,
-        local_training=local_training,
-        evaluator=evaluator,
-        representations=representations,
-        recalibration=Recalibration(client, loaders, workers),
-        metrics=Metrics(),
-        stopwatch=stopwatch,
-        folder=folder,
-    )
+    recalibration = Recalibration(client, loaders, workers)
+    parts = (data, methods, client, server, loaders, local_training, evaluator, representations, recalibration)
+    return Run(trainer, clients, seed, fabric, workers, *parts, Metrics(), stopwatch, folder)
 
 
 def early_setting(trainer: RunArguments, data: Any) -> Setting:
-    """What ``self.trainer`` says while the data are prepared, before there are workers and a folder."""
+    """The values of ``self.trainer`` while the data are prepared, before there are workers and a folder."""
     return Setting(
         precision=str(trainer.fabric.strategy.precision.precision),
         device=trainer.fabric.device,
@@ -326,11 +282,7 @@ def early_setting(trainer: RunArguments, data: Any) -> Setting:
 
 
 def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers: OptimizerSource) -> None:
-    """Refuse an optimizer or a scheduler that does not fit the run.
-
-    Raises:
-        UsageError: something does not fit together.
-    """
+    """Refuse an optimizer or a scheduler that does not fit the run."""
     optimizer, schedulers = optimizers.first
     kind = f"model={type(client.module).__name__}: configure_optimizers"
     validation.check_options(optimizer, kind)
@@ -340,8 +292,18 @@ def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers
     within = [c for c in schedulers if c.reduce_on_plateau and c.interval == "step"]
     hint = "a schedule that watches a metric is stepped after a round or an epoch; give epoch"
     require(not within, f"{kind}: lr_scheduler.interval", "step", hint)
-    if schedulers or optimizer.state or not can_reset(optimizer) or kept_parts(client.module):
-        check_kept(trainer, client.module)
+    again, of_again = configure_optimizer(client.module)
+    hint = "it returns the same optimizer again, and each visit begins with a new one; build it in this function"
+    require(again is not optimizer, kind, type(optimizer).__name__, hint)
+    if trainer.max_rounds > 1 and trainer.client_schedulers == "continue":
+        returned = [
+            part for config in of_again for part in (config.scheduler, *getattr(config.scheduler, "_schedulers", ()))
+        ]
+        for name, value in vars(client.module).items():
+            there = not isinstance(value, LRScheduler) or any(value is part for part in returned)
+            hint = "configure_optimizers does not return it, so it would begin anew at every visit; return it with its "
+            hint += "interval, or give trainer.client_schedulers=restart"
+            require(there, f"model={type(client.module).__name__}.{name}", type(value).__name__, hint)
     known = set(map(id, client.live.values()))
     trained = (value for group in optimizer.param_groups for value in group["params"] if value.requires_grad)
     foreign = sum(id(value) not in known for value in trained)
@@ -361,39 +323,7 @@ def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers
     check_length(client, schedulers, (num_batches(data, k) for k in range(data.num_clients)))
 
 
-def check_kept(trainer: RunArguments, module: LightningModule) -> None:
-    """Refuse an optimizer or a scheduler that a module keeps, and that a visit could not begin with.
-
-    Raises:
-        UsageError: ``configure_optimizers`` returns the same optimizer again, and it cannot be brought back to its
-            initial state; or it does not return a scheduler.
-    """
-    kind = f"model={type(module).__name__}"
-    with put_back(module) as kept:
-        optimizer, schedulers = configured(module)
-        attributes = dict(vars(module))
-        second, _ = configured(module)
-    restorable = second is not optimizer or any(optimizer is part for part in kept)
-    hint = "it returns the same optimizer again, and each visit begins with a new one; keep one of torch.optim without "
-    hint += "hooks in an attribute of the module, and schedulers likewise, or build it in this function"
-    require(restorable, f"{kind}: configure_optimizers", type(optimizer).__name__, hint)
-    for parameter, values in optimizer.state.items():
-        arrays = [value for value in values.values() if isinstance(value, torch.Tensor) and value.ndim]
-        fits = all((value.device, value.dtype) == (parameter.device, parameter.dtype) for value in arrays)
-        hint = f"its state is from before the module was converted to {parameter.dtype} on {parameter.device}; build "
-        require(fits, f"{kind}: configure_optimizers", type(optimizer).__name__, f"{hint}it in this function")
-    returned = [
-        part for config in schedulers for part in (config.scheduler, *getattr(config.scheduler, "_schedulers", ()))
-    ]
-    one_visit = trainer.max_rounds <= 1 or trainer.client_schedulers == "restart"
-    for name, value in attributes.items() if not one_visit else ():
-        there = not isinstance(value, LRScheduler) or any(value is part for part in returned)
-        hint = "configure_optimizers does not return it, so it would begin anew at every visit; return it with its "
-        hint += "interval, or give trainer.client_schedulers=restart"
-        require(there, f"{kind}.{name}", type(value).__name__, hint)
-
-
-def tell_of_failure(data: Any, kind: Any, error: BaseException | None, traceback: Any) -> None:
+def notify_failure(data: Any, kind: Any, error: BaseException | None, traceback: Any) -> None:
     """Call the data module's hook, where the run ends with an error."""
     if error is not None and hasattr(data, "on_exception"):
         data.on_exception(error)
@@ -439,11 +369,10 @@ def cache_limit(
 def gives_same_taps(model: LightningModule, data: Any, device: torch.device) -> bool:
     """Whether it is known that the model, frozen, gives the same taps for the same examples in every pass.
 
-    User code on the way, as a transfer hook, a module's step or a part of its network, could change them. So could
-    several threads of a CPU: they share the rows of a small batch such that rounding depends on the place of a row.
+    User code on the way, as a transfer hook, a module's step or a part of its network, could change them.
     """
     if device.type == "cpu" and torch.get_num_threads() > 1:
-        return False
+        return False  # threads share the rows of a small batch such that rounding depends on the place of a row
     known = all(type(part).__module__.startswith(KNOWN) for part in model.modules())
     return known and all(transfer_hook(name, model, data) is None for name in TRANSFER_HOOKS)
 

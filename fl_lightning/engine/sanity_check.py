@@ -37,11 +37,7 @@ FEW = 8
 
 
 def run_sanity_check(run: Run) -> None:
-    """Run the module's steps on one batch of training, validation and test data.
-
-    Raises:
-        UsageError: a step fails, its batch cannot be read, or a tap does not fit the model.
-    """
+    """Run the module's steps on one batch of training, validation and test data; refuse a step that fails."""
     with ambient(run.seed, "first_batch"):
         k = next(filter(run.local_training.batches, range(run.data.num_clients)), -1)
     if k >= 0 and not (BEFORE_A_STEP & run.resident.hooks or getattr(run.data, "elsewhere", False)):
@@ -86,11 +82,7 @@ def is_misfit(error: BaseException) -> bool:
 
 
 def check_single_example(run: Run) -> None:
-    """Refuse clients that end with a batch of one example, if the model has BatchNorm and cannot train on it.
-
-    Raises:
-        UsageError: the training step fails on one example.
-    """
+    """Refuse clients that end with a batch of one example, if the model has BatchNorm and cannot train on it."""
     data, clock, batches = run.data, run.resident.clock, run.local_training.batches
     if not any(isinstance(module, _BatchNorm) for module in run.client.module.modules()):
         return

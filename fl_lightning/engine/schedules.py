@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
@@ -28,16 +27,6 @@ from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import ambient
 
 Mode = Literal["continue", "restart"]
-# schedules of clients of how many sizes are kept
-KEPT_POSITIONS = 256
-
-
-class Position(NamedTuple):
-    """Schedulers and optimizer after a number of rounds."""
-
-    rounds: int
-    schedulers: list[Any]
-    options: list[dict[str, Any]]
 
 
 class Schedules:
@@ -45,16 +34,13 @@ class Schedules:
 
     With ``continue`` that is where they would be if this client had trained in every round so far. It is recomputed
     from the last position that was needed, and never saved. With ``restart`` it is the beginning.
-
-    Args:
-        client: the resident module.
-        mode: ``continue`` or ``restart``.
     """
 
     def __init__(self, client: Client, mode: Mode = "continue") -> None:
         self.client, self.mode = client, mode
-        # by the number of batches in a client's epoch, on which alone a schedule depends
-        self._positions: OrderedDict[int, Position] = OrderedDict()
+        # a number of rounds, and the states of schedulers and optimizer after them; by the number of batches in a
+        # client's epoch, on which alone a schedule depends
+        self._positions: dict[int, tuple[int, list[Any], list[dict[str, Any]]]] = {}
 
     @property
     def _clock(self) -> Clock:
@@ -67,21 +53,18 @@ class Schedules:
         if self.mode == "restart" or idle or self._clock.round == 0:
             return
         now, batches = self._clock.round, self._clock.batches
-        position = self._positions.pop(batches, None)
-        done = 0
-        if position and position.rounds <= now:
-            done = position.rounds
-            for config, state in zip(configs, position.schedulers, strict=True):
+        done, states, options = self._positions.get(batches, (0, [], []))
+        done = done if done <= now else 0
+        if done:
+            for config, state in zip(configs, states, strict=True):
                 config.scheduler.load_state_dict(copy.deepcopy(state))
-            set_group_options(optimizer, copy.deepcopy(position.options))
+            set_group_options(optimizer, copy.deepcopy(options))
         with self._unseen(optimizer, *(config.scheduler for config in configs)):
             for round_ in range(done, now):
                 self._pass_round(configs, round_)
         self._clock.round, self._clock.epoch, self._clock.step = now, 0, 0
         states = [copy.deepcopy(config.scheduler.state_dict()) for config in configs]
-        self._positions[batches] = Position(now, states, copy.deepcopy(group_options(optimizer)))
-        if len(self._positions) > KEPT_POSITIONS:
-            self._positions.popitem(last=False)
+        self._positions[batches] = now, states, copy.deepcopy(group_options(optimizer))
 
     def after_batch(self, configs: Schedulers, index: int, stepped: bool, last: bool) -> None:
         """Step the schedulers that are due after a batch, as Lightning does."""
@@ -106,10 +89,7 @@ class Schedules:
 
     @contextmanager
     def _unseen(self, *stepped: Any) -> Iterator[None]:
-        """In this block the module's own hook leaves no traces: how often it runs depends on what is cached.
-
-        But for those of what is ``stepped``, which the module may keep.
-        """
+        """In this block the module's own hook changes only what is ``stepped``: caches decide how often it runs."""
         if "lr_scheduler_step" not in self.client.resident.hooks:
             yield
             return
@@ -131,12 +111,7 @@ class Schedules:
 
 
 class MonitoredSchedule:
-    """A scheduler that watches a metric lives on the server: it steps once a round, and clients train at its rates.
-
-    Args:
-        schedules: steps it.
-        optimizers: where it comes from.
-    """
+    """A scheduler that watches a metric lives on the server: it steps once a round, and clients train at its rates."""
 
     def __init__(self, schedules: Schedules, optimizers: OptimizerSource) -> None:
         self._schedules, module = schedules, schedules.client.module
@@ -180,12 +155,9 @@ class MonitoredSchedule:
 
 
 def watched(config: LRSchedulerConfig, metrics: Mapping[str, Any], strict: bool) -> Any:
-    """The metric that a scheduler watches, under its name or with the name of its phase; None if there is none yet.
+    """The metric that a scheduler watches, under its name or with the name of its phase; None before it has a value.
 
     As with Lightning, ``loss`` stands for ``loss_epoch`` where both steps and epochs are logged.
-
-    Raises:
-        UsageError: ``strict``, and there is none.
     """
     name = str(config.monitor)
     names = [f"{phase}{tag}" for tag in (name, f"{name}_epoch") for phase in ("", "val/", "test/", "train/")]
@@ -196,20 +168,11 @@ def watched(config: LRSchedulerConfig, metrics: Mapping[str, Any], strict: bool)
 
 
 def check_length(client: Client, configs: Schedulers, batches: Iterator[int]) -> None:
-    """Refuse a schedule that ends before the run.
-
-    Args:
-        client: the resident module.
-        configs: the schedulers of one client.
-        batches: number of batches of each client.
-
-    Raises:
-        UsageError: OneCycleLR of fewer steps than the run takes.
-    """
+    """Refuse a OneCycleLR that ends before the run, for any number of batches that a client has."""
     if not any(isinstance(config.scheduler, OneCycleLR) for config in configs):
         return
     for number in sorted({*batches} - {0}):  # a client without batches has no schedule
-        with replaced(client.resident.clock, batches=number):  # still that of the stand-in
+        with replaced(client.resident.clock, batches=number):  # the stand-in's clock is still this one
             for config in configure_optimizer(client.module)[1]:
                 taken = steps_of(config, client)
                 total = getattr(config.scheduler, "total_steps", taken)

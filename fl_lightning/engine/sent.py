@@ -22,13 +22,7 @@ MOST_LOGGED, LONGEST_NAME = 1000, 200
 
 
 class Entry(NamedTuple):
-    """A tensor that leaves a client.
-
-    Args:
-        name: the part of the update that it belongs to, and its name there.
-        dtype: its type.
-        shape: its shape.
-    """
+    """A tensor that leaves a client, named by the part of the update and its name there."""
 
     name: str
     dtype: str
@@ -74,11 +68,7 @@ def contents_of(client: Client, update: Update) -> dict[str, Any]:
 
 
 def update_of(contents: Mapping[str, Any], received: State) -> Update:
-    """The update of a client that began with the state ``received``, from what it has sent.
-
-    Raises:
-        ClientError: it is of no such form.
-    """
+    """The update of a client that began with the state ``received``; the inverse of :func:`contents_of`."""
     try:
         logged = {
             str(name): Reduced(kind, float(total), float(w)) for name, (kind, total, w) in contents["logged"].items()
@@ -120,7 +110,7 @@ def unweighted(value: Any) -> Any:
 
 
 def weighted(value: Any) -> Any:
-    """What :func:`unweighted` was given."""
+    """The inverse of :func:`unweighted`."""
     if "values" in value:
         return {name: weighted(part) for name, part in value["values"].items()}
     return Weighted(value["total"].double(), value["weight"].double())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,10 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
-from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.callbacks.base import Callback, replacement
 from fl_lightning.callbacks.measurement import Measurement
@@ -292,19 +289,7 @@ def as_usage_error(key: str, hint: str) -> Iterator[None]:
     except UsageError:
         raise
     except (ValueError, TypeError, RuntimeError, ArithmeticError, AttributeError, AssertionError) as error:
-        raise UsageError(f"{key}: {clipped(scheduler_label(error) + text_of(error), 160)}; {hint}") from error
-
-
-def scheduler_label(error: Exception) -> str:
-    """The scheduler in which an error happened, with its numbers; empty where it happened elsewhere."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    owners = [frame.f_locals.get("self") for frame in frames]
-    scheduler = next((owner for owner in reversed(owners) if isinstance(owner, LRScheduler)), None)
-    if scheduler is None:
-        return ""
-    numbers = {k: v for k, v in vars(scheduler).items() if isinstance(v, (int, float)) and k[0] != "_"}
-    shown = ", ".join(f"{k}={v}" for k, v in numbers.items() if k != "last_epoch")
-    return f"{type(scheduler).__name__}({shown}): "
+        raise UsageError(f"{key}: {clipped(text_of(error), 160)}; {hint}") from error
 
 
 def check_folder(key: str, folder: Path) -> None:
@@ -384,15 +369,9 @@ def check_device(device: torch.device, precision: Any = None, devices: Any = 1, 
     """
     hint = "it has no float64, in which updates are added; give cpu"
     require(device.type != "mps", "trainer.accelerator", "mps", hint)
-    on_cpu, brain = device.type == "cpu", str(precision).startswith("bf16")
+    on_cpu = device.type == "cpu"
     half = on_cpu and str(precision) in ("16-mixed", "16", "16-true")
     require(not half, "trainer.precision", precision, "a CPU trains in bf16-mixed or 32-true, pass one of them")
-    # torch's answer whether this processor computes in bfloat16 without emulation; None where it has none
-    native = getattr(getattr(torch.ops, "mkldnn", None), "_is_mkldnn_bf16_supported", None)
-    if on_cpu and brain and native is not None and not native():
-        capability = torch.backends.cpu.get_cpu_capability()
-        text = f"this processor ({capability}) has no instructions for bfloat16, and emulates it many times slower"
-        rank_zero_warn(f"trainer.precision={precision}: {text}; give 32-true", stacklevel=5)
     most = 8 * cores()
     hint = f"there are {cores()} cores, give auto, or at most {most} workers"
     require(not (on_cpu and str(devices).isdigit() and int(devices) > most), "trainer.devices", devices, hint)

@@ -15,9 +15,10 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client.client import LARGEST_WEIGHT, LEAST_WEIGHT, RECALIBRATES, are_exact
+from fl_lightning.engine.cohort_training import Outcome, share_outcome
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
-from fl_lightning.engine.rounds import Outcome, evaluate, share_outcome
+from fl_lightning.engine.rounds import evaluate
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sent import Entry, sent_down, tensors_of, update_of
 from fl_lightning.errors import ClientError, UsageError, clipped, require
@@ -286,7 +287,7 @@ class ClientsAtSites:
         if steps:
             totals.add(update)
             outcome.arrived.append(k)
-            outcome.rates[k] = rate
+            outcome.rates.append(rate)
         idle = self.sites.fact(k).batches == 0
         outcome.counts.update(visits=1, stepped=steps > 0, idle=idle, skipped=skipped, lost=lost)
         outcome.scalings += scalings

@@ -46,11 +46,6 @@ def test_each_optimizer_gives_what_lightning_gives(name, precision):
     conform(partial(TinyModule, OPTIMIZERS[name]), precision, rounds=3)
 
 
-def test_local_steps_are_max_steps_of_lightning():
-    ours, theirs = {"local_steps": 6, "rounds": 1}, {"max_epochs": -1, "max_steps": 6}
-    assert conform(TinyModule, ours=ours, theirs=theirs, epochs=9).lightning.global_step == 6
-
-
 class Scheduled(TinyModule):
     """Its rate shrinks with every optimizer step."""
 
@@ -200,14 +195,6 @@ class GroupsOfParameters(TinyModule):
         return {"optimizer": Adam(groups, lr=0.1)}
 
 
-class KeepsItsOptimizer(TinyModule):
-    def build(self):
-        self.kept = Adam(self.parameters(), lr=0.05)
-
-    def configure_optimizers(self):
-        return self.kept
-
-
 # a module, and the arguments of both trainers
 MODULES = {
     WarmUp: {"epochs": 1},
@@ -220,7 +207,6 @@ MODULES = {
     ReturnsDictionaries: {},
     EndsEpochs: {"ours": {"client_schedulers": "restart"}, "rounds": 1, "epochs": 4},
     GroupsOfParameters: {},
-    KeepsItsOptimizer: {},
 }
 
 

@@ -19,9 +19,8 @@ REDUCTIONS = {
 
 def logged(trainer, name):
     """The value of a metric in the last round, with or without its phase."""
-    phase = "val" if name.startswith("val_") else "train"
     row = trainer.history[-1]
-    return row[name] if name in row else row[f"{phase}/{name}"]
+    return row[name] if name in row else row[f"train/{name}"]
 
 
 def assert_logged(pair, *names):
@@ -63,7 +62,7 @@ def test_a_value_by_step_and_by_epoch_has_lightnings_name_and_one_by_step_alone_
     """Lightning's value by step is the last step's; a round has one value."""
     step = {"on_step": True, "on_epoch": False}
     pair = conform(logging(both={"on_step": True, "on_epoch": True}, step=step, none={}), epochs=1)
-    assert_logged(pair, "both_epoch")
+    assert_logged(pair, "both_epoch", "both_step")
     mean = float(pair.lightning.callback_metrics["both_epoch"])
     assert [logged(pair.trainer, name) for name in ("step", "none")] == 2 * [pytest.approx(mean, rel=1e-6)]
 
@@ -113,35 +112,6 @@ def test_metrics_of_torchmetrics():
             return self.loss(batch)
 
     assert_logged(conform(Model, epochs=1), "accuracy", "sum", "mean")
-
-
-class Evaluated(TinyModule):
-    """Logs in each hook of validation."""
-
-    def validation_step(self, batch, batch_idx, dataloader_idx=0):
-        self.log("val_loss", self.loss(batch))
-        self.log("val_sum", batch[0].sum(), reduce_fx="sum")
-        self.log(f"val_max_{dataloader_idx}", batch[0].max(), reduce_fx="max", add_dataloader_idx=False)
-
-    def on_validation_epoch_end(self):
-        self.log("val_end", 1.0 + self.current_epoch)
-
-
-class OneLoader(Evaluated):
-    def validation_step(self, batch, batch_idx):
-        super().validation_step(batch, batch_idx)
-
-
-@pytest.mark.parametrize(
-    ("make", "sizes", "known"),
-    [(OneLoader, [11], {"val_loss", "val_max_0"}), (Evaluated, [11, 7], {"val_loss/dataloader_idx_1", "val_max_1"})],
-    ids=["one", "two"],
-)
-def test_validation_loaders_have_lightnings_names_and_values(make, sizes, known):
-    pair = conform(make, data=lambda: TinyData(val=sizes), epochs=1)
-    names = {name for name in pair.lightning.callback_metrics if name.startswith("val_")}
-    assert names >= {"val_end", *known}
-    assert_logged(pair, *names)
 
 
 def test_the_trainer_holds_what_was_logged_so_far():

@@ -98,13 +98,3 @@ def test_the_hooks_around_the_rounds_come_once_a_run_and_those_of_training_at_ev
     assert count.pop("configure_optimizers") >= 1
     assert count.pop("on_train_start") == count.pop("on_train_end") == 3
     assert set(count.values()) == {1}
-
-
-def test_the_hooks_of_a_data_module_are_called_as_in_lightning():
-    def of_batches(notes):
-        return [one for one in notes if one[0] in TRANSFER]
-
-    data = recording(TinyData, ["prepare_data", "setup", "teardown", *TRANSFER])
-    pair = conform(TinyModule, "32-true", data=data, rounds=1, compared=of_batches)
-    called = [name for name, _ in pair.notes]
-    assert called[0] == "prepare_data" and called[-1] == "teardown" and {"setup", *TRANSFER} <= {*called}

@@ -1,12 +1,11 @@
 """Evaluation has the hooks, names and values of Lightning's own loop, and the same bits on any number of workers."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers.errors import refused
-from helpers.runs import history, small_data, small_trainer
 from helpers.workers import together
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
@@ -71,6 +70,7 @@ class Measured(Plain):
         self.log("loss", scores.square().mean(), prog_bar=True, sync_dist=True)
         for reduce_fx in ("sum", "max", "min"):
             self.log(f"value_{reduce_fx}", scores.sum(), reduce_fx=reduce_fx)
+        self.log(f"max_{dataloader_idx}", scores.max(), reduce_fx="max", add_dataloader_idx=False)
 
 
 def points(number=23, seed=0):
@@ -225,38 +225,6 @@ def test_a_step_that_reads_the_value_so_far_is_evaluated_whole_and_a_hidden_one_
 
 
 # ---------------------------------------------------------------- hooks
-@contextmanager
-def recorded(kind):
-    """The module ``kind`` with a note of each hook of an evaluation and its arguments."""
-    calls = []
-    names = [f"{part}{end}" for part in ("", "epoch_", "batch_") for end in ("start", "end")]
-    names += ["model_eval", "model_train"]
-
-    def noting(name):
-        def hook(self, *args):
-            calls.append((name, self._current_fx_name, *(a for a in args if isinstance(a, int) or a is None)))
-            return getattr(Plain, name)(self, *args) if name.endswith("model_eval") else None
-
-        return hook
-
-    yield type("Noted", (kind,), {f"on_validation_{name}": noting(f"on_validation_{name}") for name in names}), calls
-
-
-@pytest.mark.parametrize("several", [False, True])
-def test_hooks_come_in_lightnings_order_with_its_arguments(several):
-    loaders = [loader(6), loader(9)] if several else [loader(6)]
-    with recorded(Plain) as (ours, calls):
-        evaluate(ours, loaders)
-    with recorded(Plain) as (theirs, expected):
-        lightnings(theirs, loaders)
-    names = {"on_validation_model_eval", "on_validation_model_train"}
-    # what the engine calls around an evaluation has no name of a hook to log under
-    assert [call for call in calls if call[0] not in names] == [call for call in expected if call[0] not in names]
-    assert [name for name, *_ in calls] == [name for name, *_ in expected]
-    batch_end = [rest for name, _, *rest in calls if name == "on_validation_batch_end"]
-    assert batch_end[:2] == ([[0, 0, 0], [1, 1, 0]] if several else [[0, 0], [1, 1]])
-
-
 class AtTheEnd(Measured):
     """Reads in the epoch's last hook what was logged, and adds something up in those of a batch."""
 
@@ -294,47 +262,3 @@ def test_a_loader_without_a_length_is_evaluated_to_its_end_on_any_number_of_work
     stream = DataLoader(Stream(), batch_size=4)
     for workers in (1, 2):
         assert evaluate(Measured, [stream], workers) == evaluate(Measured, [loader()], workers)
-
-
-# ---------------------------------------------------------------- in a run
-class Shared(Plain):
-    """Logs in training by every reduction, and evaluates with a metric of torchmetrics."""
-
-    def build(self):
-        self.net, self.accuracy = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), MulticlassAccuracy(10)
-        self.in_training = MulticlassAccuracy(10, average="micro")
-
-    def training_step(self, batch, batch_idx):
-        logits = self.net(batch[0])
-        self.in_training(logits, batch[1])
-        self.log("train_accuracy", self.in_training, on_step=False, on_epoch=True)
-        for reduce_fx in ("mean", "sum", "max", "min"):
-            self.log(f"y_{reduce_fx}", batch[1].float().sum(), reduce_fx=reduce_fx)
-        self.log("step", 1.0, on_epoch=True, reduce_fx="sum")
-        return nn.functional.cross_entropy(logits, batch[1])
-
-    def validation_step(self, batch, batch_idx):
-        logits = self.net(batch[0])
-        self.accuracy(logits, batch[1])
-        self.log("accuracy", self.accuracy)
-        self.log("watched", logits.max(), reduce_fx="max", logger=False)
-
-
-def test_a_run_gives_the_same_bits_on_two_workers_and_reduces_over_the_clients(tmp_path):
-    runs, size = [], {"train_size": 120, "batch_size": 7}
-    for devices in (1, 2):
-        torch.manual_seed(0)
-        trainer = small_trainer(tmp_path, devices=devices, local_epochs=2)
-        trainer.fit(Shared(), small_data(eval_batch_size=37, **size))
-        runs.append(history(trainer))
-    assert runs[0] == runs[1]
-    data = small_data(**size)
-    data.prepare_data()
-    data.setup("fit")
-    row = runs[0][-1]
-    assert row["train/y_sum"] == sum(float(y.sum()) for k in range(4) for _, y in data.train_dataloader(k))
-    assert row["train/y_min"] <= row["train/y_mean"] <= row["train/y_max"] < row["train/y_sum"]
-    assert row["train/step_epoch"] == sum(-(-data.info(k).num_examples // 7) for k in range(4))
-    assert row["train/step_step"] == 4
-    assert 0 < row["train_accuracy"] <= 1
-    assert "test/watched" not in row and "test/accuracy" in row

@@ -12,7 +12,7 @@ from lightning.fabric.accelerators import MPSAccelerator
 
 from fl_lightning.callbacks import CostLedger
 from fl_lightning.client.logged_value import LogSpec
-from fl_lightning.engine import rounds
+from fl_lightning.engine import cohort_training
 from fl_lightning.engine.groups.group import Group
 from fl_lightning.engine.groups.logs import GroupLog, Record
 from fl_lightning.engine.validation import check_precision
@@ -63,7 +63,7 @@ def test_auto_is_the_cpu_on_a_mac_with_apple_silicon_and_its_gpu_is_refused(tmp_
 
 
 def test_nothing_of_a_group_that_failed_is_in_memory_while_its_clients_train_one_by_one(tmp_path, monkeypatch):
-    groups, alive, take_steps, train_client = [], [], Group._take_steps, rounds.train_client
+    groups, alive, take_steps, train_client = [], [], Group._take_steps, cohort_training.train_client
 
     def fail(group, *args):
         if group.training.choice.size == 1:  # the trial before round 0
@@ -76,7 +76,7 @@ def test_nothing_of_a_group_that_failed_is_in_memory_while_its_clients_train_one
         train_client(*args)
 
     monkeypatch.setattr(Group, "_take_steps", fail)
-    monkeypatch.setattr(rounds, "train_client", watched)
+    monkeypatch.setattr(cohort_training, "train_client", watched)
     with pytest.warns(UserWarning, match="one by one"):
         train(tmp_path, data=small_data(num_clients=4), clients_per_step=4, max_rounds=1)
     assert alive == [False] * 4

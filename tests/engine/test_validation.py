@@ -39,9 +39,10 @@ WRONG = {
     "client_schedulers": ["pause"],
     "threads_per_worker": [0],
     "min_clients": [0],
-    "devices": [0, "-1", "two", None, 1.5, []],
+    "devices": [0, "-1", "two", None, 1.5, [], 100_000],
+    "timeout": [0],
     "workers_per_device": [0, 2],
-    "num_nodes": [1001],
+    "num_nodes": [0, 1001],
     "compile": ["fast"],
     "fast_dev_run": [-1],
     "logger": ["wandb", ["wandb"], object()],
@@ -79,7 +80,7 @@ def unwritten(tmp_path):
     ("schedule", "words"),
     [
         (partial(LambdaLR, lr_lambda=lambda step: float("inf")), ()),
-        (partial(StepLR, step_size=0), ("StepLR(step_size=0, gamma=0.1)",)),
+        (partial(StepLR, step_size=0), ()),
         (partial(ExponentialLR, gamma=-1.0), ("round 1=-1.0",)),
     ],
 )

@@ -366,22 +366,6 @@ def test_a_port_in_use_is_refused_and_nothing_written(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"devices": "two"}, ("trainer.devices='two'",)),
-        ({"devices": 100_000}, ("trainer.devices=100000",)),
-        ({"workers_per_device": 0}, ("trainer.workers_per_device=0",)),
-        ({"num_nodes": 0}, ("trainer.num_nodes=0",)),
-        ({"client_memory": -1.0}, ("trainer.client_memory=-1.0",)),
-        ({"timeout": 0}, ("trainer.timeout=0",)),
-    ],
-)
-def test_bad_arguments_are_refused_by_name(tmp_path, options, message):
-    with refused(*message):
-        small_trainer(tmp_path, **options)
-
-
 def test_auto_takes_a_worker_a_core_and_no_more_than_clients(tmp_path, said):
     trainer = small_trainer(tmp_path, devices="auto", cohort_size=1, max_rounds=1)
     trainer.fit(small_model(), small_data())

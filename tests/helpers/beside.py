@@ -7,7 +7,7 @@ from torch import nn
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.data import Digits, Dirichlet
-from fl_lightning.engine import rounds
+from fl_lightning.engine import cohort_training
 from fl_lightning.models import MLP, Encoder, ImageClassifier
 from helpers.runs import history, small_trainer
 from helpers.tiny import TinyData, clients
@@ -87,12 +87,12 @@ class Groups:
     """In this block it keeps the sizes of the groups that are trained."""
 
     def __enter__(self):
-        self.sizes, self._kept = [], (rounds.train_client, rounds.train_group)
-        rounds.train_client, rounds.train_group = map(self._noting, self._kept)
+        self.sizes, self._kept = [], (cohort_training.train_client, cohort_training.train_group)
+        cohort_training.train_client, cohort_training.train_group = map(self._noting, self._kept)
         return self
 
     def __exit__(self, *error):
-        rounds.train_client, rounds.train_group = self._kept
+        cohort_training.train_client, cohort_training.train_group = self._kept
 
     def _noting(self, train):
         def noting(run, group, *args):

@@ -22,11 +22,11 @@ from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.client.taps import submodule
 from fl_lightning.data.loaders import last_batch
+from fl_lightning.engine.cohort_training import draw_cohort
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.engine.groups.group import Group, Member
 from fl_lightning.engine.model_files import warn_of_arguments
 from fl_lightning.engine.replaced import replaced
-from fl_lightning.engine.rounds import cohort
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sent import Entry, contents_of, entries_of
 from fl_lightning.engine.validation import few
@@ -48,14 +48,7 @@ Outline = dict[str, Any]
 
 
 def copies(model: LightningModule, methods: list[Method]) -> tuple[LightningModule, list[Method]]:
-    """Copies of the model and the methods, on which the measured steps leave no trace.
-
-    A rehearsal of the client would not do: the run is built on the module before, which sets it up, converts it and
-    loads weights.
-
-    Raises:
-        UsageError: they cannot be copied.
-    """
+    """Copies of the model and the methods: building a run sets the module up, converts it and loads weights."""
     try:
         return copy.deepcopy((model, methods))
     except Exception as error:
@@ -163,7 +156,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     if rounds <= 0 or not trained:
         return {}
     client, clock, training, number = run.client, run.resident.clock, run.local_training, run.data.num_clients
-    run.server.begin_round(done, cohort(run, done))
+    run.server.begin_round(done, draw_cohort(run, done))
     run.resident.begin_round(done)
     run.methods.on_round_start(run.server)
     size = min(training.choice.size, len(run.server.cohort))

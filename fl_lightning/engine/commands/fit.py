@@ -79,11 +79,7 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
 def prepare_fit(
     run: Run, ckpt_path: str | Path | None, weights: Path | None, allow_changes: bool
 ) -> tuple[Path | None, dict[str, Any]]:
-    """All that a fit does before it writes anything.
-
-    Returns:
-        The checkpoint that the run resumes from, None without one, and its contents.
-    """
+    """Do all that comes before a fit writes anything; returns the checkpoint to resume from, and its contents."""
     source = checkpoint_to_resume(run, ckpt_path)
     if weights is not None and source is None:
         load_weights(run, weights)
@@ -216,11 +212,7 @@ def predict_once(
 
 @torch.no_grad()
 def predict(run: Run) -> list[Any]:
-    """The outputs of each batch, in order and on the CPU; a list for each loader where there are several.
-
-    Raises:
-        UsageError: there is nothing to predict on.
-    """
+    """The outputs of each batch, in order and on the CPU; a list for each loader where there are several."""
     own = is_overridden("predict_dataloader", run.data)
     key = f"data={type(own_module_of(run.data)).__name__}: predict_dataloader"
     loaders = [as_client_loader(part) for part in (flattened(run.data.predict_dataloader(), key) if own else [])]

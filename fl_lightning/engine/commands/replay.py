@@ -12,11 +12,11 @@ from torch import Tensor
 from fl_lightning.client import Client
 from fl_lightning.distributed.launcher import threads
 from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
+from fl_lightning.engine.cohort_training import draw_cohort, draw_fates, groups_of_cohort, side_by_side
 from fl_lightning.engine.commands.fit import begin_fit
 from fl_lightning.engine.fingerprint import differences, identity, message, shown_path
 from fl_lightning.engine.groups.choosing import choose
 from fl_lightning.engine.model_files import call_on_load, load_state, restore_data
-from fl_lightning.engine.rounds import cohort, draw_fates, groups_of_cohort, side_by_side
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import ClientError, UsageError, require
 from fl_lightning.storage.checkpoint import read
@@ -35,13 +35,7 @@ def replay(
 
     The resident module is left with the client's model. The given ``weights`` began the run, and have no part in it.
     With ``allow_changes`` the run may differ from the one that wrote the file: to try another rate, for example.
-
-    Returns:
-        The number of local steps, the last learning rate, and what the visit logged.
-
-    Raises:
-        ClientError: the visit failed. A term of the loss that is nan ends it at once.
-        UsageError: the file has no such visit.
+    Returns the number of local steps, the last learning rate, and the logged values.
     """
     hint = "a replay is one process; start it without torchrun or srun"
     require(run.workers.size == 1, "trainer.world_size", run.workers.size, hint)
@@ -56,7 +50,7 @@ def replay(
         begin_fit(run, fresh=False)
         run.resident.begin_round(round_)
         # of a changed run the cohort may be another one
-        fates = draw_fates(run, round_, cohort(run, round_))
+        fates = draw_fates(run, round_, draw_cohort(run, round_))
         fates |= {k: Fate() for k in (*run.server.cohort, client) if k not in fates}
         steps = {k: run.local_training.steps(k, fates[k].work) for k in run.server.cohort}
         group = next((group for group in groups_of_cohort(run, steps) if client in group), [client])
@@ -83,11 +77,7 @@ def repeated_beside(run: Run, group: list[int], client: int, round_: int, fates:
 
 
 def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int) -> tuple[Path, dict[str, Any]]:
-    """The file that holds the visit, and its contents.
-
-    Raises:
-        UsageError: there is no such file, round or client.
-    """
+    """The file that holds the visit, and its contents."""
     hint = "give RUN/failures/round-R-client-K.pt, or the checkpoint of the rounds before"
     require(ckpt_path is not None, "ckpt_path", ckpt_path, hint)
     rounds, clients = run.trainer.max_rounds, run.data.num_clients
@@ -104,11 +94,7 @@ def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int)
 def restore_failure(
     run: Run, path: Path, record: dict[str, Any], round_: int, client: int, allow_changes: bool
 ) -> None:
-    """Bring server, methods and the client's memory to where they were when the client failed.
-
-    Raises:
-        UsageError: the record is that of another visit or of another run.
-    """
+    """Bring server, methods and the client's memory to where they were when the client failed."""
     failure = record["failure"]
     require(failure["round"] == round_, "round", round_, f"{str(path)!r} is of round {failure['round']}; give that")
     require(failure["client"] == client, "client", client, f"{str(path)!r} is of client {failure['client']}; give that")
@@ -133,11 +119,7 @@ def restore_failure(
 
 
 def restore_server(run: Run, path: Path, record: dict[str, Any]) -> None:
-    """Set the global state and the server values of the methods to those of a record.
-
-    Raises:
-        UsageError: the record is of another model or of other methods.
-    """
+    """Set the global state and the server values of the methods to those of a record."""
     load_state(run.client.module, record["state_dict"], "ckpt_path", path)
     run.server.assign(run.client.state())
     try:
@@ -149,16 +131,12 @@ def restore_server(run: Run, path: Path, record: dict[str, Any]) -> None:
 def restore_round(
     run: Run, path: Path, checkpoint: dict[str, Any], round_: int, client: int, allow_changes: bool
 ) -> None:
-    """Bring the run from the checkpoint after ``round_`` rounds to where the clients of the next one begin.
-
-    Raises:
-        UsageError: the checkpoint is of other rounds or of another run, or the client has no visit in the round.
-    """
+    """Bring the run from the checkpoint after ``round_`` rounds to where the clients of the next one begin."""
     done = checkpoint["round"]
     hint = f"{str(path)!r} has {done} rounds done, from which round {done} follows; give that, or another checkpoint"
     require(done == round_, "round", round_, hint)
     restore_run(run, path, allow_changes)
-    fates = draw_fates(run, round_, cohort(run, round_))
+    fates = draw_fates(run, round_, draw_cohort(run, round_))
     run.server.begin_round(round_, [k for k, fate in fates.items() if fate.lost != "before"])
     clients = ", ".join(map(str, sorted(run.server.cohort)))
     require(client in run.server.cohort, "client", client, f"the clients of round {round_} are {clients}")

@@ -32,14 +32,7 @@ STAGES = {"val": "validate", "test": "test"}
 
 
 class Evaluator:
-    """Runs the module's own validation or test step in the resident module.
-
-    Args:
-        client: the resident module.
-        loaders: the evaluation data.
-        workers: the workers that share the batches.
-        call: calls a hook of all callbacks, by its name.
-    """
+    """Runs the module's own validation or test step; ``call`` calls a hook of all callbacks, by its name."""
 
     def __init__(self, client: Client, loaders: Loaders, workers: Workers, call: Callable[..., Any]) -> None:
         self.client, self.loaders, self.workers, self.call = client, loaders, workers, call
@@ -53,14 +46,9 @@ class Evaluator:
         data_of: int | None = None,
         domain: str | None = None,
     ) -> dict[str, float]:
-        """Metrics of ``state`` by tag; none without data.
+        """Metrics of ``state`` by tag, on the test data of client ``data_of`` or of a domain, or on all data.
 
-        Args:
-            phase: ``val`` or ``test``.
-            state: the state.
-            observed: whether callbacks see each batch.
-            data_of: id of the client on whose own test data it is evaluated; None for the data of all.
-            domain: name of the domain on whose test data it is evaluated; None for the data of all.
+        Callbacks see each batch where it is ``observed``. Without data there are no metrics.
         """
         self.resident.load(state)
         return self._evaluate(phase, self.loaders.evaluation(phase, data_of, domain), observed)
@@ -68,14 +56,7 @@ class Evaluator:
     def own_models(
         self, phase: str, state: State, own: Iterator[tuple[int, State]], observed: bool = True
     ) -> dict[str, float]:
-        """Mean metrics of the clients' own models.
-
-        Args:
-            phase: ``val`` or ``test``.
-            state: the global state.
-            own: the clients of this worker, each with its own entries, which replace those of ``state``.
-            observed: whether callbacks see each batch.
-        """
+        """Mean metrics of the clients' own models: ``own`` has those of this worker, each with its own entries."""
         return self.means(self.own_model(phase, state, k, entries, observed) for k, entries in own)
 
     def own_model(self, phase: str, state: State, k: int, entries: State, observed: bool = True) -> dict[str, float]:
@@ -84,7 +65,7 @@ class Evaluator:
         return self._evaluate(phase, self.loaders.evaluation(phase), observed, k)
 
     def means(self, metrics: Iterable[dict[str, float]]) -> dict[str, float]:
-        """The means over the clients of all workers; each worker gives those of its own, by itself.
+        """The means over the clients of all workers, each of which gives the metrics of its own clients.
 
         Where undefined values are left out of one, ``<tag>/clients`` is the number of the others.
         """
@@ -101,9 +82,6 @@ class Evaluator:
         """Refuse, as Lightning does, steps and hooks that do not take the index of one of several data loaders.
 
         Refuse an iterator, too, that the data module returns again when the first evaluation has used it up.
-
-        Raises:
-            UsageError: ``dataloader_idx`` is missing, or required though there is a single loader.
         """
         module = self.client.module
         for phase in PHASES:
@@ -158,13 +136,7 @@ def inner(loader: ClientLoader) -> Any:
 
 
 class BatchIndex(NamedTuple):
-    """Which batch it is.
-
-    Args:
-        client: id of the client whose data it is; None for the test data of all.
-        batch: its index in the pass.
-        loader: of several test loaders, the number of the one it is from.
-    """
+    """A batch of a pass: of the data of a client or, for None, of the test data, and of one of several loaders."""
 
     client: int | None
     batch: int
@@ -178,17 +150,13 @@ Observed = tuple[BatchIndex, Any, Tensor | None, dict[str, Tensor]]
 class Representations:
     """Activations of a state on test or training data, recorded in a frozen copy of the module.
 
-    Args:
-        client: the resident module, which is copied.
-        loaders: the data.
-        workers: the workers that share the batches.
-        taps: taps that the trainer adds to those of the module.
+    ``taps`` are those that the trainer adds to the module's own.
     """
 
     def __init__(self, client: Client, loaders: Loaders, workers: Workers, taps: dict[str, str]) -> None:
         self.client, self.loaders, self.workers, self.extra = client, loaders, workers, taps
         self._loaded: State | None = None
-        # of the taps asked for, which call of a forward is recorded, by the kind of data
+        # which call of a forward is recorded, by tap, for each kind of data
         self._places: dict[tuple[str, ...], dict[str, int]] = {}
 
     @cached_property

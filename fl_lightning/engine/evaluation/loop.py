@@ -30,11 +30,10 @@ BATCH_HOOKS = ("batch_start", "batch_end")
 
 
 def can_share(client: Client, stage: str) -> bool:
-    """Whether the batches of an evaluation can be dealt out over the workers.
+    """Whether the batches of an evaluation can be dealt out over the workers; else every worker evaluates the whole.
 
-    Not where the module overrides one of the hooks of ``stage`` (``validation``, ``test`` or ``predict``), in which it
-    may add something up by itself, nor where it uses a logger, which writes on the first worker only, nor where its
-    torchmetrics objects cannot be merged. Every worker then evaluates the whole.
+    Hooks of ``stage`` (``validation``, ``test`` or ``predict``) may add something up by themselves, a logger writes on
+    the first worker only, and some torchmetrics objects cannot be merged.
     """
     hooks = {f"on_{stage}_{name}" for name in (*EPOCH_HOOKS, *BATCH_HOOKS)}
     kind: Any = type(client.module)
@@ -43,16 +42,7 @@ def can_share(client: Client, stage: str) -> bool:
 
 
 class EvaluationLoop:
-    """Evaluates the state that is loaded.
-
-    Args:
-        client: the resident module.
-        loaders: what gives the batches.
-        workers: the workers that share them.
-        phase: ``val`` or ``test``, the address of random numbers.
-        step: name of the module's step.
-        observe: called after each batch of this worker, with it; None for none.
-    """
+    """Evaluates the state that is loaded, by one of the module's steps; ``observe`` is called with each batch."""
 
     def __init__(
         self,

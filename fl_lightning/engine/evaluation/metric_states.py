@@ -48,11 +48,7 @@ def metrics_of(module: nn.Module) -> dict[str, Metric]:
 
 
 def can_merge(metric: Metric) -> bool:
-    """Whether the states of several workers can be merged to those of one process.
-
-    Not those of an object with other objects within, with a ``reset`` of its own, or with a state whose reduction is
-    neither a sum from zero, a maximum, a minimum nor a list of batches.
-    """
+    """Whether the states of several workers can be merged: sums from zero, maxima, minima and lists of batches."""
     within = any(isinstance(part, Metric) for part in metric.modules() if part is not metric)
     usual = type(metric).reset is Metric.reset and not metric.dist_sync_on_step
     for state, reduction in metric._reductions.items():
@@ -81,12 +77,7 @@ FRAMEWORKS = ("lightning", "pytorch_lightning", "torch", "torchmetrics", "builti
 
 
 class Note(NamedTuple):
-    """What workers tell each other beside sums.
-
-    Args:
-        types: dtype of each sum.
-        parts: tensors by state and place: lists of the batches, and the maximum or minimum of each data loader.
-    """
+    """States that workers exchange beside sums: types of the sums, lists of batches, extremes of each data loader."""
 
     types: dict[StateName, torch.dtype]
     parts: dict[StateName, dict[Place, list[Tensor]]]
@@ -95,15 +86,8 @@ class Note(NamedTuple):
 class MetricStates:
     """The states of the torchmetrics objects of a module, batch by batch, and the values of all workers' batches.
 
-    After each batch its states are taken out of the objects, so that every batch begins from their defaults: what is
-    added up does then not depend on which worker had which batches.
-
-    Args:
-        module: the user's module.
-
-    Attributes:
-        note: what this worker has taken, beside sums.
-        reads: whether the values of loaded states may be computed.
+    After each batch its states are taken out of the objects, so that every batch begins from their defaults, and the
+    sums do not depend on which worker had which batches. With ``reads`` the values of loaded states may be computed.
     """
 
     def __init__(self, module: LightningModule) -> None:
@@ -139,12 +123,9 @@ class MetricStates:
         return {str(place[0]): sums}
 
     def load(self, loader: int, sums: Mapping[str, Any], notes: list[Note]) -> None:
-        """Load the states after a data loader: with Lightning, they are those of all batches up to its end.
+        """Load the states after all batches up to the end of a data loader, as with Lightning.
 
-        Args:
-            loader: its index.
-            sums: what :meth:`take` gave, added up over the batches of all workers.
-            notes: of all workers.
+        ``sums`` are the results of :meth:`take`, added up over the batches of all workers.
         """
         self.reset()
         values: dict[StateName, Any] = {}
@@ -198,11 +179,7 @@ class MetricStates:
 
 
 class VisitMetrics:
-    """The values of the torchmetrics objects that visits have logged, over the visits of all workers.
-
-    Args:
-        module: the user's module.
-    """
+    """The values of the torchmetrics objects that visits have logged, over the visits of all workers."""
 
     def __init__(self, module: LightningModule) -> None:
         self._states, self._sums = MetricStates(module), Sums()

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fl_lightning.client.mapped import NotMappable
 from fl_lightning.client.module_snapshot import CONTAINERS, OWN
 from fl_lightning.data.loaders import IndexedLoader, PlainLoader
-from fl_lightning.engine.compiled import CompiledPrograms, uncompiled
+from fl_lightning.engine.compiled import uncompiled
 from fl_lightning.engine.groups.group import Group, Member
 from fl_lightning.engine.groups.stack import ELEMENTWISE
 from fl_lightning.engine.local_training import Choice
@@ -72,9 +72,7 @@ def choose(run: Run) -> None:
         UsageError: a number is asked for, and this run cannot be mapped over clients.
     """
     with uncompiled(run.client.module):
-        choice = run.local_training.choice = choice_for(run)
-    if choice.size > 1 and run.trainer.compile:
-        run.local_training.recordings = Recordings(CompiledPrograms(run.trainer.compile, run.trainer.warn))
+        run.local_training.choice = choice_for(run)
 
 
 def choice_for(run: Run) -> Choice:

@@ -296,10 +296,8 @@ class Group:
             self.training.fabric.backward(losses.sum())
             return {name: grad for name in client.trainable if (grad := mounted[name].grad) is not None}
 
-        looks = self.training.looks_at_index
-        about = (repr(table.shape), by_client or (looks and index))
-        # each number of examples, and each index that is read, would be compiled by itself
-        part = Part("gradients", about, columns, work, backward, compiled=batch.full and not (by_client or looks))
+        about = (repr(table.shape), by_client or (self.training.looks_at_index and index))
+        part = Part("gradients", about, columns, work, backward)
         return bool(Program(self, batch.rows, mounted, part).results())
 
     def _mapped_hooks(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,7 +32,6 @@ class Part(NamedTuple):
         columns: what ``work`` is given, each with whether it is stacked.
         work: does it for one client, whose module, visit and values are there.
         finish: goes on with what ``work`` gives, of all clients, and their states; gives the gradients of these.
-        compiled: whether it is one of few, so that compiling it pays.
     """
 
     name: str
@@ -41,7 +39,6 @@ class Part(NamedTuple):
     columns: Sequence[tuple[Any, bool]]
     work: Callable[[list[Any]], Results]
     finish: Callable[[Results, State], State] | None = None
-    compiled: bool = True
 
 
 @dataclass
@@ -92,24 +89,10 @@ class Program:
         inputs, key = self._inputs()
         recording = recordings.find(name, key)
         if recording is None:
-            outputs, notes = recordings.run(name, key, inputs, self._run, self._compiled(inputs, key))
+            outputs, notes = recordings.run(name, key, inputs, self._run)
         else:
             outputs, notes = recording.repeat(inputs), recording.notes
         return self._kept(iter(outputs), notes, versions)
-
-    def _compiled(self, inputs: Sequence[Tensor], key: Any) -> Callable[[], Callable[..., Any] | None] | None:
-        """Compiles the program for any number of clients; None where it is not to be compiled."""
-        compiler = self.group.training.recordings.compiler
-        if compiler is None or not self.part.compiled or self.number == 1:  # torch would compile a size of 1 anew
-            return None
-        stacked = {id(tensor) for tensor in self.stacked}
-
-        def program(*others: Tensor) -> Sequence[Tensor]:
-            other = dict(zip(map(id, inputs), others, strict=True))
-            return self._run([other[id(tensor)] for tensor in self.stacked])[0]
-
-        which = [id(tensor) in stacked for tensor in inputs]
-        return partial(compiler.compiled, (self.part.name, *key[1:]), program, inputs, which)
 
     def _inputs(self) -> tuple[list[Tensor], Any]:
         """The tensors that it is given, each once, and a key; where keys are equal, nothing but the tensors differs."""
@@ -128,14 +111,11 @@ class Program:
             key = (*key, tuple(places[id(tensor)] for tensor in all_))
         return [*inputs.values()], key
 
-    def _run(self, stacked: Sequence[Tensor] | None = None) -> tuple[list[Tensor], Notes]:
-        """The outputs of the program, and its notes; of other clients where their tensors are given, of any number."""
-        stacked = self.stacked if stacked is None else stacked
+    def _run(self) -> tuple[list[Tensor], Notes]:
+        """The outputs of the program, and its notes."""
         group, part, client = self.group, self.part, self.group.client
         number, names, size = len(part.columns), [*self.mounted, *self.own], len(self.mounted)
         counts = [column.take(self.rows) for column in group.counts.values()]
-        if len(stacked[0]) != self.number:  # a program that reads them is not compiled
-            counts = [(value[:1].expand(len(stacked[0])) if batched else value, batched) for value, batched in counts]
         given, notes, logged = [*self.given, *counts], Notes(), group.log
 
         def note(what: str) -> None:
@@ -176,13 +156,13 @@ class Program:
         # a number that differs by client is a tensor, and as precise as a run in 64-true
         with group.training.fabric.autocast():
             differing = (value for value, batched in counts if batched)
-            outputs = [*torch.vmap(mapped, randomness="different")(*stacked, *differing)]
+            outputs = [*torch.vmap(mapped, randomness="different")(*self.stacked, *differing)]
         if group.note_settings():
             raise ClientError("a step changes the optimizer's settings, which these clients have in common")
         gradients: State = {}
         if part.finish is not None:
             places = [name for name, is_tensor in notes.results.items() if is_tensor]
-            mounted = dict(zip(self.mounted, stacked, strict=False))
+            mounted = dict(zip(self.mounted, self.stacked, strict=False))
             gradients = part.finish(dict(zip(places, outputs, strict=False)), mounted)
         notes.graded = list(gradients)
         return [*gradients.values(), *outputs], notes
