@@ -1,4 +1,4 @@
-"""Digests of a user's source code, without its comments, and of other files.
+"""Digests of a user's source code, without its comments.
 
 A user's source files are those outside this package, the standard library and ``site-packages``. They are known by the
 names of their modules, so that a project may lie elsewhere on another machine. Nothing here imports such a module.
@@ -9,11 +9,10 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from importlib.machinery import PathFinder
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ DIGEST_LENGTH = 16
 SCRIPT = "__main__"
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # specification and source of each module when it was first asked for
-_READ: dict[str, tuple[object, bytes]] = {}
+_READ: dict[str, tuple[object, bytes | None]] = {}
 
 
 def code_of(modules: Mapping[str, set[str]]) -> Code:
@@ -66,18 +65,12 @@ def is_own_module(name: str) -> bool:
 
 
 def loaded_source(module: str) -> bytes | None:
-    """Return the source of a user's module when it was first asked for after its import.
-
-    A file may be edited while a process runs the code that it has loaded.
-    """
+    """Return the source of a user's module when it was first asked for after its import: a file may be edited later."""
     if module not in sys.modules:
         return read_source(module)
     spec, known = getattr(sys.modules[module], "__spec__", None), _READ.get(module)
     if known is None or known[0] is not spec:
-        text = read_source(module)
-        if text is None:
-            return None
-        known = _READ[module] = spec, text
+        known = _READ[module] = spec, read_source(module)
     return known[1]
 
 
@@ -97,11 +90,9 @@ def source_file(module: str) -> str | None:
         return getattr(sys.modules[module], "__file__", None)
     top, *rest = module.split(".")
     spec = specification(top)
-    if spec is None or not rest:
-        return None if spec is None else spec.origin
-    bases = [os.path.join(place, *rest) for place in spec.submodule_search_locations or ()]
-    paths = (path for base in bases for path in (os.path.join(base, "__init__.py"), f"{base}.py"))
-    return next(filter(os.path.isfile, paths), None)
+    for part in rest:
+        spec = None if spec is None else PathFinder.find_spec(part, spec.submodule_search_locations or [])
+    return None if spec is None else spec.origin
 
 
 def specification(top: str) -> Any:
@@ -163,8 +154,7 @@ def imports_of(tree: ast.Module, module: str) -> Iterator[str]:
 
 def definitions(tree: ast.Module, names: set[str]) -> ast.Module:
     """Return the statements of a script that define some names, and those that these need."""
-    needed: set[ast.stmt] = set()
-    wanted, before = set(names), -1
+    wanted, needed, before = set(names), set[ast.stmt](), -1
     while before != len(needed):
         before = len(needed)
         for statement in tree.body:
@@ -183,22 +173,3 @@ def assigned_names(statement: ast.stmt) -> set[str]:
     names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     names |= {node.name for node in nodes if isinstance(node, DEFINITIONS)}
     return names | {(node.asname or node.name).split(".")[0] for node in nodes if isinstance(node, ast.alias)}
-
-
-# ------------------------------------------------------------------ other files
-def file_digest(name: str) -> str | None:
-    """Return a digest of a file's contents; None if no file of this name can be read."""
-    with suppress(OSError, ValueError):
-        if os.path.isfile(name):
-            state = os.stat(name)
-            return _file_digest(os.path.abspath(name), state.st_mtime_ns, state.st_size)
-    return None
-
-
-@lru_cache
-def _file_digest(path: str, changed: int, size: int) -> str:
-    with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while part := file.read(2**20):
-            digest.update(part)
-    return digest.hexdigest()[:DIGEST_LENGTH]

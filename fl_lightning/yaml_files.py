@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import yaml
 
@@ -74,53 +74,32 @@ def checked_yaml(text: str, name: str) -> Any:
     loader = Loader(text)
     try:
         root = loader.get_single_node()
-        if root is None:
-            return None
-        check(root, name, {})
-        return loader.construct_document(root)
+        waiting, seen = [] if root is None else [root], set[Any]()
+        while waiting:
+            node = waiting.pop()
+            if node in seen:  # by an alias
+                continue
+            seen.add(node)
+            if isinstance(node, yaml.ScalarNode):
+                if node.tag in (f"{TAG}int", f"{TAG}float") and OLD_NUMBER.fullmatch(node.value):
+                    why = f"{node.value} is {yaml.safe_load(node.value)} to YAML; write that number, or quote a text"
+                    raise UsageError(f"{place(text, node.start_mark.index, name)}: {why}")
+            elif isinstance(node, yaml.MappingNode):
+                first: dict[tuple[str, str], yaml.Node] = {}
+                for key, value in node.value:
+                    other = first.setdefault((key.tag, str(key.value)), key)
+                    if other is not key:
+                        why = f"the key {clipped(key.value, 40)} stands in line {other.start_mark.line + 1} already"
+                        raise UsageError(f"{place(text, key.start_mark.index, name)}: {why}; keep one of the two")
+                    waiting += [key, value]
+            else:
+                waiting += node.value
+        return None if root is None else loader.construct_document(root)
+    except UsageError:
+        raise
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:  # such as `!!int a`
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(
-            f"{name}: {clipped(text_of(error), 100)}; give a text without tags and deep nesting"
-        ) from error
-    finally:
-        loader.dispose()
-
-
-def check(node: yaml.Node, name: str, done: dict[yaml.Node, bool]) -> None:
-    """Refuse a key that stands twice, an ambiguous number, and an alias within its own value, in a node and below it.
-
-    ``done`` is True for the nodes that are checked, and False for those around this one.
-    """
-    if done.get(node):
-        return
-    if node in done:
-        refuse(node, "an alias stands within the value that it repeats; write the value out", name)
-    done[node], parts = False, node.value
-    if isinstance(node, yaml.ScalarNode):
-        if node.tag in (f"{TAG}int", f"{TAG}float") and OLD_NUMBER.fullmatch(node.value):
-            value = yaml.safe_load(node.value)
-            refuse(node, f"{node.value} is {value} to YAML; write that number, or quote a text", name)
-        parts = []
-    elif isinstance(node, yaml.MappingNode):
-        first: dict[tuple[str, str], yaml.Node] = {}
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                refuse(key, "a list or a mapping stands as a key; give a text", name)
-            other = first.setdefault((key.tag, key.value), key)
-            if other is not key:
-                where = f"in line {other.start_mark.line + 1} already"
-                refuse(key, f"the key {clipped(key.value, 40)} stands {where}; keep one of the two", name)
-        parts = [one for pair in node.value for one in pair]
-    for part in parts:
-        check(part, name, done)
-    done[node] = True
-
-
-def refuse(node: yaml.Node, why: str, name: str) -> NoReturn:
-    """Raise the error about a node."""
-    raise UsageError(f"{name}, line {node.start_mark.line + 1}, column {node.start_mark.column + 1}: {why}")
+        hint = "give a text without tags and deep nesting"
+        raise UsageError(f"{name}: {clipped(text_of(error), 100)}; {hint}") from error
 
 
 def place(text: str, index: int, name: str) -> str:

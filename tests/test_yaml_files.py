@@ -27,7 +27,6 @@ REFUSED = {
     "tag": ("a: !mine b\n", 1, 4, "'!mine'"),
     "unclosed": ("a: [1, 2\nb: 3\n", 2, 2, "line 1, column 4"),
     "two colons": ("a: b: c\n", 1, 5, "quote"),
-    "alias in itself": ("a: &a [*a]\n", 1, 4, "alias"),
     "list as a key": ("a: 1\n? [b]\n: 1\n", 2, 3, "key"),
     "key twice": ("a: {b: 1}\nc: 2\na: {d: 1}\n", 3, 1, "line 1"),
     "inner key twice": ("a:\n  b: 1\n  c: 2\n  b: 3\n", 4, 3, "line 2"),
