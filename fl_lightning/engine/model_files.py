@@ -8,13 +8,12 @@ from typing import Any
 
 import lightning.pytorch
 from lightning.pytorch import LightningDataModule, LightningModule
-from torch import Tensor
 
 from fl_lightning.client import Client
 from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.validation import few
-from fl_lightning.errors import UsageError
+from fl_lightning.errors import UsageError, clipped
 from fl_lightning.namespaces import is_overridden, namespace_of
 from fl_lightning.records.hyperparameters import hyperparameters_of_class
 from fl_lightning.records.plain import is_storable, on_cpu, require_storable
@@ -30,12 +29,11 @@ def save_model(run: Run, path: Path) -> None:
 
     Worker 0 alone writes.
     """
-    if run.workers.rank != 0:
-        return
-    warn_of_arguments(run, path.name)
-    checkpoint = lightning_checkpoint(run)
-    run.resident.call("on_save_checkpoint", checkpoint)
-    save(storable(checkpoint), path)
+    if run.workers.rank == 0:
+        warn_of_arguments(run, path.name)
+        checkpoint = lightning_checkpoint(run)
+        run.resident.call("on_save_checkpoint", checkpoint)
+        save(storable(checkpoint), path)
 
 
 def warn_of_arguments(run: Run, name: str) -> None:
@@ -65,18 +63,18 @@ def lightning_checkpoint(run: Run) -> dict[str, Any]:
 
 
 def constructor_arguments(run: Run) -> dict[str, Any]:
-    """The constructor's arguments of the module, as the config has them; without a config, the module's ``hparams``."""
+    """Return the arguments of the module's constructor, from the config or, without one, from its ``hparams``."""
     module, config = run.client.module, run.trainer.config
     return hyperparameters_of_class(config["model"], namespace_of(module)) if config else dict(module.hparams)
 
 
 def entries_of_module(run: Run) -> dict[str, Any]:
-    """What the module's ``on_save_checkpoint`` adds to a checkpoint; the global model is loaded meanwhile."""
+    """Return what the module's hook adds to a checkpoint; the global model is loaded meanwhile."""
     return added_on_save(run.client, lightning_checkpoint(run)) if "on_save_checkpoint" in run.resident.hooks else {}
 
 
 def added_on_save(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """The keys that the module's ``on_save_checkpoint`` adds to ``checkpoint``."""
+    """Return the keys that the module's ``on_save_checkpoint`` adds to ``checkpoint``."""
     known = set(checkpoint)
     client.resident.call("on_save_checkpoint", checkpoint)
     return {key: value for key, value in checkpoint.items() if key not in known}
@@ -184,35 +182,23 @@ def load_state(module: LightningModule, state: Mapping[str, Any], key: str, path
     Raises:
         UsageError: names or shapes differ; names the first few, and the module is as it was.
     """
-    live = tensors(module)
-    before, where = clone(live), f"{key}={str(path)!r}: not a checkpoint of this model"
+    live, own = tensors(module), module.state_dict(keep_vars=True)
+    before = clone(live)
     try:
-        own = module.state_dict(keep_vars=True)
         ours = {uncompiled_name(name): name for name in own}
         state = {ours.get(uncompiled_name(name), name): value for name, value in state.items()}
-        pairs = [(name, own[name], state[name]) for name in own if name in state and isinstance(own[name], Tensor)]
-        shapes = [(name, tuple(theirs.shape), tuple(ours.shape)) for name, ours, theirs in pairs]
-        wrong = [f"{name} {theirs}, the model has {ours}" for name, theirs, ours in shapes if theirs != ours]
-        require_none(where, {"other shapes": wrong})
         missing, unknown = module.load_state_dict(state, strict=False)
-        if getattr(module, "strict_loading", True):
-            # a tensor may be there by another of its names
-            there = {id(value) for name, value in own.items() if name in state}
-            lacking = [name for name in missing if name not in own or id(own[name]) not in there]
-            require_none(where, {"missing": lacking, "unknown": unknown})
+        # a tensor may be there by another of its names
+        there = {id(value) for name, value in own.items() if name in state}
+        missing = [name for name in missing if name not in own or id(own[name]) not in there]
+        wrong = [
+            f"{what}: {few(names, NAMES_SHOWN)}"
+            for what, names in (("missing", missing), ("unknown", unknown))
+            if names
+        ]
+        if wrong and getattr(module, "strict_loading", True):
+            raise ValueError("; ".join(wrong))
     except Exception as error:
         copy_into(live, before)
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"{where}: {' '.join(str(error).split())}") from error
-
-
-def require_none(where: str, wrong: Mapping[str, list[str]]) -> None:
-    """Refuse names that are wrong in some way, by the first few of each way.
-
-    Raises:
-        UsageError: there are any.
-    """
-    parts = [f"{what}: {few(names, NAMES_SHOWN)}" for what, names in wrong.items() if names]
-    if parts:
-        raise UsageError(f"{where}: {'; '.join(parts)}")
+        where = f"{key}={str(path)!r}: not a checkpoint of this model"
+        raise UsageError(f"{where}: {clipped(str(error))}") from error
