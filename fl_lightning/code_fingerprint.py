@@ -38,23 +38,21 @@ def code_of(modules: Mapping[str, set[str]]) -> Code:
     waiting, code = list(modules), Code()
     while waiting:
         name = waiting.pop()
-        if name in code or (text := loaded_source(name)) is None:
+        if name in code or (text := read_source(name, loaded=True)) is None:
             continue
-        tree = parsed(text)
-        parts = {name: tree}
-        if tree is not None and name == SCRIPT:
-            parts = {f"{name}.{used}": definitions(tree, {used}) for used in modules[name]}
-        for part, part_tree in parts.items():
-            code[part] = source_digest(text, part_tree)
-            if part_tree is not None:
-                waiting += [module for module in imports_of(part_tree, name) if module != SCRIPT]
+        parts = {name: parsed(text)}
+        if name == SCRIPT:
+            parts = {f"{name}.{used}": definitions(parts[name], {used}) for used in modules[name]}
+        for part, tree in parts.items():
+            code[part] = source_digest(tree)
+            waiting += [module for module in imports_of(tree, name) if module != SCRIPT]
     return dict(sorted(code.items()))
 
 
 def digest_now(module: str) -> str | None:
     """Return the digest of a module's present source; None if the user has no such file."""
     text = read_source(module)
-    return None if text is None else source_digest(text, parsed(text))
+    return None if text is None else source_digest(parsed(text))
 
 
 def is_own_module(name: str) -> bool:
@@ -64,24 +62,21 @@ def is_own_module(name: str) -> bool:
     return spec is None or any(map(is_users, places))
 
 
-def loaded_source(module: str) -> bytes | None:
-    """Return the source of a user's module when it was first asked for after its import: a file may be edited later."""
-    if module not in sys.modules:
-        return read_source(module)
-    spec, known = getattr(sys.modules[module], "__spec__", None), _READ.get(module)
-    if known is None or known[0] is not spec:
-        known = _READ[module] = spec, read_source(module)
-    return known[1]
+def read_source(module: str, loaded: bool = False) -> bytes | None:
+    """Return the present source of a user's module, or the one that was ``loaded``; None for any other module.
 
-
-def read_source(module: str) -> bytes | None:
-    """Return the present source of a user's module; None for any other module."""
-    path = source_file(module)
-    if path is None or not path.endswith(".py") or not is_users(path):
-        return None
-    with suppress(OSError):
-        return Path(path).read_bytes()
-    return None
+    What a module was loaded from is what was there when it was first asked for: a file may be edited later.
+    """
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    if loaded and module in sys.modules and module in _READ and _READ[module][0] is spec:
+        return _READ[module][1]
+    path, text = source_file(module), None
+    if path is not None and path.endswith(".py") and is_users(path):
+        with suppress(OSError):
+            text = Path(path).read_bytes()
+    if loaded:
+        _READ[module] = spec, text
+    return text
 
 
 def source_file(module: str) -> str | None:
@@ -104,17 +99,16 @@ def specification(top: str) -> Any:
 
 
 # ------------------------------------------------------------------ source as a tree
-def parsed(text: bytes) -> ast.Module | None:
-    """Return source as a tree; None if it is invalid."""
+def parsed(text: bytes) -> ast.Module:
+    """Return source as a tree; invalid source as one constant."""
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.parse(text)
-    return None
+    return ast.Module([ast.Expr(ast.Constant(text + b"\n"))], [])
 
 
-def source_digest(text: bytes, tree: ast.Module | None) -> str:
-    """Return a digest of source without comments, docstrings and layout; of its bytes if it is invalid."""
-    with suppress(RecursionError):
-        text = text if tree is None else repr(normalized_ast(tree)).encode("utf-8", "backslashreplace")
+def source_digest(tree: ast.Module) -> str:
+    """Return a digest of source without comments, docstrings and layout."""
+    text = repr(normalized_ast(tree)).encode("utf-8", "backslashreplace")
     return hashlib.sha256(text).hexdigest()[:DIGEST_LENGTH]
 
 
@@ -167,9 +161,7 @@ def definitions(tree: ast.Module, names: set[str]) -> ast.Module:
 
 def assigned_names(statement: ast.stmt) -> set[str]:
     """Return the names to which a statement gives a value."""
-    if isinstance(statement, DEFINITIONS):
-        return {statement.name}
-    nodes = list(ast.walk(statement))
+    nodes = [statement] if isinstance(statement, DEFINITIONS) else list(ast.walk(statement))
     names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     names |= {node.name for node in nodes if isinstance(node, DEFINITIONS)}
     return names | {(node.asname or node.name).split(".")[0] for node in nodes if isinstance(node, ast.alias)}

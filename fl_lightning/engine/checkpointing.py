@@ -163,13 +163,9 @@ def restore_callbacks(run: Run, checkpoint: dict[str, Any]) -> None:
     """Restore each callback of which the checkpoint has one of the same class and arguments."""
     if "callbacks" not in checkpoint:
         return
-    left, found = dict(checkpoint["description"]["callbacks"]), {}
-    for name, callback in run.description["callbacks"].items():
-        same = next((there for there in left if repr(left[there]) == repr(callback)), None)
-        if same is not None:
-            found[name] = checkpoint["callbacks"][same]
-            del left[same]
-    if dropped := [name for name in left if checkpoint["callbacks"].get(name)]:
+    there = {repr(description): name for name, description in checkpoint["description"]["callbacks"].items()}
+    here = {name: there.pop(repr(own), None) for name, own in run.description["callbacks"].items()}
+    if dropped := [name for name in there.values() if checkpoint["callbacks"].get(name)]:
         text = "no callback of this class and these arguments is in this run, so its state is dropped"
         run.trainer.warn(f"trainer.callbacks: {', '.join(dropped)}: {text}")
-    load_states(run.callbacks, found)
+    load_states(run.callbacks, {name: checkpoint["callbacks"][same] for name, same in here.items() if same})

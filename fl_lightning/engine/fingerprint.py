@@ -29,7 +29,7 @@ from fl_lightning.client.stand_in import StandIn
 from fl_lightning.code_fingerprint import SCRIPT, Code, code_of, source_file
 from fl_lightning.data.loaders import num_batches
 from fl_lightning.engine.optimizers import group_options
-from fl_lightning.errors import ChangedCodeError, UsageError, require
+from fl_lightning.errors import ChangedCodeError, UsageError, clipped, require
 from fl_lightning.records.hyperparameters import PLAIN
 from fl_lightning.storage.atomic_io import file_digest
 
@@ -415,10 +415,9 @@ def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
 
 def shown(value: Any) -> str:
     """Return a value as a message shows it."""
-    text = repr(value.get("class", value) if isinstance(value, dict) else value)
-    return text if len(text) <= VALUE else f"{text[: VALUE - 14]}...{text[-11:]}"
+    return clipped(repr(value.get("class", value) if isinstance(value, dict) else value), VALUE)
 
 
 def shown_path(path: Path) -> str:
-    """Return a path as a message shows it: the end of a long one."""
-    return str(path) if len(str(path)) <= PATH else f"...{str(path)[3 - PATH :]}"
+    """Return a path as a message shows it."""
+    return clipped(str(path), PATH)
