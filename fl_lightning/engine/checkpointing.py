@@ -61,7 +61,7 @@ def save_run(run: Run, folder: Path) -> None:
 
 
 def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Path | None:
-    """The checkpoint from which a fit resumes, verified; None where it begins with round 0. All workers call this.
+    """Return the checkpoint from which a fit resumes, verified; None if it begins with round 0. All workers call this.
 
     A restart by torchrun resumes from the last checkpoint without being told.
 
@@ -80,26 +80,26 @@ def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Path | None:
 
 
 def verified_checkpoint(run: Run, ckpt_path: str | Path | None, resumes: bool = False) -> Path | None:
-    """The checkpoint that is asked for, or the one before it; None where there is none. All workers call this.
+    """Return the requested checkpoint, or the one before it; None if none is requested. All workers call this.
 
-    From before it is read, the folder of the run that it ``resumes`` is held, so that it stays the last one.
+    The folder of the run that it ``resumes`` is held before it is read, so that it stays the last one.
 
     Raises:
         UsageError: there is none at the path, or none is valid.
     """
-    outcome: Path | str | None = None
+    path, error = None, None
     if run.workers.rank == 0:  # the others wait, instead of reading all the files as well
         try:
             path = find_checkpoint(ckpt_path, run.folder.root, resumes)
             if path is not None and resumes and resumes_in_place(path):
                 run.folder.hold(path.parents[1])
-            outcome = None if path is None else valid_checkpoint(path, run.trainer.warn)
-        except UsageError as error:
-            outcome = str(error)
-    outcome = run.workers.gather(outcome)[0]
-    if isinstance(outcome, str):
-        raise UsageError(outcome)
-    return outcome
+            path = None if path is None else valid_checkpoint(path, run.trainer.warn)
+        except UsageError as problem:
+            error = str(problem)
+    path, error = run.workers.gather((path, error))[0]
+    if error is not None:
+        raise UsageError(error)
+    return path
 
 
 def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
     server, files = checkpoint["server"], client_files(path, checkpoint)
     parts = (server, checkpoint["methods"], checkpoint["client_schedulers"])
     if lost := [part for part, saved in zip(FRESH, parts, strict=True) if saved and part in fresh]:
-        run.trainer.warn(f"allow_changes: {', '.join(lost)}: starts fresh, since the run differs there")
+        run.trainer.warn(f"allow_changes: {', '.join(lost)}: fresh from here on, since the run differs there")
     if "server_optimizer" in fresh:
         server = {**server, "optimizer": run.server.state_dict()["optimizer"]}
     try:

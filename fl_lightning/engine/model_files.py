@@ -19,7 +19,7 @@ from fl_lightning.records.hyperparameters import hyperparameters_of_class
 from fl_lightning.records.plain import is_storable, on_cpu, require_storable
 from fl_lightning.state import State, clone, copy_into, tensors, uncompiled_name, uncompiled_names
 from fl_lightning.storage.atomic_io import load, save
-from fl_lightning.storage.checkpoint import client_files, read, read_weights
+from fl_lightning.storage.checkpoint import client_files, read
 
 NAMES_SHOWN = 3
 
@@ -81,10 +81,9 @@ def added_on_save(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def objects_of_module(client: Client) -> dict[str, Any]:
-    """What the module as it is now adds to a checkpoint beside tensors and plain values.
+    """Return what the module as it is now adds to a checkpoint beside tensors and plain values.
 
-    Checkpoints leave it out, since reading an object runs code. It is in no state dict, so visits leave it
-    as it was at the start of the run, and a module that is built anew has it.
+    Checkpoints leave it out, since reading an object runs code. A module that is built anew has it.
     """
     if "on_save_checkpoint" not in client.resident.hooks:
         return {}
@@ -97,30 +96,27 @@ def objects_of_module(client: Client) -> dict[str, Any]:
 
 
 def check_storable(run: Run) -> None:
-    """Say, before round 0, what of a module's own additions checkpoints leave out.
+    """Warn, before round 0, of a module's own additions that checkpoints leave out.
 
     Raises:
         UsageError: the state of the data module is not of tensors and plain values.
     """
     state_of_data(run.data)
-    left_out = ", ".join(objects_of_module(run.client))
-    if left_out:
-        run.trainer.warn(
-            f"model: on_save_checkpoint: {left_out}: not of tensors and plain values, so checkpoints leave it out; "
-            "where a run resumes, on_load_checkpoint gets what the present module gives"
-        )
+    if left_out := ", ".join(objects_of_module(run.client)):
+        text = "not of tensors and plain values, so checkpoints leave it out"
+        again = "where a run resumes, on_load_checkpoint gets what the present module gives"
+        run.trainer.warn(f"model: on_save_checkpoint: {left_out}: {text}; {again}")
 
 
 def storable(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a checkpoint that a file can hold, on the CPU."""
+    """Return the entries of a checkpoint that a file can hold, on the CPU."""
     plain = {key: value for key, value in entries.items() if is_storable(value)}
-    arguments = dict(entries.get("hyper_parameters", {}))
-    kept = {name: value for name, value in arguments.items() if is_storable(value)}
+    kept = {name: value for name, value in dict(entries.get("hyper_parameters", {})).items() if is_storable(value)}
     return on_cpu(plain | ({"hyper_parameters": kept} if kept else {}))
 
 
 def state_of_data(data: Any) -> dict[str, Any]:
-    """The state of the user's data module by its class name; nothing where it has none.
+    """Return the state of the user's data module by its class name; nothing if it has none.
 
     Raises:
         UsageError: the state is not of tensors and plain values.
@@ -170,7 +166,7 @@ def load_weights(run: Run, path: Path) -> None:
     Raises:
         UsageError: there is no such file, or its weights are those of another model.
     """
-    contents = read_weights(path)
+    contents = read(path, "weights")
     checkpoint = call_on_load(run.client, contents) if "state_dict" in contents else {"state_dict": contents}
     load_state(run.client.module, checkpoint["state_dict"], "weights", path)
     run.server.assign(run.client.state())

@@ -166,10 +166,9 @@ def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path, resumes
 
 def newest_checkpoint(versions: Path) -> Path | None:
     """Return the last checkpoint of the newest version that has one."""
-    folders = [path for path in versions.glob("version_*/checkpoints") if path.parts[-2][8:].isdigit()]
-    begun = [path for path in folders if any((path / name).is_file() for name in (LAST, PREVIOUS))]
-    newest = max(begun, key=lambda path: int(path.parts[-2][8:]), default=None)
-    return None if newest is None else newest / LAST
+    found = [path for name in (LAST, PREVIOUS) for path in versions.glob(f"version_*/checkpoints/{name}")]
+    numbers = {int(path.parts[-3][8:]): path.with_name(LAST) for path in found if path.parts[-3][8:].isdigit()}
+    return numbers[max(numbers)] if numbers else None
 
 
 def valid_checkpoint(path: Path, warn: Callable[[str], None]) -> Path:
@@ -238,41 +237,30 @@ def client_files(path: Path, contents: Any) -> dict[int, Path]:
     return {k: path.parent / "clients" / Path(name).name for k, (name, _) in clients.items()}
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Read a checkpoint that :func:`valid_checkpoint` has returned.
+def read(path: Path, key: str = "ckpt_path") -> dict[str, Any]:
+    """Read a checkpoint that :func:`valid_checkpoint` has returned; for the key ``weights`` also any file of weights.
 
-    Raises:
-        UsageError: there is no such file, or it is not a checkpoint.
-    """
-    contents = _contents(path, "ckpt_path", "give RUN/checkpoints/last.ckpt", load)
-    usable = isinstance(contents, dict) and "state_dict" in contents
-    require(usable, "ckpt_path", str(path), "it is not a checkpoint")
-    return contents
-
-
-def read_weights(path: Path) -> dict[str, Any]:
-    """Read a file of weights: a checkpoint with the key ``state_dict``, or a state dict.
+    Files of weights are verified. They may be checkpoints with the key ``state_dict``, or state dicts.
 
     Raises:
         UsageError: there is no such file, it is damaged, or it holds no weights.
     """
-    contents = _contents(path, "weights", "give a checkpoint, or a file of a state dict", _load_verified)
-    plain = isinstance(contents, dict) and bool(contents)
-    usable = plain and ("state_dict" in contents or any(isinstance(value, Tensor) for value in contents.values()))
-    require(usable, "weights", str(path), "it is neither a checkpoint nor a state dict")
-    return contents
-
-
-def _contents(path: Path, key: str, hint: str, read_file: Callable[[Path], Any]) -> Any:
+    given = key == "weights"
+    hint = "give a checkpoint, or a file of a state dict" if given else "give RUN/checkpoints/last.ckpt"
     require(path.is_file(), key, str(path), f"there is no such file; {hint}")
     try:
-        if path.suffix != ".safetensors":
-            return read_file(path)
-        from safetensors.torch import load_file
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
 
-        return load_file(path)
+            contents = load_file(path)
+        else:
+            contents = _load_verified(path) if given else load(path)
     except ImportError as error:
         raise UsageError(f"{key}={str(path)!r}: install safetensors to read it, or give a .pt file") from error
     except Exception as error:  # safetensors raises errors of many types
         text = str(error) if isinstance(error, DamagedFileError) else "not a file of safetensors"
         raise UsageError(f"{key}={str(path)!r}: {text}; {hint}") from error
+    values = contents if isinstance(contents, dict) else {}
+    usable = "state_dict" in values or (given and any(isinstance(value, Tensor) for value in values.values()))
+    require(usable, key, str(path), f"it is not a checkpoint{' or a state dict' if given else ''}")
+    return values

@@ -416,7 +416,7 @@ def test_one_model_is_continued_by_several_methods_which_start_fresh(tmp_path):
     path = fit(tmp_path, method=lambda: [MOON(), SCAFFOLD()]).run_dir / "checkpoints/last.ckpt"
     kept, states = [], []
     for method in (lambda: [SCAFFOLD()], lambda: [FedDyn()], lambda: [FedBN(), SCAFFOLD()], list):
-        with warned("methods", "starts fresh"):
+        with warned("methods", "fresh"):
             trainer = fit(tmp_path, path, True, method=method, max_rounds=3)
         states.append(trainer.server.state)
         names = {name for memory in trainer.client.memories().values() for name in memory}
@@ -440,7 +440,7 @@ def test_what_has_not_changed_continues_as_it_was(tmp_path):
 @pytest.mark.parametrize("start", ["options", "plain"])
 def test_another_server_optimizer_starts_fresh_with_a_warning(tmp_path, last, start):
     now = {**STARTS[start], "server_optimizer": partial(Adam, lr=0.1), "max_rounds": 3}
-    with warned("server_optimizer", "starts fresh"):
+    with warned("server_optimizer", "fresh"):
         trainer = fit(tmp_path, last(start), True, **now)
     assert all(torch.isfinite(value).all() for value in trainer.server.state.values())
 
@@ -454,7 +454,7 @@ def test_another_seed_of_the_same_partition_continues_where_it_is_allowed(tmp_pa
 
 def test_another_schedule_that_watches_a_metric_starts_fresh(tmp_path):
     fit(tmp_path, model=plateau(factor=0.5), max_rounds=3)
-    with warned("schedule", "starts fresh"):
+    with warned("schedule", "fresh"):
         trainer = fit(tmp_path, "last", True, model=plateau(factor=0.1), max_rounds=4)
     assert trainer.history[-1]["lr"] == pytest.approx(0.1)  # with the state of before it would be 0.0125
 
