@@ -1,4 +1,4 @@
-"""Digests of a user's source code, without its comments, and of other files.
+"""Digests of a user's source code, without its comments.
 
 A user's source files are those outside this package, the standard library and ``site-packages``. They are known by the
 names of their modules, so that a project may lie elsewhere on another machine. Nothing here imports such a module.
@@ -9,11 +9,10 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from importlib.machinery import PathFinder
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ DIGEST_LENGTH = 16
 SCRIPT = "__main__"
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 # specification and source of each module when it was first asked for
-_READ: dict[str, tuple[object, bytes]] = {}
+_READ: dict[str, tuple[object, bytes | None]] = {}
 
 
 def code_of(modules: Mapping[str, set[str]]) -> Code:
@@ -39,23 +38,21 @@ def code_of(modules: Mapping[str, set[str]]) -> Code:
     waiting, code = list(modules), Code()
     while waiting:
         name = waiting.pop()
-        if name in code or (text := loaded_source(name)) is None:
+        if name in code or (text := read_source(name, loaded=True)) is None:
             continue
-        tree = parsed(text)
-        parts = {name: tree}
-        if tree is not None and name == SCRIPT:
-            parts = {f"{name}.{used}": definitions(tree, {used}) for used in modules[name]}
-        for part, part_tree in parts.items():
-            code[part] = source_digest(text, part_tree)
-            if part_tree is not None:
-                waiting += [module for module in imports_of(part_tree, name) if module != SCRIPT]
+        parts = {name: parsed(text)}
+        if name == SCRIPT:
+            parts = {f"{name}.{used}": definitions(parts[name], {used}) for used in modules[name]}
+        for part, tree in parts.items():
+            code[part] = source_digest(tree)
+            waiting += [module for module in imports_of(tree, name) if module != SCRIPT]
     return dict(sorted(code.items()))
 
 
 def digest_now(module: str) -> str | None:
     """Return the digest of a module's present source; None if the user has no such file."""
     text = read_source(module)
-    return None if text is None else source_digest(text, parsed(text))
+    return None if text is None else source_digest(parsed(text))
 
 
 def is_own_module(name: str) -> bool:
@@ -65,30 +62,21 @@ def is_own_module(name: str) -> bool:
     return spec is None or any(map(is_users, places))
 
 
-def loaded_source(module: str) -> bytes | None:
-    """Return the source of a user's module when it was first asked for after its import.
+def read_source(module: str, loaded: bool = False) -> bytes | None:
+    """Return the present source of a user's module, or the one that was ``loaded``; None for any other module.
 
-    A file may be edited while a process runs the code that it has loaded.
+    What a module was loaded from is what was there when it was first asked for: a file may be edited later.
     """
-    if module not in sys.modules:
-        return read_source(module)
-    spec, known = getattr(sys.modules[module], "__spec__", None), _READ.get(module)
-    if known is None or known[0] is not spec:
-        text = read_source(module)
-        if text is None:
-            return None
-        known = _READ[module] = spec, text
-    return known[1]
-
-
-def read_source(module: str) -> bytes | None:
-    """Return the present source of a user's module; None for any other module."""
-    path = source_file(module)
-    if path is None or not path.endswith(".py") or not is_users(path):
-        return None
-    with suppress(OSError):
-        return Path(path).read_bytes()
-    return None
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    if loaded and module in sys.modules and module in _READ and _READ[module][0] is spec:
+        return _READ[module][1]
+    path, text = source_file(module), None
+    if path is not None and path.endswith(".py") and is_users(path):
+        with suppress(OSError):
+            text = Path(path).read_bytes()
+    if loaded:
+        _READ[module] = spec, text
+    return text
 
 
 def source_file(module: str) -> str | None:
@@ -97,11 +85,9 @@ def source_file(module: str) -> str | None:
         return getattr(sys.modules[module], "__file__", None)
     top, *rest = module.split(".")
     spec = specification(top)
-    if spec is None or not rest:
-        return None if spec is None else spec.origin
-    bases = [os.path.join(place, *rest) for place in spec.submodule_search_locations or ()]
-    paths = (path for base in bases for path in (os.path.join(base, "__init__.py"), f"{base}.py"))
-    return next(filter(os.path.isfile, paths), None)
+    for part in rest:
+        spec = None if spec is None else PathFinder.find_spec(part, spec.submodule_search_locations or [])
+    return None if spec is None else spec.origin
 
 
 def specification(top: str) -> Any:
@@ -113,17 +99,16 @@ def specification(top: str) -> Any:
 
 
 # ------------------------------------------------------------------ source as a tree
-def parsed(text: bytes) -> ast.Module | None:
-    """Return source as a tree; None if it is invalid."""
+def parsed(text: bytes) -> ast.Module:
+    """Return source as a tree; invalid source as one constant."""
     with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         return ast.parse(text)
-    return None
+    return ast.Module([ast.Expr(ast.Constant(text + b"\n"))], [])
 
 
-def source_digest(text: bytes, tree: ast.Module | None) -> str:
-    """Return a digest of source without comments, docstrings and layout; of its bytes if it is invalid."""
-    with suppress(RecursionError):
-        text = text if tree is None else repr(normalized_ast(tree)).encode("utf-8", "backslashreplace")
+def source_digest(tree: ast.Module) -> str:
+    """Return a digest of source without comments, docstrings and layout."""
+    text = repr(normalized_ast(tree)).encode("utf-8", "backslashreplace")
     return hashlib.sha256(text).hexdigest()[:DIGEST_LENGTH]
 
 
@@ -163,8 +148,7 @@ def imports_of(tree: ast.Module, module: str) -> Iterator[str]:
 
 def definitions(tree: ast.Module, names: set[str]) -> ast.Module:
     """Return the statements of a script that define some names, and those that these need."""
-    needed: set[ast.stmt] = set()
-    wanted, before = set(names), -1
+    wanted, needed, before = set(names), set[ast.stmt](), -1
     while before != len(needed):
         before = len(needed)
         for statement in tree.body:
@@ -177,28 +161,7 @@ def definitions(tree: ast.Module, names: set[str]) -> ast.Module:
 
 def assigned_names(statement: ast.stmt) -> set[str]:
     """Return the names to which a statement gives a value."""
-    if isinstance(statement, DEFINITIONS):
-        return {statement.name}
-    nodes = list(ast.walk(statement))
+    nodes = [statement] if isinstance(statement, DEFINITIONS) else list(ast.walk(statement))
     names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     names |= {node.name for node in nodes if isinstance(node, DEFINITIONS)}
     return names | {(node.asname or node.name).split(".")[0] for node in nodes if isinstance(node, ast.alias)}
-
-
-# ------------------------------------------------------------------ other files
-def file_digest(name: str) -> str | None:
-    """Return a digest of a file's contents; None if no file of this name can be read."""
-    with suppress(OSError, ValueError):
-        if os.path.isfile(name):
-            state = os.stat(name)
-            return _file_digest(os.path.abspath(name), state.st_mtime_ns, state.st_size)
-    return None
-
-
-@lru_cache
-def _file_digest(path: str, changed: int, size: int) -> str:
-    with open(path, "rb") as file:
-        digest = hashlib.sha256()
-        while part := file.read(2**20):
-            digest.update(part)
-    return digest.hexdigest()[:DIGEST_LENGTH]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import yaml
 
@@ -35,7 +35,11 @@ def read_yaml(path: Path) -> Any:
 
 
 def text_of_file(path: Path) -> str:
-    """Return the text of a file in UTF-8; refuse one that cannot be read or has another encoding."""
+    """Return the text of a file in UTF-8.
+
+    Raises:
+        UsageError: the file cannot be read or has another encoding.
+    """
     try:
         return path.read_text("utf-8-sig")
     except OSError as error:
@@ -47,7 +51,11 @@ def text_of_file(path: Path) -> str:
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """Return the value of a text as :func:`read_yaml`; ``name`` is the name of its file, for the errors."""
+    """Return the value of a text; ``name`` is the name of its file, for the errors.
+
+    Raises:
+        UsageError: as :func:`read_yaml`.
+    """
     try:
         return checked_yaml(text, name)
     except yaml.YAMLError as error:
@@ -66,45 +74,32 @@ def checked_yaml(text: str, name: str) -> Any:
     loader = Loader(text)
     try:
         root = loader.get_single_node()
-        if root is None:
-            return None
-        check(root, name)
-        return loader.construct_document(root)
+        waiting, seen = [] if root is None else [root], set[Any]()
+        while waiting:
+            node = waiting.pop()
+            if node in seen:  # by an alias
+                continue
+            seen.add(node)
+            if isinstance(node, yaml.ScalarNode):
+                if node.tag in (f"{TAG}int", f"{TAG}float") and OLD_NUMBER.fullmatch(node.value):
+                    why = f"{node.value} is {yaml.safe_load(node.value)} to YAML; write that number, or quote a text"
+                    raise UsageError(f"{place(text, node.start_mark.index, name)}: {why}")
+            elif isinstance(node, yaml.MappingNode):
+                first: dict[tuple[str, str], yaml.Node] = {}
+                for key, value in node.value:
+                    other = first.setdefault((key.tag, str(key.value)), key)
+                    if other is not key:
+                        why = f"the key {clipped(key.value, 40)} stands in line {other.start_mark.line + 1} already"
+                        raise UsageError(f"{place(text, key.start_mark.index, name)}: {why}; keep one of the two")
+                    waiting += [key, value]
+            else:
+                waiting += node.value
+        return None if root is None else loader.construct_document(root)
+    except UsageError:
+        raise
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:  # such as `!!int a`
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(
-            f"{name}: {clipped(text_of(error), 100)}; give a text without tags, deep nesting and an alias in itself"
-        ) from error
-    finally:
-        loader.dispose()
-
-
-def check(node: yaml.Node, name: str) -> None:
-    """Refuse a key that stands twice, and an ambiguous number, in a node and below it."""
-    parts = node.value
-    if isinstance(node, yaml.ScalarNode):
-        if node.tag in (f"{TAG}int", f"{TAG}float") and OLD_NUMBER.fullmatch(node.value):
-            value = yaml.safe_load(node.value)
-            refuse(node, f"{node.value} is {value} to YAML; write that number, or quote a text", name)
-        parts = []
-    elif isinstance(node, yaml.MappingNode):
-        first: dict[tuple[str, str], yaml.Node] = {}
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                refuse(key, "a list or a mapping stands as a key; give a text", name)
-            other = first.setdefault((key.tag, key.value), key)
-            if other is not key:
-                where = f"in line {other.start_mark.line + 1} already"
-                refuse(key, f"the key {clipped(key.value, 40)} stands {where}; keep one of the two", name)
-        parts = [one for pair in node.value for one in pair]
-    for part in parts:
-        check(part, name)
-
-
-def refuse(node: yaml.Node, why: str, name: str) -> NoReturn:
-    """Raise the error about a node."""
-    raise UsageError(f"{name}, line {node.start_mark.line + 1}, column {node.start_mark.column + 1}: {why}")
+        hint = "give a text without tags and deep nesting"
+        raise UsageError(f"{name}: {clipped(text_of(error), 100)}; {hint}") from error
 
 
 def place(text: str, index: int, name: str) -> str:

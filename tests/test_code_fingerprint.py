@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fl_lightning.code_fingerprint import code_of, digest_now, file_digest, is_own_module
+from fl_lightning.code_fingerprint import code_of, digest_now, is_own_module
 
 METHOD = '''
 """A method."""
@@ -134,13 +134,3 @@ def test_of_the_script_only_what_the_objects_need_counts(tmp_path, monkeypatch, 
     assert list(alone) == ["__main__.Net"]
     assert beside_another.items() > alone.items()
     assert (alone == digest(SCRIPT.replace(old, new))[0]) is same
-
-
-def test_a_file_is_known_by_what_it_holds(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name, text in (("a.pt", "one"), ("b.pt", "one"), ("c.pt", "other")):
-        (tmp_path / name).write_text(text)
-    assert file_digest("a.pt") == file_digest(str(tmp_path / "b.pt")) != file_digest("c.pt")
-    (tmp_path / "a.pt").write_text("others")
-    assert file_digest("a.pt") != file_digest("b.pt")
-    assert file_digest("nowhere") is file_digest(".") is None

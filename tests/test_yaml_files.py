@@ -49,10 +49,9 @@ def test_an_error_names_the_file_the_line_and_the_column(tmp_path, case):
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     (tmp_path / "deep.yaml").write_text(nested(3000))
-    (tmp_path / "in_itself.yaml").write_text("a: &a [*a]\n")
-    for name in ("", "nowhere.yaml", "deep.yaml", "in_itself.yaml"):
-        with refused(str(tmp_path / name)):
-            read_yaml(tmp_path / name)
+    for path in (tmp_path, tmp_path / "nowhere.yaml", tmp_path / "deep.yaml"):
+        with refused(str(path)):
+            read_yaml(path)
 
 
 @pytest.mark.parametrize(

@@ -9,23 +9,11 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import load_states, states
-from fl_lightning.engine.fingerprint import (
-    changes_of,
-    forget_the_rest,
-    identity,
-    methods_that_stay,
-    record,
-    restore_schedule,
-    state_of_server,
-    states_of_callbacks,
-    what_stays,
-)
+from fl_lightning.engine.fingerprint import changes_of, identity, record, touches
 from fl_lightning.engine.model_files import call_on_load, entries_of_module, restore_data, state_of_data, storable
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import UsageError
-from fl_lightning.method import MethodList
 from fl_lightning.state import uncompiled_names
-from fl_lightning.storage.atomic_io import load
 from fl_lightning.storage.checkpoint import (
     LAST,
     client_files,
@@ -36,6 +24,13 @@ from fl_lightning.storage.checkpoint import (
     unpack_rows,
     valid_checkpoint,
 )
+
+# part of a run's state that starts fresh, and the keys of which a change makes it so
+FRESH = {
+    "server_optimizer": ("trainer.server_optimizer", "trainer.server_optimizer_scope", "model.trained"),
+    "methods": ("method", "trainer.buffers", "trainer.server_optimizer_scope", "model.trained"),
+    "schedule that watches a metric": ("model.optimizer", "model.lr_scheduler", "trainer.client_schedulers"),
+}
 
 
 def save_run(run: Run, folder: Path) -> None:
@@ -66,7 +61,7 @@ def save_run(run: Run, folder: Path) -> None:
 
 
 def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Path | None:
-    """The checkpoint from which a fit resumes, verified; None where it begins with round 0. All workers call this.
+    """Return the checkpoint from which a fit resumes, verified; None if it begins with round 0. All workers call this.
 
     A restart by torchrun resumes from the last checkpoint without being told.
 
@@ -85,26 +80,26 @@ def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Path | None:
 
 
 def verified_checkpoint(run: Run, ckpt_path: str | Path | None, resumes: bool = False) -> Path | None:
-    """The checkpoint that is asked for, or the one before it; None where there is none. All workers call this.
+    """Return the requested checkpoint, or the one before it; None if none is requested. All workers call this.
 
-    From before it is read, the folder of the run that it ``resumes`` is held, so that it stays the last one.
+    The folder of the run that it ``resumes`` is held before it is read, so that it stays the last one.
 
     Raises:
         UsageError: there is none at the path, or none is valid.
     """
-    outcome: Path | str | None = None
+    path, error = None, None
     if run.workers.rank == 0:  # the others wait, instead of reading all the files as well
         try:
             path = find_checkpoint(ckpt_path, run.folder.root, resumes)
             if path is not None and resumes and resumes_in_place(path):
                 run.folder.hold(path.parents[1])
-            outcome = None if path is None else valid_checkpoint(path, run.trainer.warn)
-        except UsageError as error:
-            outcome = str(error)
-    outcome = run.workers.gather(outcome)[0]
-    if isinstance(outcome, str):
-        raise UsageError(outcome)
-    return outcome
+            path = None if path is None else valid_checkpoint(path, run.trainer.warn)
+        except UsageError as problem:
+            error = str(problem)
+    path, error = run.workers.gather((path, error))[0]
+    if error is not None:
+        raise UsageError(error)
+    return path
 
 
 def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dict[str, Any]:
@@ -123,25 +118,29 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
     checkpoint = read(path)
     changes = changes_of(ours, run, path, checkpoint, allow_changes)
     run.folder.changes, run.folder.changed = record(path, checkpoint, changes), bool(changes)
-    files, stay = client_files(path, checkpoint), methods_that_stay(run, checkpoint, changes)
+    fresh = [part for part, keys in FRESH.items() if touches(changes, *keys)]
+    server, files = checkpoint["server"], client_files(path, checkpoint)
+    parts = (server, checkpoint["methods"], checkpoint["client_schedulers"])
+    if lost := [part for part, saved in zip(FRESH, parts, strict=True) if saved and part in fresh]:
+        run.trainer.warn(f"allow_changes: {', '.join(lost)}: fresh from here on, since the run differs there")
+    if "server_optimizer" in fresh:
+        server = {**server, "optimizer": run.server.state_dict()["optimizer"]}
     try:
-        run.server.load_state_dict(state_of_server(run, checkpoint, changes))
-        MethodList(stay).load_state_dict(checkpoint["methods"], run.fabric.device)
-        restore_schedule(run, checkpoint["client_schedulers"], changes)
+        run.server.load_state_dict(server)
+        if "methods" in fresh:
+            files = {}
+        else:
+            run.methods.load_state_dict(checkpoint["methods"], run.fabric.device)
+        if "schedule that watches a metric" not in fresh:
+            run.local_training.monitored.load_state_dict(checkpoint["client_schedulers"])
         run.local_training.scaling = checkpoint["scaling"]
         run.resident.evaluated = checkpoint["evaluated"]
-        run.metrics.restore(unpack_rows(checkpoint["history"]))
+        run.metrics.history = unpack_rows(checkpoint["history"])
     except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         text = " ".join(str(error).split())
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {text}") from error
-    known = None
-    if changes:
-        files = {k: file for k, file in files.items() if any(what_stays(run, load(file), stay).values())}
-    elif resumes_in_place(path):
-        known = checkpoint["clients"]
+    known = checkpoint["clients"] if resumes_in_place(path) and not changes else None
     run.client.memories().restore(files, run.workers, known)
-    if changes:
-        forget_the_rest(run, stay)
     call_on_load(run.client, checkpoint)
     restore_data(run.data, checkpoint["datamodule"])
     return checkpoint
@@ -156,11 +155,17 @@ def begin_in_folder(run: Run, source: Path | None) -> Path | None:
     if source is None or not run.folder.resumed or run.folder.shared is None:
         return source
     if run.folder.checkpoints is not None:
-        run.folder.checkpoints.resume(source, run.trainer.warn)
+        run.folder.checkpoints.resume(source)
     return source.with_name(LAST)
 
 
 def restore_callbacks(run: Run, checkpoint: dict[str, Any]) -> None:
-    """Restore the callbacks from the contents of a checkpoint; nothing where no checkpoint was read."""
-    if "callbacks" in checkpoint:
-        load_states(run.callbacks, states_of_callbacks(run, checkpoint))
+    """Restore each callback of which the checkpoint has one of the same class and arguments."""
+    if "callbacks" not in checkpoint:
+        return
+    there = {repr(description): name for name, description in checkpoint["description"]["callbacks"].items()}
+    here = {name: there.pop(repr(own), None) for name, own in run.description["callbacks"].items()}
+    if dropped := [name for name in there.values() if checkpoint["callbacks"].get(name)]:
+        text = "no callback of this class and these arguments is in this run, so its state is dropped"
+        run.trainer.warn(f"trainer.callbacks: {', '.join(dropped)}: {text}")
+    load_states(run.callbacks, {name: checkpoint["callbacks"][same] for name, same in here.items() if same})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from enum import Enum
@@ -26,16 +26,16 @@ from torch.optim import Optimizer
 from fl_lightning.callbacks.base import Callback, named
 from fl_lightning.callbacks.early_stopping import EarlyStopping
 from fl_lightning.client.stand_in import StandIn
-from fl_lightning.code_fingerprint import SCRIPT, Code, code_of, file_digest, source_file
+from fl_lightning.code_fingerprint import SCRIPT, Code, code_of, source_file
 from fl_lightning.data.loaders import num_batches
 from fl_lightning.engine.optimizers import group_options
-from fl_lightning.errors import ChangedCodeError, UsageError, require
+from fl_lightning.errors import ChangedCodeError, UsageError, clipped, require
 from fl_lightning.records.hyperparameters import PLAIN
+from fl_lightning.storage.atomic_io import file_digest
 
 if TYPE_CHECKING:
     from fl_lightning.engine.arguments import RunArguments
     from fl_lightning.engine.run import Run
-    from fl_lightning.method import Method
 
 Change = tuple[Any, Any]
 # arguments of the trainer that change no bit of the model, or that another key describes
@@ -52,7 +52,7 @@ FREE_OF_DATA = (
 )
 # a name of an argument of the data with one of these words may be a path
 PATHS = {"root", "path", "paths", "dir", "dirs", "folder", "file", "files", "filename", "cache"}
-FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodDescriptorType, MethodType, partial, type)
+FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodDescriptorType, MethodType, type)
 # attributes that torch keeps in a module in addition to its parts, such as hooks that lead to the whole run
 KEPT_BY_TORCH = vars(nn.Module()).keys() - {"_modules"}
 # nested objects; items of a container; numbers of an array
@@ -68,7 +68,6 @@ def describe(run: Run) -> dict[str, Any]:
     module, data, config = run.client.module, run.data, run.trainer.config or {}
     optimizer, schedulers = run.local_training.optimizers.first
     trained = [f"{name} {value.dtype}" for name, value in module.named_parameters() if value.requires_grad]
-    with_state = [part for part in run.callbacks if type(part).state_dict is not Callback.state_dict]
     return {
         "trainer": describe_trainer(run),
         "model": {
@@ -85,7 +84,11 @@ def describe(run: Run) -> dict[str, Any]:
         "method": {name: describe_object(method) for name, method in named(run.methods.methods).items()},
         "data": describe_data(data),
         "config": {key: to_plain(config.get(key), in_data=key == "data") for key in ("model", "method", "data")},
-        "callbacks": {name: describe_callback(callback) for name, callback in named(with_state).items()},
+        "callbacks": {
+            name: describe_callback(callback)
+            for name, callback in named(run.callbacks).items()
+            if type(callback).state_dict is not Callback.state_dict
+        },
         "code": code_of_run(run.trainer, module, data, run.methods.methods),
     }
 
@@ -123,45 +126,32 @@ def describe_callback(callback: Callback) -> dict[str, Any]:
 
 
 def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """Describe an optimizer by the options of its groups; those that differ from group to group are lists."""
+    """Describe an optimizer by the options of its groups."""
     groups = [to_plain(options) for options in group_options(optimizer)]
-    options = {key: [group.get(key) for group in groups] for key in dict.fromkeys(key for one in groups for key in one)}
-    same = {key: values[0] if all(one == values[0] for one in values) else values for key, values in options.items()}
-    return {"class": path_of(type(optimizer)), **same, "groups": [len(one["params"]) for one in optimizer.param_groups]}
+    options = groups[0] if len(groups) == 1 else {"groups": groups}
+    return {"class": path_of(type(optimizer)), **options, "tensors": [len(g["params"]) for g in optimizer.param_groups]}
 
 
 def describe_scheduler(config: Any) -> dict[str, Any]:
-    """Describe a new scheduler: its state, its functions by their values, and when it steps."""
-    scheduler, steps = config.scheduler, ("interval", "frequency", "monitor", "strict")
-    functions = [
-        f"{path_of(function)} {digest(values_of(function))}"
-        for part in (scheduler, *getattr(scheduler, "_schedulers", ()))
-        for function in getattr(part, "lr_lambdas", ())
-        if isinstance(function, FUNCTIONS)
-    ]
-    when = {name: getattr(config, name) for name in steps}
+    """Describe a new scheduler: its state, its functions by their values at some steps, and when it steps."""
+    scheduler, functions = config.scheduler, []
+    for part in (scheduler, *getattr(scheduler, "_schedulers", ())):
+        for function in getattr(part, "lr_lambdas", ()):
+            values: list[float] = []
+            with suppress(Exception):  # one may end with an error after some step
+                values.extend(float(function(step)) for step in STEPS)
+            functions.append(digest(values))
+    when = {name: getattr(config, name) for name in ("interval", "frequency", "monitor", "strict")}
     return {"class": path_of(type(scheduler)), **to_plain(scheduler.state_dict()), **when, "functions": functions}
-
-
-def values_of(function: Callable[[int], Any]) -> list[float]:
-    """Return the values of a schedule's function, which may end with an error after some step."""
-    values: list[float] = []
-    with suppress(Exception):
-        values.extend(float(function(step)) for step in STEPS)
-    return values
 
 
 def describe_data(data: Any) -> dict[str, Any]:
     """Describe the data module, its labels, and the training loader of the first client that has batches."""
-    k = next((k for k in range(data.num_clients) if num_batches(data, k)), None)
-    labels, own = data.plan.labels, describe_object(data, in_data=True)
-    loader = {} if k is None else describe_object(data.train_dataloader(k), in_data=True)
-    # a DataLoader of a batch size has made the sampler of batches itself
-    again = {*own, "batch_sampler" if loader.get("batch_size") else ""} - {"class"}
+    k, labels = next((k for k in range(data.num_clients) if num_batches(data, k)), None), data.plan.labels
     return {
-        **own,
+        **describe_object(data, in_data=True),
         "labels": None if labels is None else hashlib.sha256(np.asarray(labels, np.int64).tobytes()).hexdigest()[:8],
-        "train_dataloader": {name: value for name, value in loader.items() if name not in again},
+        "train_dataloader": None if k is None else describe_object(data.train_dataloader(k), in_data=True),
     }
 
 
@@ -201,19 +191,12 @@ def modules_of(objects: Iterable[Any]) -> dict[str, set[str]]:
         elif isinstance(value, partial):
             waiting += [value.func, value.args, value.keywords]
         elif isinstance(value, FunctionType):
-            waiting += bound_values(value)
+            waiting += [value.__defaults__, value.__kwdefaults__]
+            with suppress(ValueError):  # a variable around it has no value yet
+                waiting += [cell.cell_contents for cell in value.__closure__ or ()]
         if not isinstance(value, type):
             waiting += [part for name, part in getattr(value, "__dict__", {}).items() if name not in KEPT_BY_TORCH]
     return modules
-
-
-def bound_values(function: FunctionType) -> list[Any]:
-    """Return the defaults of a function and the values of the variables around it."""
-    values = [function.__defaults__, function.__kwdefaults__]
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):  # it has no value yet
-            values.append(cell.cell_contents)
-    return values
 
 
 # ------------------------------------------------------------------ plain values
@@ -226,16 +209,16 @@ def to_plain(value: Any, depth: int = 0, in_data: bool = False) -> Any:
         in_data: whether it belongs to the data, whose files do not count.
     """
     inner = partial(to_plain, depth=depth + 1, in_data=in_data)
-    if isinstance(value, (str, os.PathLike)) and not isinstance(value, Enum):
+    if isinstance(value, (torch.dtype, torch.device, Enum, np.dtype)):
+        return str(value)
+    if isinstance(value, (str, os.PathLike)):
         text = os.fsdecode(value)
         held = None if in_data else file_digest(text)
         return text if held is None else f"sha256 {held}"
     if type(value) in PLAIN:
         return value
-    if isinstance(value, (torch.dtype, torch.device, Enum, np.dtype)):
-        return str(value)
     if isinstance(value, (int, float)):  # of a subclass
-        return int(value) if isinstance(value, int) else float(value)
+        return float(value)
     if isinstance(value, Tensor):
         value = (value.detach().float() if value.dtype == torch.bfloat16 else value.detach()).cpu().numpy()
     if isinstance(value, (np.ndarray, np.generic)):
@@ -243,12 +226,7 @@ def to_plain(value: Any, depth: int = 0, in_data: bool = False) -> Any:
         hidden = value.size > MOST_NUMBERS or value.dtype == object
         return text if hidden else value.tolist() if value.size <= 16 else f"{text} {digest(value.tolist())}"
     if isinstance(value, partial):
-        keywords = inner(value.keywords)
-        by_name = keywords if isinstance(keywords, dict) else {"keywords": keywords}  # their number, beyond the depth
-        return {"class": path_of(value.func), "args": inner(value.args), **by_name}
-    if isinstance(value, FunctionType) and "<" in value.__qualname__:  # others share its name
-        code, constants = value.__code__, [part for part in value.__code__.co_consts if type(part) in PLAIN]
-        return f"{path_of(value)} {digest([code.co_code, code.co_names, constants, inner(bound_values(value))])}"
+        return {"class": path_of(value.func), "args": inner(value.args), "keywords": inner(value.keywords)}
     if isinstance(value, FUNCTIONS):
         return path_of(value)
     if isinstance(value, (Mapping, list, tuple, set, frozenset)):
@@ -271,7 +249,7 @@ def describe_object(value: Any, depth: int = 0, in_data: bool = False) -> dict[s
         known = {n: v for n, v in known.items() if type(v) in plain or "transform" in n or "dataset" in n}
     elif not in_data and depth < DEPTH:
         own = {n: v for n, v in getattr(value, "__dict__", {}).items() if n[0] != "_" and n not in KEPT_BY_TORCH}
-        known = {**{n: v for n, v in own.items() if type(v) in PLAIN or isinstance(v, FUNCTIONS)}, **known}
+        known = {**{n: v for n, v in own.items() if type(v) in PLAIN or isinstance(v, (*FUNCTIONS, partial))}, **known}
     known = {n: v for n, v in known.items() if not in_data or affects_result(n, v)}
     return {"class": path_of(kind), **{n: to_plain(v, depth + 1, in_data) for n, v in known.items()}}
 
@@ -379,15 +357,12 @@ def changes_of(
     if "server" not in checkpoint:
         hint = "give RUN/checkpoints/last.ckpt, or begin a new run with --weights"
         raise UsageError(f"{where}: not a checkpoint of a run, it has no server; {hint}")
-    theirs, state = (
-        {n: tuple(v.shape) for n, v in s.items()} for s in (checkpoint["server"]["state"], run.server.state)
-    )
-    if state.keys() != theirs.keys():
-        text = f"its state holds {len(theirs)} entries, the model has {len(state)}"
-        raise UsageError(f"{where}: not a checkpoint of this run: {text} of other names; give the same model")
-    for name, shape in state.items():
-        hint = f"not a checkpoint of this run: there it has the shape {theirs[name]}; give the same model"
-        require(shape == theirs[name], f"{where}: model.{name}", shape, hint)
+    theirs, own = checkpoint["server"]["state"], run.server.state
+    shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in (theirs, own)]
+    if found := list(differing(shapes[0], shapes[1], "model").items()):
+        key, (there, here) = found[0]
+        text = f"{key} of its state has the shape {there} there and {here} here"
+        raise UsageError(f"{where}: not a checkpoint of this run: {text}; give the same model")
     changes = differences(ours, checkpoint)
     if "plan_hash" in changes:
         hint = "another partition; give the data, num_clients and seed of before, or begin a new run with --weights"
@@ -404,6 +379,22 @@ def changes_of(
         text = message(where, changes, "give what it was, or --allow_changes true to go on in a new version")
         raise (ChangedCodeError if touches(changes, "code") else UsageError)(text)
     return changes
+
+
+def touches(changes: Mapping[str, Change], *keys: str) -> bool:
+    """Return whether something changed under one of these keys, or the whole that it is a part of."""
+    pairs = [(f"{changed}.", f"{key}.") for changed in changes for key in keys]
+    return any(changed.startswith(key) or key.startswith(changed) for changed, key in pairs)
+
+
+def record(path: Path, checkpoint: Mapping[str, Any], changes: Mapping[str, Change]) -> list[dict[str, Any]]:
+    """Return all changes of a run with the present ones, for ``changes.yaml`` and the next checkpoints."""
+    if not changes:
+        return checkpoint["changes"]
+    present = {key: {"before": there, "now": here} for key, (there, here) in changes.items()}
+    time = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    entry = {"time": time, "ckpt_path": str(path.absolute()), "rounds_done": checkpoint["round"], "changes": present}
+    return [*checkpoint["changes"], entry]
 
 
 def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
@@ -424,87 +415,9 @@ def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
 
 def shown(value: Any) -> str:
     """Return a value as a message shows it."""
-    text = repr(value.get("class", value) if isinstance(value, dict) else value)
-    return text if len(text) <= VALUE else f"{text[: VALUE - 14]}...{text[-11:]}"
+    return clipped(repr(value.get("class", value) if isinstance(value, dict) else value), VALUE)
 
 
 def shown_path(path: Path) -> str:
-    """Return a path as a message shows it: the end of a long one."""
-    return str(path) if len(str(path)) <= PATH else f"...{str(path)[3 - PATH :]}"
-
-
-# ------------------------------------------------------------------ continuing with changes
-def touches(changes: Mapping[str, Change], *keys: str) -> bool:
-    """Return whether something changed under one of these keys."""
-    return any(f"{changed}.".startswith(f"{key}.") for changed in changes for key in keys)
-
-
-def record(path: Path, checkpoint: Mapping[str, Any], changes: Mapping[str, Change]) -> list[dict[str, Any]]:
-    """Return all changes of a run with the present ones, for ``changes.yaml`` and the next checkpoints."""
-    if not changes:
-        return checkpoint["changes"]
-    present = {key: {"before": there, "now": here} for key, (there, here) in changes.items()}
-    time = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    entry = {"time": time, "ckpt_path": str(path.absolute()), "rounds_done": checkpoint["round"], "changes": present}
-    return [*checkpoint["changes"], entry]
-
-
-def state_of_server(run: Run, checkpoint: Mapping[str, Any], changes: Mapping[str, Change]) -> dict[str, Any]:
-    """Return the server's state in a checkpoint; with a fresh optimizer if that has changed."""
-    saved, optimizer = checkpoint["server"], run.server.optimizer
-    if not touches(changes, "trainer.server_optimizer", "trainer.server_optimizer_scope", "model.trained"):
-        return saved
-    run.trainer.warn("trainer.server_optimizer: the checkpoint has the state of another one; it starts fresh")
-    return {**saved, "optimizer": {} if optimizer is None else optimizer.state_dict()}
-
-
-def restore_schedule(run: Run, saved: dict[str, Any], changes: Mapping[str, Change]) -> None:
-    """Restore a module's scheduler that watches a metric, unless it has changed."""
-    if not touches(changes, "model.optimizer", "model.lr_scheduler", "trainer.client_schedulers"):
-        run.local_training.monitored.load_state_dict(saved)
-    elif saved or run.local_training.monitored.config is not None:
-        text = "a scheduler that watches a metric is another one than in the checkpoint; it starts fresh"
-        run.trainer.warn(f"model: {text}")
-
-
-def methods_that_stay(run: Run, checkpoint: Mapping[str, Any], changes: Mapping[str, Change]) -> list[Method]:
-    """Return the methods that have not changed since a checkpoint; none where other parameters are trained."""
-    if touches(changes, "trainer.server_optimizer_scope", "model.trained"):
-        return []
-    own = enumerate(named(run.methods.methods).items())  # a difference in a config has the method's number
-    same = [method for i, (name, method) in own if not touches(changes, f"method.{name}", f"method.{i}")]
-    return [method for method in same if method.name in checkpoint["methods"]]
-
-
-def what_stays(run: Run, memory: Mapping[str, Any], methods: list[Method]) -> dict[str, Any]:
-    """Return the part of a client's memory that belongs to these methods and to the entries that do not travel."""
-    names = {method.name for method in methods}
-    entries = {name: value for name, value in memory.get("state", {}).items() if name in run.client.kept}
-    stay = {name: value for name, value in memory.items() if name in names}
-    return {**stay, "state": entries} if entries else stay
-
-
-def forget_the_rest(run: Run, methods: list[Method]) -> None:
-    """Drop what clients remember for removed methods, and entries of the state that travel now."""
-    memories = run.client.memories()
-    for k in list(memories):
-        memory = memories.visited(k)
-        stay = what_stays(run, memory, methods)
-        memory.clear()
-        memory.update(stay)
-        memories.settle(k)
-
-
-def states_of_callbacks(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the state of each callback that a checkpoint has with the same class and arguments."""
-    left, states = dict(checkpoint["description"]["callbacks"]), {}
-    for name, callback in run.description["callbacks"].items():
-        same = next((there for there in left if not differing(left[there], callback, name)), None)
-        if same is not None:
-            states[name] = checkpoint["callbacks"][same]
-            del left[same]
-    dropped = [name for name in left if checkpoint["callbacks"].get(name)]
-    if dropped:
-        text = "no callback of this class and these arguments is in this run, so its state is dropped"
-        run.trainer.warn(f"trainer.callbacks: {', '.join(dropped)}: {text}")
-    return states
+    """Return a path as a message shows it."""
+    return clipped(str(path), PATH)

@@ -8,19 +8,18 @@ from typing import Any
 
 import lightning.pytorch
 from lightning.pytorch import LightningDataModule, LightningModule
-from torch import Tensor
 
 from fl_lightning.client import Client
 from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.validation import few
-from fl_lightning.errors import UsageError
+from fl_lightning.errors import UsageError, clipped
 from fl_lightning.namespaces import is_overridden, namespace_of
 from fl_lightning.records.hyperparameters import hyperparameters_of_class
 from fl_lightning.records.plain import is_storable, on_cpu, require_storable
 from fl_lightning.state import State, clone, copy_into, tensors, uncompiled_name, uncompiled_names
 from fl_lightning.storage.atomic_io import load, save
-from fl_lightning.storage.checkpoint import client_files, read, read_weights
+from fl_lightning.storage.checkpoint import client_files, read
 
 NAMES_SHOWN = 3
 
@@ -30,12 +29,11 @@ def save_model(run: Run, path: Path) -> None:
 
     Worker 0 alone writes.
     """
-    if run.workers.rank != 0:
-        return
-    warn_of_arguments(run, path.name)
-    checkpoint = lightning_checkpoint(run)
-    run.resident.call("on_save_checkpoint", checkpoint)
-    save(storable(checkpoint), path)
+    if run.workers.rank == 0:
+        warn_of_arguments(run, path.name)
+        checkpoint = lightning_checkpoint(run)
+        run.resident.call("on_save_checkpoint", checkpoint)
+        save(storable(checkpoint), path)
 
 
 def warn_of_arguments(run: Run, name: str) -> None:
@@ -65,28 +63,27 @@ def lightning_checkpoint(run: Run) -> dict[str, Any]:
 
 
 def constructor_arguments(run: Run) -> dict[str, Any]:
-    """The constructor's arguments of the module, as the config has them; without a config, the module's ``hparams``."""
+    """Return the arguments of the module's constructor, from the config or, without one, from its ``hparams``."""
     module, config = run.client.module, run.trainer.config
     return hyperparameters_of_class(config["model"], namespace_of(module)) if config else dict(module.hparams)
 
 
 def entries_of_module(run: Run) -> dict[str, Any]:
-    """What the module's ``on_save_checkpoint`` adds to a checkpoint; the global model is loaded meanwhile."""
+    """Return what the module's hook adds to a checkpoint; the global model is loaded meanwhile."""
     return added_on_save(run.client, lightning_checkpoint(run)) if "on_save_checkpoint" in run.resident.hooks else {}
 
 
 def added_on_save(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """The keys that the module's ``on_save_checkpoint`` adds to ``checkpoint``."""
+    """Return the keys that the module's ``on_save_checkpoint`` adds to ``checkpoint``."""
     known = set(checkpoint)
     client.resident.call("on_save_checkpoint", checkpoint)
     return {key: value for key, value in checkpoint.items() if key not in known}
 
 
 def objects_of_module(client: Client) -> dict[str, Any]:
-    """What the module as it is now adds to a checkpoint beside tensors and plain values.
+    """Return what the module as it is now adds to a checkpoint beside tensors and plain values.
 
-    Checkpoints leave it out, since reading an object runs code. It is in no state dict, so visits leave it
-    as it was at the start of the run, and a module that is built anew has it.
+    Checkpoints leave it out, since reading an object runs code. A module that is built anew has it.
     """
     if "on_save_checkpoint" not in client.resident.hooks:
         return {}
@@ -99,30 +96,27 @@ def objects_of_module(client: Client) -> dict[str, Any]:
 
 
 def check_storable(run: Run) -> None:
-    """Say, before round 0, what of a module's own additions checkpoints leave out.
+    """Warn, before round 0, of a module's own additions that checkpoints leave out.
 
     Raises:
         UsageError: the state of the data module is not of tensors and plain values.
     """
     state_of_data(run.data)
-    left_out = ", ".join(objects_of_module(run.client))
-    if left_out:
-        run.trainer.warn(
-            f"model: on_save_checkpoint: {left_out}: not of tensors and plain values, so checkpoints leave it out; "
-            "where a run resumes, on_load_checkpoint gets what the present module gives"
-        )
+    if left_out := ", ".join(objects_of_module(run.client)):
+        text = "not of tensors and plain values, so checkpoints leave it out"
+        again = "where a run resumes, on_load_checkpoint gets what the present module gives"
+        run.trainer.warn(f"model: on_save_checkpoint: {left_out}: {text}; {again}")
 
 
 def storable(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a checkpoint that a file can hold, on the CPU."""
+    """Return the entries of a checkpoint that a file can hold, on the CPU."""
     plain = {key: value for key, value in entries.items() if is_storable(value)}
-    arguments = dict(entries.get("hyper_parameters", {}))
-    kept = {name: value for name, value in arguments.items() if is_storable(value)}
+    kept = {name: value for name, value in dict(entries.get("hyper_parameters", {})).items() if is_storable(value)}
     return on_cpu(plain | ({"hyper_parameters": kept} if kept else {}))
 
 
 def state_of_data(data: Any) -> dict[str, Any]:
-    """The state of the user's data module by its class name; nothing where it has none.
+    """Return the state of the user's data module by its class name; nothing if it has none.
 
     Raises:
         UsageError: the state is not of tensors and plain values.
@@ -172,7 +166,7 @@ def load_weights(run: Run, path: Path) -> None:
     Raises:
         UsageError: there is no such file, or its weights are those of another model.
     """
-    contents = read_weights(path)
+    contents = read(path, "weights")
     checkpoint = call_on_load(run.client, contents) if "state_dict" in contents else {"state_dict": contents}
     load_state(run.client.module, checkpoint["state_dict"], "weights", path)
     run.server.assign(run.client.state())
@@ -184,35 +178,23 @@ def load_state(module: LightningModule, state: Mapping[str, Any], key: str, path
     Raises:
         UsageError: names or shapes differ; names the first few, and the module is as it was.
     """
-    live = tensors(module)
-    before, where = clone(live), f"{key}={str(path)!r}: not a checkpoint of this model"
+    live, own = tensors(module), module.state_dict(keep_vars=True)
+    before = clone(live)
     try:
-        own = module.state_dict(keep_vars=True)
         ours = {uncompiled_name(name): name for name in own}
         state = {ours.get(uncompiled_name(name), name): value for name, value in state.items()}
-        pairs = [(name, own[name], state[name]) for name in own if name in state and isinstance(own[name], Tensor)]
-        shapes = [(name, tuple(theirs.shape), tuple(ours.shape)) for name, ours, theirs in pairs]
-        wrong = [f"{name} {theirs}, the model has {ours}" for name, theirs, ours in shapes if theirs != ours]
-        require_none(where, {"other shapes": wrong})
         missing, unknown = module.load_state_dict(state, strict=False)
-        if getattr(module, "strict_loading", True):
-            # a tensor may be there by another of its names
-            there = {id(value) for name, value in own.items() if name in state}
-            lacking = [name for name in missing if name not in own or id(own[name]) not in there]
-            require_none(where, {"missing": lacking, "unknown": unknown})
+        # a tensor may be there by another of its names
+        there = {id(value) for name, value in own.items() if name in state}
+        missing = [name for name in missing if name not in own or id(own[name]) not in there]
+        wrong = [
+            f"{what}: {few(names, NAMES_SHOWN)}"
+            for what, names in (("missing", missing), ("unknown", unknown))
+            if names
+        ]
+        if wrong and getattr(module, "strict_loading", True):
+            raise ValueError("; ".join(wrong))
     except Exception as error:
         copy_into(live, before)
-        if isinstance(error, UsageError):
-            raise
-        raise UsageError(f"{where}: {' '.join(str(error).split())}") from error
-
-
-def require_none(where: str, wrong: Mapping[str, list[str]]) -> None:
-    """Refuse names that are wrong in some way, by the first few of each way.
-
-    Raises:
-        UsageError: there are any.
-    """
-    parts = [f"{what}: {few(names, NAMES_SHOWN)}" for what, names in wrong.items() if names]
-    if parts:
-        raise UsageError(f"{where}: {'; '.join(parts)}")
+        where = f"{key}={str(path)!r}: not a checkpoint of this model"
+        raise UsageError(f"{where}: {clipped(str(error))}") from error

@@ -58,7 +58,7 @@ class RunFolder:
     def hold(self, folder: Path) -> None:
         """Keep other processes from going on with the run in the folder of a version, until this one is closed.
 
-        Where one of them does, :meth:`open` refuses to.
+        If another process does so already, :meth:`open` refuses to.
         """
         if not self.writes:
             return
@@ -111,17 +111,17 @@ class RunFolder:
         for table in self.loggers[:1]:
             with naming_the_file(Path(table.log_dir or "") / "metrics.csv", round_):
                 table.log_metrics(dict(metrics), step=round_)
-        self._each(lambda logger: logger.log_metrics(dict(metrics), step=round_))
+        self.each(lambda logger: logger.log_metrics(dict(metrics), step=round_))
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Give hyper-parameters to the loggers; TensorBoard takes them with the final metrics, at the end."""
-        self._each(lambda logger: loggers.log_hyperparams(logger, params))
+        self.each(lambda logger: loggers.log_hyperparams(logger, params))
 
     def compare_hyperparams(
         self, params: Mapping[str, Any], shown: Mapping[str, Any], metrics: Mapping[str, float], round_: int
     ) -> None:
         """Give TensorBoard the hyper-parameters with the metrics of the last round; of ``shown`` it makes columns."""
-        self._each(lambda logger: loggers.add_to_page(logger, params, shown, metrics, round_))
+        self.each(lambda logger: loggers.add_to_page(logger, params, shown, metrics, round_))
 
     def log_figure(self, name: str, figure: Any, round_: int) -> None:
         """Save a figure of Matplotlib as ``figures/<name>.png``, with _ for /, and give it to loggers of images."""
@@ -130,7 +130,7 @@ class RunFolder:
         (self.path / "figures").mkdir(exist_ok=True)
         figure.savefig(self.path / "figures" / f"{name.replace('/', '_')}.png", dpi=120)
         figure.set_layout_engine("none")  # else each logger lays it out again, as long as drawing it takes
-        self._each(lambda logger: loggers.log_figure(logger, name, figure, round_))
+        self.each(lambda logger: loggers.log_figure(logger, name, figure, round_))
 
     @contextmanager
     def needing_room(self, server: Any) -> Iterator[None]:
@@ -148,12 +148,12 @@ class RunFolder:
 
     def close(self, status: str) -> None:
         """Finish the loggers; ``status`` is ``success`` or ``failed``."""
-        self._each(lambda logger: logger.finalize(status), first=0)
+        self.each(lambda logger: logger.finalize(status), first=0)
         if self._lock is not None:
             self._lock.close()
 
-    def _each(self, call: Callable[[Logger], object], first: int = 1) -> None:
-        """Do something with each logger but the table; the run does not depend on one that fails."""
+    def each(self, call: Callable[[Logger], object], first: int = 1) -> None:
+        """Call a function with each logger but the table; the run does not depend on a logger that fails."""
         for logger in self.loggers[first:]:
             try:
                 call(logger)
@@ -167,7 +167,7 @@ class RunFolder:
     def summary_writers(self) -> list[Any]:
         """TensorBoard's writers among the loggers."""
         writers: list[Any] = []
-        self._each(lambda logger: writers.extend([loggers.experiment(logger)] * loggers.is_tensorboard(logger)))
+        self.each(lambda logger: writers.extend([loggers.experiment(logger)] * loggers.is_tensorboard(logger)))
         return writers
 
     def _new_table(self) -> CSVLogger:

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 SEED = "seed_everything"
-# TensorBoard's page HParams shows five columns until others are chosen: the first of these that a run has
+# columns of TensorBoard's page HParams, which shows the first five until others are chosen
 SHOWN_FIRST = (
     "methods",
     "coefficients",
@@ -25,7 +25,6 @@ SHOWN_FIRST = (
     "trainer/local_steps",
     "trainer/participation",
 )
-COLUMNS_SHOWN = 5
 
 
 def experiment(logger: Any) -> Any:
@@ -82,20 +81,19 @@ def add_to_page(
 
     logger.log_hyperparams(dict(params), {})  # for the file hparams.yaml of Lightning's logger
     if metrics:
-        ordered = {tag: metrics[tag] for tag in sorted(metrics, key=_rank)}
-        infos, start, end = hparams(page_columns(shown), ordered)
-        for summary in (_shown_first(infos), start, end):
+        for summary in hparams(page_columns(shown), {tag: metrics[tag] for tag in sorted(metrics, key=_rank)}):
             experiment(logger).file_writer.add_summary(summary, round_)
 
 
 def page_columns(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of the page HParams, which has numbers, of five digits, and texts alone.
+    """Return the columns of the page HParams, which has numbers, of five digits, and texts alone.
 
     So a truth value is a text, as it would be 0.0000 or 1.0000, and the seed, as two long ones would look alike.
     """
     values = {**by_path(params), "coefficients": coefficients(params)}
     values.pop("method", None)  # an empty list; any other has a column for each argument
-    return {key: str(value) if isinstance(value, bool) or key == SEED else value for key, value in values.items()}
+    texts = {key: str(value) if isinstance(value, bool) or key == SEED else value for key, value in values.items()}
+    return {key: texts[key] for key in (*SHOWN_FIRST, *texts) if key in texts}
 
 
 def by_path(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -131,20 +129,6 @@ def _rank(tag: str) -> tuple[int, bool, bool, str]:
     kinds = ("test", "val", "round", "train")
     kind = next((place for place, name in enumerate(kinds) if tag.startswith(name)), len(kinds))
     return kind, not tag.endswith("accuracy"), not tag.endswith("loss"), tag
-
-
-def _shown_first(columns: Any) -> Any:
-    """The same description of the columns, in which those that tell runs apart are marked, so that they are shown."""
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-    content = columns.value[0].metadata.plugin_data
-    described = HParamsPluginData.FromString(content.content)
-    present = {column.name for column in described.experiment.hparam_infos}
-    first = [name for name in SHOWN_FIRST if name in present][:COLUMNS_SHOWN]
-    for column in described.experiment.hparam_infos:
-        column.differs = column.name in first
-    content.content = described.SerializeToString()
-    return columns
 
 
 def log_figure(logger: Any, name: str, figure: Any, round_: int) -> None:

@@ -42,10 +42,6 @@ class Metrics:
         """Add the values whose tags are not in the row yet."""
         self.current = {**values, **self.current}
 
-    def restore(self, history: list[dict[str, float]]) -> None:
-        """Continue after the rounds of a checkpoint, whose rows are ``history``."""
-        self.history = list(history)
-
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Add the seconds of a block to ``time/<phase>``."""

@@ -17,29 +17,26 @@ from torch import Tensor, nn
 from fl_lightning.errors import require
 
 STORABLE_VALUES = (str, bytes, int, float, complex, bool, type(None), torch.Size, torch.dtype, torch.device)
-STORABLE_CONTAINERS = (list, tuple, set)
 
 
 def is_storable(value: Any) -> bool:
-    """Whether a value is a tensor or plain, or a container of such; subclasses of these types are not."""
+    """Return whether a value is a tensor or plain, or a container of such; subclasses of these types are not."""
     if type(value) in (dict, OrderedDict):
-        return all(map(is_storable, value.keys())) and all(map(is_storable, value.values()))
-    if type(value) in STORABLE_CONTAINERS:
+        return is_storable([*value.keys(), *value.values()])
+    if type(value) in (list, tuple, set):
         return all(map(is_storable, value))
     return type(value) in (Tensor, nn.Parameter, *STORABLE_VALUES)
 
 
 def require_storable(values: Mapping[str, Any], hook: str) -> None:
-    """Refuse what a hook of the user's gives for a file, where the file could not be read again.
+    """Refuse values of a user's hook that could not be read again from a file.
 
     Raises:
         UsageError: a value holds something else; names its key.
     """
     for key, value in values.items():
-        hint = (
-            f"a {type(value).__name__} is not of tensors and plain values; give these alone, such as its state_dict()"
-        )
-        require(is_storable(value), hook, key, hint)
+        kind, hint = type(value).__name__, "give these alone, such as its state_dict()"
+        require(is_storable(value), hook, key, f"a {kind} is not of tensors and plain values; {hint}")
 
 
 class _Pickler(pickle.Pickler):

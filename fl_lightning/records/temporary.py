@@ -1,10 +1,8 @@
-"""Folders for temporary files, which a process that is killed does not leave behind for good."""
+"""Folders for temporary files, which a process that is killed does not leave behind for good, and locks of files."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import stat
 import tempfile
 import time
 from contextlib import suppress
@@ -34,7 +32,7 @@ class TemporaryFolder:
         path: the folder, which no other user can open.
 
     Raises:
-        UsageError: there can be none.
+        UsageError: no folder can be made.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -54,42 +52,25 @@ class TemporaryFolder:
 
 
 def remove_leftovers(prefix: str) -> None:
-    """Remove this user's folders whose process has ended. What others have put there is left alone, unopened."""
-    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
-        for entry in entries:
-            if entry.name.startswith(prefix):
-                with suppress(OSError):
-                    _remove_leftover(Path(entry.path))
+    """Remove folders with this prefix whose process has ended; those of other users cannot be opened."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with suppress(OSError), (folder / "lock").open("r+") as file:
+            if time.time() > folder.stat().st_mtime + SECONDS_TO_LOCK and lock(file):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
-def _remove_leftover(folder: Path) -> None:
-    state = folder.lstat()
-    if not (stat.S_ISDIR(state.st_mode) and is_own(state) and time.time() > state.st_mtime + SECONDS_TO_LOCK):
-        return
-    # neither of the flags is known on Windows
-    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    with open(os.open(folder / "lock", os.O_RDWR | flags)) as file:
-        state = os.fstat(file.fileno())
-        if stat.S_ISREG(state.st_mode) and is_own(state) and lock(file):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def is_own(state: os.stat_result) -> bool:
-    """Whether a file or folder belongs to the user of this process; on Windows each does."""
-    return not hasattr(os, "geteuid") or state.st_uid == os.geteuid()
-
-
-def lock(file: IO[str], inherited: bool = True) -> bool | None:
+def lock(file: IO[str], inherited: bool = True, shared: bool = False) -> bool | None:
     """Lock a file, unless another process holds its lock; None where there are no such locks.
 
     Args:
-        file: the file, open for writing.
+        file: the file, open for writing, or for reading if the lock is shared.
         inherited: whether processes that are forked from this one hold the lock, too.
+        shared: whether others may lock the file in this way at the same time.
     """
     if fcntl is None:
         return None
     try:
-        (fcntl.flock if inherited else fcntl.lockf)(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (fcntl.flock if inherited else fcntl.lockf)(file, fcntl.LOCK_NB | (fcntl.LOCK_SH if shared else fcntl.LOCK_EX))
     except (BlockingIOError, PermissionError):
         return False
     except OSError:  # a file system without locks
@@ -98,25 +79,12 @@ def lock(file: IO[str], inherited: bool = True) -> bool | None:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether a process holds the lock of a file, which is only read; None where that cannot be told.
-
-    It is that of :func:`lock` with ``inherited=False``. Without the file there is none.
-    """
-    if fcntl is None:
-        return None
+    """Whether a process holds the lock of a file that is not inherited; None where that cannot be told."""
     try:
-        # not of a pipe: nobody may write to it
-        opened = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with path.open() as file:
+            free = lock(file, inherited=False, shared=True)
     except FileNotFoundError:
         return False
     except OSError:
         return None
-    try:
-        fcntl.lockf(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return True
-    except OSError:  # a file system without locks
-        return None
-    finally:
-        os.close(opened)
-    return False
+    return None if free is None else not free

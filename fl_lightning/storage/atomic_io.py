@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import zipfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -57,30 +56,20 @@ def load(path: Path) -> Any:
         raise DamagedFileError(f"{NO_CHECKPOINT}{f': it holds {unsafe[1]}' if unsafe else ''}") from error
 
 
-def load_checked(path: Path) -> Any:
-    """Read a file like :func:`load`, after comparing the CRC-32 checksums that ``torch.save`` writes.
-
-    Raises:
-        DamagedFileError: the file is damaged, or no file of ``torch.save``.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-    except Exception as error:  # zipfile raises errors of many types
-        raise DamagedFileError(NO_CHECKPOINT) from error
-    if damaged:
-        raise DamagedFileError("its checksums differ: it was altered")
-    return load(path)
-
-
-def digest_of(path: Path, size: int | None = None) -> str:
-    """Return the SHA-256 of a file, or of its first ``size`` bytes, as hexadecimal digits."""
-    digest, left = hashlib.sha256(), path.stat().st_size if size is None else size
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(min(left, 2**20)):
+        while block := file.read(2**20):
             digest.update(block)
-            left -= len(block)
     return digest.hexdigest()
+
+
+def file_digest(name: str) -> str | None:
+    """Return 16 digits that stand for a file's contents; None if no file of this name can be read."""
+    with suppress(OSError, ValueError):
+        return digest_of(Path(name))[:16] if os.path.isfile(name) else None
+    return None
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -115,29 +104,21 @@ def partial_of(path: Path) -> Path:
 
 def flush(path: Path) -> None:
     """Wait until a file is on the disk."""
-    _fsync(path, os.O_RDWR)
+    with path.open("r+b") as file:
+        os.fsync(file)
 
 
 def flush_folder(path: Path) -> None:
     """Wait until the file names in a folder are on the disk, if the operating system supports it."""
     with suppress(OSError):
-        _fsync(path, os.O_RDONLY)
-
-
-def remove(paths: Iterable[Path]) -> None:
-    """Remove files. Missing files are ignored."""
-    in_parallel(lambda path: path.unlink(missing_ok=True), paths)
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
 def in_parallel(work: Callable[[Path], Result], paths: Iterable[Path]) -> list[Result]:
     """Call a function for many files in threads, since each call waits for the disk."""
     with ThreadPoolExecutor(MAX_THREADS) as pool:
         return list(pool.map(work, paths))
-
-
-def _fsync(path: Path, mode: int) -> None:
-    number = os.open(path, mode)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

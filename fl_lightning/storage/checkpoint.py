@@ -1,48 +1,44 @@
 """Checkpoints of a run: ``last.ckpt``, the one before it, the best one, and a file for the memory of each client.
 
 A checkpoint holds the metrics of all rounds, and the names and SHA-256 digests of the client files that belong to it.
-Its own SHA-256 follows the archive of ``torch.save``: the checksums inside the archive do not cover its directory.
+Its own CRC-32 follows the archive of ``torch.save``: the checksums inside the archive do not cover its directory.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import shutil
-from array import array
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fl_lightning.errors import UsageError, choices, require
 from fl_lightning.storage.atomic_io import (
+    NO_CHECKPOINT,
     DamagedFileError,
     digest_of,
     dump,
     flush,
     flush_folder,
     load,
-    load_checked,
     partial_of,
-    remove,
 )
 from fl_lightning.version import __version__
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
 # layout of the contents, and the version of the package
-FORMAT = f"3 of {__version__}"
-# of a SHA-256, at the end of a checkpoint
-DIGITS = 64
-CLIENT_FILE = re.compile(r"\d+-\d+\.pt", re.ASCII)
-# files that a killed process may have left, by folder
-LEFTOVERS = {
-    ".": re.compile(r"(last|best|model|ccvr)\.partial"),
-    "clients": re.compile(r"\d+-\d+\.(pt|partial)", re.ASCII),
-}
+FORMAT = f"4 of {__version__}"
+# of the CRC-32 at the end of a checkpoint
+DIGITS = 8
+# files that a killed process may have left
+LEFTOVERS = ("last.partial", "best.partial", "model.partial", "ccvr.partial", "clients/[0-9]*-[0-9]*.p*t*")
 
 
 class CheckpointFolder:
@@ -53,43 +49,24 @@ class CheckpointFolder:
 
     Args:
         path: the folder.
-
-    Raises:
-        UsageError: ``torch.save`` is configured to write no checksums.
     """
 
     def __init__(self, path: Path) -> None:
-        hint = "checkpoints are verified by these checksums; leave them on"
-        require(torch.serialization.get_crc32_options(), "torch.serialization.set_crc32_options", False, hint)
         self.path = path
         self._rows = PackedRows()
         # client files of each checkpoint
-        self._clients: dict[str, set[str]] = {}
+        self._clients: dict[str, set[Path]] = {}
 
-    def resume(self, path: Path, warn: Callable[[str], None]) -> None:
-        """Continue after a checkpoint of this folder: make it the last one, and remove files of no checkpoint.
-
-        Args:
-            path: the checkpoint, which is valid.
-            warn: called with a message if ``best.ckpt`` is damaged.
-        """
+    def resume(self, path: Path) -> None:
+        """Continue after a valid checkpoint of this folder: make it the last one, and remove files of no checkpoint."""
         if path.name == PREVIOUS:
             os.replace(path, self.path / LAST)
-        try:
-            if (self.path / BEST).is_file():
-                verify(self.path / BEST)
-        except DamagedFileError as error:
-            text = f"{error}; it cannot be used, and the next better round replaces it"
-            warn(f"{str(self.path / BEST)!r}: {text}")
         for name in (LAST, PREVIOUS, BEST):
-            try:
-                self._clients[name] = _names_of_clients(load(self.path / name))
-            except DamagedFileError:
-                self._clients[name] = set()
-        known = set[str]().union(*self._clients.values())
-        for folder, pattern in LEFTOVERS.items():
-            files = [file for file in (self.path / folder).glob("*") if pattern.fullmatch(file.name)]
-            remove(file for file in files if file.name not in known and file.is_file() and not file.is_symlink())
+            with suppress(DamagedFileError):
+                self._clients[name] = {*client_files(self.path / name, load(self.path / name)).values()}
+        known = set[Path]().union(*self._clients.values())
+        for pattern in LEFTOVERS:
+            _remove({*self.path.glob(pattern)} - known)
 
     def save(self, contents: dict[str, Any], history: Sequence[Mapping[str, float]], best: bool = False) -> None:
         """Write the last checkpoint, and keep the one before it as the previous one.
@@ -102,64 +79,54 @@ class CheckpointFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         path, partial = self.path / LAST, partial_of(self.path / LAST)
         dump({**contents, "format": FORMAT, "history": self._rows.pack(history)}, partial)
+        checksum = _checksum(np.memmap(partial, mode="r"))
         with partial.open("ab") as file:
-            file.write(digest_of(partial).encode())
+            file.write(checksum)
         flush(partial)
         if best:
-            os.replace(_copy(partial, partial_of(self.path / BEST)), self.path / BEST)
+            copy = partial_of(self.path / BEST)
+            copy.unlink(missing_ok=True)
+            try:
+                os.link(partial, copy)
+            except OSError:  # the file system has no hard links
+                shutil.copyfile(partial, copy)
+                flush(copy)
+            os.replace(copy, self.path / BEST)
         if path.is_file():
             os.replace(path, self.path / PREVIOUS)
         os.replace(partial, path)
         flush_folder(self.path)
-        before, now = set[str]().union(*self._clients.values()), _names_of_clients(contents)
+        before, now = set[Path]().union(*self._clients.values()), {*client_files(path, contents).values()}
         self._clients |= {PREVIOUS: self._clients.get(LAST, set()), LAST: now, **({BEST: now} if best else {})}
-        remove(self.path / "clients" / name for name in before.difference(*self._clients.values()))
+        _remove(before.difference(*self._clients.values()))
 
 
-def _copy(source: Path, target: Path) -> Path:
-    """Give a file a second name; a copy where the file system has no hard links."""
-    target.unlink(missing_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
-        flush(target)
-    return target
+def _remove(files: set[Path]) -> None:
+    for file in files:
+        file.unlink(missing_ok=True)
+
+
+def _checksum(contents: Any) -> bytes:
+    return b"%08x" % zlib.crc32(contents)
 
 
 class PackedRows:
-    """Packs the metrics of all rounds into flat tensors, and only converts rows that are new since the last call."""
+    """Packs the metrics of all rounds as lines of JSON, and only converts rows that are new since the last call."""
 
     def __init__(self) -> None:
-        self._tags: dict[str, int] = {}
-        self._parts: dict[str, array[Any]] = {
-            "lengths": array("i"),
-            "columns": array("i"),
-            "integers": array("b"),
-            "values": array("d"),
-        }
+        self._number, self._packer, self._packed = 0, zlib.compressobj(), b""
 
-    def pack(self, rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-        """Return the rows as tensors, from which :func:`unpack_rows` restores them.
-
-        Returns:
-            ``tags``, the names of the columns; ``lengths`` ``(R,)``, the number of values of each of R rows;
-            ``columns``, ``integers`` and ``values`` ``(N,)``, the column, type and value of each of N values.
-        """
-        parts = self._parts
-        for row in rows[len(parts["lengths"]) :]:
-            parts["lengths"].append(len(row))
-            parts["columns"].extend(self._tags.setdefault(tag, len(self._tags)) for tag in row)
-            parts["integers"].extend(isinstance(value, int) for value in row.values())
-            parts["values"].extend(row.values())
-        return {"tags": list(self._tags), **{key: torch.from_numpy(np.array(part)) for key, part in parts.items()}}
+    def pack(self, rows: Sequence[Mapping[str, float]]) -> bytes:
+        """Return the rows as bytes, from which :func:`unpack_rows` restores them."""
+        lines = [f"{json.dumps(row, default=float)}\n" for row in rows[self._number :]]
+        self._packed += self._packer.compress("".join(lines).encode())
+        self._number = len(rows)
+        return self._packed + self._packer.copy().flush()
 
 
-def unpack_rows(packed: Mapping[str, Any]) -> list[dict[str, float]]:
+def unpack_rows(packed: bytes) -> list[dict[str, float]]:
     """Return the rows that :meth:`PackedRows.pack` was given."""
-    parts = zip(*(packed[key].tolist() for key in ("columns", "integers", "values")), strict=True)
-    values = ((packed["tags"][column], int(value) if integer else value) for column, integer, value in parts)
-    return [dict(next(values) for _ in range(length)) for length in packed["lengths"].tolist()]
+    return [json.loads(line) for line in zlib.decompress(packed).splitlines()]
 
 
 def in_place(path: Path) -> bool:
@@ -199,10 +166,9 @@ def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path, resumes
 
 def newest_checkpoint(versions: Path) -> Path | None:
     """Return the last checkpoint of the newest version that has one."""
-    folders = [path for path in versions.glob("version_*/checkpoints") if path.parts[-2][8:].isdigit()]
-    begun = [path for path in folders if any((path / name).is_file() for name in (LAST, PREVIOUS))]
-    newest = max(begun, key=lambda path: int(path.parts[-2][8:]), default=None)
-    return None if newest is None else newest / LAST
+    found = [path for name in (LAST, PREVIOUS) for path in versions.glob(f"version_*/checkpoints/{name}")]
+    numbers = {int(path.parts[-3][8:]): path.with_name(LAST) for path in found if path.parts[-3][8:].isdigit()}
+    return numbers[max(numbers)] if numbers else None
 
 
 def valid_checkpoint(path: Path, warn: Callable[[str], None]) -> Path:
@@ -248,72 +214,53 @@ def verify(path: Path) -> None:
 
 
 def _load_verified(path: Path) -> Any:
-    """Read a file of ``torch.save``, and compare the SHA-256 at its end if it is a checkpoint of this format."""
-    contents = load_checked(path)
-    if isinstance(contents, dict) and "server" in contents and contents.get("format") == FORMAT:
-        with path.open("rb") as file:
-            file.seek(-DIGITS, os.SEEK_END)
-            if file.read() != digest_of(path, path.stat().st_size - DIGITS).encode():
-                raise DamagedFileError("its SHA-256 differs: it was altered")
+    """Read a file of ``torch.save``, and compare the CRC-32 of a checkpoint, or else those of the archive."""
+    held = np.memmap(path, mode="r") if path.stat().st_size > DIGITS else np.zeros(0, np.uint8)
+    whole = held[-DIGITS:].tobytes() == _checksum(held[:-DIGITS])
+    if not whole:
+        try:
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()
+        except Exception as error:  # zipfile raises errors of many types
+            raise DamagedFileError(NO_CHECKPOINT) from error
+        if damaged:
+            raise DamagedFileError("its checksums differ: it was altered")
+    contents = load(path)
+    if not whole and isinstance(contents, dict) and "server" in contents and contents.get("format") == FORMAT:
+        raise DamagedFileError("its CRC-32 differs: it was altered")
     return contents
 
 
 def client_files(path: Path, contents: Any) -> dict[int, Path]:
-    """Return the file with the memory of each client that belongs to a checkpoint.
-
-    Raises:
-        UsageError: a name is not one of a client file.
-    """
+    """Return the file with the memory of each client that belongs to a checkpoint."""
     clients = contents.get("clients", {}) if isinstance(contents, dict) else {}
-    for name, _ in clients.values():
-        hint = f"it names {name[:60]!r}, which is no file of a client; give another checkpoint"
-        require(CLIENT_FILE.fullmatch(name) is not None, "ckpt_path", str(path), hint)
-    return {k: path.parent / "clients" / name for k, (name, _) in clients.items()}
+    return {k: path.parent / "clients" / Path(name).name for k, (name, _) in clients.items()}
 
 
-def _names_of_clients(contents: Mapping[str, Any]) -> set[str]:
-    return {name for name, _ in contents["clients"].values()}
+def read(path: Path, key: str = "ckpt_path") -> dict[str, Any]:
+    """Read a checkpoint that :func:`valid_checkpoint` has returned; for the key ``weights`` also any file of weights.
 
-
-def read(path: Path) -> dict[str, Any]:
-    """Read a checkpoint that :func:`valid_checkpoint` has returned.
-
-    Raises:
-        UsageError: there is no such file, or it is not a checkpoint.
-    """
-    contents = _contents(path, "ckpt_path", "give RUN/checkpoints/last.ckpt", load)
-    usable = isinstance(contents, dict) and "state_dict" in contents
-    require(usable, "ckpt_path", str(path), "it is not a checkpoint")
-    return contents
-
-
-def read_weights(path: Path) -> dict[str, Any]:
-    """Read a file of weights: a checkpoint with the key ``state_dict``, or a state dict.
+    Files of weights are verified. They may be checkpoints with the key ``state_dict``, or state dicts.
 
     Raises:
         UsageError: there is no such file, it is damaged, or it holds no weights.
     """
-    contents = _contents(path, "weights", "give a checkpoint, or a file of a state dict", _load_verified)
-    plain = isinstance(contents, dict) and bool(contents)
-    usable = plain and ("state_dict" in contents or any(isinstance(value, Tensor) for value in contents.values()))
-    require(usable, "weights", str(path), "it is neither a checkpoint nor a state dict")
-    return contents
-
-
-def _contents(path: Path, key: str, hint: str, load_file: Callable[[Path], Any]) -> Any:
+    given = key == "weights"
+    hint = "give a checkpoint, or a file of a state dict" if given else "give RUN/checkpoints/last.ckpt"
     require(path.is_file(), key, str(path), f"there is no such file; {hint}")
     try:
-        return _load_safetensors(path) if path.suffix == ".safetensors" else load_file(path)
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            contents = load_file(path)
+        else:
+            contents = _load_verified(path) if given else load(path)
     except ImportError as error:
         raise UsageError(f"{key}={str(path)!r}: install safetensors to read it, or give a .pt file") from error
-    except DamagedFileError as error:
-        raise UsageError(f"{key}={str(path)!r}: {error}; {hint}") from error
-
-
-def _load_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except Exception as error:
-        raise DamagedFileError("not a file of safetensors") from error
+    except Exception as error:  # safetensors raises errors of many types
+        text = str(error) if isinstance(error, DamagedFileError) else "not a file of safetensors"
+        raise UsageError(f"{key}={str(path)!r}: {text}; {hint}") from error
+    values = contents if isinstance(contents, dict) else {}
+    usable = "state_dict" in values or (given and any(isinstance(value, Tensor) for value in values.values()))
+    require(usable, key, str(path), f"it is not a checkpoint{' or a state dict' if given else ''}")
+    return values

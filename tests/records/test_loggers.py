@@ -1,7 +1,6 @@
 """What loggers get beside metrics: hyper-parameters and figures."""
 
 import csv
-import time
 from types import SimpleNamespace
 
 import lightning.pytorch.loggers
@@ -15,7 +14,7 @@ from tensorboard.plugins.hparams import plugin_data_pb2
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.methods import FedDecorr, FedProx
-from fl_lightning.records.loggers import COLUMNS_SHOWN, SHOWN_FIRST, coefficients, page_columns, wait_for_new_second
+from fl_lightning.records.loggers import SHOWN_FIRST, coefficients, page_columns
 
 
 class Fake(Logger):
@@ -130,9 +129,8 @@ def test_no_column_can_change_when_a_run_is_extended(logged):
 
 def test_the_page_of_hyperparameters_first_shows_what_tells_runs_apart(logged):
     board = Board(logged[0] / "board")
-    shown = {info.name for info in board.experiment.hparam_infos if info.differs}
-    assert {"methods", "coefficients"} <= shown <= set(SHOWN_FIRST)
-    assert len(shown) == COLUMNS_SHOWN
+    shown = [info.name for info in board.experiment.hparam_infos][:5]
+    assert shown[:2] == ["methods", "coefficients"] and set(shown) <= set(SHOWN_FIRST)
     compared = [tag for tag in board.compared if tag != "test_mine"]
     assert compared[:5] == ["test/accuracy", "test/loss", "round", "train/accuracy", "train/loss"]
 
@@ -168,17 +166,6 @@ def test_a_resumed_run_has_each_point_and_its_hyperparameters_once(tmp_path):
     assert points[-1].value == pytest.approx(trainer.metrics["test/accuracy"])
     assert len(events.Tensors("custom_scalars__config__")) == 1
     assert {"_hparams_/session_start_info", "_hparams_/experiment"} <= {*events.PluginTagToContent("hparams")}
-
-
-@pytest.mark.parametrize(("second", "waits"), [(999, False), (1000, True), (5000, True)])
-def test_a_new_file_of_events_sorts_after_those_of_the_folder(tmp_path, monkeypatch, second, waits):
-    """A clock that was set back delays a run by no more than a second."""
-    clock = [1000.25]
-    monkeypatch.setattr(time, "time", lambda: clock[0])
-    monkeypatch.setattr(time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
-    (tmp_path / f"events.out.tfevents.{second}.host.1.9").touch()
-    wait_for_new_second(tmp_path)
-    assert (clock[0] >= 1001) == waits and clock[0] <= 1001.25
 
 
 def test_columns_have_the_paths_of_keys_and_texts_where_the_page_would_round_numbers():
