@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Number
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.connectors.logger_connector.fx_validator import _FxValidator
@@ -14,15 +15,34 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.client.batch import batch_size as size_of
 from fl_lightning.client.batch import count_examples
-from fl_lightning.client.logged_value import LoggedValue, LogSpec, log_spec
+from fl_lightning.client.columns import Rows
+from fl_lightning.client.logged_value import FOLDS, LoggedValue, LogSpec, log_spec
+from fl_lightning.client.mapped import DIFFERS, not_mappable
 from fl_lightning.errors import require
 from fl_lightning.records.summary import is_defined
+from fl_lightning.sums import Weighted
 from fl_lightning.sums.reduced import Reduced
 
 # hook, name and index of the data loader
 LogKey = tuple[str, str, int | None]
 # the hook whose defaults hold for the values that methods log
 METHODS_HOOK = "on_train_epoch_end"
+
+
+class Record(NamedTuple):
+    """A value that was logged in a mapped step.
+
+    Args:
+        key: the hook, the name and no data loader; of a term of the loss the name alone.
+        spec: how it is reduced and written.
+        weight: its weight in a mean.
+        value: the value of each client ``(m,)``, or a number.
+    """
+
+    key: tuple[Any, ...]
+    spec: LogSpec
+    weight: Any
+    value: Any
 
 
 class MetricLog:
@@ -37,14 +57,19 @@ class MetricLog:
     lasts, so ``sync_dist``, ``sync_dist_group``, ``rank_zero_only``, ``prog_bar`` and ``enable_graph`` have nothing to
     do.
 
+    The log of clients side by side has a row for each. A mapped step adds to :attr:`records`; their tensors are results
+    of the step, and return by :meth:`add_records`.
+
     Args:
         module: the user's module.
         evaluated: values of the last evaluations of the global model, which are among :meth:`callback_metrics`, too.
         examples: of a visit, the number of the client's examples, which is the weight of what is logged once an epoch;
             None is an evaluation.
+        size: number of clients side by side; None for one client.
 
     Attributes:
         dataloader_idx: which of several data loaders is evaluated; None for a single one.
+        records: values that the present mapped step has logged.
     """
 
     def __init__(
@@ -52,8 +77,10 @@ class MetricLog:
         module: LightningModule,
         evaluated: Mapping[str, Tensor] | None = None,
         examples: float | None = 1.0,
+        size: int | None = None,
     ) -> None:
-        self.module = module
+        self.module, self.size = module, size
+        self.records: list[Record] = []
         self.dataloader_idx: int | None = None
         self._training = examples is not None
         self._examples = 1.0 if examples is None else examples
@@ -89,11 +116,13 @@ class MetricLog:
 
     def add_term(self, name: str, value: Tensor) -> None:
         """Add a term of the loss, which :meth:`first_nonfinite_term` watches."""
-        entry = self._terms.get(name)
-        if entry is None:
-            entry = self._terms[name] = self._new((name,), LogSpec(name))
+        entry = self._terms.get(name) or self._new((name,), LogSpec(name))
         value, weight = value.detach(), self._counted
-        entry.add(value.reshape(()) if value.ndim else value, self.counted if weight is None else weight)
+        value, weight = value.reshape(()) if value.ndim else value, self.counted if weight is None else weight
+        if self.size is None:
+            entry.add(value, weight)
+        else:
+            self.records.append(Record((name,), entry.spec, weight, value))
 
     # ------------------------------------------------------------------ what the engine calls
     def begin_batch(self, batch: Any, dataloader_idx: int | None = None) -> None:
@@ -112,22 +141,21 @@ class MetricLog:
         """The term of the loss that was the first to be nan or infinite, and the step; None if all stayed finite."""
         for entry in self._terms.values():
             entry.read()
-        bad = {name: entry.first_bad for name, entry in self._terms.items() if entry.first_bad is not None}
+        bad = {name: entry.first_bad for name, entry in self._terms.items() if entry.first_bad >= 0}
         return min(bad.items(), key=lambda item: item[1]) if bad else None
 
-    def end_epoch(self) -> dict[str, float]:
+    def end_epoch(self) -> dict[str, Reduced]:
         """Reduce the epoch of a visit, and reset the torchmetrics objects that were logged in it.
 
         Returns:
             The terms of the loss, as means over the examples of the epoch.
         """
-        terms: dict[str, float] = {}
+        terms: dict[str, Reduced] = {}
         for name, term in self._terms.items():
-            counted = term.count
-            term.end_epoch()
-            if term.epoch is not None:
-                self._callback[name] = term.epoch
-                terms |= {name: term.epoch.value} if counted else {}
+            if term.count:
+                term.end_epoch()
+                assert term.epoch is not None
+                self._callback[name] = terms[name] = term.epoch
         for entry in self._entries.values():
             if entry.count:
                 self._callback |= entry.shown_step()
@@ -161,6 +189,8 @@ class MetricLog:
 
         In a visit they are those of its client, beside those of the last evaluation of the global model.
         """
+        if self.size is not None:
+            raise not_mappable("self.trainer.callback_metrics", DIFFERS)
         metrics = dict(self._callback)
         # in this hook Lightning has reduced the epoch already
         ended = self._hook() == "on_train_epoch_end"
@@ -200,6 +230,58 @@ class MetricLog:
         shown = [entry for entry in self._entries.values() if entry.spec.logger]
         return {entry.spec.epoch_name: entry.total.value for entry in shown if entry.total is not None}
 
+    # ------------------------------------------------------------------ of clients side by side
+    def take_records(self) -> tuple[list[Record], list[Tensor]]:
+        """What a mapped step has logged: the records, with ``...`` in the place of tensors, and these tensors."""
+        records, self.records = self.records, []
+        tensors = [part for record in records for part in record if isinstance(part, Tensor)]
+        return [
+            Record._make(... if isinstance(part, Tensor) else part for part in record) for record in records
+        ], tensors
+
+    def add_records(self, rows: Rows, records: Iterable[Record], tensors: Iterator[Tensor]) -> None:
+        """Add the values of a step of these clients; ``tensors`` take the places of ``...``."""
+        for key, spec, *numbers in records:
+            weight, value = (next(tensors) if number is ... else number for number in numbers)
+            entry: LoggedValue | None = self._terms.get(key[0]) if len(key) == 1 else self._entries.get(key)
+            (entry or self._new(key, spec)).add(value, weight, rows)
+
+    def fill(self, logged: MetricLog, row: int) -> None:
+        """Put the values of one client into the log of its visit."""
+        logged._terms |= {name: one for name, term in self._terms.items() if (one := term.of_row(row))}
+        logged._entries |= {key: one for key, entry in self._entries.items() if (one := entry.of_row(row))}
+
+    def without_bad_terms(self) -> np.ndarray | bool:
+        """Which clients have finite terms of the loss alone ``(G,)``."""
+        return np.all([np.asarray(term.first_bad) < 0 for term in self._terms.values()], 0)
+
+    def weighted(
+        self, rows: Sequence[int], device: torch.device
+    ) -> tuple[dict[str, dict[str, Weighted]], dict[str, Reduced]]:
+        """The values of the clients at ``rows``, for sums over the cohort.
+
+        Returns:
+            The means and sums by kind and name, with a row for each client; and the extremes over these clients.
+        """
+        record: dict[str, Reduced | None] = {}
+        logged = [entry for entry in self._entries.values() if entry.spec.logger]
+        for value in (*self._terms.values(), *logged):
+            record[value.spec.epoch_name] = value.total
+            if value.spec.step_name != value.spec.epoch_name:
+                record[value.spec.step_name] = value.last_step()
+        added: dict[str, dict[str, Weighted]] = {"mean": {}, "sum": {}}
+        extremes: dict[str, Reduced] = {}
+        for name, one in record.items():
+            if one is None:
+                continue
+            total, weight = (np.asarray(part)[rows] for part in (one.total, one.weight))
+            if one.kind in added:
+                weight = weight if one.kind == "mean" else np.ones_like(total)
+                added[one.kind][name] = Weighted(*(torch.from_numpy(part).to(device) for part in (total, weight)))
+            elif rows:
+                extremes[name] = Reduced(one.kind, float(FOLDS[one.kind].reduce(total)))
+        return added, extremes
+
     # ------------------------------------------------------------------ inside
     def _log(self, hook: str, name: str, value: Any, given: tuple[tuple, dict], weight: Any) -> None:
         entry = self._entries.get((hook, name, self.dataloader_idx))
@@ -215,14 +297,23 @@ class MetricLog:
                 hint = f"a tensor of one element is logged; try value.mean(), not {tuple(value.shape)}"
                 require(value.numel() == 1, f"self.log({name!r}, ...)", "tensor", hint)
                 value = value.reshape(())
-            if entry.is_group or value.requires_grad:
+            if self.size is not None or value.requires_grad:
                 value = value.detach()
-            entry.add(value if entry.is_group else value.clone(), weight)  # the module may change it in place
+            if self.size is None:
+                value = value.clone()  # the module may change it in place
         elif isinstance(value, Metric):
+            if self.size is not None:
+                why = "a torchmetrics object keeps what it has seen of one client"
+                raise not_mappable(f"self.log({name!r}, ...)", why)
             entry.add_metric(value, weight)
+            return
         else:
             check_kind(name, value)
-            entry.add(float(value), weight)
+            value = float(value)
+        if self.size is None:
+            entry.add(value, weight)
+        else:
+            self.records.append(Record((hook, name, self.dataloader_idx), entry.spec, weight, value))
 
     def _weight(self, entry: LoggedValue, value: Any) -> float:
         """By Lightning's rule: the size of the batch, which must be known where a mean needs it."""
@@ -254,13 +345,18 @@ class MetricLog:
                 require(path is not None, f"self.log({name!r}, ...)", type(value).__name__, hint)
                 spec = spec._replace(metric=path)
             functions: Any = _FxValidator.functions[hook]
-            entry = self._entries[key] = self._new(key, spec, functions["allowed_on_step"] == (False,))
+            entry = self._new(key, spec, functions["allowed_on_step"] == (False,))
         entry.given, entry.batch_size = given, options["batch_size"]
         return entry
 
-    def _new(self, key: tuple[Any, ...], spec: LogSpec, once: bool = False) -> LoggedValue:
-        """An empty entry."""
-        return LoggedValue(spec, once)
+    def _new(self, key: Any, spec: LogSpec, once: bool = False) -> LoggedValue:
+        """A new entry, or term of the loss."""
+        entry = LoggedValue(spec, once, self.size)
+        if len(key) == 1:
+            self._terms[key[0]] = entry
+        else:
+            self._entries[key] = entry
+        return entry
 
     def _hook(self) -> str:
         """The hook that runs; the step where the engine has not called one."""

@@ -66,6 +66,7 @@ class Taps:
         values: tap name to the last recorded output, ``(B, ...)``.
         recording: whether outputs are recorded and replaced.
         trains: whether a call without gradient, which no penalty could act on, is not recorded.
+        shapes: tap name to the shape ``(...)`` of one example in the last recorded output.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Taps:
     ) -> None:
         self.paths = dict(paths)
         self.values = Values(self.paths)
+        self.shapes: dict[str, torch.Size] = {}
         self.recording = True
         self.trains = False
         self._until: Mapping[str, int] = {}
@@ -97,7 +99,7 @@ class Taps:
             value, values = output_of.get(output), self.values
             call = values.calls[name] = values.calls.get(name, 0) + 1
             if (torch.is_grad_enabled() or not self.trains) and call <= self._until.get(name, call):
-                values[name], values.places[name] = value, call
+                values[name], values.places[name], self.shapes[name] = value, call, value.shape[1:]
             if self._until and all(values.calls.get(tap, 0) >= last for tap, last in self._until.items()):
                 raise Reached
             if self._transform is None or name != "logits":

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from fl_lightning.client.columns import Rows, describe, numbers_of, put_together, take_apart
-from fl_lightning.client.mapped import MappedClock, MappedInfo, MappedVisit, not_mappable
-from fl_lightning.engine.groups.logs import filled
+from fl_lightning.client.mapped import View, not_mappable
+from fl_lightning.client.metric_log import Record
+from fl_lightning.client.visit import Visit
 from fl_lightning.errors import ClientError
 from fl_lightning.state import State
 
@@ -61,7 +62,7 @@ class Notes:
     graded: list[str] = field(default_factory=list)
     rebound: list[str] = field(default_factory=list)
     changes: dict[int, Any] = field(default_factory=dict)
-    records: list[tuple[Any, ...]] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
     obstacle: str | None = None
 
 
@@ -136,24 +137,27 @@ class Program:
         counts = [column.take(self.rows) for column in group.counts.values()]
         if len(stacked[0]) != self.number:  # a program that reads them is not compiled
             counts = [(value[:1].expand(len(stacked[0])) if batched else value, batched) for value, batched in counts]
-        given, notes, logged = [*self.given, *counts], Notes(), group.log
+        given, notes, log = [*self.given, *counts], Notes(), group.log
 
         def note(what: str) -> None:
             notes.obstacle = notes.obstacle or f"a step looks at {what}"
 
-        clock = MappedClock(lambda: [group.clock(row) for row in numbers_of(self.rows, group.size)], note)
+        chosen = numbers_of(self.rows, group.size)
+        clock: Any = View("self.trainer: ", lambda: [group.clock(row) for row in chosen], note)
 
         def mapped(*tensors: Tensor) -> tuple[Tensor, ...]:
-            logged.records, values = [], iter(tensors[len(names) :])
+            log.take_records()  # those of a step that has failed
+            values = iter(tensors[len(names) :])
             leaves = [next(values) if batched else value for value, batched in given]
             mine, counted = leaves[number : len(self.given)], leaves[len(self.given) :]
             tree = put_together(self.table.shape, mine)
             everything = {**group.shared, **dict(zip(names[:size], tensors, strict=False))}
             received = {**group.received, **dict(zip(names[size:], tensors[size:], strict=False))}
             scratch = {name: SimpleNamespace(**held) for name, held in tree["scratch"].items()}
-            info, server = MappedInfo(**tree["info"]), client.methods.attributes.server
-            numbers = dict(zip(group.counts, counted, strict=True))
-            visit = MappedVisit(info, received, clock, logged, server, scratch, numbers, note)
+            info: Any = View("client.info.", lambda: [group.infos[row] for row in chosen], note, **tree["info"])
+            visit = Visit(info, received, clock, log, client.methods.attributes.server)
+            numbers = SimpleNamespace(**dict(zip(group.counts, counted, strict=True)))
+            visit.scratch, visit.counts = scratch, View("client.", lambda: [numbers], note)
             live = {name: everything[name] for name in client.live}
             with group.places.swapped(everything) as rebound, client.mapped(live, visit, tree["references"]):
                 results = part.work(leaves[:number])
@@ -163,15 +167,11 @@ class Program:
                 changed = self._changed(tree, mine, {name: vars(held) for name, held in scratch.items()})
                 fresh = [leaf for leaf in changed.values() if isinstance(leaf, Tensor)]
                 notes.changes = {place: ... if isinstance(leaf, Tensor) else leaf for place, leaf in changed.items()}
-            for record in logged.records:
-                if not isinstance(record.value, Tensor):
-                    note("a number to be logged, which may be another in the next step")
-            notes.records = [
-                tuple(... if isinstance(value, Tensor) else value for value in record) for record in logged.records
-            ]
-            logs = [value for record in logged.records for value in record if isinstance(value, Tensor)]
+            notes.records, logged = log.take_records()
+            if any(record.value is not ... for record in notes.records):
+                note("a number to be logged, which may be another in the next step")
             given_back = [value for value in results.values() if value is not None]
-            return (*given_back, *rebound.values(), *(tensor.detach() for tensor in fresh), *logs)
+            return (*given_back, *rebound.values(), *(tensor.detach() for tensor in fresh), *logged)
 
         # a number that differs by client is a tensor, and as precise as a run in 64-true
         with group.training.fabric.autocast():
@@ -215,8 +215,8 @@ class Program:
         number = len(self.part.columns)
         for place, ((value, batched), version) in enumerate(zip(self.given[number:], versions[number:], strict=True)):
             if batched and value._version != version:
-                self.table.put(place, rows, value, group.size)
+                self.table.columns[place].put(rows, value, group.size)
         for place, leaf in notes.changes.items():
-            self.table.put(place, rows, next(outputs) if leaf is ... else leaf, group.size)
-        group.log.add_records(rows, filled(notes.records, outputs))
+            self.table.columns[place].put(rows, next(outputs) if leaf is ... else leaf, group.size)
+        group.log.add_records(rows, notes.records, outputs)
         return results
