@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from fl_lightning.client.module_snapshot import Snapshot, are_same, walk
+from fl_lightning.client.module_snapshot import Snapshot, walk
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import ClientError, UsageError, require, text_of
 
@@ -68,7 +68,7 @@ def put_back(module: LightningModule) -> Iterator[list[Any]]:
 def kept_parts(module: LightningModule) -> list[Optimizer | LRScheduler]:
     """The optimizers and schedulers that a module keeps."""
     tensors = {id(tensor) for tensor in [*module.parameters(), *module.buffers()]}
-    return [part for part in walk(module, tensors) if isinstance(part, (Optimizer, LRScheduler))]
+    return [part for _, part in walk(module, tensors) if isinstance(part, (Optimizer, LRScheduler))]
 
 
 def configured(module: LightningModule) -> tuple[Optimizer, Schedulers]:
@@ -131,7 +131,9 @@ class OptimizerSource:
         optimizer, schedulers = configured(self.module)
         self._options = group_options(optimizer)
         # an attribute that configure_optimizers sets may refer to this optimizer
-        again = schedulers or optimizer.state or not are_same(vars(self.module), attributes)
+        now = vars(self.module)
+        same = now.keys() == attributes.keys() and all(now[name] is attributes[name] for name in attributes)
+        again = schedulers or optimizer.state or not same
         self._optimizer = None if again else optimizer
         return optimizer, schedulers
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-from fl_lightning.client.module_snapshot import are_equal
+from fl_lightning.client.module_snapshot import changed_value
 from fl_lightning.engine.compiled import CompiledPrograms
 from fl_lightning.engine.recorder import NotRecordable, Recorder, Slot, aten, is_pure, native, slots, without_slots
 from fl_lightning.errors import ClientError
@@ -144,18 +144,18 @@ class Recordings:
         self.compiler = compiler
         self._kept: dict[str, dict[Any, Recording | None]] = {}
         self._round, self._confirmed = -1, set[str]()
-        self._outside, self._age = list[Any](), 0
+        self._outside, self._age = dict[tuple[int, str], Any](), 0
         self._dropped: Counter[str] = Counter()
         self.obstacles: dict[Any, str] = {}
 
-    def begin_group(self, round_: int, outside: list[Any]) -> None:
+    def begin_group(self, round_: int, outside: dict[tuple[int, str], Any]) -> None:
         """Nothing is known yet of how the programs of a round are.
 
         Args:
             round_: its number.
             outside: what the attributes of module and methods hold.
         """
-        same = are_equal(self._outside, outside)
+        same = changed_value(self._outside, outside) is None
         if round_ != self._round or not same:
             self._round = round_
             self._confirmed.clear()

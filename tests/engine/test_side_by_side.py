@@ -43,6 +43,8 @@ from fl_lightning.methods import (
 from fl_lightning.models import MOONCNN, FedCKACNN
 from fl_lightning.systems import SystemsHeterogeneity
 
+pytestmark = pytest.mark.filterwarnings("error:clients that cannot train side by side")
+
 
 @pytest.fixture(autouse=True)
 def _quick(undrawn, monkeypatch):

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_lightning.client.mapped import NotMappable
-from fl_lightning.client.module_snapshot import CONTAINERS, OWN
+from fl_lightning.client.module_snapshot import changed_value, values_held
 from fl_lightning.data.loaders import IndexedLoader, PlainLoader
 from fl_lightning.engine.compiled import CompiledPrograms, uncompiled
 from fl_lightning.engine.groups.group import Group, Member
 from fl_lightning.engine.groups.stack import ELEMENTWISE
 from fl_lightning.engine.local_training import Choice
+from fl_lightning.engine.optimizers import kept_parts
 from fl_lightning.engine.recording import Recordings
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import ClientError, UsageError, clipped, located, require
-from fl_lightning.functional._mapped import is_mapped
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.seeding import ambient, torch_generators
 from fl_lightning.state import norm
@@ -168,46 +168,6 @@ def random_states() -> tuple[Any, ...]:
     return random.getstate(), numbers[1].tobytes(), numbers[2:], of_torch
 
 
-def outside_of_state(run: Run) -> dict[str, Any]:
-    """What stands in the attributes of the module, of its parts and of the methods, by name, to be compared."""
-    parts: list[tuple[str, Any]] = [
-        (f"self.{path}." if path else "self.", part) for path, part in run.client.module.named_modules()
-    ]
-    parts += [(f"{type(method).__name__}.", method) for method in run.methods.methods]
-    contents = {
-        f"{prefix}{name}": mark_of(value)
-        for prefix, part in parts
-        for name, value in vars(part).items()
-        if name not in OWN
-    }
-    entries = ("_parameters", "_buffers", "_modules")
-    return contents | {f"{prefix}{held}": [*vars(part).get(held, ())] for prefix, part in parts for held in entries}
-
-
-def mark_of(value: Any) -> Any:
-    """What a value is told by: a tensor by its values, a container by what it holds, another object by itself."""
-    if isinstance(value, Tensor) and not is_mapped(value):
-        return Mark(None, value.detach().clone())
-    if isinstance(value, CONTAINERS):
-        parts = value.items() if isinstance(value, dict) else enumerate(value)
-        return Mark(value, [(key, Mark(part, None)) for key, part in parts])
-    return Mark(value, None)
-
-
-class Mark:
-    """Equal to another one of the same object with the same contents, or of a tensor with the same values."""
-
-    def __init__(self, value: Any, contents: Any) -> None:
-        self.value, self.contents = value, contents
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Mark) or self.value is not other.value:
-            return False
-        if isinstance(self.contents, Tensor) and isinstance(other.contents, Tensor):
-            return self.contents.dtype == other.contents.dtype and torch.equal(self.contents, other.contents)
-        return self.contents is other.contents or self.contents == other.contents
-
-
 def is_repeatable(loader: Any) -> bool:
     """Whether reading a batch changes nothing for the next pass."""
     inner = loader.loader if isinstance(loader, PlainLoader) else None
@@ -259,10 +219,12 @@ def try_two(run: Run, clients: list[int]) -> None:
         members = sorted((Member(k) for k in clients), key=lambda member: -training.batches(member.id))
         group = Group(training, members, 0, state)
         run.resident.load_afresh(state)
-        before = outside_of_state(run)
+        module, methods = run.client.module, run.methods.methods
+        known = [*module.parameters(), *module.buffers(), *kept_parts(module)]
+        before = values_held(module, methods, known)
         try:
             with group.training_all():
-                changed = next((name for name, now in outside_of_state(run).items() if now != before.get(name)), None)
+                changed = changed_value(before, values_held(module, methods, known))
                 updates = {member.id: group.update(row).delta for row, member in enumerate(members)}
         except ClientError as error:
             raise NotMappable(clipped(located(error.__cause__ or error), 300)) from error
