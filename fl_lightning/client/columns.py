@@ -62,13 +62,10 @@ def numbers_of(rows: Rows, of: int) -> Sequence[int]:
 
 
 class Column:
-    """What the clients of a group have at one place of a tree.
+    """The values of a group's clients at one place of a tree.
 
-    Args:
-        values: a tensor with a row for each client ``(G, ...)``, an array of a number for each ``(G,)``, or a tensor
-            that all of them have.
-        device: where numbers that differ become a tensor, since a mapped function sees one client.
-        shared: whether all clients have the same tensor; it may be read.
+    They are a tensor with a row for each ``(G, ...)``, an array of a number for each ``(G,)``, or a tensor that is
+    ``shared``, and that may be read. Numbers that differ become a tensor, since a mapped function sees one client.
     """
 
     def __init__(self, values: Any, device: torch.device, shared: bool = False) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
 from inspect import signature
@@ -23,6 +23,8 @@ from fl_lightning.client.columns import Rows, numbers_of
 from fl_lightning.errors import UsageError, require
 from fl_lightning.sums.reduced import EMPTY, KINDS, Kind, Reduced, join
 
+# hook, name and index of the data loader
+LogKey = tuple[str, str, int | None]
 LOG = signature(LightningModule.log)
 # in the warnings of torchmetrics about a value that is 0 or 1 by convention, such as the AUROC of a single class
 UNDEFINED = ("meaningless", "is undefined")
@@ -74,7 +76,8 @@ class LogSpec(NamedTuple):
         return f"{self.name}_epoch{self.suffix}" if self.on_step and self.on_epoch else self.plain
 
 
-def log_spec(hook: str, name: str, args: tuple, kwargs: Mapping[str, Any], loader: int | None) -> tuple[LogSpec, Any]:
+@lru_cache(1000)
+def log_spec(hook: str, name: str, args: tuple, items: tuple, loader: int | None) -> tuple[LogSpec, dict[str, Any]]:
     """Resolve the arguments after the value of a ``self.log`` call, by Lightning's rules.
 
     Returns:
@@ -83,15 +86,6 @@ def log_spec(hook: str, name: str, args: tuple, kwargs: Mapping[str, Any], loade
     Raises:
         UsageError: Lightning does not allow the arguments, or the reduction is not a mean, sum, maximum or minimum.
     """
-    key = (hook, name, args, tuple(kwargs.items()), loader)
-    try:
-        return _log_spec(*key)
-    except TypeError:  # an argument cannot be hashed, or is unknown
-        return _log_spec.__wrapped__(*key)
-
-
-@lru_cache(1000)
-def _log_spec(hook: str, name: str, args: tuple, items: tuple, loader: int | None) -> tuple[LogSpec, dict[str, Any]]:
     bound = LOG.bind(None, name, None, *args, **dict(items))
     bound.apply_defaults()
     given = bound.arguments
@@ -113,41 +107,41 @@ def _log_spec(hook: str, name: str, args: tuple, items: tuple, loader: int | Non
     return LogSpec(name, suffix, kind, bool(levels[0]), bool(levels[1]), logger), given
 
 
+class Record(NamedTuple):
+    """A value that was logged in a mapped step: of each client ``(m,)``, or a number; ``...`` stands for a tensor."""
+
+    key: LogKey
+    spec: LogSpec
+    weight: Any
+    value: Any
+
+
 class LoggedValue:
     """The values of one name, reduced over the present epoch and over the epochs of a visit.
 
-    A mean is continued over epochs; any other value is the last epoch's. Of clients side by side, all numbers are
-    arrays ``(G,)``.
-
-    Args:
-        spec: how it is reduced and written.
-        once: whether its hook runs once an epoch.
-        size: G, the number of clients side by side; None for one client.
-
-    Attributes:
-        given: the arguments of the latest ``self.log`` call, and ``batch_size``: the size among them.
-        metric: the torchmetrics object, if one is logged.
-        count: number of values in the present epoch, of all clients.
-        last: the latest value.
-        last_weight: its weight.
-        epoch: the last complete epoch, reduced.
-        total: the complete epochs, reduced.
-        states: the states of the torchmetrics object at the end of that epoch; empty where the module has reset it.
-        first_bad: index of the first value that made the total nan or infinite; -1 for none.
+    A mean is continued over epochs; any other value is the last epoch's. Of ``size`` clients side by side, all numbers
+    are arrays ``(G,)``, and the values of a mapped step go to ``records`` until they are computed.
     """
 
-    def __init__(self, spec: LogSpec, once: bool = False, size: int | None = None) -> None:
-        self.spec, self.once, self.size = spec, once, size
-        self.given: Any = None
+    def __init__(
+        self,
+        spec: LogSpec,
+        once: bool = False,
+        size: int | None = None,
+        key: LogKey = ("", "", None),
+        records: list[Record] | None = None,
+    ) -> None:
+        self.spec, self.once, self.size, self.key, self._records = spec, once, size, key, records
+        self.given: Any = None  # arguments of the latest call
         self.batch_size: Any = None
         self.metric: Metric | None = None
-        self.count = 0
+        self.count = 0  # values in the present epoch, of all clients
         self.last: Any = None
         self.last_weight: Any = 0.0
-        self.epoch: Reduced | None = None
-        self.total: Reduced | None = None
-        self.states: dict[str, Any] = {}
-        self.first_bad: Any = -1
+        self.epoch: Reduced | None = None  # the last complete epoch
+        self.total: Reduced | None = None  # all complete epochs
+        self.states: dict[str, Any] = {}  # of the metric at the end of the last epoch
+        self.first_bad: Any = -1  # index of the first value that made the total nan or infinite
         self._pending: list[Any] = []
         self._weights: list[Any] = []
         self._rows: list[Rows] = []
@@ -157,14 +151,18 @@ class LoggedValue:
 
     def add(self, value: Any, weight: Any, rows: Rows | None = None) -> None:
         """Add a number, or a tensor of one; of several clients a number or a tensor ``(m,)``, with their rows."""
+        if rows is not None:
+            self._rows.append(rows)
+        elif self.size is None:
+            self.last, self.last_weight = value, weight
+        else:
+            assert self._records is not None
+            self._records.append(Record(self.key, self.spec, weight, value))
+            return
         # a step only appends to a list; reading the values would wait for the device
         self._pending.append(value)
         self._weights.append(weight)
         self.count += 1
-        if rows is None:
-            self.last, self.last_weight = value, weight
-        else:
-            self._rows.append(rows)
         if len(self._pending) >= MAX_PENDING:
             self.read()
 
@@ -249,12 +247,6 @@ class LoggedValue:
         """Set the reduced value, and begin another epoch."""
         self.epoch = self.total = value
         self.count, self._sum, self._weight = 0, EMPTY[self.spec.kind], 0.0
-
-    def pop(self) -> Reduced | None:
-        """Return the reduction over all values since the last call, and forget them."""
-        self.end_epoch()
-        taken, self.total = self.total, None
-        return taken
 
     def of_row(self, row: int) -> LoggedValue | None:
         """The values of one of several clients, after the last epoch; None if it has none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Number
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,33 +16,17 @@ from torchmetrics import Metric, MetricCollection
 from fl_lightning.client.batch import batch_size as size_of
 from fl_lightning.client.batch import count_examples
 from fl_lightning.client.columns import Rows
-from fl_lightning.client.logged_value import FOLDS, LoggedValue, LogSpec, log_spec
+from fl_lightning.client.logged_value import FOLDS, LoggedValue, LogKey, LogSpec, Record, log_spec
 from fl_lightning.client.mapped import DIFFERS, not_mappable
 from fl_lightning.errors import require
 from fl_lightning.records.summary import is_defined
 from fl_lightning.sums import Weighted
 from fl_lightning.sums.reduced import Reduced
 
-# hook, name and index of the data loader
-LogKey = tuple[str, str, int | None]
+# in the place of a hook, of the terms of the loss
+TERM = ""
 # the hook whose defaults hold for the values that methods log
 METHODS_HOOK = "on_train_epoch_end"
-
-
-class Record(NamedTuple):
-    """A value that was logged in a mapped step.
-
-    Args:
-        key: the hook, the name and no data loader; of a term of the loss the name alone.
-        spec: how it is reduced and written.
-        weight: its weight in a mean.
-        value: the value of each client ``(m,)``, or a number.
-    """
-
-    key: tuple[Any, ...]
-    spec: LogSpec
-    weight: Any
-    value: Any
 
 
 class MetricLog:
@@ -88,7 +72,6 @@ class MetricLog:
         self._size: int | None = None
         self._counted: int | None = None
         self._entries: dict[LogKey, LoggedValue] = {}
-        self._terms: dict[str, LoggedValue] = {}
         # values as they came: they become tensors when they are asked for
         self._callback: dict[str, Any] = dict(evaluated or {})
 
@@ -116,13 +99,10 @@ class MetricLog:
 
     def add_term(self, name: str, value: Tensor) -> None:
         """Add a term of the loss, which :meth:`first_nonfinite_term` watches."""
-        entry = self._terms.get(name) or self._new((name,), LogSpec(name))
+        key = (TERM, name, None)
+        entry = self._entries.get(key) or self._new(key, LogSpec(name))
         value, weight = value.detach(), self._counted
-        value, weight = value.reshape(()) if value.ndim else value, self.counted if weight is None else weight
-        if self.size is None:
-            entry.add(value, weight)
-        else:
-            self.records.append(Record((name,), entry.spec, weight, value))
+        entry.add(value.reshape(()) if value.ndim else value, self.counted if weight is None else weight)
 
     # ------------------------------------------------------------------ what the engine calls
     def begin_batch(self, batch: Any, dataloader_idx: int | None = None) -> None:
@@ -139,9 +119,9 @@ class MetricLog:
 
     def first_nonfinite_term(self) -> tuple[str, int] | None:
         """The term of the loss that was the first to be nan or infinite, and the step; None if all stayed finite."""
-        for entry in self._terms.values():
+        for entry in self._terms:
             entry.read()
-        bad = {name: entry.first_bad for name, entry in self._terms.items() if entry.first_bad >= 0}
+        bad = {entry.spec.name: entry.first_bad for entry in self._terms if entry.first_bad >= 0}
         return min(bad.items(), key=lambda item: item[1]) if bad else None
 
     def end_epoch(self) -> dict[str, Reduced]:
@@ -151,37 +131,33 @@ class MetricLog:
             The terms of the loss, as means over the examples of the epoch.
         """
         terms: dict[str, Reduced] = {}
-        for name, term in self._terms.items():
-            if term.count:
-                term.end_epoch()
-                assert term.epoch is not None
-                self._callback[name] = terms[name] = term.epoch
-        for entry in self._entries.values():
+        for (hook, name, _), entry in sorted(self._entries.items(), key=lambda item: item[0][0] != TERM):
             if entry.count:
                 self._callback |= entry.shown_step()
                 entry.end_epoch()
                 self._callback |= entry.shown_epoch(entry.epoch)
+                if hook == TERM and entry.epoch is not None:
+                    terms[name] = entry.epoch
         self._reset_metrics()
         return terms
 
     def sums(self) -> dict[str, Reduced]:
         """The values of the visit for the record, by name; a term that the module logs by its name is the module's."""
         self.end_epoch()
-        record = {name: term.total for name, term in self._terms.items()}
-        for entry in self._entries.values():
-            if entry.spec.logger:
-                record[entry.spec.epoch_name] = entry.total
-                if entry.metric is not None and entry.total is not None:
-                    defined = is_defined(entry.spec.name, entry.total.total)
-                    record[entry.spec.epoch_name] = entry.total if defined else None
-                    record[f"{entry.spec.epoch_name}/clients"] = Reduced("sum", float(defined))
-                elif entry.spec.step_name != entry.spec.epoch_name:
-                    record[entry.spec.step_name] = entry.last_step()
+        record: dict[str, Reduced | None] = {}
+        for entry in self._recorded:
+            record[entry.spec.epoch_name] = entry.total
+            if entry.metric is not None and entry.total is not None:
+                defined = is_defined(entry.spec.name, entry.total.total)
+                record[entry.spec.epoch_name] = entry.total if defined else None
+                record[f"{entry.spec.epoch_name}/clients"] = Reduced("sum", float(defined))
+            elif entry.spec.step_name != entry.spec.epoch_name:
+                record[entry.spec.step_name] = entry.last_step()
         return {name: value for name, value in record.items() if value is not None}
 
     def states(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Where each torchmetrics object of the record is in the module, and its states, by name."""
-        shown = [entry for entry in self._entries.values() if entry.spec.logger and entry.metric is not None]
+        shown = [entry for entry in self._recorded if entry.metric is not None]
         return {entry.spec.epoch_name: (str(entry.spec.metric), entry.states) for entry in shown}
 
     def callback_metrics(self) -> dict[str, Tensor]:
@@ -194,8 +170,8 @@ class MetricLog:
         metrics = dict(self._callback)
         # in this hook Lightning has reduced the epoch already
         ended = self._hook() == "on_train_epoch_end"
-        for entry in self._entries.values() if self._training else ():
-            if entry.count:
+        for (hook, *_), entry in self._entries.items() if self._training else ():
+            if entry.count and hook != TERM:
                 metrics |= entry.shown_step()
                 metrics |= entry.shown_epoch(entry.partial_value()) if ended else {}
         return {name: as_tensor(value) for name, value in metrics.items()}
@@ -203,8 +179,13 @@ class MetricLog:
     # ------------------------------------------------------------------ of an evaluation
     def take(self) -> dict[LogKey, Reduced]:
         """What was logged since the last call, but for torchmetrics objects; it is then forgotten."""
-        values = {key: entry.pop() for key, entry in self._entries.items() if entry.spec.metric is None}
-        return {key: value for key, value in values.items() if value is not None}
+        values: dict[LogKey, Reduced] = {}
+        for key, entry in self._entries.items():
+            if entry.spec.metric is None:
+                entry.end_epoch()
+                values |= {} if entry.total is None else {key: entry.total}
+                entry.total = None
+        return values
 
     def specs(self) -> dict[LogKey, LogSpec]:
         """How each name that was logged is reduced and written."""
@@ -227,33 +208,29 @@ class MetricLog:
         """The values for the record, by name; the torchmetrics objects that were logged are reset."""
         self.end_loader()
         self._reset_metrics()
-        shown = [entry for entry in self._entries.values() if entry.spec.logger]
-        return {entry.spec.epoch_name: entry.total.value for entry in shown if entry.total is not None}
+        return {entry.spec.epoch_name: entry.total.value for entry in self._recorded if entry.total is not None}
 
     # ------------------------------------------------------------------ of clients side by side
     def take_records(self) -> tuple[list[Record], list[Tensor]]:
         """What a mapped step has logged: the records, with ``...`` in the place of tensors, and these tensors."""
-        records, self.records = self.records, []
-        tensors = [part for record in records for part in record if isinstance(part, Tensor)]
-        return [
-            Record._make(... if isinstance(part, Tensor) else part for part in record) for record in records
-        ], tensors
+        tensors = [part for record in self.records for part in record if isinstance(part, Tensor)]
+        shapes = [Record._make(... if isinstance(part, Tensor) else part for part in one) for one in self.records]
+        self.records.clear()
+        return shapes, tensors
 
     def add_records(self, rows: Rows, records: Iterable[Record], tensors: Iterator[Tensor]) -> None:
         """Add the values of a step of these clients; ``tensors`` take the places of ``...``."""
         for key, spec, *numbers in records:
             weight, value = (next(tensors) if number is ... else number for number in numbers)
-            entry: LoggedValue | None = self._terms.get(key[0]) if len(key) == 1 else self._entries.get(key)
-            (entry or self._new(key, spec)).add(value, weight, rows)
+            (self._entries.get(key) or self._new(key, spec)).add(value, weight, rows)
 
     def fill(self, logged: MetricLog, row: int) -> None:
         """Put the values of one client into the log of its visit."""
-        logged._terms |= {name: one for name, term in self._terms.items() if (one := term.of_row(row))}
         logged._entries |= {key: one for key, entry in self._entries.items() if (one := entry.of_row(row))}
 
     def without_bad_terms(self) -> np.ndarray | bool:
         """Which clients have finite terms of the loss alone ``(G,)``."""
-        return np.all([np.asarray(term.first_bad) < 0 for term in self._terms.values()], 0)
+        return np.all([np.asarray(term.first_bad) < 0 for term in self._terms], 0)
 
     def weighted(
         self, rows: Sequence[int], device: torch.device
@@ -263,17 +240,9 @@ class MetricLog:
         Returns:
             The means and sums by kind and name, with a row for each client; and the extremes over these clients.
         """
-        record: dict[str, Reduced | None] = {}
-        logged = [entry for entry in self._entries.values() if entry.spec.logger]
-        for value in (*self._terms.values(), *logged):
-            record[value.spec.epoch_name] = value.total
-            if value.spec.step_name != value.spec.epoch_name:
-                record[value.spec.step_name] = value.last_step()
         added: dict[str, dict[str, Weighted]] = {"mean": {}, "sum": {}}
         extremes: dict[str, Reduced] = {}
-        for name, one in record.items():
-            if one is None:
-                continue
+        for name, one in self.sums().items():
             total, weight = (np.asarray(part)[rows] for part in (one.total, one.weight))
             if one.kind in added:
                 weight = weight if one.kind == "mean" else np.ones_like(total)
@@ -297,10 +266,10 @@ class MetricLog:
                 hint = f"a tensor of one element is logged; try value.mean(), not {tuple(value.shape)}"
                 require(value.numel() == 1, f"self.log({name!r}, ...)", "tensor", hint)
                 value = value.reshape(())
-            if self.size is not None or value.requires_grad:
+            if self.size is not None:
                 value = value.detach()
-            if self.size is None:
-                value = value.clone()  # the module may change it in place
+            else:
+                value = (value.detach() if value.requires_grad else value).clone()  # the module may change it in place
         elif isinstance(value, Metric):
             if self.size is not None:
                 why = "a torchmetrics object keeps what it has seen of one client"
@@ -310,10 +279,7 @@ class MetricLog:
         else:
             check_kind(name, value)
             value = float(value)
-        if self.size is None:
-            entry.add(value, weight)
-        else:
-            self.records.append(Record((hook, name, self.dataloader_idx), entry.spec, weight, value))
+        entry.add(value, weight)
 
     def _weight(self, entry: LoggedValue, value: Any) -> float:
         """By Lightning's rule: the size of the batch, which must be known where a mean needs it."""
@@ -329,7 +295,7 @@ class MetricLog:
 
     def _entry(self, hook: str, name: str, value: Any, given: tuple[tuple, dict]) -> LoggedValue:
         """The entry of a name that is new, or that was logged with other arguments."""
-        spec, options = log_spec(hook, name, *given, self.dataloader_idx)
+        spec, options = log_spec(hook, name, given[0], tuple(given[1].items()), self.dataloader_idx)
         key = (hook, name, self.dataloader_idx)
         entry = self._entries.get(key)
         # without its suffix, the name would be the one of another loader
@@ -349,14 +315,20 @@ class MetricLog:
         entry.given, entry.batch_size = given, options["batch_size"]
         return entry
 
-    def _new(self, key: Any, spec: LogSpec, once: bool = False) -> LoggedValue:
-        """A new entry, or term of the loss."""
-        entry = LoggedValue(spec, once, self.size)
-        if len(key) == 1:
-            self._terms[key[0]] = entry
-        else:
-            self._entries[key] = entry
+    def _new(self, key: LogKey, spec: LogSpec, once: bool = False) -> LoggedValue:
+        entry = self._entries[key] = LoggedValue(spec, once, self.size, key, self.records)
         return entry
+
+    @property
+    def _terms(self) -> list[LoggedValue]:
+        """The terms of the loss."""
+        return [entry for (hook, *_), entry in self._entries.items() if hook == TERM]
+
+    @property
+    def _recorded(self) -> list[LoggedValue]:
+        """What goes into the record: first the terms of the loss, of which the module may log one under its name."""
+        others = [entry for (hook, *_), entry in self._entries.items() if hook != TERM and entry.spec.logger]
+        return [*self._terms, *others]
 
     def _hook(self) -> str:
         """The hook that runs; the step where the engine has not called one."""

@@ -19,14 +19,7 @@ MOST_BYTES = 2**20
 
 
 class GroupBatch(NamedTuple):
-    """A batch of several clients.
-
-    Args:
-        rows: the clients.
-        indices: the index of the batch in the pass of each of them.
-        table: their batches.
-        full: whether they have as many examples as all batches but the last of a pass.
-    """
+    """Batches of several clients, with their indices in the pass; ``full`` ones have the usual number of examples."""
 
     rows: Rows
     indices: Sequence[int]
@@ -53,19 +46,13 @@ class Feed:
     """Gives the batches of a group, pass by pass.
 
     Each client gets its own batches in their order. Since clients do not depend on each other, a batch that ends a pass
-    and has another shape than those before it, as the last one mostly has, may wait until such batches of the other
-    clients have come, too.
-
-    Args:
-        loaders: the run's batches.
-        of_clients: the loader of each client.
-        device: where numbers in a batch that differ by client are put.
+    and has another shape than those before it may wait for such batches of the other clients.
     """
 
     def __init__(self, loaders: Loaders, of_clients: Sequence[ClientLoader], device: torch.device) -> None:
         self.loaders, self.of_clients, self.device = loaders, of_clients, device
         first = of_clients[0]
-        # what went wrong with the batches of a client, by row
+        # errors by row
         self.failed: dict[int, Exception] = {}
         self._gathers = loaders.plain and isinstance(first, IndexedLoader) and all(map(first.is_like, of_clients))
 

@@ -13,7 +13,6 @@ import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from fl_lightning.client import Client
-from fl_lightning.client.client import LARGEST_INTEGER, are_exact
 from fl_lightning.client.clock import Clock
 from fl_lightning.client.columns import (
     Column,
@@ -46,12 +45,7 @@ MOST_NUMBERS = 2**24
 
 
 class Member(NamedTuple):
-    """A client of a group.
-
-    Args:
-        id: its id.
-        work: epochs, or steps where the run counts them, if they are fewer than in a whole visit; None for all.
-    """
+    """A client of a group, with fewer epochs (or steps, where the run counts them) than a whole visit as ``work``."""
 
     id: int
     work: int | None = None
@@ -61,22 +55,17 @@ class Group:
     """Trains the clients of a group side by side.
 
     Args:
-        training: what a visit needs.
+        training: local training of one client.
         members: the clients, those with the most batches first.
         round_: number of the round.
         received: the global state.
 
     Attributes:
-        errors: what went wrong with a client, by row.
+        errors: the error of each client that failed, by row.
         visits: the visits that the methods have begun, by row.
-        counts: of each client its local steps, its last rate and the sum of its rates.
-        num_steps: local steps of each client.
         received_own: the entries of the received state that stay with each client ``(G, ...)``, by name.
         shared: frozen parameters, which all clients have alike, by name.
-        places: where the tensors of the module are.
-        stack: the clients' states and their optimizer.
         settings: those of the optimizer, on which a step may depend.
-        log: what the clients have logged.
     """
 
     def __init__(self, training: LocalTraining, members: Sequence[Member], round_: int, received: State) -> None:
@@ -269,7 +258,7 @@ class Group:
         client.methods.call("on_before_optimizer_step", client, optimizer)
         if setting.gradient_clip_val is not None:
             clip = clip_grad_value_ if setting.gradient_clip_algorithm == "value" else clip_grad_norm_
-            trained = [client.live[name] for name in self.stack.optimized]
+            trained = [client.live[name] for names in self.stack.optimized for name in names]
             clip(
                 [parameter for parameter in trained if parameter.grad is not None],
                 setting.gradient_clip_val,
@@ -384,9 +373,6 @@ class Group:
         for name in client.others:
             if name in state and state[name].is_floating_point():
                 good &= (state[name].isfinite() | ~self.received[name].isfinite()).reshape(self.size, -1).all(1)
-            elif name in state and state[name].dtype == torch.int64:
-                exact = state[name].clamp(-LARGEST_INTEGER, LARGEST_INTEGER) == state[name]
-                good &= exact.reshape(self.size, -1).all(1) & are_exact(self.received[name])
         rows = [row for row, fine in enumerate(good.tolist()) if fine and row not in self.errors]
         chosen = torch.tensor(rows, dtype=torch.int64, device=self.device)
         of_rows = [float(self.infos[row].num_examples) if client.weighting == "examples" else 1.0 for row in rows]

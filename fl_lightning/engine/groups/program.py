@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.client.columns import Rows, describe, numbers_of, put_together, take_apart
+from fl_lightning.client.logged_value import Record
 from fl_lightning.client.mapped import View, not_mappable
-from fl_lightning.client.metric_log import Record
 from fl_lightning.client.visit import Visit
 from fl_lightning.errors import ClientError
 from fl_lightning.state import State
@@ -26,15 +26,11 @@ Results = dict[str, Tensor | None]
 
 
 class Part(NamedTuple):
-    """What is done in a part of a step.
+    """A part of a step: ``work`` does it for one client, whose module, visit and values are there.
 
-    Args:
-        name: of the part, to find its recordings by.
-        about: what distinguishes it from others of this name, beside the tensors and numbers that it is given.
-        columns: what ``work`` is given, each with whether it is stacked.
-        work: does it for one client, whose module, visit and values are there.
-        finish: goes on with what ``work`` gives, of all clients, and their states; gives the gradients of these.
-        compiled: whether it is one of few, so that compiling it pays.
+    ``columns`` are the arguments of ``work``, each with whether it is stacked. ``finish`` takes the results of ``work``
+    and the states, both of all clients, and returns the gradients of the states. ``about`` and the arguments tell parts
+    of one name apart. ``compiled`` parts are few, so that compiling them pays.
     """
 
     name: str
@@ -47,34 +43,22 @@ class Part(NamedTuple):
 
 @dataclass
 class Notes:
-    """What a program comes to beside the tensors that it gives.
+    """Metadata of a program's outputs; ``...`` stands for a tensor among them."""
 
-    Attributes:
-        results: names of what the part gives, with whether each is a tensor.
-        graded: names of the parameters whose gradients it gives.
-        rebound: names of the buffers that have new tensors.
-        changes: the leaves of ``client.scratch`` that the step has replaced, by place; ``...`` stands for a tensor.
-        records: what was logged; ``...`` stands for a tensor.
-        obstacle: why the program cannot be repeated; None where it can.
-    """
-
+    # names of the results, with whether each is a tensor
     results: dict[str, bool] = field(default_factory=dict)
+    # parameters with a gradient, and buffers with new tensors
     graded: list[str] = field(default_factory=list)
     rebound: list[str] = field(default_factory=list)
+    # replaced leaves of client.scratch, by place
     changes: dict[int, Any] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
+    # why the program cannot be repeated
     obstacle: str | None = None
 
 
 class Program:
-    """A part of a step of some clients of a group.
-
-    Args:
-        group: the group.
-        rows: the clients.
-        mounted: their states.
-        part: what is done.
-    """
+    """A part of a step of some clients of a group, whose ``mounted`` tensors are their states."""
 
     def __init__(self, group: Group, rows: Rows, mounted: State, part: Part) -> None:
         self.group, self.rows, self.mounted, self.part = group, rows, mounted, part
@@ -86,7 +70,7 @@ class Program:
         self.stacked = [*mounted.values(), *self.own.values(), *(value for value, batched in self.given if batched)]
 
     def results(self) -> Results:
-        """Do it, or repeat it, and keep what it comes to; gives the results of all clients."""
+        """Run or repeat it; keep its effects and return the results of all clients."""
         recordings, name = self.group.training.recordings, self.part.name
         versions = [value._version if isinstance(value, Tensor) else 0 for value, _ in self.given]
         outputs: Sequence[Tensor]
@@ -113,7 +97,7 @@ class Program:
         return partial(compiler.compiled, (self.part.name, *key[1:]), program, inputs, which)
 
     def _inputs(self) -> tuple[list[Tensor], Any]:
-        """The tensors that it is given, each once, and a key; where keys are equal, nothing but the tensors differs."""
+        """The input tensors, each once, and a key; programs with equal keys differ in their tensors alone."""
         group = self.group
         same = [value for value, batched in self.given if not batched and isinstance(value, Tensor)]
         server = [tensor for _, tensor in group.client.methods.attributes.server]
@@ -130,7 +114,7 @@ class Program:
         return [*inputs.values()], key
 
     def _run(self, stacked: Sequence[Tensor] | None = None) -> tuple[list[Tensor], Notes]:
-        """The outputs of the program, and its notes; of other clients where their tensors are given, of any number."""
+        """The outputs of the program, and its notes; ``stacked`` may be the tensors of any number of other clients."""
         stacked = self.stacked if stacked is None else stacked
         group, part, client = self.group, self.part, self.group.client
         number, names, size = len(part.columns), [*self.mounted, *self.own], len(self.mounted)
@@ -205,7 +189,7 @@ class Program:
 
     @torch.no_grad()
     def _kept(self, outputs: Iterator[Tensor], notes: Notes, versions: list[int]) -> Results:
-        """Keep what the program comes to beside its results, which are returned."""
+        """Keep gradients, buffers, values of the methods and logs, and return the results."""
         group, rows = self.group, self.rows
         for name in notes.graded:
             self.mounted[name].grad = next(outputs)
