@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.data import _extract_batch_size  # private, as of lightning 2.6
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
@@ -17,33 +16,18 @@ from fl_lightning.data.labels import label_entries
 def batch_size(batch: Any, warns: bool = True) -> int | None:
     """The size of a batch by Lightning's rule: the length of the first tensor in it; None without one.
 
-    It ``warns``, once in a process, where there are several lengths. A test compares it with
-    ``lightning.pytorch.utilities.data.extract_batch_size``, which warns for each length.
+    It ``warns``, once in a process, where there are several lengths.
     """
     if type(batch) in (tuple, list) and len(batch) == 2 and type(batch[0]) is Tensor is type(batch[1]):
         # the usual pair of tensors, at every step
         first, second = batch
         if first.ndim and second.ndim and first.size(0) == second.size(0):
             return first.size(0)
-    sizes = list(_sizes(batch))
+    sizes = list(_extract_batch_size(batch))
     size = next((length for length in sizes if length is not None), None)
     if warns and size is not None and any(length != size for length in sizes[sizes.index(size) :]):
         _warn_of_ambiguous_size()
     return size
-
-
-def _sizes(batch: Any) -> Iterator[int | None]:
-    """The length of each tensor in nested collections, and None for what is no tensor."""
-    if isinstance(batch, Tensor):
-        yield len(batch) if batch.ndim else 1
-    elif isinstance(batch, Iterable) and not isinstance(batch, str):
-        for part in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _sizes(part)
-    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        for field in dataclasses.fields(batch):
-            yield from _sizes(getattr(batch, field.name))
-    else:
-        yield None
 
 
 @cache

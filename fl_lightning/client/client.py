@@ -36,8 +36,6 @@ from fl_lightning.state import State, clone, difference, first_not_finite, norm,
 from fl_lightning.sums import Update, Weighted
 from fl_lightning.sums.weighted import cloned, flatten
 
-# up to here, all integers have exact values in float64
-LARGEST_INTEGER = 2**53
 Weighting = Literal["examples", "uniform"]
 Buffers = Literal["average", "keep", "local", "recalibrate", "recalibrate_once"]
 # the rules by which the server recomputes the running statistics of BatchNorm
@@ -206,22 +204,22 @@ class Client(LightningModule):
 
         They are the module's ``loss``, each method's penalty, and the terms of a penalty that has several.
         """
-        return self.visit.epochs
+        return [{name: term.value for name, term in terms.items()} for terms in self.visit.epochs]
 
     @property
     def num_steps(self) -> int:
         """Local steps taken in this visit so far."""
-        return self.visit.num_steps
+        return self.visit.counts.num_steps
 
     @property
     def lr(self) -> float:
         """Learning rate of the first parameter group in the last local step."""
-        return self.visit.lr
+        return self.visit.counts.lr
 
     @property
     def lr_total(self) -> float:
         """The sum of these learning rates over the local steps of this visit so far."""
-        return self.visit.lr_total
+        return self.visit.counts.lr_total
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -281,6 +279,10 @@ class Client(LightningModule):
         """The change y - w^t of the parameters called ``names`` at the present step, in their own precision."""
         gaps = foreach.subtract([self.live[name] for name in names], [self.received[name] for name in names])
         return dict(zip(names, gaps, strict=True))
+
+    def tap_shape(self, tap: str) -> torch.Size | None:
+        """Shape ``(...)`` of one example's value of ``tap``; None before the first batch of the run in this process."""
+        return self.resident.taps.shapes.get(tap)
 
     def parameters_under(self, tap: str) -> list[str]:
         """Names of the trained parameters of the submodule that ``tap`` is bound to."""
@@ -462,10 +464,11 @@ class Client(LightningModule):
         if lost:
             visit.num_lost += 1
             return
-        visit.lr = optimizer.param_groups[0]["lr"]
-        visit.lr_total += visit.lr
+        counts = visit.counts
+        counts.lr = optimizer.param_groups[0]["lr"]
+        counts.lr_total += counts.lr
         self.methods.call("on_after_optimizer_step", self, optimizer)
-        visit.num_steps += 1
+        counts.num_steps += 1
 
     def finish(self) -> Update:
         """End the visit: keep the entries that do not travel, and return what the client sends."""
@@ -478,11 +481,11 @@ class Client(LightningModule):
         visit.drift = float(norm(self.change))
         if not math.isfinite(visit.drift):
             bad = next(name for name, value in self.change.items() if not torch.isfinite(value).all())
-            raise ClientError(f"the weights of {bad} became nan or infinite after local step {visit.num_steps - 1}")
+            raise ClientError(f"the weights of {bad} became nan or infinite after local step {self.num_steps - 1}")
         entry = first_not_finite(select(live, self.others), visit.received) if self.others else None
         if entry is not None:
             kind = "frozen parameter" if entry in self.frozen else "buffer"
-            raise ClientError(f"the {kind} {entry} became nan or infinite within {visit.num_steps} local steps")
+            raise ClientError(f"the {kind} {entry} became nan or infinite within {self.num_steps} local steps")
         if self.kept:
             self._memories.visited(visit.info.id)["state"] = clone(select(live, self.kept))
         visit.weight = self._weight()
@@ -495,7 +498,6 @@ class Client(LightningModule):
             memory.update(with_tensors(memory, torch.clone))
         # copies: what happens to the module after the visit changes nothing in what was sent
         others = clone(select(live, self.sent_others))
-        leave_out_large_integers(others, visit.received)
         changed = [name for name in self.sent_frozen if not torch.equal(live[name], visit.received[name])]
         frozen = difference(select(live, changed), visit.received)
         numbers = sum(value.total.numel() for value in flatten(payload).values())
@@ -532,24 +534,6 @@ class Client(LightningModule):
             raise ClientError(f"its weight is {weight}; {hint}; only the ratios of weights count")
         examples = float(self.info.num_examples) if self.weighting == "examples" else 1.0
         return examples if weight is None else weight
-
-
-def leave_out_large_integers(values: State, received: State) -> None:
-    """Leave out integers beyond 2^53 that have not changed: a mean in float64 would round them."""
-    whole = [name for name, value in values.items() if value.dtype == torch.int64]
-    if not whole or are_exact(torch.cat([tensor[name].reshape(-1) for name in whole for tensor in (values, received)])):
-        return
-    for name in whole:
-        if not (are_exact(values[name]) and are_exact(received[name])):
-            if not torch.equal(values[name], received[name]):
-                hint = "register it with persistent=False, or keep smaller numbers in it"
-                raise ClientError(f"the buffer {name} has integers beyond 2^53, whose mean would be rounded; {hint}")
-            del values[name]
-
-
-def are_exact(values: Tensor) -> bool:
-    """Whether float64 holds these numbers exactly, if they are integers."""
-    return values.dtype != torch.int64 or bool((values.clamp(-LARGEST_INTEGER, LARGEST_INTEGER) == values).all())
 
 
 def check_finite(delta: State, payload: Mapping[str, Mapping[str, Weighted]]) -> None:

@@ -61,108 +61,62 @@ def numbers_of(rows: Rows, of: int) -> Sequence[int]:
     return range(of)[rows] if isinstance(rows, slice) else rows
 
 
-class Same:
-    """A tensor that is the same object for all clients; it may be read."""
+class Column:
+    """The values of a group's clients at one place of a tree.
 
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
+    They are a tensor with a row for each ``(G, ...)``, an array of a number for each ``(G,)``, or a tensor that is
+    ``shared``, and that may be read. Numbers that differ become a tensor, since a mapped function sees one client.
+    """
 
-    def take(self, rows: Rows) -> tuple[Any, bool]:
-        """The values of these rows, and whether they are stacked."""
-        return self.value, False
-
-    def row(self, row: int) -> Any:
-        """The value of one row."""
-        return self.value
-
-
-class Stacked:
-    """A tensor of each client ``(G, ...)``."""
-
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
+    def __init__(self, values: Any, device: torch.device, shared: bool = False) -> None:
+        self.values, self.device, self.shared = values, device, shared
 
     def take(self, rows: Rows) -> tuple[Any, bool]:
-        """The values of these rows, and that they are stacked."""
-        return self.values[rows], True
-
-    def row(self, row: int) -> Any:
-        """The value of one row."""
-        return self.values[row]
-
-    def part(self, rows: list[int]) -> Stacked:
-        """A column of these rows alone."""
-        return Stacked(self.values[rows])
-
-    def put(self, rows: Rows, values: Tensor) -> None:
-        """Replace the values of these rows, unless they were written in place."""
-        if not isinstance(rows, slice) or self.values[rows].data_ptr() != values.data_ptr():
-            self.values[rows] = values
-
-
-class Numbers:
-    """A number of each client: as a tensor where they differ, since a mapped function sees one client."""
-
-    def __init__(self, values: Sequence[float] | np.ndarray, device: torch.device) -> None:
-        self.values, self.device = np.array(values), device
-
-    def take(self, rows: Rows) -> tuple[Any, bool]:
-        """The number where it is the same in these rows, else a tensor; and whether it is stacked."""
+        """The value of these rows, and whether it is stacked; a number where they have the same."""
+        if self.shared:
+            return self.values, False
         chosen = self.values[rows]
+        if isinstance(chosen, Tensor):
+            return chosen, True
         if (chosen == chosen[0]).all():
             return chosen[0].item(), False
         return torch.from_numpy(chosen.copy()).to(self.device), True
 
     def row(self, row: int) -> Any:
-        """The number of one row."""
-        return self.values[row].item()
+        """The value of one client."""
+        value = self.values if self.shared else self.values[row]
+        return value if isinstance(value, Tensor) else value.item()
 
-    def part(self, rows: list[int]) -> Numbers:
+    def part(self, rows: list[int]) -> Column:
         """A column of these rows alone."""
-        return Numbers(self.values[rows], self.device)
+        return self if self.shared else Column(self.values[rows], self.device)
 
-    def put(self, rows: Rows, value: Any) -> None:
-        """Replace the values of these rows: by one number, or by a tensor of theirs."""
-        self.values[rows] = value.cpu().numpy() if isinstance(value, Tensor) else value
-
-
-Column = Same | Stacked | Numbers
-
-
-class Table:
-    """The trees of the clients of a group that have one shape.
-
-    Args:
-        shape: the shape of all of them.
-        columns: a column for each leaf.
-    """
-
-    def __init__(self, shape: Any, columns: list[Column]) -> None:
-        self.shape, self.columns = shape, columns
-
-    @classmethod
-    def of(cls, shape: Any, rows: Mapping[int, Sequence[Any]], size: int, device: torch.device) -> Table:
-        """A table for a group of ``size`` clients, of which ``rows`` have this shape, each with its leaves."""
-        columns = zip(*rows.values(), strict=True)
-        return cls(shape, [column_of(dict(zip(rows, values, strict=True)), size, device) for values in columns])
-
-    def put(self, place: int, rows: Rows, value: Any, size: int) -> None:
-        """Replace a leaf of the clients at these rows, of a group of ``size`` clients."""
-        column = self.columns[place]
-        if isinstance(column, Same):
-            column = self.columns[place] = Stacked(column.value.expand(size, *column.value.shape).clone())
-        column.put(rows, value)
-
-    def tree(self, row: int) -> Any:
-        """The tree of one client."""
-        return put_together(self.shape, [column.row(row) for column in self.columns])
+    def put(self, rows: Rows, value: Any, size: int) -> None:
+        """Replace the values of these rows, of a group of ``size`` clients, unless they were written in place."""
+        if self.shared:
+            self.values, self.shared = self.values.expand(size, *self.values.shape).clone(), False
+        if isinstance(self.values, np.ndarray):
+            self.values[rows] = value.cpu().numpy() if isinstance(value, Tensor) else value
+        elif not isinstance(rows, slice) or self.values[rows].data_ptr() != value.data_ptr():
+            self.values[rows] = value
 
 
-def column_of(values: dict[int, Any], size: int, device: torch.device) -> Column:
-    """The column of a leaf, by row."""
-    first = next(iter(values.values()))
-    if not isinstance(first, Tensor):
-        return Numbers([values.get(row, first) for row in range(size)], device)
-    if len(values) > 1 and all(value is first for value in values.values()):
-        return Same(first)
-    return Stacked(torch.stack([values.get(row, first).detach() for row in range(size)]))
+class Table(NamedTuple):
+    """The trees of clients that have one shape, with a column for each leaf."""
+
+    shape: Any
+    columns: list[Column]
+
+
+def table_of(shape: Any, rows: Mapping[int, Sequence[Any]], size: int, device: torch.device) -> Table:
+    """A table for a group of ``size`` clients, of which ``rows`` have this shape, each with its leaves."""
+    columns = []
+    for values in zip(*rows.values(), strict=True):
+        first, by_row = values[0], dict(zip(rows, values, strict=True))
+        shared = isinstance(first, Tensor) and len(values) > 1 and all(value is first for value in values)
+        column = first if shared else [by_row.get(row, first) for row in range(size)]
+        if isinstance(column, list):
+            tensors = isinstance(first, Tensor)
+            column = torch.stack([value.detach() for value in column]) if tensors else np.array(column)
+        columns.append(Column(column, device, shared))
+    return Table(shape, columns)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from copy import copy
 from functools import lru_cache
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.connectors.logger_connector.fx_validator import _FxValidator
@@ -18,9 +19,12 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import prints
 
+from fl_lightning.client.columns import Rows, numbers_of
 from fl_lightning.errors import UsageError, require
 from fl_lightning.sums.reduced import EMPTY, KINDS, Kind, Reduced, join
 
+# hook, name and index of the data loader
+LogKey = tuple[str, str, int | None]
 LOG = signature(LightningModule.log)
 # in the warnings of torchmetrics about a value that is 0 or 1 by convention, such as the AUROC of a single class
 UNDEFINED = ("meaningless", "is undefined")
@@ -32,6 +36,7 @@ REDUCTIONS: dict[Any, Kind] = {
     **{"avg": "mean", torch.mean: "mean", torch.sum: "sum", sum: "sum"},
     **{torch.max: "max", max: "max", torch.min: "min", min: "min"},
 }
+FOLDS: dict[Kind, np.ufunc] = {"mean": np.add, "sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
 class LogSpec(NamedTuple):
@@ -71,7 +76,8 @@ class LogSpec(NamedTuple):
         return f"{self.name}_epoch{self.suffix}" if self.on_step and self.on_epoch else self.plain
 
 
-def log_spec(hook: str, name: str, args: tuple, kwargs: Mapping[str, Any], loader: int | None) -> tuple[LogSpec, Any]:
+@lru_cache(1000)
+def log_spec(hook: str, name: str, args: tuple, items: tuple, loader: int | None) -> tuple[LogSpec, dict[str, Any]]:
     """Resolve the arguments after the value of a ``self.log`` call, by Lightning's rules.
 
     Returns:
@@ -80,15 +86,6 @@ def log_spec(hook: str, name: str, args: tuple, kwargs: Mapping[str, Any], loade
     Raises:
         UsageError: Lightning does not allow the arguments, or the reduction is not a mean, sum, maximum or minimum.
     """
-    key = (hook, name, args, tuple(kwargs.items()), loader)
-    try:
-        return _log_spec(*key)
-    except TypeError:  # an argument cannot be hashed, or is unknown
-        return _log_spec.__wrapped__(*key)
-
-
-@lru_cache(1000)
-def _log_spec(hook: str, name: str, args: tuple, items: tuple, loader: int | None) -> tuple[LogSpec, dict[str, Any]]:
     bound = LOG.bind(None, name, None, *args, **dict(items))
     bound.apply_defaults()
     given = bound.arguments
@@ -110,52 +107,61 @@ def _log_spec(hook: str, name: str, args: tuple, items: tuple, loader: int | Non
     return LogSpec(name, suffix, kind, bool(levels[0]), bool(levels[1]), logger), given
 
 
+class Record(NamedTuple):
+    """A value that was logged in a mapped step: of each client ``(m,)``, or a number; ``...`` stands for a tensor."""
+
+    key: LogKey
+    spec: LogSpec
+    weight: Any
+    value: Any
+
+
 class LoggedValue:
-    """The values of one name, reduced over the present epoch, and over the epochs of a visit.
+    """The values of one name, reduced over the present epoch and over the epochs of a visit.
 
-    A mean is continued over epochs; any other value is the last epoch's.
-
-    Args:
-        spec: how it is reduced and written.
-        once: whether its hook runs once an epoch.
-
-    Attributes:
-        given: the arguments of the latest ``self.log`` call, and ``batch_size``: the size among them.
-        metric: the torchmetrics object, if one is logged.
-        count: number of values in the present epoch.
-        last: the latest value.
-        last_weight: its weight.
-        epoch: the last complete epoch, reduced.
-        total: the complete epochs, reduced.
-        states: the states of the torchmetrics object at the end of that epoch; empty where the module has reset it.
-        first_bad: index of the first value that made the total nan or infinite.
+    A mean is continued over epochs; any other value is the last epoch's. Of ``size`` clients side by side, all numbers
+    are arrays ``(G,)``, and the values of a mapped step go to ``records`` until they are computed.
     """
 
-    is_group = False
-
-    def __init__(self, spec: LogSpec, once: bool = False) -> None:
-        self.spec, self.once = spec, once
-        self.given: Any = None
+    def __init__(
+        self,
+        spec: LogSpec,
+        once: bool = False,
+        size: int | None = None,
+        key: LogKey = ("", "", None),
+        records: list[Record] | None = None,
+    ) -> None:
+        self.spec, self.once, self.size, self.key, self._records = spec, once, size, key, records
+        self.given: Any = None  # arguments of the latest call
         self.batch_size: Any = None
         self.metric: Metric | None = None
-        self.count = 0
+        self.count = 0  # values in the present epoch, of all clients
         self.last: Any = None
-        self.last_weight = 0.0
-        self.epoch: Reduced | None = None
-        self.total: Reduced | None = None
-        self.states: dict[str, Any] = {}
-        self.first_bad: int | None = None
+        self.last_weight: Any = 0.0
+        self.epoch: Reduced | None = None  # the last complete epoch
+        self.total: Reduced | None = None  # all complete epochs
+        self.states: dict[str, Any] = {}  # of the metric at the end of the last epoch
+        self.first_bad: Any = -1  # index of the first value that made the total nan or infinite
         self._pending: list[Any] = []
-        self._weights: list[float] = []
-        self._read_before = 0
-        self._sum, self._weight = EMPTY[spec.kind], 0.0
+        self._weights: list[Any] = []
+        self._rows: list[Rows] = []
+        self._read_before: Any = 0
+        self._sum: Any = EMPTY[spec.kind]
+        self._weight: Any = 0.0
 
-    def add(self, value: Any, weight: float) -> None:
-        """Add a number, or a tensor of one."""
+    def add(self, value: Any, weight: Any, rows: Rows | None = None) -> None:
+        """Add a number, or a tensor of one; of several clients a number or a tensor ``(m,)``, with their rows."""
+        if rows is not None:
+            self._rows.append(rows)
+        elif self.size is None:
+            self.last, self.last_weight = value, weight
+        else:
+            assert self._records is not None
+            self._records.append(Record(self.key, self.spec, weight, value))
+            return
         # a step only appends to a list; reading the values would wait for the device
         self._pending.append(value)
         self._weights.append(weight)
-        self.last, self.last_weight = value, weight
         self.count += 1
         if len(self._pending) >= MAX_PENDING:
             self.read()
@@ -168,16 +174,47 @@ class LoggedValue:
 
     def read(self) -> None:
         """Reduce the pending values."""
-        if not self._pending:
-            return
-        kind, total = self.spec.kind, self._sum
-        for value, weight in zip(numbers(self._pending), self._weights, strict=True):
-            total = total + weight * value if kind == "mean" else join(kind, total, value)
-            if self.first_bad is None and not math.isfinite(total):
-                self.first_bad = self._read_before
-            self._read_before += 1
-        self._sum, self._weight = total, self._weight + sum(self._weights)
-        self._pending, self._weights = [], []
+        if self._rows:
+            self._read_rows(len(self._rows), self.size or 0)
+        elif self._pending:
+            # a loop over numbers takes less time than arrays for the few steps of an epoch
+            kind, total = self.spec.kind, self._sum
+            for value, weight in zip(numbers(self._pending), self._weights, strict=True):
+                total = total + weight * value if kind == "mean" else join(kind, total, value)
+                if self.first_bad < 0 and not math.isfinite(total):
+                    self.first_bad = self._read_before
+                self._read_before += 1
+            self._sum, self._weight = total, self._weight + sum(self._weights)
+        self._pending, self._weights, self._rows = [], [], []
+
+    def _read_rows(self, steps: int, size: int) -> None:
+        """Reduce the pending values of several clients, as matrices ``(steps, G)`` and in the order of one client."""
+        kind = self.spec.kind
+        chosen = [numbers_of(rows, size) for rows in self._rows]
+        lengths = [*map(len, chosen)]
+        places = np.repeat(np.arange(steps) * size, lengths) + np.concatenate(chosen)
+
+        def spread(parts: Sequence[Any], empty: float) -> np.ndarray:
+            whole = np.full(steps * size, empty)
+            whole[places] = one_after_another(parts, lengths)
+            return whole.reshape(steps, size)
+
+        values, weights = spread(self._pending, EMPTY[kind]), spread(self._weights, 0.0)
+        there = spread([1.0] * steps, 0.0).astype(bool)
+        parts, fold = values * weights if kind == "mean" else values, FOLDS[kind]
+        self._sum = fold(self._sum, fold.accumulate(parts)[-1]) + 0.0
+        self._weight = self._weight + weights.sum(0)
+        bad = there & ~np.isfinite(parts)
+        if bad.any():
+            index = self._read_before + np.take_along_axis(np.cumsum(there, 0), bad.argmax(0)[None], 0)[0] - 1
+            self.first_bad = np.where(bad.any(0) & (np.asarray(self.first_bad) < 0), index, self.first_bad)
+        self._read_before = self._read_before + there.sum(0)
+        latest = steps - 1 - there[::-1].argmax(0)[None]
+        before = (0.0, 0.0) if self.last is None else (self.last, self.last_weight)
+        self.last, self.last_weight = (
+            np.where(there.any(0), np.take_along_axis(now, latest, 0)[0], old)
+            for now, old in zip((values, weights), before, strict=True)
+        )
 
     def end_epoch(self) -> None:
         """Reduce the epoch and begin another; without effect where nothing was logged in it."""
@@ -191,6 +228,10 @@ class LoggedValue:
         self.assign(epoch)
         if before is not None and epoch.kind == "mean" and self.metric is None:
             self.total = Reduced("mean", before.total + epoch.total, before.weight + epoch.weight)
+        elif before is not None and self.size is not None:  # a client without a value in this epoch keeps its last one
+            pairs = ((epoch.total, before.total), (epoch.weight, before.weight))
+            seen = np.asarray(epoch.weight) != 0
+            self.total = Reduced(epoch.kind, *(np.where(seen, new, old) for new, old in pairs))  # type: ignore[arg-type]
 
     def partial_value(self) -> Reduced:
         """The reduction over the present epoch so far."""
@@ -207,11 +248,15 @@ class LoggedValue:
         self.epoch = self.total = value
         self.count, self._sum, self._weight = 0, EMPTY[self.spec.kind], 0.0
 
-    def pop(self) -> Reduced | None:
-        """Return the reduction over all values since the last call, and forget them."""
-        self.end_epoch()
-        taken, self.total = self.total, None
-        return taken
+    def of_row(self, row: int) -> LoggedValue | None:
+        """The values of one of several clients, after the last epoch; None if it has none."""
+        if self.total is None or not self._read_before[row]:
+            return None
+        one = LoggedValue(self.spec)
+        one.assign(row_of(self.total, row))
+        one.last, one.last_weight = float(self.last[row]), float(self.last_weight[row])
+        one.first_bad = int(np.broadcast_to(self.first_bad, self._read_before.shape)[row])
+        return one
 
     def shown_step(self) -> dict[str, Any]:
         """The latest value by Lightning's names, where steps are logged."""
@@ -227,8 +272,27 @@ class LoggedValue:
         """The latest value, with its weight for a mean over clients."""
         if self.last is None:
             return None
-        value, weight = float(self.last), self.last_weight
+        value, weight = float(self.last) if self.size is None else self.last, self.last_weight
         return Reduced(self.spec.kind, value * weight if self.spec.kind == "mean" else value, weight)
+
+
+def row_of(value: Reduced, row: int) -> Reduced:
+    """The reduction of one of several clients."""
+    total, weight = (np.asarray(part)[row].item() for part in (value.total, value.weight))
+    return Reduced(value.kind, total, weight)
+
+
+def one_after_another(parts: Sequence[Any], lengths: Sequence[int]) -> np.ndarray:
+    """Tensors ``(m,)`` in one array of float64, with one transfer; a number stands for the length at its place."""
+    device = next((part.device for part in parts if isinstance(part, Tensor)), None)
+    if device is None:
+        return np.repeat(np.array(parts, dtype=np.float64), lengths)
+    tensors = [
+        part.to(device) if isinstance(part, Tensor) else torch.full((length,), part, dtype=torch.float64, device=device)
+        for part, length in zip(parts, lengths, strict=True)
+    ]
+    same = len({tensor.dtype for tensor in tensors}) == 1
+    return torch.cat(tensors if same else [tensor.double() for tensor in tensors]).double().cpu().numpy()
 
 
 def numbers(values: list[Any]) -> list[float]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Number
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.connectors.logger_connector.fx_validator import _FxValidator
@@ -14,13 +15,16 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.client.batch import batch_size as size_of
 from fl_lightning.client.batch import count_examples
-from fl_lightning.client.logged_value import LoggedValue, LogSpec, log_spec
+from fl_lightning.client.columns import Rows
+from fl_lightning.client.logged_value import FOLDS, LoggedValue, LogKey, LogSpec, Record, log_spec
+from fl_lightning.client.mapped import DIFFERS, not_mappable
 from fl_lightning.errors import require
 from fl_lightning.records.summary import is_defined
+from fl_lightning.sums import Weighted
 from fl_lightning.sums.reduced import Reduced
 
-# hook, name and index of the data loader
-LogKey = tuple[str, str, int | None]
+# in the place of a hook, of the terms of the loss
+TERM = ""
 # the hook whose defaults hold for the values that methods log
 METHODS_HOOK = "on_train_epoch_end"
 
@@ -37,14 +41,19 @@ class MetricLog:
     lasts, so ``sync_dist``, ``sync_dist_group``, ``rank_zero_only``, ``prog_bar`` and ``enable_graph`` have nothing to
     do.
 
+    The log of clients side by side has a row for each. A mapped step adds to :attr:`records`; their tensors are results
+    of the step, and return by :meth:`add_records`.
+
     Args:
         module: the user's module.
         evaluated: values of the last evaluations of the global model, which are among :meth:`callback_metrics`, too.
         examples: of a visit, the number of the client's examples, which is the weight of what is logged once an epoch;
             None is an evaluation.
+        size: number of clients side by side; None for one client.
 
     Attributes:
         dataloader_idx: which of several data loaders is evaluated; None for a single one.
+        records: values that the present mapped step has logged.
     """
 
     def __init__(
@@ -52,8 +61,10 @@ class MetricLog:
         module: LightningModule,
         evaluated: Mapping[str, Tensor] | None = None,
         examples: float | None = 1.0,
+        size: int | None = None,
     ) -> None:
-        self.module = module
+        self.module, self.size = module, size
+        self.records: list[Record] = []
         self.dataloader_idx: int | None = None
         self._training = examples is not None
         self._examples = 1.0 if examples is None else examples
@@ -61,7 +72,6 @@ class MetricLog:
         self._size: int | None = None
         self._counted: int | None = None
         self._entries: dict[LogKey, LoggedValue] = {}
-        self._terms: dict[str, LoggedValue] = {}
         # values as they came: they become tensors when they are asked for
         self._callback: dict[str, Any] = dict(evaluated or {})
 
@@ -89,9 +99,8 @@ class MetricLog:
 
     def add_term(self, name: str, value: Tensor) -> None:
         """Add a term of the loss, which :meth:`first_nonfinite_term` watches."""
-        entry = self._terms.get(name)
-        if entry is None:
-            entry = self._terms[name] = self._new((name,), LogSpec(name))
+        key = (TERM, name, None)
+        entry = self._entries.get(key) or self._new(key, LogSpec(name))
         value, weight = value.detach(), self._counted
         entry.add(value.reshape(()) if value.ndim else value, self.counted if weight is None else weight)
 
@@ -110,50 +119,45 @@ class MetricLog:
 
     def first_nonfinite_term(self) -> tuple[str, int] | None:
         """The term of the loss that was the first to be nan or infinite, and the step; None if all stayed finite."""
-        for entry in self._terms.values():
+        for entry in self._terms:
             entry.read()
-        bad = {name: entry.first_bad for name, entry in self._terms.items() if entry.first_bad is not None}
+        bad = {entry.spec.name: entry.first_bad for entry in self._terms if entry.first_bad >= 0}
         return min(bad.items(), key=lambda item: item[1]) if bad else None
 
-    def end_epoch(self) -> dict[str, float]:
+    def end_epoch(self) -> dict[str, Reduced]:
         """Reduce the epoch of a visit, and reset the torchmetrics objects that were logged in it.
 
         Returns:
             The terms of the loss, as means over the examples of the epoch.
         """
-        terms: dict[str, float] = {}
-        for name, term in self._terms.items():
-            counted = term.count
-            term.end_epoch()
-            if term.epoch is not None:
-                self._callback[name] = term.epoch
-                terms |= {name: term.epoch.value} if counted else {}
-        for entry in self._entries.values():
+        terms: dict[str, Reduced] = {}
+        for (hook, name, _), entry in sorted(self._entries.items(), key=lambda item: item[0][0] != TERM):
             if entry.count:
                 self._callback |= entry.shown_step()
                 entry.end_epoch()
                 self._callback |= entry.shown_epoch(entry.epoch)
+                if hook == TERM and entry.epoch is not None:
+                    terms[name] = entry.epoch
         self._reset_metrics()
         return terms
 
     def sums(self) -> dict[str, Reduced]:
         """The values of the visit for the record, by name; a term that the module logs by its name is the module's."""
         self.end_epoch()
-        record = {name: term.total for name, term in self._terms.items()}
-        for entry in self._entries.values():
-            if entry.spec.logger:
-                record[entry.spec.epoch_name] = entry.total
-                if entry.metric is not None and entry.total is not None:
-                    defined = is_defined(entry.spec.name, entry.total.total)
-                    record[entry.spec.epoch_name] = entry.total if defined else None
-                    record[f"{entry.spec.epoch_name}/clients"] = Reduced("sum", float(defined))
-                elif entry.spec.step_name != entry.spec.epoch_name:
-                    record[entry.spec.step_name] = entry.last_step()
+        record: dict[str, Reduced | None] = {}
+        for entry in self._recorded:
+            record[entry.spec.epoch_name] = entry.total
+            if entry.metric is not None and entry.total is not None:
+                defined = is_defined(entry.spec.name, entry.total.total)
+                record[entry.spec.epoch_name] = entry.total if defined else None
+                record[f"{entry.spec.epoch_name}/clients"] = Reduced("sum", float(defined))
+            elif entry.spec.step_name != entry.spec.epoch_name:
+                record[entry.spec.step_name] = entry.last_step()
         return {name: value for name, value in record.items() if value is not None}
 
     def states(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Where each torchmetrics object of the record is in the module, and its states, by name."""
-        shown = [entry for entry in self._entries.values() if entry.spec.logger and entry.metric is not None]
+        shown = [entry for entry in self._recorded if entry.metric is not None]
         return {entry.spec.epoch_name: (str(entry.spec.metric), entry.states) for entry in shown}
 
     def callback_metrics(self) -> dict[str, Tensor]:
@@ -161,11 +165,13 @@ class MetricLog:
 
         In a visit they are those of its client, beside those of the last evaluation of the global model.
         """
+        if self.size is not None:
+            raise not_mappable("self.trainer.callback_metrics", DIFFERS)
         metrics = dict(self._callback)
         # in this hook Lightning has reduced the epoch already
         ended = self._hook() == "on_train_epoch_end"
-        for entry in self._entries.values() if self._training else ():
-            if entry.count:
+        for (hook, *_), entry in self._entries.items() if self._training else ():
+            if entry.count and hook != TERM:
                 metrics |= entry.shown_step()
                 metrics |= entry.shown_epoch(entry.partial_value()) if ended else {}
         return {name: as_tensor(value) for name, value in metrics.items()}
@@ -173,8 +179,13 @@ class MetricLog:
     # ------------------------------------------------------------------ of an evaluation
     def take(self) -> dict[LogKey, Reduced]:
         """What was logged since the last call, but for torchmetrics objects; it is then forgotten."""
-        values = {key: entry.pop() for key, entry in self._entries.items() if entry.spec.metric is None}
-        return {key: value for key, value in values.items() if value is not None}
+        values: dict[LogKey, Reduced] = {}
+        for key, entry in self._entries.items():
+            if entry.spec.metric is None:
+                entry.end_epoch()
+                values |= {} if entry.total is None else {key: entry.total}
+                entry.total = None
+        return values
 
     def specs(self) -> dict[LogKey, LogSpec]:
         """How each name that was logged is reduced and written."""
@@ -197,8 +208,48 @@ class MetricLog:
         """The values for the record, by name; the torchmetrics objects that were logged are reset."""
         self.end_loader()
         self._reset_metrics()
-        shown = [entry for entry in self._entries.values() if entry.spec.logger]
-        return {entry.spec.epoch_name: entry.total.value for entry in shown if entry.total is not None}
+        return {entry.spec.epoch_name: entry.total.value for entry in self._recorded if entry.total is not None}
+
+    # ------------------------------------------------------------------ of clients side by side
+    def take_records(self) -> tuple[list[Record], list[Tensor]]:
+        """What a mapped step has logged: the records, with ``...`` in the place of tensors, and these tensors."""
+        tensors = [part for record in self.records for part in record if isinstance(part, Tensor)]
+        shapes = [Record._make(... if isinstance(part, Tensor) else part for part in one) for one in self.records]
+        self.records.clear()
+        return shapes, tensors
+
+    def add_records(self, rows: Rows, records: Iterable[Record], tensors: Iterator[Tensor]) -> None:
+        """Add the values of a step of these clients; ``tensors`` take the places of ``...``."""
+        for key, spec, *numbers in records:
+            weight, value = (next(tensors) if number is ... else number for number in numbers)
+            (self._entries.get(key) or self._new(key, spec)).add(value, weight, rows)
+
+    def fill(self, logged: MetricLog, row: int) -> None:
+        """Put the values of one client into the log of its visit."""
+        logged._entries |= {key: one for key, entry in self._entries.items() if (one := entry.of_row(row))}
+
+    def without_bad_terms(self) -> np.ndarray | bool:
+        """Which clients have finite terms of the loss alone ``(G,)``."""
+        return np.all([np.asarray(term.first_bad) < 0 for term in self._terms], 0)
+
+    def weighted(
+        self, rows: Sequence[int], device: torch.device
+    ) -> tuple[dict[str, dict[str, Weighted]], dict[str, Reduced]]:
+        """The values of the clients at ``rows``, for sums over the cohort.
+
+        Returns:
+            The means and sums by kind and name, with a row for each client; and the extremes over these clients.
+        """
+        added: dict[str, dict[str, Weighted]] = {"mean": {}, "sum": {}}
+        extremes: dict[str, Reduced] = {}
+        for name, one in self.sums().items():
+            total, weight = (np.asarray(part)[rows] for part in (one.total, one.weight))
+            if one.kind in added:
+                weight = weight if one.kind == "mean" else np.ones_like(total)
+                added[one.kind][name] = Weighted(*(torch.from_numpy(part).to(device) for part in (total, weight)))
+            elif rows:
+                extremes[name] = Reduced(one.kind, float(FOLDS[one.kind].reduce(total)))
+        return added, extremes
 
     # ------------------------------------------------------------------ inside
     def _log(self, hook: str, name: str, value: Any, given: tuple[tuple, dict], weight: Any) -> None:
@@ -215,14 +266,20 @@ class MetricLog:
                 hint = f"a tensor of one element is logged; try value.mean(), not {tuple(value.shape)}"
                 require(value.numel() == 1, f"self.log({name!r}, ...)", "tensor", hint)
                 value = value.reshape(())
-            if entry.is_group or value.requires_grad:
+            if self.size is not None:
                 value = value.detach()
-            entry.add(value if entry.is_group else value.clone(), weight)  # the module may change it in place
+            else:
+                value = (value.detach() if value.requires_grad else value).clone()  # the module may change it in place
         elif isinstance(value, Metric):
+            if self.size is not None:
+                why = "a torchmetrics object keeps what it has seen of one client"
+                raise not_mappable(f"self.log({name!r}, ...)", why)
             entry.add_metric(value, weight)
+            return
         else:
             check_kind(name, value)
-            entry.add(float(value), weight)
+            value = float(value)
+        entry.add(value, weight)
 
     def _weight(self, entry: LoggedValue, value: Any) -> float:
         """By Lightning's rule: the size of the batch, which must be known where a mean needs it."""
@@ -238,7 +295,7 @@ class MetricLog:
 
     def _entry(self, hook: str, name: str, value: Any, given: tuple[tuple, dict]) -> LoggedValue:
         """The entry of a name that is new, or that was logged with other arguments."""
-        spec, options = log_spec(hook, name, *given, self.dataloader_idx)
+        spec, options = log_spec(hook, name, given[0], tuple(given[1].items()), self.dataloader_idx)
         key = (hook, name, self.dataloader_idx)
         entry = self._entries.get(key)
         # without its suffix, the name would be the one of another loader
@@ -254,13 +311,24 @@ class MetricLog:
                 require(path is not None, f"self.log({name!r}, ...)", type(value).__name__, hint)
                 spec = spec._replace(metric=path)
             functions: Any = _FxValidator.functions[hook]
-            entry = self._entries[key] = self._new(key, spec, functions["allowed_on_step"] == (False,))
+            entry = self._new(key, spec, functions["allowed_on_step"] == (False,))
         entry.given, entry.batch_size = given, options["batch_size"]
         return entry
 
-    def _new(self, key: tuple[Any, ...], spec: LogSpec, once: bool = False) -> LoggedValue:
-        """An empty entry."""
-        return LoggedValue(spec, once)
+    def _new(self, key: LogKey, spec: LogSpec, once: bool = False) -> LoggedValue:
+        entry = self._entries[key] = LoggedValue(spec, once, self.size, key, self.records)
+        return entry
+
+    @property
+    def _terms(self) -> list[LoggedValue]:
+        """The terms of the loss."""
+        return [entry for (hook, *_), entry in self._entries.items() if hook == TERM]
+
+    @property
+    def _recorded(self) -> list[LoggedValue]:
+        """What goes into the record: first the terms of the loss, of which the module may log one under its name."""
+        others = [entry for (hook, *_), entry in self._entries.items() if hook != TERM and entry.spec.logger]
+        return [*self._terms, *others]
 
     def _hook(self) -> str:
         """The hook that runs; the step where the engine has not called one."""

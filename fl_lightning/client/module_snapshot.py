@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,11 +28,15 @@ from torch.utils.hooks import RemovableHandle
 from fl_lightning import namespaces
 from fl_lightning.data.loaders import leaves_of
 from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.functional._mapped import is_mapped
 from fl_lightning.method import Method, ServerValue
 from fl_lightning.state import Weighted, tensors
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None))
 CONTAINERS = (list, dict, set, deque)
+MISSING = object()
+# up to here, all integers have exact values in float64
+LARGEST_INTEGER = 2**53
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 # attributes that the engine looks after: those of Lightning, hooks, and the functions that a run puts into the module
 ENGINE = {name for name in vars(nn.Module()) if "hook" in name} | {"log", "log_dict", "forward"}
@@ -57,24 +62,41 @@ class Snapshot:
         roots: modules, methods or other objects.
         skipped: objects in them that are left alone.
         state: tensors whose values are loaded by others; their ``requires_grad`` is restored.
-
-    Attributes:
-        num_parts: number of objects that are restored.
     """
 
     def __init__(self, roots: Iterable[Any], skipped: Iterable[Any] = (), state: Iterable[Tensor] = ()) -> None:
         values, known = set(map(id, state)), set(map(id, skipped))
-        self._restores = [
-            restore
-            for root in roots
-            for part in walk(root, known)
-            if (restore := restore_of(part, id(part) in values)) is not None
-        ]
-        self.num_parts = len(self._restores)
+        self._flags: list[tuple[Tensor, bool]] = []
+        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._containers: list[tuple[Any, Any]] = []
+        self._others: list[Callable[[], object]] = []
+        for _, part in (found for root in roots for found in walk(root, known)):
+            held = held_by(part)
+            if id(part) in values:
+                self._flags += [(part, part.requires_grad)] if isinstance(part, nn.Parameter) else []
+            elif isinstance(part, nn.Module):
+                self._attributes.append((held, {name: held[name] for name in held.keys() - ENGINE}))
+            elif isinstance(held, CONTAINERS):
+                self._containers.append((held, copy.copy(held)))
+            elif (restore := restore_of(part)) is not None:
+                self._others.append(restore)
 
     def restore(self) -> None:
         """Write the contents back in place, and remove new attributes."""
-        for restore in self._restores:
+        # one function, without calls of others: a visit restores hundreds of objects
+        for tensor, trained in self._flags:
+            if tensor.requires_grad is not trained:
+                tensor.requires_grad_(trained)
+        for held, saved in self._attributes:
+            for name in held.keys() - saved.keys() - ENGINE:
+                del held[name]
+            held.update(saved)
+        for held, saved in self._containers:
+            same = len(held) == len(saved) and all(map(is_, held, saved))
+            if not same or (isinstance(held, dict) and not all(map(is_, held.values(), saved.values()))):
+                held.clear()
+                (held.extend if isinstance(held, (list, deque)) else held.update)(saved)
+        for restore in self._others:
             restore()
 
 
@@ -102,12 +124,12 @@ class MethodSnapshot(Snapshot):
     def __init__(self, methods: Sequence[Method], skipped: Iterable[Any]) -> None:
         self.server = server_tensors(methods)
         known = set(map(id, skipped := [*skipped, *(tensor for _, tensor in self.server)]))
-        all_methods = [part for method in methods for part in walk(method, known) if isinstance(part, Method)]
+        all_methods = [part for method in methods for _, part in walk(method, known) if isinstance(part, Method)]
         # containers that a class shares with its instances
         kinds = {kind for method in all_methods for kind in type(method).__mro__ if is_own_class(kind)}
         shared = [value for kind in kinds for value in vars(kind).values() if isinstance(value, CONTAINERS)]
         super().__init__([*methods, *shared], skipped)
-        self.in_place = self.num_parts > len(methods)
+        self.in_place = bool(self._others) or len(self._containers) > len(methods)
 
 
 def server_tensors(methods: Iterable[Method]) -> list[tuple[str, Tensor]]:
@@ -122,17 +144,21 @@ def server_tensors(methods: Iterable[Method]) -> list[tuple[str, Tensor]]:
     ]
 
 
-def walk(value: Any, known: set[int]) -> Iterator[Any]:
-    """A value and all objects in it, each once, without those whose ids are ``known``."""
+def walk(value: Any, known: set[int], name: str = "") -> Iterator[tuple[str, Any]]:
+    """A value and all objects in it, each once and with a name, without those whose ids are ``known``."""
     if not isinstance(value, PLAIN) and id(value) not in known:
         known.add(id(value))
-        yield value
-        held = held_by(value)
-        if isinstance(held, dict):
-            ignored = ENGINE if isinstance(value, nn.Module) else ()
-            held = [part for name, part in held.items() if name not in ignored]
-        for part in held or ():
-            yield from walk(part, known)
+        yield name, value
+        for key, part in entries_of(value):
+            yield from walk(part, known, f"{name}.{key}")
+
+
+def entries_of(value: Any) -> Iterable[tuple[Any, Any]]:
+    """The parts of a value with their names or places, without the engine's attributes of a module."""
+    held = held_by(value)
+    if not isinstance(held, dict):
+        return enumerate(held or ())
+    return [(key, part) for key, part in held.items() if not (isinstance(value, nn.Module) and key in ENGINE)]
 
 
 def held_by(value: Any) -> Any:
@@ -148,11 +174,9 @@ def is_own_class(kind: type) -> bool:
     return kind.__module__.partition(".")[0] not in LIBRARIES
 
 
-def restore_of(part: Any, in_state: bool) -> Callable[[], object] | None:
-    """A function that gives one object its present contents back; None where nothing is to be done."""
+def restore_of(part: Any) -> Callable[[], object] | None:
+    """A function that gives a tensor, an array or a generator its present contents back; None for other objects."""
     if isinstance(part, Tensor):
-        if in_state:
-            return partial(part.requires_grad_, part.requires_grad) if isinstance(part, nn.Parameter) else None
         # a tensor with a graph, or with several elements in one place, is never changed in place
         spread = part.layout is torch.strided and 0 in part.stride() and part.numel() > 1
         if not part.is_leaf or spread or part.is_inference():
@@ -165,12 +189,7 @@ def restore_of(part: Any, in_state: bool) -> Callable[[], object] | None:
         return partial(setattr, part.bit_generator, "state", copy.deepcopy(part.bit_generator.state))
     if isinstance(part, (torch.Generator, np.random.RandomState)):
         return partial(part.set_state, part.get_state())  # type: ignore[arg-type]
-    if isinstance(part, random.Random):
-        return partial(part.setstate, part.getstate())
-    held = held_by(part)
-    if isinstance(part, nn.Module):
-        return partial(refill_attributes, held, {name: held[name] for name in held.keys() - ENGINE})
-    return partial(refill, held, copy.copy(held)) if isinstance(held, CONTAINERS) else None
+    return partial(part.setstate, part.getstate()) if isinstance(part, random.Random) else None
 
 
 @torch.no_grad()
@@ -185,56 +204,38 @@ def refill_tensor(value: Tensor, saved: Tensor, trained: bool, gradient: Tensor 
     value.grad = None if gradient is None else gradient.clone()
 
 
-def refill_attributes(held: dict[str, Any], saved: Mapping[str, Any]) -> None:
-    """Give a module its attributes back, without those of the engine."""
-    for name in held.keys() - saved.keys() - ENGINE:
-        del held[name]
-    held.update(saved)
+def values_held(module: nn.Module, methods: Sequence[Method], known: Iterable[Any]) -> dict[tuple[int, str], Any]:
+    """The contents of a module's and its methods' attributes by name, to be compared by :func:`changed_value`.
 
-
-def refill(held: Any, saved: Any) -> None:
-    """Give a container the same objects again, in their order."""
-    if not are_same(held, saved):
-        held.clear()
-        (held.extend if isinstance(held, (list, deque)) else held.update)(saved)
-
-
-def are_same(one: Any, other: Any) -> bool:
-    """Whether two containers hold the same objects in the same order."""
-    if len(one) != len(other) or not all(map(is_, one, other)):
-        return False
-    return not isinstance(one, dict) or all(map(is_, one.values(), other.values()))
-
-
-def values_held(module: nn.Module, methods: Sequence[Method], known: Iterable[Tensor]) -> list[Any]:
-    """The contents of a module's and its methods' attributes, to be compared by :func:`are_equal`.
-
-    Tensors and arrays are copied; those of server values, and ``known`` ones, are left out.
+    Tensors and arrays are copied; those of server values, and ``known`` objects, are left out.
     """
-    seen, found = {*map(id, known), *(id(tensor) for _, tensor in server_tensors(methods))}, list[Any]()
-    for part in (part for root in (module, *methods) for part in walk(root, seen)):
-        held = held_by(part)
-        if isinstance(part, Tensor):
-            found.append(part.detach().clone())
-        elif isinstance(part, np.ndarray):
-            found += [part.dtype.str, part.tobytes()]
-        elif held is None:
-            found.append(part)
-        elif held:
+    seen, found = {*map(id, known), *(id(tensor) for _, tensor in server_tensors(methods))}, dict[Any, Any]()
+    for place, root in enumerate((module, *methods)):
+        for name, part in walk(root, seen, type(root).__name__ if place else "self"):
+            if isinstance(part, Tensor):
+                # what a mapped step leaves behind can neither be read nor be the same again
+                found[place, name] = object() if is_mapped(part) else part.detach().clone()
+            elif isinstance(part, np.ndarray):
+                found[place, name] = (part.dtype.str, part.tobytes())
+            elif held_by(part) is None:
+                found[place, name] = part
             ignored = OWN if isinstance(part, nn.Module) else ()
-            named = held.items() if isinstance(held, dict) else enumerate(held)
-            found.append(repr([(key, at) for key, at in named if key not in ignored and isinstance(at, PLAIN)]))
+            plain = [(key, at) for key, at in entries_of(part) if isinstance(at, PLAIN) and key not in ignored]
+            found |= {(place, f"{name}.{key}"): at for key, at in plain}
     return found
 
 
-def are_equal(one: list[Any], other: list[Any]) -> bool:
-    """Whether attributes hold equal values, and otherwise the same objects."""
-    return len(one) == len(other) and all(
-        a.dtype == b.dtype and torch.equal(a, b)
-        if isinstance(a, Tensor) and isinstance(b, Tensor)
-        else a is b or (isinstance(a, (str, bytes)) and a == b)
-        for a, b in zip(one, other, strict=True)
-    )
+def changed_value(before: Mapping[tuple[int, str], Any], after: Mapping[tuple[int, str], Any]) -> str | None:
+    """The name of the first attribute that is new, missing, or holds another value; None where all are equal."""
+    for key in {**before, **after}:
+        one, other = before.get(key, MISSING), after.get(key, MISSING)
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            same = one.dtype == other.dtype and torch.equal(one, other)
+        else:
+            same = one is other or (isinstance(one, (*PLAIN, tuple)) and type(one) is type(other) and one == other)
+        if not same:
+            return re.sub(r"\._(modules|buffers|parameters)\b", "", key[1])
+    return None
 
 
 def uncopyable(module: nn.Module, shared: object) -> dict[int, Any]:
@@ -244,7 +245,7 @@ def uncopyable(module: nn.Module, shared: object) -> dict[int, Any]:
     files, are shared with the copy, as is ``shared``.
     """
     counterparts: dict[int, Any] = {id(shared): shared}
-    parts = {id(part): part for part in walk(module, {id(shared)})}
+    parts = {id(part): part for _, part in walk(module, {id(shared)})}
     for part in parts.values():
         if isinstance(part, torch.Generator):
             counterparts[id(part)] = part.clone_state()
@@ -330,7 +331,9 @@ class StateBinding:
             ClientError: an entry of the state is new, was removed or replaced, or has another shape or type.
         """
         for path, held, saved in self._fixed:
-            for key in () if are_same(held, saved) else {**saved, **held}:
+            if held.keys() == saved.keys() and all(map(is_, held.values(), saved.values())):
+                continue
+            for key in {**saved, **held}:
                 if held.get(key) is not saved.get(key):
                     change = "new" if key not in saved else "another object" if key in held else "missing"
                     raise self._error(f"{path}.{key} is {change}")
@@ -386,6 +389,10 @@ def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
             *(name for name, value in again.items() if not isinstance(value, Tensor)),
             *(name for name, value in live.items() if value is not again.get(name)),
             *(name for name, value in live.items() if value.layout is not torch.strided or value.is_complex()),
+        ],
+        "holds integers beyond 2^53, whose mean would be rounded; register it with persistent=False, or keep smaller "
+        "numbers in it": [
+            name for name, value in live.items() if value.dtype == torch.int64 and (value.abs() > LARGEST_INTEGER).any()
         ],
         "is trained, but its state_dict leaves it out, so that nobody averages it; keep it in, or set requires_grad to "
         "false": [name for name, value in module.named_parameters() if value.requires_grad and id(value) not in known],

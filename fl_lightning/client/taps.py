@@ -8,8 +8,6 @@ A penalty on a representation then needs neither a second forward nor a base cla
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -62,10 +60,14 @@ class Taps:
         transform: given to the tap ``logits`` only; what it returns replaces that output for the rest of the forward,
             while the raw output is what is recorded.
 
+    Raises:
+        UsageError: ``transform`` is to change a part of an output.
+
     Attributes:
         values: tap name to the last recorded output, ``(B, ...)``.
         recording: whether outputs are recorded and replaced.
         trains: whether a call without gradient, which no penalty could act on, is not recorded.
+        shapes: tap name to the shape ``(...)`` of one example in the last recorded output.
     """
 
     def __init__(
@@ -73,10 +75,15 @@ class Taps:
     ) -> None:
         self.paths = dict(paths)
         self.values = Values(self.paths)
+        self.shapes: dict[str, torch.Size] = {}
         self.recording = True
         self.trains = False
         self._until: Mapping[str, int] = {}
         self._module, self._transform = module, transform
+        if transform is not None:
+            whole, binding = ":" not in self.paths["logits"], self.paths["logits"]
+            hint = "a method changes the logits, which must be a whole output; bind the tap to the classifier inside it"
+            require(whole, "trainer.taps: logits", binding, hint)
         self.install()
 
     def install(self) -> None:
@@ -97,13 +104,13 @@ class Taps:
             value, values = output_of.get(output), self.values
             call = values.calls[name] = values.calls.get(name, 0) + 1
             if (torch.is_grad_enabled() or not self.trains) and call <= self._until.get(name, call):
-                values[name], values.places[name] = value, call
+                values[name], values.places[name], self.shapes[name] = value, call, value.shape[1:]
             if self._until and all(values.calls.get(tap, 0) >= last for tap, last in self._until.items()):
                 raise Reached
             if self._transform is None or name != "logits":
                 return None
             changed = self._transform(value)
-            return None if changed is value else output_of.replaced(output, changed)
+            return None if changed is value else changed
 
         record.of_tap = True  # such a hook stays from visit to visit
         return record
@@ -169,26 +176,6 @@ class Selection:
             raise UsageError(f"{self.key}={self.binding!r}: {hint}")
         return value
 
-    def replaced(self, output: Any, value: Tensor) -> Any:
-        """A copy of the output with ``value`` in the tensor's place."""
-        others = [self._field(output, field) for field in fields_of(output)]
-        has_loss = any(isinstance(part, Tensor) and part.ndim == 0 for part in others)
-        hint = "its output holds the loss too, computed from the raw logits; bind logits to the classifier inside it"
-        require(not has_loss, self.key, self.binding, hint)
-        return self._replaced(output, self.fields, value)
-
-    def _replaced(self, output: Any, fields: Sequence[str], value: Any) -> Any:
-        if not fields:
-            return value
-        first, *others = fields
-        changed = self._replaced(self._field(output, first), others, value)
-        try:
-            return with_field(output, first, changed)
-        except (TypeError, AttributeError) as error:
-            hint = f"a method changes the logits, but {first} of a {type(output).__name__} cannot be replaced; "
-            hint += "bind logits to the classifier"
-            raise UsageError(f"{self.key}={self.binding!r}: {hint}") from error
-
     def _field(self, value: Any, field: str) -> Any:
         """An entry of a mapping, an element of a sequence, or an attribute of an object."""
         try:
@@ -213,24 +200,6 @@ def key_of(value: Mapping, field: str) -> Any:
     if field in value or not field.isdigit():
         return field
     return list(value)[int(field)] if hasattr(value, "to_tuple") else int(field)
-
-
-def with_field(value: Any, field: str, new: Any) -> Any:
-    """A copy of ``value`` with another value of a field."""
-    if isinstance(value, Mapping):
-        changed = copy.copy(value)
-        changed[key_of(value, field)] = new  # type: ignore[index]
-        return changed
-    if isinstance(value, (tuple, list)):
-        names = fields_of(value)
-        parts = list(value)
-        parts[names.index(field) if field in names else int(field)] = new
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.replace(value, **{field: new})
-    changed = copy.copy(value)
-    setattr(changed, field, new)
-    return changed
 
 
 def fields_of(value: Any) -> list[str]:

@@ -31,12 +31,11 @@ class Visit:
     Attributes:
         change: the change y - w^t of the trained parameters, once it is asked for after the last step.
         scratch: what each method keeps for this visit, by the method's name.
-        num_steps: local steps taken so far.
+        counts: ``num_steps``: local steps taken so far; ``lr``: learning rate of the first parameter group in the last
+            one; ``lr_total``: the sum of these learning rates.
         num_skipped: batches without a loss, which the module skips.
         num_lost: steps that 16-mixed has left out, since their gradients overflow.
         scalings: with 16-mixed, the gradient scale at the end, and the steps since it changed.
-        lr: learning rate of the first parameter group in the last local step.
-        lr_total: the sum of these learning rates over the local steps so far.
         epochs: the terms of the loss by name, as means over each local epoch.
         outputs: what the module's last ``training_step`` returned, as Lightning gives it to ``on_train_batch_end``.
         weight: p_k, before it is normalised over the cohort.
@@ -59,11 +58,11 @@ class Visit:
         self._versions = [tensor._version for tensor in self._tensors]
         self.change: Mapping[str, Tensor] | None = None
         self.scratch: dict[str, SimpleNamespace] = {}
-        self.num_steps = self.num_skipped = self.num_lost = 0
+        self.counts: Any = SimpleNamespace(num_steps=0, lr=0.0, lr_total=0.0)
+        self.num_skipped = self.num_lost = 0
         self.scalings: list[tuple[float, int]] = []
-        self.lr = self.lr_total = self.drift = 0.0
-        self.weight = 1.0
-        self.epochs: list[dict[str, float]] = []
+        self.drift, self.weight = 0.0, 1.0
+        self.epochs: list[dict[str, Reduced]] = []
         self.outputs: dict[str, Any] = {}
         self.values: dict[str, Reduced] = {}
 

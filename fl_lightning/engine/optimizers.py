@@ -21,7 +21,6 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from fl_lightning.client.module_snapshot import are_same
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import ClientError, UsageError, require, text_of
 
@@ -82,7 +81,9 @@ class OptimizerSource:
         optimizer, schedulers = configure_optimizer(self.module)
         self._options = group_options(optimizer)
         # an attribute that configure_optimizers sets may refer to this optimizer
-        again = schedulers or optimizer.state or not are_same(vars(self.module), attributes)
+        now = vars(self.module)
+        same = now.keys() == attributes.keys() and all(now[name] is attributes[name] for name in attributes)
+        again = schedulers or optimizer.state or not same
         self._optimizer = None if again else optimizer
         return optimizer, schedulers
 

@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fl_lightning.client.module_snapshot import are_equal
+from fl_lightning.client.module_snapshot import changed_value
 
 aten = torch.ops.aten
 # types of the constant arguments of an operation
@@ -297,13 +297,13 @@ class Recordings:
     def __init__(self) -> None:
         self._kept: dict[str, dict[Any, Recording | None]] = {}
         self._round, self._confirmed = -1, set[str]()
-        self._outside, self._age = list[Any](), 0
+        self._outside, self._age = dict[tuple[int, str], Any](), 0
         self._dropped: Counter[str] = Counter()
         self.obstacles: dict[str, str] = {}
 
-    def begin_group(self, round_: int, outside: list[Any]) -> None:
+    def begin_group(self, round_: int, outside: dict[tuple[int, str], Any]) -> None:
         """Begin a group of a round; ``outside`` has the values of the attributes of module and methods."""
-        same = are_equal(self._outside, outside)
+        same = changed_value(self._outside, outside) is None
         if round_ != self._round or not same:
             self._round = round_
             self._confirmed.clear()

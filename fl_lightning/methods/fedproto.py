@@ -50,27 +50,31 @@ class FedProto(Method):
         return self.aggregate_weights
 
     def on_client_start(self, client: Client) -> None:
-        visit = client.scratch(self)
-        visit.sums, visit.epoch = None, 0
+        visit, shape = client.scratch(self), client.tap_shape("representation")
+        visit.sums, visit.counts, visit.epoch = None, None, 0
+        if shape is not None:  # clients side by side need tensors of the final shape before the first step
+            device, classes = client.live[client.trainable[0]].device, len(client.info.label_counts)  # type: ignore[arg-type]
+            visit.sums = torch.zeros(classes, shape.numel(), dtype=torch.float64, device=device)
+            visit.counts = torch.zeros(classes, 1, dtype=torch.float64, device=device)
 
     def penalty(self, client: Client, step: Step) -> Tensor | None:
         z, targets = step.taps["representation"], step.targets
         if targets is None:
             return None
-        fresh = class_sums(z, targets, len(client.info.label_counts))  # type: ignore[arg-type]
+        sums, counts = class_sums(z, targets, len(client.info.label_counts))  # type: ignore[arg-type]
         visit = client.scratch(self)
-        if visit.sums is not None and visit.epoch == client.epoch:
-            fresh = (visit.sums[0] + fresh[0], visit.sums[1] + fresh[1])
-        visit.sums, visit.epoch = fresh, client.epoch
+        goes_on = visit.sums is not None and visit.epoch == client.epoch
+        visit.sums, visit.counts = (visit.sums + sums, visit.counts + counts) if goes_on else (sums, counts)
+        visit.epoch = client.epoch
         if self.prototypes is None or self.known is None:
             return None
         where = z.device
         return self.lambda_ * prototype_distance(z, targets, self.prototypes.to(where), self.known.to(where))
 
     def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
-        if client.scratch(self).sums is None:
+        sums, counts = client.scratch(self).sums, client.scratch(self).counts
+        if sums is None or not counts.any():
             return None
-        sums, counts = client.scratch(self).sums
         return {"prototypes": Weighted.of(sums / counts.clamp_min(1), counts > 0)}
 
     def on_round_end(self, server: Server, payload: dict[str, Weighted]) -> None:

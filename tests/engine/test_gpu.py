@@ -7,14 +7,13 @@ import torch
 from helpers.errors import refused
 from helpers.runs import small_data, small_trainer, train
 from helpers.tiny import TinyData, TinyModule, clients
-from helpers.without_values import WithoutValues
 from lightning.fabric.accelerators import MPSAccelerator
 
 from fl_lightning.callbacks import CostLedger
-from fl_lightning.client.logged_value import LogSpec
+from fl_lightning.client.logged_value import LogSpec, Record
+from fl_lightning.client.metric_log import MetricLog
 from fl_lightning.engine import cohort_training
 from fl_lightning.engine.groups.group import Group
-from fl_lightning.engine.groups.logs import GroupLog, Record
 from fl_lightning.engine.validation import check_precision
 from fl_lightning.errors import ClientError
 
@@ -113,9 +112,9 @@ def test_clients_whose_dropout_draws_on_a_gpu_do_not_share_a_program_unasked(tmp
 
 
 def test_a_name_may_be_logged_as_a_tensor_and_as_a_number_on_a_gpu():
-    with WithoutValues():
-        log = GroupLog(TinyModule(), 2, CUDA)
-        for value in (torch.ones(2, device=CUDA), 0.5):
-            log.add_records(slice(0, None), [Record(("loss",), LogSpec("loss"), 4, value)])
-        log.end_epoch()
-        assert log.weighted(torch.arange(2, device=CUDA))[0]["mean"]["loss"].total.device == CUDA
+    log = MetricLog(TinyModule(), size=2)
+    for value in (torch.ones(2, device=CUDA), 0.5):
+        log.add_records(slice(0, None), [Record(("", "loss", None), LogSpec("loss"), 4, value)], iter(()))
+    log.end_epoch()
+    total = log.weighted([0, 1], CUDA)[0]["mean"]["loss"].total
+    assert total.device == CUDA and total.tolist() == [6, 6]

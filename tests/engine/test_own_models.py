@@ -8,7 +8,7 @@ from helpers.errors import warned
 from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning.callbacks import Callback
-from fl_lightning.methods import FedBN, Local
+from fl_lightning.methods import FedBN, FedProto, Local
 from fl_lightning.models import MLP, ImageClassifier
 
 CLIENTS = 6
@@ -80,7 +80,7 @@ class Sees(Callback):
 HOW = {"eval_every_n_rounds": 1, "local_epochs": 1, "visits": False, "max_rounds": 1, "callbacks": [Starts()]}
 
 
-@pytest.mark.parametrize("method", [Local, FedBN])
+@pytest.mark.parametrize("method", [Local, FedBN, FedProto])
 def test_metrics_of_own_models_are_those_of_one_by_one(tmp_path, method):
     how = {**HOW, "model": lambda: Watched(Normed()), "methods": lambda: [method()]}
     alone, _ = trained(tmp_path, 1, **how)

@@ -43,6 +43,8 @@ from fl_lightning.methods import (
 from fl_lightning.models import MOONCNN, FedCKACNN
 from fl_lightning.systems import SystemsHeterogeneity
 
+pytestmark = pytest.mark.filterwarnings("error:clients that cannot train side by side")
+
 
 @pytest.fixture(autouse=True)
 def _quick(undrawn, monkeypatch):
@@ -73,6 +75,7 @@ DEFAULT_METHODS = {
     "FedNova, FedBABU": (lambda: [FedNova(), FedBABU()], {"model": partial(mlp, sgd(momentum=0.9)), **ONE}),
     "FedBN, FedUV": (lambda: [FedBN(), FedUV()], NORMED),
     "DeCov": (lambda: [DeCov()], {}),
+    "FedProto": (lambda: [FedProto()], {}),
     "Local, FedProx, StructuredDeCov": (lambda: [Local(), FedProx(0.1), StructuredDeCov(groups=3, gamma=0.1)], ONE),
     "Freeze, FedLC, FedProx": (lambda: [Freeze(), FedLC(), FedProx(0.1)], MOMENTUM),
 }
@@ -664,7 +667,6 @@ REFUSED = {
     "the id of a client": ({"methods": lambda: [Asks()]}, ["client.info.id"]),
     "a rate that a hook sets": ({"methods": lambda: [Slows()]}, ["the optimizer's settings"]),
     "values that a step begins to keep": ({"methods": lambda: [Grows()]}, ["client.scratch", "on_client_start"]),
-    "prototypes": ({"methods": lambda: [FedProto()], "model": mlp, "data": digits}, ["client.scratch"]),
     "accumulated batches": ({"accumulate_grad_batches": 2}, ["trainer.accumulate_grad_batches"]),
     "a schedule by step": ({"model": ByStep}, ["scheduler"]),
     "half precision": ({"precision": "bf16-mixed"}, ["trainer.precision"]),

@@ -26,28 +26,18 @@ class Maps(nn.Module):
         return {"states": (x, maps)} if self.fields else maps
 
 
-class Head(nn.Linear):
-    fields = False
-
-    def forward(self, x):
-        scores = super().forward(x)
-        return {"scores": scores} if self.fields else scores
-
-
 class Net(LightningModule):
     """A classifier whose taps can be bound before or after its maps are flattened, and to fields of outputs."""
 
     def __init__(self, fields=False):
         super().__init__()
         torch.manual_seed(0)
-        self.fields, self.body, self.flat, self.head = fields, Maps(fields), nn.Flatten(), Head(12, 10)
-        self.head.fields = fields
+        self.fields, self.body, self.flat, self.head = fields, Maps(fields), nn.Flatten(), nn.Linear(12, 10)
         self.unused = nn.Linear(1, 1)
 
     def forward(self, x):
         out = self.body(x)
-        out = self.head(self.flat(out["states"][1] if self.fields else out))
-        return out["scores"] if self.fields else out
+        return self.head(self.flat(out["states"][1] if self.fields else out))
 
     def training_step(self, batch, batch_idx):
         return cross_entropy(self(batch[0]), batch[1])
@@ -70,7 +60,7 @@ METHODS = {
 TAPS = {
     "maps": {"representation": "body", "logits": "head"},
     "rows": {"representation": "flat", "logits": "head"},
-    "fields": {"representation": "body:states:1", "logits": "head:scores"},
+    "fields": {"representation": "body:states:1", "logits": "head"},
 }
 
 

@@ -11,8 +11,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from fl_lightning.client import Client
-from fl_lightning.client.logged_value import computed
-from fl_lightning.client.metric_log import LogKey
+from fl_lightning.client.logged_value import LogKey, computed
 from fl_lightning.data.loaders import ClientLoader
 from fl_lightning.engine.evaluation.metric_states import MetricStates, Note, can_deal_out, names_in_evaluation
 from fl_lightning.engine.loaders import Loaders

@@ -1,34 +1,31 @@
 """How many clients of a cohort train side by side, and why: a rule on model, batch and device.
 
-It is no measurement, since the bits of a result depend on it. What cannot be mapped over clients is found out before
-round 0: by what is known of the module and its optimizer, and by a trial in which two clients take a step, one by one
-and side by side.
+The rule is not timed, so that results are reproducible. Steps that cannot be mapped over clients are found before round
+0: by known properties of the module and its optimizer, and by a trial in which two clients take a step, one by one and
+side by side.
 """
 
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_lightning.client.mapped import NotMappable
-from fl_lightning.client.module_snapshot import CONTAINERS, OWN
+from fl_lightning.client.module_snapshot import changed_value, values_held
 from fl_lightning.data.loaders import IndexedLoader, PlainLoader
 from fl_lightning.engine.compiled import uncompiled
 from fl_lightning.engine.groups.group import Group, Member
 from fl_lightning.engine.groups.stack import ELEMENTWISE
 from fl_lightning.engine.local_training import Choice
-from fl_lightning.engine.recording import Recordings
+from fl_lightning.engine.recording import Recordings, numbers_drawn
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import ClientError, UsageError, clipped, located, require
-from fl_lightning.functional._precision import is_mapped
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.seeding import ambient, torch_generators
 from fl_lightning.state import norm
@@ -76,11 +73,7 @@ def choose(run: Run) -> None:
 
 
 def choice_for(run: Run) -> Choice:
-    """How many clients train side by side, and why.
-
-    Raises:
-        UsageError: as :func:`choose`.
-    """
+    """The choice, with its reason."""
     asked, trainer = run.trainer.clients_per_step, run.trainer
     if asked == 1:
         return Choice(1, "trainer.clients_per_step is 1")
@@ -94,8 +87,11 @@ def choice_for(run: Run) -> Choice:
         return Choice(1, f"the model has {numbers:,} numbers")
     obstacle = next(obstacles(run), None)
     if obstacle is None:
-        obstacle = tried(run)
-    # all workers come to the same, unless the machine of one of them fails
+        try:
+            try_two(run)
+        except UsageError as error:
+            obstacle = str(error)
+    # all workers get the same result, unless the machine of one of them fails
     obstacle = run.workers.gather(obstacle)[0]
     if obstacle is None:
         return Choice(size, f"{least} to {size} clients of {numbers:,} numbers share a program", least)
@@ -104,7 +100,7 @@ def choice_for(run: Run) -> Choice:
 
 
 def obstacles(run: Run) -> Iterator[str]:
-    """What is known to keep clients from training side by side."""
+    """Known reasons why clients cannot train side by side."""
     resident, trainer, module = run.resident, run.trainer, run.client.module
     optimizer, schedulers = run.local_training.optimizers.first
     name = type(module).__name__
@@ -135,8 +131,68 @@ def obstacles(run: Run) -> Iterator[str]:
             yield f"the gradients of {path or name} are sparse"
 
 
-def look_at_step(run: Run, k: int) -> tuple[int, bool]:
-    """The operations of the first step of client ``k``, forward, and whether it draws random numbers.
+def try_two(run: Run) -> None:
+    """Two clients take their first step one by one and side by side; everything is restored.
+
+    Raises:
+        NotMappable: side by side fails, or has another result.
+    """
+    training, state, auto = run.local_training, run.server.state, run.trainer.clients_per_step == AUTO
+    clients = list(itertools.islice(filter(training.batches, range(run.data.num_clients)), 2))
+    if len(clients) < 2:
+        raise NotMappable("only one client has batches")
+    for k in clients:
+        with run.loaders.train(k, 0, "work") as loader:
+            # a pass over an iterable might change the next one
+            inner: Any = loader.loader if isinstance(loader, PlainLoader) else None
+            indexed = isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset)
+            repeats = isinstance(inner, (list, tuple)) or (indexed and not inner.num_workers)
+            if not (repeats or isinstance(loader, IndexedLoader)):
+                raise NotMappable("its batches cannot be read before the run")
+    operations, draws = profile_step(run, clients[0])
+    if auto and operations > WORK.get(run.fabric.device.type, 0.0):
+        raise NotMappable(f"a step takes {operations / 1e6:,.0f} million operations, which fill a core by themselves")
+    if auto and draws:
+        raise NotMappable("its step draws random numbers, in a visit from a stream of its own")
+    module, methods = run.client.module, run.methods.methods
+    with (
+        ambient(run.seed, "side_by_side"),
+        run.client.rehearsing(run.methods),
+        replaced(run.resident.clock, limit=1),
+        replaced(training, recordings=Recordings()),
+    ):
+        try:
+            alone = [training.visit(k, 0, state).delta for k in clients]
+        except Exception as error:  # the run says it
+            raise NotMappable("a step of one client fails") from error
+        run.client.memories().drop_all(clients)
+        members = sorted((Member(k) for k in clients), key=lambda member: -training.batches(member.id))
+        group = Group(training, members, 0, state)
+        run.resident.load_afresh(state)
+        kept = (value for value in vars(module).values() if isinstance(value, torch.optim.Optimizer))
+        known = [*module.parameters(), *module.buffers(), *kept]
+        before = values_held(module, methods, known)
+        try:
+            with group.training_all():
+                changed = changed_value(before, values_held(module, methods, known))
+                updates = {member.id: group.update(row).delta for row, member in enumerate(members)}
+        except ClientError as error:
+            raise NotMappable(clipped(located(error.__cause__ or error), 300)) from error
+    if changed is not None:
+        raise NotMappable(f"a step changes {changed}, which is not the client's; use client.scratch(self) or a buffer")
+    near = NEAR.get(str(run.fabric.strategy.precision.precision), NEAR[""])
+    # groups draw other random numbers
+    for k, delta in zip(clients, alone, strict=True) if not draws else ():
+        gap = float(norm({name: value - updates[k][name] for name, value in delta.items()}))
+        size = float(norm(delta))
+        if gap > near * size:
+            why = "it reads a value of one client, or keeps one outside of the state"
+            by = f"by {gap / size:.2%}"
+            raise NotMappable(f"a step side by side moves the parameters otherwise than alone, {by}; {why}")
+
+
+def profile_step(run: Run, k: int) -> tuple[int, bool]:
+    """Operations of the forward pass in the first step of client ``k``, and whether it draws random numbers.
 
     Raises:
         NotMappable: it fails.
@@ -159,119 +215,7 @@ def look_at_step(run: Run, k: int) -> tuple[int, bool]:
         return counter.get_total_flops(), random_states() != before
 
 
-def random_states() -> tuple[Any, ...]:
+def random_states() -> list[Any]:
     """The states of the generators that user code may draw from."""
-    numbers: Any = np.random.get_state()  # noqa: NPY002
     of_torch = [generator.get_state().numpy().tobytes() for generator in torch_generators()]
-    return random.getstate(), numbers[1].tobytes(), numbers[2:], of_torch
-
-
-def outside_of_state(run: Run) -> dict[str, Any]:
-    """What stands in the attributes of the module, of its parts and of the methods, by name, to be compared."""
-    parts: list[tuple[str, Any]] = [
-        (f"self.{path}." if path else "self.", part) for path, part in run.client.module.named_modules()
-    ]
-    parts += [(f"{type(method).__name__}.", method) for method in run.methods.methods]
-    contents = {
-        f"{prefix}{name}": mark_of(value)
-        for prefix, part in parts
-        for name, value in vars(part).items()
-        if name not in OWN
-    }
-    entries = ("_parameters", "_buffers", "_modules")
-    return contents | {f"{prefix}{held}": [*vars(part).get(held, ())] for prefix, part in parts for held in entries}
-
-
-def mark_of(value: Any) -> Any:
-    """What a value is told by: a tensor by its values, a container by what it holds, another object by itself."""
-    if isinstance(value, Tensor) and not is_mapped(value):
-        return Mark(None, value.detach().clone())
-    if isinstance(value, CONTAINERS):
-        parts = value.items() if isinstance(value, dict) else enumerate(value)
-        return Mark(value, [(key, Mark(part, None)) for key, part in parts])
-    return Mark(value, None)
-
-
-class Mark:
-    """Equal to another one of the same object with the same contents, or of a tensor with the same values."""
-
-    def __init__(self, value: Any, contents: Any) -> None:
-        self.value, self.contents = value, contents
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Mark) or self.value is not other.value:
-            return False
-        if isinstance(self.contents, Tensor) and isinstance(other.contents, Tensor):
-            return self.contents.dtype == other.contents.dtype and torch.equal(self.contents, other.contents)
-        return self.contents is other.contents or self.contents == other.contents
-
-
-def is_repeatable(loader: Any) -> bool:
-    """Whether reading a batch changes nothing for the next pass."""
-    inner = loader.loader if isinstance(loader, PlainLoader) else None
-    indexed = isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset) and not inner.num_workers
-    return isinstance(loader, IndexedLoader) or isinstance(inner, (list, tuple)) or indexed
-
-
-def tried(run: Run) -> str | None:
-    """Why a trial failed; None where two clients side by side take the step that each takes alone."""
-    with_batches = filter(run.local_training.batches, range(run.data.num_clients))
-    clients = list(itertools.islice(with_batches, 2))
-    if len(clients) < 2:
-        return "only one client has batches"
-    for k in clients:
-        with run.loaders.train(k, 0, "work") as loader:
-            if not is_repeatable(loader):
-                return "its batches cannot be read before the run" if run.trainer.clients_per_step == AUTO else None
-    try:
-        try_two(run, clients)
-    except UsageError as error:
-        return str(error)
-    return None
-
-
-def try_two(run: Run, clients: list[int]) -> None:
-    """Two clients take their first step one by one and side by side, of which nothing is left.
-
-    Raises:
-        NotMappable: side by side fails, or gives something else.
-    """
-    work, draws = look_at_step(run, clients[0])
-    if run.trainer.clients_per_step == AUTO:
-        if work > WORK.get(run.fabric.device.type, 0.0):
-            raise NotMappable(f"a step takes {work / 1e6:,.0f} million operations, which fill a core by themselves")
-        if draws:
-            raise NotMappable("its step draws random numbers, in a visit from a stream of its own")
-    training, state = run.local_training, run.server.state
-    with (
-        ambient(run.seed, "side_by_side"),
-        run.client.rehearsing(run.methods),
-        replaced(run.resident.clock, limit=1),
-        replaced(training, recordings=Recordings()),
-    ):
-        try:
-            alone = [training.visit(k, 0, state).delta for k in clients]
-        except Exception as error:  # the run says it
-            raise NotMappable("a step of one client fails") from error
-        run.client.memories().drop_all(clients)
-        members = sorted((Member(k) for k in clients), key=lambda member: -training.batches(member.id))
-        group = Group(training, members, 0, state)
-        run.resident.load_afresh(state)
-        before = outside_of_state(run)
-        try:
-            with group.training_all():
-                changed = next((name for name, now in outside_of_state(run).items() if now != before.get(name)), None)
-                updates = {member.id: group.update(row).delta for row, member in enumerate(members)}
-        except ClientError as error:
-            raise NotMappable(clipped(located(error.__cause__ or error), 300)) from error
-    if changed is not None:
-        raise NotMappable(f"a step changes {changed}, which is not the client's; use client.scratch(self) or a buffer")
-    near = NEAR.get(str(run.fabric.strategy.precision.precision), NEAR[""])
-    # groups draw other random numbers
-    for k, delta in zip(clients, alone, strict=True) if not draws else ():
-        gap = float(norm({name: value - updates[k][name] for name, value in delta.items()}))
-        size = float(norm(delta))
-        if gap > near * size:
-            why = "it reads a value of one client, or keeps one outside of the state"
-            by = f"by {gap / size:.2%}"
-            raise NotMappable(f"a step side by side moves the parameters otherwise than alone, {by}; {why}")
+    return [*numbers_drawn(), of_torch]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning.client.columns import Rows, Same, Stacked, Table, kind_of, take_apart
+from fl_lightning.client.columns import Column, Rows, Table, kind_of, table_of, take_apart
 from fl_lightning.data.loaders import ClientLoader, IndexedLoader, PlainLoader
 from fl_lightning.engine.loaders import Loaders
 from fl_lightning.errors import ClientError
@@ -19,14 +19,7 @@ MOST_BYTES = 2**20
 
 
 class GroupBatch(NamedTuple):
-    """A batch of several clients.
-
-    Args:
-        rows: the clients.
-        indices: the index of the batch in the pass of each of them.
-        table: their batches.
-        full: whether they have as many examples as all batches but the last of a pass.
-    """
+    """Batches of several clients, with their indices in the pass; ``full`` ones have the usual number of examples."""
 
     rows: Rows
     indices: Sequence[int]
@@ -36,7 +29,7 @@ class GroupBatch(NamedTuple):
     def part(self, places: Sequence[int], of: Sequence[int]) -> GroupBatch:
         """The batches at these places, of clients whose rows are ``of``."""
         chosen = list(places)
-        columns = [Same(c.value) if isinstance(c, Same) else c.part(chosen) for c in self.table.columns]
+        columns = [column.part(chosen) for column in self.table.columns]
         indices = [self.indices[place] for place in chosen] if len(self.indices) > 1 else self.indices
         return GroupBatch(
             range_or_list([of[place] for place in chosen]), indices, Table(self.table.shape, columns), self.full
@@ -53,19 +46,13 @@ class Feed:
     """Gives the batches of a group, pass by pass.
 
     Each client gets its own batches in their order. Since clients do not depend on each other, a batch that ends a pass
-    and has another shape than those before it, as the last one mostly has, may wait until such batches of the other
-    clients have come, too.
-
-    Args:
-        loaders: the run's batches.
-        of_clients: the loader of each client.
-        device: where numbers in a batch that differ by client are put.
+    and has another shape than those before it may wait for such batches of the other clients.
     """
 
     def __init__(self, loaders: Loaders, of_clients: Sequence[ClientLoader], device: torch.device) -> None:
         self.loaders, self.of_clients, self.device = loaders, of_clients, device
         first = of_clients[0]
-        # what went wrong with the batches of a client, by row
+        # errors by row
         self.failed: dict[int, Exception] = {}
         self._gathers = loaders.plain and isinstance(first, IndexedLoader) and all(map(first.is_like, of_clients))
 
@@ -118,7 +105,7 @@ class Feed:
         for (rows, indices, places), *parts in zip(block, *columns, strict=True):
             values = [part.view(*places.shape, *part.shape[1:]) for part in parts]
             full = places.shape[1] == self.of_clients[0].batch_size  # type: ignore[attr-defined]
-            yield GroupBatch(rows, indices, Table(shape, [*map(Stacked, values)]), full)
+            yield GroupBatch(rows, indices, Table(shape, [Column(value, self.device) for value in values]), full)
 
     def _loaded(self, lengths: Sequence[int]) -> Iterator[GroupBatch]:
         """Batches as the clients' loaders give them."""
@@ -155,7 +142,7 @@ class Feed:
             kinds.setdefault(kind_of(*batch[2:]), []).append(batch)
         for alike in kinds.values():
             columns = {place: leaves for place, (*_, leaves) in enumerate(alike)}
-            table = Table.of(alike[0][2], columns, len(alike), self.device)
+            table = table_of(alike[0][2], columns, len(alike), self.device)
             rows = [row for row, *_ in alike]
             loader = self.of_clients[rows[0]]
             size = getattr(loader.loader if isinstance(loader, PlainLoader) else loader, "batch_size", None)

@@ -13,22 +13,23 @@ import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from fl_lightning.client import Client
-from fl_lightning.client.client import LARGEST_INTEGER, are_exact
 from fl_lightning.client.clock import Clock
 from fl_lightning.client.columns import (
+    Column,
     Leaf,
-    Numbers,
     Table,
     kind_of,
     numbers_of,
     put_together,
+    table_of,
     take_apart,
 )
+from fl_lightning.client.logged_value import row_of
+from fl_lightning.client.metric_log import MetricLog
 from fl_lightning.client.module_snapshot import StateBinding, values_held
 from fl_lightning.client.visit import Visit
 from fl_lightning.engine.compiled import uncompiled
 from fl_lightning.engine.groups.feed import Feed, GroupBatch
-from fl_lightning.engine.groups.logs import GroupLog
 from fl_lightning.engine.groups.program import Part, Program, Results
 from fl_lightning.engine.groups.stack import Stack, counts_steps
 from fl_lightning.engine.local_training import LocalTraining
@@ -44,12 +45,7 @@ MOST_NUMBERS = 2**24
 
 
 class Member(NamedTuple):
-    """A client of a group.
-
-    Args:
-        id: its id.
-        work: epochs, or steps where the run counts them, if they are fewer than in a whole visit; None for all.
-    """
+    """A client of a group, with fewer epochs (or steps, where the run counts them) than a whole visit as ``work``."""
 
     id: int
     work: int | None = None
@@ -59,22 +55,17 @@ class Group:
     """Trains the clients of a group side by side.
 
     Args:
-        training: what a visit needs.
+        training: local training of one client.
         members: the clients, those with the most batches first.
         round_: number of the round.
         received: the global state.
 
     Attributes:
-        errors: what went wrong with a client, by row.
+        errors: the error of each client that failed, by row.
         visits: the visits that the methods have begun, by row.
-        counts: of each client its local steps, its last rate and the sum of its rates.
-        num_steps: local steps of each client.
         received_own: the entries of the received state that stay with each client ``(G, ...)``, by name.
         shared: frozen parameters, which all clients have alike, by name.
-        places: where the tensors of the module are.
-        stack: the clients' states and their optimizer.
         settings: those of the optimizer, on which a step may depend.
-        log: what the clients have logged.
     """
 
     def __init__(self, training: LocalTraining, members: Sequence[Member], round_: int, received: State) -> None:
@@ -85,10 +76,12 @@ class Group:
         self.infos = [training.loaders.data.info(member.id) for member in members]
         self.errors: dict[int, Exception] = {}
         zeros = {"num_steps": 0, "lr": 0.0, "lr_total": 0.0}
-        self.counts = {name: Numbers([zero] * self.size, self.device) for name, zero in zeros.items()}
+        self.counts = {name: Column(np.array([zero] * self.size), self.device) for name, zero in zeros.items()}
         self.num_steps, self.lr = self.counts["num_steps"].values, self.counts["lr"].values
         self._taken, self.num_skipped = np.zeros((2, self.size), dtype=np.int64)
-        self.log = GroupLog(self.client.module, self.size, self.device)
+        self.log = MetricLog(self.client.module, size=self.size)
+        # of each pass, the means of the loss's terms
+        self._epochs: list[dict[str, Reduced]] = []
         self.visits: dict[int, Visit] = {}
         # of the values that the methods keep for each client: their tables, and which of them it is
         self._tables: dict[str, Table] = {}
@@ -168,7 +161,7 @@ class Group:
                 clock.epoch, clock.step = epoch, int(self._taken[0])
                 training.schedules.after_batch(schedulers, 0, stepped=False, last=True)
                 self.note_settings()
-            self.log.end_epoch()
+            self._epochs.append(self.log.end_epoch())
 
     # ------------------------------------------------------------------ the beginning
     def _begin(self, optimizer: Any) -> None:
@@ -218,7 +211,7 @@ class Group:
             shapes[kind] = shape
             by_kind.setdefault(kind, {})[row] = leaves
         for place, (kind, rows) in enumerate(by_kind.items()):
-            self._tables[kind] = Table.of(shapes[kind], rows, self.size, self.device)
+            self._tables[kind] = table_of(shapes[kind], rows, self.size, self.device)
             self._kinds[list(rows)] = place
 
     # ------------------------------------------------------------------ a step
@@ -265,7 +258,7 @@ class Group:
         client.methods.call("on_before_optimizer_step", client, optimizer)
         if setting.gradient_clip_val is not None:
             clip = clip_grad_value_ if setting.gradient_clip_algorithm == "value" else clip_grad_norm_
-            trained = [client.live[name] for name in self.stack.optimized]
+            trained = [client.live[name] for names in self.stack.optimized for name in names]
             clip(
                 [parameter for parameter in trained if parameter.grad is not None],
                 setting.gradient_clip_val,
@@ -373,19 +366,17 @@ class Group:
         change = {name: state[name].double() - self.received[name].double() for name in client.trainable}
         # with the bits that each would have by itself
         drift = torch.stack([norm({name: values[row] for name, values in change.items()}) for row in range(self.size)])
-        good = drift.isfinite() & ~self.log.bad & torch.from_numpy(self.num_steps > 0).to(drift.device)
+        fine = self.log.without_bad_terms() & (self.num_steps > 0)
+        good = drift.isfinite() & torch.from_numpy(fine).to(drift.device)
         for name in client.others:
             if name in state and state[name].is_floating_point():
                 good &= (state[name].isfinite() | ~self.received[name].isfinite()).reshape(self.size, -1).all(1)
-            elif name in state and state[name].dtype == torch.int64:
-                exact = state[name].clamp(-LARGEST_INTEGER, LARGEST_INTEGER) == state[name]
-                good &= exact.reshape(self.size, -1).all(1) & are_exact(self.received[name])
         rows = [row for row, fine in enumerate(good.tolist()) if fine and row not in self.errors]
         chosen = torch.tensor(rows, dtype=torch.int64, device=self.device)
         of_rows = [float(self.infos[row].num_examples) if client.weighting == "examples" else 1.0 for row in rows]
         weights = torch.tensor(of_rows, dtype=torch.float64, device=self.device)
         ones, size = torch.ones_like(weights), sum(client.live[n].nbytes for n in (*client.sent, *client.sent_others))
-        logged, extremes = self.log.weighted(chosen)
+        logged, extremes = self.log.weighted(rows, self.device)
         updates = {
             "clients": Weighted(ones, ones),
             "drift": Weighted(drift[chosen] * weights, weights),
@@ -407,13 +398,13 @@ class Group:
         client.resident.load({**self.received, **{name: values[row] for name, values in self.stack.state.items()}})
         self.log.fill(logged, row)
         client.resident.log_into(logged)
-        scratch = self.table_of(row)[1].tree(row)["scratch"]
+        _, table = self.table_of(row)
+        scratch = put_together(table.shape, [column.row(row) for column in table.columns])["scratch"]
         visit.scratch = {name: SimpleNamespace(**held) for name, held in scratch.items()}
-        visit.epochs, visit.num_skipped = (
-            self.log.means(row, len(self.clocks[row].passes_now)),
-            int(self.num_skipped[row]),
-        )
-        for name, column in self.counts.items():
-            setattr(visit, name, column.row(row))
-        visit.clock = client.resident.stand_in.clock = replace(self.clock(row), epoch=len(self.clocks[row].passes_now))
+        visit.counts = SimpleNamespace(**{name: column.row(row) for name, column in self.counts.items()})
+        passes = len(self.clocks[row].passes_now)
+        terms = [{name: row_of(term, row) for name, term in epoch.items()} for epoch in self._epochs[:passes]]
+        visit.epochs = [{name: term for name, term in epoch.items() if term.weight} for epoch in terms]
+        visit.num_skipped = int(self.num_skipped[row])
+        visit.clock = client.resident.stand_in.clock = replace(self.clock(row), epoch=passes)
         client.visit = visit

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
+from fl_lightning.client.logged_value import Record
 from fl_lightning.client.mapped import not_mappable
+from fl_lightning.client.metric_log import MetricLog
 from fl_lightning.client.module_snapshot import StateBinding
 from fl_lightning.data.loaders import ClientLoader
 from fl_lightning.engine.evaluation.evaluator import STAGES, step_name
 from fl_lightning.engine.evaluation.loop import can_share, stage_of
 from fl_lightning.engine.evaluation.metric_states import metrics_of
 from fl_lightning.engine.groups.forming import dealt_out
-from fl_lightning.engine.groups.logs import GroupLog, Record, filled
 from fl_lightning.errors import LostWorkerError, Stopped, located
 from fl_lightning.records.summary import tagged
 from fl_lightning.seeding import ambient
@@ -64,7 +65,7 @@ def metrics_of_own_models(
         own = {k: entries for k in group if (entries := run.client.own_entries(k))}
         if plain and len(own) > 1:
             try:
-                yield from OwnModels(run, phase, str(step), state).evaluate(loaders[0], [*own.values()])
+                yield from evaluate_side_by_side(run, phase, str(step), state, loaders[0], [*own.values()])
                 continue
             except (LostWorkerError, Stopped):
                 raise
@@ -74,71 +75,57 @@ def metrics_of_own_models(
             yield run.evaluator.own_model(phase, state, k, entries)
 
 
-class OwnModels:
-    """Evaluates the own models of a group.
+@torch.no_grad()
+def evaluate_side_by_side(
+    run: Run, phase: str, step: str, state: State, loader: ClientLoader, own: Sequence[State]
+) -> list[dict[str, float]]:
+    """Metrics by tag of several models.
 
     Args:
         run: the run.
         phase: ``val`` or ``test``, the address of random numbers.
         step: name of the module's step.
-        state: what they have alike.
+        state: the entries that all models have.
+        loader: the data.
+        own: the entries of each model in the place of those of the state.
+
+    Raises:
+        NotMappable: its step cannot be mapped; or any other error.
     """
+    client, resident, loaders = run.client, run.client.resident, run.loaders
+    resident.load(state)
+    resident.stand_in.evaluated_batches = [loaders.length(loader)]
+    takes_index = is_param_in_hook_signature(getattr(client.module, step), "batch_idx", min_args=2)
+    log = MetricLog(client.module, examples=None, size=len(own))
+    stacked = {name: torch.stack([entries[name] for entries in own]).to(client.live[name]) for name in own[0]}
+    places, records = StateBinding(client.module, client.live), list[Record]()
 
-    def __init__(self, run: Run, phase: str, step: str, state: State) -> None:
-        self.run, self.phase, self.step, self.state = run, phase, step, state
-        self.client, self.resident, self.loaders = run.client, run.client.resident, run.loaders
-        self._takes_index = is_param_in_hook_signature(getattr(run.client.module, step), "batch_idx", min_args=2)
+    def mapped(batch: Any, index: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        log.begin_batch(batch)
+        of_one = {**client.live, **dict(zip(stacked, tensors, strict=True))}
+        with places.swapped(of_one) as rebound, loaders.fabric.autocast():
+            resident.call(step, batch, *([index] if takes_index else []))
+        if rebound:
+            raise not_mappable(f"{step}: {next(iter(rebound))}", "the buffer gets a new tensor")
+        records[:], logged = log.take_records()
+        return (*logged, torch.zeros(()))
 
-    @torch.no_grad()
-    def evaluate(self, loader: ClientLoader, own: Sequence[State]) -> list[dict[str, float]]:
-        """Metrics by tag, with each of these entries in the place of those of the state.
-
-        Raises:
-            NotMappable: its step cannot be mapped; or any other error.
-        """
-        self.resident.load(self.state)
-        self.resident.stand_in.evaluated_batches = [self.loaders.length(loader)]
-        live, device = self.client.live, self.loaders.fabric.device
-        log = GroupLog(self.client.module, len(own), device, examples=None)
-        stacked = {name: torch.stack([entries[name] for entries in own]).to(live[name]) for name in own[0]}
-        places = StateBinding(self.client.module, live)
-        with self.resident.evaluating(STAGES[self.phase]), self.resident.taps.recorded(False):
-            for index, batch in self.loaders.share(loader, 0, 1):
-                self.run.workers.check()
-                with ambient(self.loaders.seed, self.phase, 0, index):
-                    batch = self.loaders.to_device(batch, 0)
-                    log.add_records(slice(0, len(own)), self._batch(batch, index, stacked, places, log))
-        log.end_epoch()
-        found = []
-        for row in range(len(own)):
-            logged = self.resident.begin_logging()
-            log.fill(logged, row)
-            found.append({tagged(self.phase, name): value for name, value in logged.end_evaluation().items()})
-        return found
-
-    def _batch(self, batch: Any, index: int, stacked: State, places: StateBinding, log: GroupLog) -> list[Record]:
-        """What the step logs on a batch."""
-        records: list[tuple[Any, ...]] = []
-
-        def mapped(*tensors: Tensor) -> tuple[Tensor, ...]:
-            of_one = {**self.client.live, **dict(zip(stacked, tensors, strict=True))}
-            log.begin_batch(batch)
-            log.records = []
-            with places.swapped(of_one) as rebound, self._logging(log), self.loaders.fabric.autocast():
-                self.resident.call(self.step, batch, *([index] if self._takes_index else []))
-            if rebound:
-                raise not_mappable(f"{self.step}: {next(iter(rebound))}", "the buffer gets a new tensor")
-            records[:] = [tuple(... if isinstance(part, Tensor) else part for part in one) for one in log.records]
-            logged = [part for one in log.records for part in one if isinstance(part, Tensor)]
-            return (*logged, torch.zeros(()))
-
-        return filled(records, iter(torch.vmap(mapped)(*stacked.values())))
-
-    @contextmanager
-    def _logging(self, log: Any) -> Iterator[None]:
-        before = self.resident.logged
-        self.resident.log_into(log)
+    with resident.evaluating(STAGES[phase]), resident.taps.recorded(False):
+        before = resident.logged
+        resident.log_into(log)
         try:
-            yield
+            for index, batch in loaders.share(loader, 0, 1):
+                run.workers.check()
+                with ambient(loaders.seed, phase, 0, index):
+                    step_of_one = partial(mapped, loaders.to_device(batch, 0), index)
+                    tensors = torch.vmap(step_of_one)(*stacked.values())
+                log.add_records(slice(0, len(own)), records, iter(tensors))
         finally:
-            self.resident.log_into(before)
+            resident.log_into(before)
+    log.end_epoch()
+    found = []
+    for row in range(len(own)):
+        logged = resident.begin_logging()
+        log.fill(logged, row)
+        found.append({tagged(phase, name): value for name, value in logged.end_evaluation().items()})
+    return found

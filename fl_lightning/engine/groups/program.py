@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from fl_lightning.client.columns import Rows, describe, numbers_of, put_together, take_apart
-from fl_lightning.client.mapped import MappedClock, MappedInfo, MappedVisit, not_mappable
-from fl_lightning.engine.groups.logs import filled
+from fl_lightning.client.logged_value import Record
+from fl_lightning.client.mapped import View, not_mappable
+from fl_lightning.client.visit import Visit
 from fl_lightning.errors import ClientError
 from fl_lightning.state import State
 
@@ -24,14 +25,11 @@ Results = dict[str, Tensor | None]
 
 
 class Part(NamedTuple):
-    """What is done in a part of a step.
+    """A part of a step: ``work`` does it for one client, whose module, visit and values are there.
 
-    Args:
-        name: of the part, to find its recordings by.
-        about: what distinguishes it from others of this name, beside the tensors and numbers that it is given.
-        columns: what ``work`` is given, each with whether it is stacked.
-        work: does it for one client, whose module, visit and values are there.
-        finish: goes on with what ``work`` gives, of all clients, and their states; gives the gradients of these.
+    ``columns`` are the arguments of ``work``, each with whether it is stacked. ``finish`` takes the results of ``work``
+    and the states, both of all clients, and returns the gradients of the states. ``about`` and the arguments tell parts
+    of one name apart.
     """
 
     name: str
@@ -43,34 +41,22 @@ class Part(NamedTuple):
 
 @dataclass
 class Notes:
-    """What a program comes to beside the tensors that it gives.
+    """Metadata of a program's outputs; ``...`` stands for a tensor among them."""
 
-    Attributes:
-        results: names of what the part gives, with whether each is a tensor.
-        graded: names of the parameters whose gradients it gives.
-        rebound: names of the buffers that have new tensors.
-        changes: the leaves of ``client.scratch`` that the step has replaced, by place; ``...`` stands for a tensor.
-        records: what was logged; ``...`` stands for a tensor.
-        obstacle: why the program cannot be repeated; None where it can.
-    """
-
+    # names of the results, with whether each is a tensor
     results: dict[str, bool] = field(default_factory=dict)
+    # parameters with a gradient, and buffers with new tensors
     graded: list[str] = field(default_factory=list)
     rebound: list[str] = field(default_factory=list)
+    # replaced leaves of client.scratch, by place
     changes: dict[int, Any] = field(default_factory=dict)
-    records: list[tuple[Any, ...]] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
+    # why the program cannot be repeated
     obstacle: str | None = None
 
 
 class Program:
-    """A part of a step of some clients of a group.
-
-    Args:
-        group: the group.
-        rows: the clients.
-        mounted: their states.
-        part: what is done.
-    """
+    """A part of a step of some clients of a group, whose ``mounted`` tensors are their states."""
 
     def __init__(self, group: Group, rows: Rows, mounted: State, part: Part) -> None:
         self.group, self.rows, self.mounted, self.part = group, rows, mounted, part
@@ -82,7 +68,7 @@ class Program:
         self.stacked = [*mounted.values(), *self.own.values(), *(value for value, batched in self.given if batched)]
 
     def results(self) -> Results:
-        """Do it, or repeat it, and keep what it comes to; gives the results of all clients."""
+        """Run or repeat it; keep its effects and return the results of all clients."""
         recordings, name = self.group.training.recordings, self.part.name
         versions = [value._version if isinstance(value, Tensor) else 0 for value, _ in self.given]
         outputs: Sequence[Tensor]
@@ -95,7 +81,7 @@ class Program:
         return self._kept(iter(outputs), notes, versions)
 
     def _inputs(self) -> tuple[list[Tensor], Any]:
-        """The tensors that it is given, each once, and a key; where keys are equal, nothing but the tensors differs."""
+        """The input tensors, each once, and a key; programs with equal keys differ in their tensors alone."""
         group = self.group
         same = [value for value, batched in self.given if not batched and isinstance(value, Tensor)]
         server = [tensor for _, tensor in group.client.methods.attributes.server]
@@ -116,24 +102,27 @@ class Program:
         group, part, client = self.group, self.part, self.group.client
         number, names, size = len(part.columns), [*self.mounted, *self.own], len(self.mounted)
         counts = [column.take(self.rows) for column in group.counts.values()]
-        given, notes, logged = [*self.given, *counts], Notes(), group.log
+        given, notes, log = [*self.given, *counts], Notes(), group.log
 
         def note(what: str) -> None:
             notes.obstacle = notes.obstacle or f"a step looks at {what}"
 
-        clock = MappedClock(lambda: [group.clock(row) for row in numbers_of(self.rows, group.size)], note)
+        chosen = numbers_of(self.rows, group.size)
+        clock: Any = View("self.trainer: ", lambda: [group.clock(row) for row in chosen], note)
 
         def mapped(*tensors: Tensor) -> tuple[Tensor, ...]:
-            logged.records, values = [], iter(tensors[len(names) :])
+            log.take_records()  # those of a step that has failed
+            values = iter(tensors[len(names) :])
             leaves = [next(values) if batched else value for value, batched in given]
             mine, counted = leaves[number : len(self.given)], leaves[len(self.given) :]
             tree = put_together(self.table.shape, mine)
             everything = {**group.shared, **dict(zip(names[:size], tensors, strict=False))}
             received = {**group.received, **dict(zip(names[size:], tensors[size:], strict=False))}
             scratch = {name: SimpleNamespace(**held) for name, held in tree["scratch"].items()}
-            info, server = MappedInfo(**tree["info"]), client.methods.attributes.server
-            numbers = dict(zip(group.counts, counted, strict=True))
-            visit = MappedVisit(info, received, clock, logged, server, scratch, numbers, note)
+            info: Any = View("client.info.", lambda: [group.infos[row] for row in chosen], note, **tree["info"])
+            visit = Visit(info, received, clock, log, client.methods.attributes.server)
+            numbers = SimpleNamespace(**dict(zip(group.counts, counted, strict=True)))
+            visit.scratch, visit.counts = scratch, View("client.", lambda: [numbers], note)
             live = {name: everything[name] for name in client.live}
             with group.places.swapped(everything) as rebound, client.mapped(live, visit, tree["references"]):
                 results = part.work(leaves[:number])
@@ -143,15 +132,11 @@ class Program:
                 changed = self._changed(tree, mine, {name: vars(held) for name, held in scratch.items()})
                 fresh = [leaf for leaf in changed.values() if isinstance(leaf, Tensor)]
                 notes.changes = {place: ... if isinstance(leaf, Tensor) else leaf for place, leaf in changed.items()}
-            for record in logged.records:
-                if not isinstance(record.value, Tensor):
-                    note("a number to be logged, which may be another in the next step")
-            notes.records = [
-                tuple(... if isinstance(value, Tensor) else value for value in record) for record in logged.records
-            ]
-            logs = [value for record in logged.records for value in record if isinstance(value, Tensor)]
+            notes.records, logged = log.take_records()
+            if any(record.value is not ... for record in notes.records):
+                note("a number to be logged, which may be another in the next step")
             given_back = [value for value in results.values() if value is not None]
-            return (*given_back, *rebound.values(), *(tensor.detach() for tensor in fresh), *logs)
+            return (*given_back, *rebound.values(), *(tensor.detach() for tensor in fresh), *logged)
 
         # a number that differs by client is a tensor, and as precise as a run in 64-true
         with group.training.fabric.autocast():
@@ -185,7 +170,7 @@ class Program:
 
     @torch.no_grad()
     def _kept(self, outputs: Iterator[Tensor], notes: Notes, versions: list[int]) -> Results:
-        """Keep what the program comes to beside its results, which are returned."""
+        """Keep gradients, buffers, values of the methods and logs, and return the results."""
         group, rows = self.group, self.rows
         for name in notes.graded:
             self.mounted[name].grad = next(outputs)
@@ -195,8 +180,8 @@ class Program:
         number = len(self.part.columns)
         for place, ((value, batched), version) in enumerate(zip(self.given[number:], versions[number:], strict=True)):
             if batched and value._version != version:
-                self.table.put(place, rows, value, group.size)
+                self.table.columns[place].put(rows, value, group.size)
         for place, leaf in notes.changes.items():
-            self.table.put(place, rows, next(outputs) if leaf is ... else leaf, group.size)
-        group.log.add_records(rows, filled(notes.records, outputs))
+            self.table.columns[place].put(rows, next(outputs) if leaf is ... else leaf, group.size)
+        group.log.add_records(rows, notes.records, outputs)
         return results

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from fl_lightning.client.columns import Rows, numbers_of
-from fl_lightning.errors import ClientError
+from fl_lightning.client.columns import Rows
 from fl_lightning.state import State
 
 # torch's optimizers whose step treats each element by itself
@@ -35,28 +34,26 @@ class Stack:
         trainable: names of the parameters that are trained.
         live: the tensors that the optimizer was made for, by name.
         optimizer: the optimizer of a visit in its initial state.
+
+    Attributes:
+        moves: how often the optimizer has moved each trained entry of each client ``(G,)``, by name.
+        optimized: names of the entries that the optimizer moves, by its parameter groups.
+        mounted: the tensors of the clients that take a step, by name.
     """
 
     def __init__(
-        self,
-        state: State,
-        trainable: Iterable[str],
-        live: Mapping[str, Tensor],
-        optimizer: Optimizer,
+        self, state: State, trainable: Iterable[str], live: Mapping[str, Tensor], optimizer: Optimizer
     ) -> None:
-        self.state, self.optimizer = state, optimizer
+        self.state, self.optimizer, self._trainable = state, optimizer, set(trainable)
         self.size = len(next(iter(state.values())))
-        self._trainable = set(trainable)
-        names = {id(live[name]): name for name in live}
+        names = {id(live[name]): name for name in self._trainable}
         self._originals = [list(group["params"]) for group in optimizer.param_groups]
         # a parameter that is not trained is left out: it has no gradient
-        self._names = [
-            [names[id(p)] for p in group if names.get(id(p)) in self._trainable] for group in self._originals
-        ]
-        self._slots: dict[str, dict[str, Tensor]] = {}
-        self._scalars: dict[tuple[str, str], list[Any]] = {}
-        # how often the optimizer has moved each entry of each client
+        self.optimized = [[names[id(p)] for p in group if id(p) in names] for group in self._originals]
         self.moves = {name: np.zeros(self.size, dtype=np.int64) for name in state if name in self._trainable}
+        # the optimizer's state by entry and name: tensors of all clients, and what clients share after as many moves
+        self._slots: dict[tuple[str, str], Tensor] = {}
+        self._scalars: dict[tuple[str, str], dict[int, Any]] = {}
         self._rows: Rows | None = None
         self.mounted: State = {}
 
@@ -69,23 +66,16 @@ class Stack:
             self.mounted = {n: part.requires_grad_() if n in self._trainable else part for n, part in parts.items()}
             self.fill_groups(self.mounted)
             self.optimizer.state.clear()
-            for name, slots in self._slots.items():
-                if not self.moves[name][rows].any():
-                    continue  # the optimizer begins its state at the first step
-                state = self.optimizer.state[self.mounted[name]]
-                state.update({slot: values[rows] for slot, values in slots.items()})
-            for (name, slot), values in self._scalars.items():
-                if not self.moves[name][rows].any():
-                    continue
-                self.optimizer.state[self.mounted[name]][slot] = self._common(
-                    name, [values[r] for r in self._numbers()]
-                )
+            moved = {name for name, moves in self.moves.items() if moves[rows].any()}  # it begins the others' state
+            for (name, slot), values in self._slots.items():
+                if name in moved:
+                    self.optimizer.state[self.mounted[name]][slot] = values[rows]
+            for (name, slot), by_moves in self._scalars.items():
+                if name in moved:
+                    value = by_moves[self._moves_of(name)]
+                    scalar = value.clone() if isinstance(value, Tensor) else value
+                    self.optimizer.state[self.mounted[name]][slot] = scalar
         return self.mounted
-
-    @property
-    def optimized(self) -> list[str]:
-        """Names of what the optimizer moves."""
-        return [name for names in self._names for name in names]
 
     def note_step(self) -> None:
         """The optimizer has moved what is mounted and has a gradient."""
@@ -94,7 +84,7 @@ class Stack:
 
     def fill_groups(self, tensors: Mapping[str, Tensor]) -> None:
         """Put tensors into the optimizer's groups of parameters."""
-        for group, names in zip(self.optimizer.param_groups, self._names, strict=True):
+        for group, names in zip(self.optimizer.param_groups, self.optimized, strict=True):
             group["params"] = [tensors[name] for name in names]
 
     @torch.no_grad()
@@ -107,7 +97,14 @@ class Stack:
             if copies:
                 self.state[name][rows] = part.detach()
             for slot, value in self.optimizer.state.get(part, {}).items():
-                self._store(name, slot, value)
+                if not isinstance(value, Tensor) or value.shape != part.shape:
+                    self._scalars.setdefault((name, slot), {})[self._moves_of(name)] = value
+                    continue
+                if (name, slot) not in self._slots:
+                    self._slots[name, slot] = value.new_zeros((self.size, *part.shape[1:]))
+                slots = self._slots[name, slot]
+                if copies or slots[rows].data_ptr() != value.data_ptr():
+                    slots[rows] = value
         self._rows = None
 
     def release(self) -> None:
@@ -117,25 +114,6 @@ class Stack:
         for group, parameters in zip(self.optimizer.param_groups, self._originals, strict=True):
             group["params"] = parameters
 
-    def _store(self, name: str, slot: str, value: Any) -> None:
-        shape = self.mounted[name].shape
-        if isinstance(value, Tensor) and value.shape == shape:
-            slots = self._slots.setdefault(name, {})
-            if slot not in slots:
-                slots[slot] = torch.zeros((self.size, *shape[1:]), dtype=value.dtype, device=value.device)
-            if not isinstance(self._rows, slice) or slots[slot][self._rows].data_ptr() != value.data_ptr():
-                slots[slot][self._rows] = value
-        else:
-            scalars = self._scalars.setdefault((name, slot), [value] * self.size)
-            for row in self._numbers():
-                scalars[row] = value.clone() if isinstance(value, Tensor) else value
-
-    def _common(self, name: str, values: list[Any]) -> Any:
-        first = values[0]
-        if any(value is not first and value != first for value in values[1:]):
-            raise ClientError(f"the optimizer has moved {name} of some clients of a group more often than of others")
-        return first.clone() if isinstance(first, Tensor) else first
-
-    def _numbers(self) -> Iterable[int]:
-        assert self._rows is not None
-        return numbers_of(self._rows, self.size)
+    def _moves_of(self, name: str) -> int:
+        """Moves of an entry of the mounted clients, which have as many where they share a scalar."""
+        return int(self.moves[name][self._rows][0])
