@@ -20,6 +20,7 @@ import yaml
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.pruners import MedianPruner, NopPruner
 from optuna.samplers import TPESampler
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fl_lightning.bench.driver import last_value
@@ -33,7 +34,7 @@ from fl_lightning.bench.fragments import (
     of_result,
     write_text,
 )
-from fl_lightning.bench.study import CellStudy, Database, hidden
+from fl_lightning.bench.study import CellStudy, hidden
 from fl_lightning.bench.suite import Cell, Labels, Suite, file_part
 from fl_lightning.bench.suite_file import (
     BOOL,
@@ -233,7 +234,7 @@ class SearchStudy(CellStudy):
         UsageError: the study there is of another search.
     """
 
-    def __init__(self, search: Search, database: Database) -> None:
+    def __init__(self, search: Search, database: RDBStorage) -> None:
         tuning = search.tuning
         about = {"suite": search.suite.name, "metric": tuning.metric}
         trials = {digest: ({"digest": digest}, parameters) for digest, parameters in search.slots.items()}
@@ -250,6 +251,7 @@ class SearchStudy(CellStudy):
         """The metric of a trial: its last value, as the mean over the seeds."""
         search = self.search
         # a sampler that went on from trial to trial would draw the same points in each process
+        trial.study = copy.copy(self)
         trial.study.sampler = TPESampler(seed=trial.number)
         values: dict[str, Any] = {}
         for key, space in search.spaces.items():

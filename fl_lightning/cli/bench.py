@@ -169,7 +169,7 @@ def bench(
     study.forget(dropped & {digest for digest, result in results_of(study, cells).items() if result.state == "done"})
     hours = math.inf if options.hours is None else options.hours
     driver = Driver(
-        lambda: [SuiteStudy(suite, database, cells, choose)],
+        [study],
         suite.metric,
         output.resolve(),
         options.jobs,
@@ -369,7 +369,7 @@ def tune(
     for study in studies if options.retry else ():
         study.retry()
     driver = Driver(
-        lambda: [SearchStudy(search, database) for search in searches],
+        studies,
         tuning.metric,
         output.resolve() / "tune",
         options.jobs,
