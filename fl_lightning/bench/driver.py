@@ -112,7 +112,9 @@ class Driver:
                     return
                 if any(self._run_next(study, runner) for study in self.studies):
                     continue
-                elsewhere = sum(one.state == TrialState.RUNNING for study in self.studies for one in study.last_trials())
+                elsewhere = sum(
+                    one.state == TrialState.RUNNING for study in self.studies for one in study.last_trials()
+                )
                 if not elsewhere:
                     return
                 self._say_once("waits", f"no cell is left; still running, here or in other processes: {elsewhere}")

@@ -360,7 +360,7 @@ def tune(
     searches = [Search(suite, tuning, label, options.scale, extra, options.trials) for label in wanted]
     url = options.storage or default_url(output)
     # a key or a metric that is not valid is refused before any trial runs
-    first = {f"{suite.path}: tune.search.{one.label}": one.cells(one.first_values())[0] for one in searches}
+    first = {f"{suite.path}: tune.search.{one.label}": one.first_cell() for one in searches}
     check_configs(tuning.metric, first)
     make_folder(output, "--output")
     database = open_database(url)
