@@ -13,19 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import optuna
-from optuna.exceptions import UpdateFinishedTrialError
+from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.runner import Interrupt, RoundReport, Runner
-from fl_lightning.bench.study import (
-    CellStudy,
-    Database,
-    NothingToClaim,
-    attributes_of,
-    results_of,
-)
+from fl_lightning.bench.study import DATABASE_ERRORS, CellStudy, attributes_of, results_of
 from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.errors import printable
 from fl_lightning.records.summary import told
@@ -34,7 +28,7 @@ from fl_lightning.records.summary import told
 POLL = 2.0
 # seconds between two rounds of a running cell that its trial records, for the study's charts
 PACE = 1.0
-# the signals after which the program goes on later: SLURM sends the last one before the end of a job
+# the signals that stop the program, which resumes later: SLURM sends the last one before the end of a job
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 Choose = Callable[[Mapping[str, CellResult]], Sequence[Cell]]
 
@@ -47,7 +41,7 @@ class Driver:
     """Runs the missing cells of studies, several side by side.
 
     Args:
-        open_studies: opens the studies, once for each job.
+        studies: the studies, in their order.
         runner: makes the runner of a job, by its number.
         hours: after which no cell is begun any more.
 
@@ -59,7 +53,7 @@ class Driver:
 
     def __init__(
         self,
-        open_studies: Callable[[], Sequence[CellStudy]],
+        studies: Sequence[CellStudy],
         metric: str,
         output: Path,
         jobs: int = 1,
@@ -67,12 +61,12 @@ class Driver:
         runner: Callable[[int], Any] = Runner,
         hours: float = math.inf,
     ) -> None:
-        self.open_studies, self.metric, self.output, self.say = open_studies, metric, output, say
+        self.studies, self.metric, self.output, self.say = studies, metric, output, say
         self.runners = [runner(job) for job in range(jobs)]
         self.caught: signal.Signals | None = None
         self.error: BaseException | None = None
         self.late, self._end = False, time.monotonic() + 3600 * hours
-        self._stop, self._waits, self._warned = threading.Event(), False, set[str]()
+        self._stop, self._said = threading.Event(), set[str]()
 
     def run(self) -> None:
         """Run all cells that are not done."""
@@ -90,7 +84,7 @@ class Driver:
                 pass
 
     def stop(self) -> None:
-        """Let the jobs end: their runs stop as a fit does on a signal, and go on another time."""
+        """Let the jobs end: their runs stop as a fit does on a signal, and can be resumed."""
         self._stop.set()
         for runner in self.runners:
             runner.interrupt()
@@ -104,50 +98,56 @@ class Driver:
             for runner in self.runners:
                 runner.kill()
 
+    def _say_once(self, kind: str, line: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            self.say(line)
+
     def _job(self, runner: Any) -> None:
         """Run cells with one runner until all are done."""
         try:
-            studies = self.open_studies()
             while not self._stop.is_set():
-                study = next((study for study in studies if study.has_work()), None)
-                if study is not None and time.monotonic() >= self._end:
-                    self.late = True
+                if time.monotonic() >= self._end:
+                    self.late = any(next(study.missing(), None) for study in self.studies)
                     return
-                if study is not None:
-                    self._run_next(study, runner)
-                elif elsewhere := sum(study.running() for study in studies):
-                    if not self._waits:
-                        self._waits = True
-                        self.say(f"no cell is left; still running, here or in other processes: {elsewhere}")
-                    self._stop.wait(POLL)
-                else:
+                if any(self._run_next(study, runner) for study in self.studies):
+                    continue
+                elsewhere = sum(
+                    one.state == TrialState.RUNNING for study in self.studies for one in study.last_trials()
+                )
+                if not elsewhere:
                     return
+                self._say_once("waits", f"no cell is left; still running, here or in other processes: {elsewhere}")
+                self._stop.wait(POLL)
         except Exception as error:
             self.error = self.error or error
             self.stop()
 
-    def _run_next(self, study: CellStudy, runner: Any) -> None:
-        """Claim a cell and run it."""
-        begun, taken = list[int](), list[bool]()
-
-        def objective(trial: Trial) -> float:
-            begun.append(trial.number)
-            try:
-                return study.objective(trial, partial(self._run_cell, runner))
-            finally:
-                taken.append(study.trial(trial.number).state != TrialState.RUNNING)
-
+    def _run_next(self, study: CellStudy, runner: Any) -> bool:
+        """Claim a cell and run it; returns whether there was one."""
+        trial = study.claim()
+        if trial is None:
+            return False
+        value, state, ended = None, TrialState.FAIL, None
         try:
-            # within optimize there is a heartbeat
-            study.optimize(objective, n_trials=1, catch=(Failed,))
-        except (NothingToClaim, Interrupt):
-            return  # nothing says that an interrupted trial failed, so that it is claimed again
-        except (ValueError, UpdateFinishedTrialError):
-            if not any(taken):
-                raise
+            with study.heartbeat(trial):
+                value = study.objective(trial, partial(self._run_cell, runner))
+            state = TrialState.COMPLETE
+        except TrialPruned:
+            state = TrialState.PRUNED
+        except (Failed, Interrupt, UpdateFinishedTrialError):
+            pass  # without a reason, the cell can be claimed again
+        except Exception:
+            with suppress(UpdateFinishedTrialError, *DATABASE_ERRORS):
+                study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+            raise
+        with suppress(UpdateFinishedTrialError):
+            ended = study.tell(trial, value, state, skip_if_finished=True)
+        if ended is not None and (ended.state == TrialState.COMPLETE or "reason" in ended.user_attrs):
+            self.say(study.outcome(ended))
+        elif not self._stop.is_set():
             self.say("this process was silent, and another one has taken its cell")
-        else:
-            self.say(study.outcome(study.trial(begun[0])))
+        return True
 
     def _run_cell(self, runner: Any, trial: Trial, cell: Cell, report: RoundReport) -> dict[str, Any]:
         """Run a cell for a trial and return its result."""
@@ -165,9 +165,7 @@ class Driver:
             raise Failed
         result: dict[str, Any] = answer["done"]
         for warning in result.get("warnings", ()):
-            if warning not in self._warned:
-                self._warned.add(warning)
-                self.say(f"{cell.name}: warning: {warning}")
+            self._say_once(f"warning {warning}", f"{cell.name}: warning: {warning}")
         return result
 
 
@@ -177,20 +175,16 @@ class SuiteStudy(CellStudy):
     From the results of all cells, ``choose`` selects those to run by now; by default all.
     """
 
-    def __init__(self, suite: Suite, database: Database, cells: Sequence[Cell], choose: Choose | None = None) -> None:
-        about: dict[str, Any] = {
-            "suite": suite.name,
-            "metric": suite.metric,
-            "title": suite.title,
-            "file": str(suite.path.resolve()),
-        }
-        about |= {"margin": suite.decide.margin} if suite.decide else {}
+    def __init__(self, suite: Suite, database: RDBStorage, cells: Sequence[Cell], choose: Choose | None = None) -> None:
+        about = {"suite": suite.name, "metric": suite.metric, "title": suite.title, "file": str(suite.path.resolve())}
+        margin = {"margin": suite.decide.margin} if suite.decide else {}
         trials: dict[str, Any] = {cell.digest: (attributes_of(cell), {}) for cell in cells}
-        # a sampler that looks at the other trials has no use here
-        sampler = optuna.samplers.RandomSampler(seed=0)
-        super().__init__(suite.name, database, suite.minimize, trials, about, sampler=sampler)
+        super().__init__(suite.name, database, suite.minimize, trials, {**about, **margin})
         self.suite, self.cells, self.choose = suite, {cell.digest: cell for cell in cells}, choose
-        self.results = partial(results_of, self, cells)
+
+    def results(self) -> dict[str, CellResult]:
+        """The results of the cells, by digest."""
+        return results_of(self, list(self.cells.values()))
 
     def wanted(self) -> Collection[str]:
         """The digests of the cells to run by now."""
@@ -198,15 +192,15 @@ class SuiteStudy(CellStudy):
 
     def objective(self, trial: Trial, run: Any) -> float:
         """The last value of the cell's metric."""
-        last_told, rounds = time.monotonic(), set[int]()
+        last_report, rounds = time.monotonic(), set[int]()
 
         def report(round_: int, value: float) -> None:
-            nonlocal last_told
-            if round_ not in rounds and time.monotonic() > last_told + PACE:
+            nonlocal last_report
+            if round_ not in rounds and time.monotonic() > last_report + PACE:
                 rounds.add(round_)
                 with suppress(UpdateFinishedTrialError):
                     trial.report(value, round_)
-                last_told = time.monotonic()
+                last_report = time.monotonic()
 
         result = run(trial, self.cells[trial.user_attrs["digest"]], report)
         trial.set_user_attr("result", result)  # one value: each is a transaction

@@ -1,6 +1,6 @@
 """The study of a suite: its cells as trials of Optuna, which any number of processes claim.
 
-A process claims a cell by adding a running trial that has the cell's digest; of several such trials the first holds.
+A process claims a cell by adding a running trial with the digest of the cell; of several such trials the first holds.
 A trial that failed has a reason. One without a reason was interrupted, or its process has died: it counts for nothing,
 and the cell may be claimed again.
 """
@@ -10,18 +10,19 @@ from __future__ import annotations
 import math
 import os
 import socket
+import threading
 import time
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
+from optuna.pruners import BasePruner
 from optuna.storages import RDBStorage, fail_stale_trials
 from optuna.study import Study, StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
@@ -32,34 +33,21 @@ from fl_lightning.bench.results import CellResult, CellState, waiting
 from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.errors import UsageError, clipped, require, text_of
 
-# seconds between two signs of life of a running cell, and those after which it counts as left by a dead process
+# seconds between two signs of life of a running cell, and those after which its process counts as dead
 HEARTBEAT, GRACE = 20, 90
 # seconds for which SQLite waits while another process writes
 PATIENCE = 120
 SQLITE = "sqlite:///"
-# the attribute of a trial before which nothing counts of its cell
+# the attribute of a trial that makes the earlier trials of its cell count for nothing
 ANEW = "anew"
-# what a trial keeps of a result
+# the parts of a result that a trial keeps
 KEPT_OF_RESULT = ("values", "seconds", "plan", "metrics", "machine", "run_dir", "code", "warnings")
 # the errors of a database, such as one that is locked or whose disk is full
 DATABASE_ERRORS = (SQLAlchemyError, StorageInternalError)
 
 
-class NothingToClaim(Exception):
-    """Every cell has a trial that stands for it."""
-
-
-class Database(RDBStorage):
-    """The database of studies, which several threads may share."""
-
-    def record_heartbeat(self, trial_id: int) -> None:
-        """Give a sign of life; where the database fails, the next one counts, which the thread must live to give."""
-        with suppress(*DATABASE_ERRORS):
-            super().record_heartbeat(trial_id)
-
-
 class CellStudy(Study):
-    """A study whose cells any number of processes claim; it is created where there is none of its name.
+    """A study whose cells any number of threads and processes claim; it is created where there is none of its name.
 
     Args:
         cells: by digest, the attributes and the fixed parameters of the trial of each cell.
@@ -69,16 +57,16 @@ class CellStudy(Study):
     def __init__(
         self,
         name: str,
-        database: Database,
+        database: RDBStorage,
         minimize: bool,
         cells: Mapping[str, tuple[dict[str, Any], dict[str, Any]]],
         about: Mapping[str, Any],
-        **kwargs: Any,
+        pruner: BasePruner | None = None,
     ) -> None:
         direction = StudyDirection.MINIMIZE if minimize else StudyDirection.MAXIMIZE
         optuna.create_study(study_name=name, direction=direction, storage=database, load_if_exists=True)
-        super().__init__(name, database, **kwargs)
-        self.database, self.id, self.trials_by_cell = database, database.get_study_id_from_name(name), cells
+        super().__init__(name, database, optuna.samplers.RandomSampler(seed=0), pruner)
+        self.database, self.trials_by_cell = database, cells
         for key, value in about.items():
             self.set_user_attr(key, value)
 
@@ -103,62 +91,68 @@ class CellStudy(Study):
                 yield attributes, parameters or dict(before)
 
     def last_trials(self) -> list[FrozenTrial]:
-        """The trial that is decisive for each cell, where there is one."""
+        """The decisive trial of each cell that has one."""
         return list(filter(None, map(decisive, by_digest(self, self.trials_by_cell).values())))
 
-    def running(self) -> int:
-        """How many cells are running, here or in other processes."""
-        return sum(trial.state == TrialState.RUNNING for trial in self.last_trials())
-
-    def has_work(self) -> bool:
-        """Whether a cell can be claimed, once those of dead processes are free again."""
+    def claim(self) -> Trial | None:
+        """Claim the next cell, once those of dead processes are free again; None where there is none."""
         fail_stale_trials(self)
-        # one that died between its claim and its first sign of life; the attribute `process` comes after both
+        # processes that died between their claim and its first sign of life; the attribute `process` comes after both
         late = datetime.now() - timedelta(seconds=2 * GRACE)
-        for trial in self.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if "process" not in trial.user_attrs and trial.datetime_start is not None and trial.datetime_start < late:
-                self.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
-        return next(self.missing(), None) is not None
-
-    def ask(self, fixed_distributions: dict[str, BaseDistribution] | None = None) -> Trial:
-        """Claim the next cell; ``optimize`` asks for it. All distributions are the objective's.
-
-        Raises:
-            NothingToClaim: there is none.
-        """
+        for one in self.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if "process" not in one.user_attrs and one.datetime_start is not None and one.datetime_start < late:
+                self.tell(one.number, state=TrialState.FAIL, skip_if_finished=True)
         for attributes, parameters in self.missing():
             fixed = {"fixed_params": parameters} if parameters else {}
-            claim = create_trial(state=TrialState.RUNNING, user_attrs=attributes, system_attrs=fixed)
+            running = create_trial(state=TrialState.RUNNING, user_attrs=attributes, system_attrs=fixed)
             # the database gives numbers one after another, so that of two claims the second sees the first
-            trial_id = self.database.create_new_trial(self.id, claim)
-            self.database.record_heartbeat(trial_id)
-            trial = Trial(self, trial_id)
-            digest = attributes["digest"]
+            trial_id = self.database.create_new_trial(self.database.get_study_id_from_name(self.study_name), running)
+            self.beat(trial_id)
+            trial, digest = Trial(self, trial_id), attributes["digest"]
             holder = decisive(by_digest(self, [digest])[digest])
             with suppress(UpdateFinishedTrialError):  # of a process that was paused, and counts as dead
                 if holder is not None and holder.number == trial.number:
                     trial.set_user_attr("process", f"{os.getpid()} on {socket.gethostname()}")
                     return trial
                 trial.set_user_attr("repeats", None if holder is None else holder.number)
-                self.tell(trial.number, state=TrialState.PRUNED, skip_if_finished=True)
-        raise NothingToClaim
+                self.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
+        return None
 
-    def trial(self, number: int) -> FrozenTrial:
-        """A trial as it is now; it does not run any more where its process was silent and another took it for dead."""
-        return next(trial for trial in self.get_trials(deepcopy=False) if trial.number == number)
+    def beat(self, trial_id: int) -> None:
+        """Give a sign of life of a trial; where the database fails, the next one counts."""
+        with suppress(*DATABASE_ERRORS):
+            self.database.record_heartbeat(trial_id)
+
+    @contextmanager
+    def heartbeat(self, trial: Trial) -> Iterator[None]:
+        """Give signs of life of a trial, from a thread, as long as the block runs."""
+        ended = threading.Event()
+
+        def keep_beating() -> None:
+            while not ended.wait(HEARTBEAT):
+                self.beat(trial._trial_id)
+
+        thread = threading.Thread(target=keep_beating, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def retry(self) -> None:
         """Let failed cells be claimed again."""
-        for trial in self.last_trials():
-            if trial.state == TrialState.FAIL:
-                attributes, _ = self.trials_by_cell[trial.user_attrs["digest"]]
-                self.add_trial(create_trial(state=TrialState.FAIL, user_attrs=attributes))
+        failed = [trial for trial in self.last_trials() if trial.state == TrialState.FAIL]
+        self.free((trial.user_attrs["digest"] for trial in failed), {})
 
     def forget(self, digests: Iterable[str]) -> None:
         """Drop the results of cells, which can then be claimed again."""
+        self.free(digests, {ANEW: True})
+
+    def free(self, digests: Iterable[str], more: Mapping[str, Any]) -> None:
+        """Add failed trials without a reason."""
         for digest in digests:
-            attributes = {**self.trials_by_cell[digest][0], ANEW: True}
-            self.add_trial(create_trial(state=TrialState.FAIL, user_attrs=attributes))
+            self.add_trial(create_trial(state=TrialState.FAIL, user_attrs={**self.trials_by_cell[digest][0], **more}))
 
 
 def cause_of(error: BaseException) -> str:
@@ -169,7 +163,7 @@ def cause_of(error: BaseException) -> str:
 
 
 # ------------------------------------------------------------------ the database
-def open_database(url: str) -> Database:
+def open_database(url: str) -> RDBStorage:
     """A connection to the database at ``url``, for several threads.
 
     Raises:
@@ -177,17 +171,16 @@ def open_database(url: str) -> Database:
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=ExperimentalWarning)
-    how: dict[str, Any] = {"pool_pre_ping": True}
-    if url.startswith("sqlite"):
-        how["connect_args"] = {"timeout": PATIENCE}
+    sqlite = url.startswith("sqlite")
+    how: dict[str, Any] = {"pool_pre_ping": True, **({"connect_args": {"timeout": PATIENCE}} if sqlite else {})}
     for pause in (0.5, 1.0, None):
         try:
-            database = Database(url, how, heartbeat_interval=HEARTBEAT, grace_period=GRACE)
-            if url.startswith("sqlite"):
+            database = RDBStorage(url, how, heartbeat_interval=HEARTBEAT, grace_period=GRACE)
+            if sqlite:
                 prepare_sqlite(database)
             return database
         except (*DATABASE_ERRORS, ImportError, RuntimeError, ValueError) as error:
-            # two processes that create the tables at the same time meet here, too
+            # another process may have created the tables at the same time
             why = cause_of(error)
             if pause is None or "locked" in why:
                 driver = "install its driver (such as psycopg[binary], psycopg2-binary or mysqlclient), or "
@@ -197,7 +190,7 @@ def open_database(url: str) -> Database:
     raise AssertionError
 
 
-def prepare_sqlite(database: Database) -> None:
+def prepare_sqlite(database: RDBStorage) -> None:
     """Let transactions lock the database from their begin on, and wait for the disk less often."""
     # SQLite knows no SELECT FOR UPDATE, so that two claims could get one number
     event.listen(database.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
@@ -225,12 +218,12 @@ def default_url(output: Path) -> str:
 
 def exists(url: str) -> bool:
     """Whether there is a database at ``url``, as far as that shows without creating one."""
-    # whatever lies there, even a folder or a dead link: opening it tells
+    # a folder or a dead link is there, too: opening it fails
     return not url.startswith(SQLITE) or os.path.lexists(url.removeprefix(SQLITE).split("?")[0])
 
 
 # ------------------------------------------------------------------ the study of a suite
-def find_study(suite: Suite, database: Database, output: Path | None = None) -> Study | None:
+def find_study(suite: Suite, database: RDBStorage, output: Path | None = None) -> Study | None:
     """The study of a suite, None where there is none.
 
     Raises:
@@ -238,15 +231,14 @@ def find_study(suite: Suite, database: Database, output: Path | None = None) -> 
     """
     summaries = {one.study_name: one for one in optuna.get_all_study_summaries(database, include_best_trial=False)}
     own = summaries.get(suite.name)
-    if own is not None:
-        # one that has just been created has no attributes yet
-        known = own.user_attrs if own.n_trials else {"metric": suite.metric, **own.user_attrs}
-        hint = f"the database has a study of this name by {known.get('metric')}, and this one is by {suite.metric}; "
+    if own is not None and own.n_trials:
+        metric, margin = own.user_attrs.get("metric"), own.user_attrs.get("margin")
+        hint = f"the database has a study of this name by {metric}, and this one is by {suite.metric}; "
         hint += "give another --output or --storage, or rename the suite's file"
-        require(known.get("metric") == suite.metric, "suite", suite.name, hint)
-        margin, now = known.get("margin"), suite.decide and suite.decide.margin
+        require(metric == suite.metric, "suite", suite.name, hint)
+        now = suite.decide and suite.decide.margin
         hint = f"the first cell was run with {margin}; put that back, or give another --output or --storage"
-        require(not own.n_trials or None in (margin, now) or margin == now, f"{suite.path}: decide.margin", now, hint)
+        require(None in (margin, now) or margin == now, f"{suite.path}: decide.margin", now, hint)
     others = {one.user_attrs.get("suite", suite.name) for one in summaries.values()} - {suite.name}
     hint = f"it has the study of the suite {', '.join(sorted(others))}, not of {suite.name}; give another folder"
     require(output is None or not others, "--output", str(output), hint)
@@ -268,7 +260,7 @@ def by_digest(study: Study, digests: Iterable[str]) -> dict[str, list[FrozenTria
 
 
 def decisive(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
-    """The trial that says what became of a cell; None where it has to be run (again)."""
+    """The trial that decides the state of a cell; None where the cell has to be run (again)."""
     for state in (TrialState.COMPLETE, TrialState.RUNNING):
         for trial in trials:
             if trial.state == state:
@@ -284,23 +276,20 @@ def attributes_of(cell: Cell) -> dict[str, Any]:
 def load_results(study: Study, cells: Sequence[Cell], known: Mapping[str, CellResult]) -> int:
     """Count cells as done whose results, by digest, are known from elsewhere; returns how many the study lacked."""
     worst = math.inf if study.direction == StudyDirection.MINIMIZE else -math.inf
-    loaded, alike = 0, {cell.digest: cell for cell in cells if cell.digest in known}
-    for digest, trials in by_digest(study, alike).items():
-        if any(trial.state == TrialState.COMPLETE for trial in trials):
-            continue
-        result = known[digest]
-        last = result.values[max(result.values)]
-        trial = create_trial(
-            value=worst if math.isnan(last) else last,  # Optuna takes no nan
-            intermediate_values=dict(result.values),
-            user_attrs={
-                **attributes_of(alike[digest]),
-                "result": {key: getattr(result, key) for key in KEPT_OF_RESULT},
-            },
+    alike = {cell.digest: cell for cell in cells if cell.digest in known}
+    own = by_digest(study, alike)
+    lacking = [digest for digest in alike if all(trial.state != TrialState.COMPLETE for trial in own[digest])]
+    for digest in lacking:
+        values = known[digest].values
+        last, kept = values[max(values)], {key: getattr(known[digest], key) for key in KEPT_OF_RESULT}
+        study.add_trial(
+            create_trial(
+                value=worst if math.isnan(last) else last,  # Optuna takes no nan
+                intermediate_values=dict(values),
+                user_attrs={**attributes_of(alike[digest]), "result": kept},
+            )
         )
-        study.add_trial(trial)
-        loaded += 1
-    return loaded
+    return len(lacking)
 
 
 def results_of(study: Study | None, cells: Sequence[Cell]) -> dict[str, CellResult]:
@@ -310,7 +299,7 @@ def results_of(study: Study | None, cells: Sequence[Cell]) -> dict[str, CellResu
 
 
 def result_of_trial(cell: Cell, trial: FrozenTrial | None) -> CellResult:
-    """The result of a cell, from the trial that is decisive for it."""
+    """The result of a cell, from its decisive trial."""
     if trial is None:
         return waiting(cell)
     states: Mapping[TrialState, CellState]

@@ -1,6 +1,6 @@
 """Tunes the methods of a suite on a validation split, each in a study of its own.
 
-The key ``tune`` of a suite says which arguments of which methods to search, and on what runs. The cells of a study are
+The key ``tune`` of a suite says which arguments of which methods to search, and on which runs. The cells of a study are
 its *slots*: the points of a grid, or trials whose values a sampler chooses.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ import yaml
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.pruners import MedianPruner, NopPruner
 from optuna.samplers import TPESampler
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fl_lightning.bench.driver import last_value
@@ -33,20 +34,9 @@ from fl_lightning.bench.fragments import (
     of_result,
     write_text,
 )
-from fl_lightning.bench.study import CellStudy, Database, hidden
+from fl_lightning.bench.study import CellStudy, hidden
 from fl_lightning.bench.suite import Cell, Labels, Suite, file_part
-from fl_lightning.bench.suite_file import (
-    BOOL,
-    COUNT,
-    MAPPING,
-    SEEDS,
-    SHARE,
-    Kind,
-    check_values,
-    one_of,
-    seeds_of,
-    strings,
-)
+from fl_lightning.bench.suite_file import BOOL, COUNT, MAPPING, NOT_EMPTY, SEEDS, SHARE, Kind, one_of, read_keys
 from fl_lightning.errors import UsageError, printable, require
 from fl_lightning.records.summary import told
 
@@ -54,15 +44,14 @@ AXIS = "method"
 TRIALS = 20
 # share of the rounds before which no trial is pruned
 WARM_UP = 0.25
-KEYS_OF_TUNE: dict[str, Kind] = {
-    "search": (lambda value: isinstance(value, Mapping) and bool(value), "give {METHOD: {ARGUMENT: [values]}}"),
-    **{"at": MAPPING, "seeds": SEEDS, "minimize": BOOL, "pruner": one_of(("median", "none"))},
-    "metric": (
+KEYS_OF_TUNE = {
+    **{"search": NOT_EMPTY, "at": MAPPING, "seeds": SEEDS, "minimize": BOOL, "pruner": one_of(("median", "none"))},
+    "metric": Kind(
         lambda value: isinstance(value, str) and not value.startswith(("test/", "test_")),
         "name one of the validation split, such as val/accuracy; the test images are not for tuning",
     ),
-    "val_fraction": (lambda value: value is None or SHARE[0](value), "give a share in (0, 1), or null"),
-    "trials": (lambda value: value is None or COUNT[0](value), COUNT[1]),
+    "val_fraction": Kind(lambda value: value is None or SHARE.passes(value), "give a share in (0, 1), or null"),
+    "trials": Kind(lambda value: value is None or COUNT.passes(value), COUNT.remedy),
 }
 # the values of a key: a list of all of them, or a range
 Space = list[Any] | dict[str, Any]
@@ -70,7 +59,7 @@ Space = list[Any] | dict[str, Any]
 
 @dataclass(frozen=True)
 class Tuning:
-    """What to tune, and on what runs.
+    """The search that a suite asks for, and its runs.
 
     Args:
         search: by label of the axis ``method``, the values of each key. A name without a dot is an argument of the
@@ -99,56 +88,43 @@ class Tuning:
 
 
 def tuning_of(suite: Suite) -> Tuning:
-    """What a suite says of tuning.
+    """The tuning that a suite asks for.
 
     Raises:
-        UsageError: it says nothing, or what cannot be done.
+        UsageError: it asks for none, or for one that cannot be done.
     """
-    raw, where = suite.tune, f"{suite.path}: tune"
+    where = f"{suite.path}: tune"
     hint = "the suite has no such key; give it one with search: {METHOD: {ARGUMENT: [values]}}"
-    require(bool(raw), where, None, hint)
-    check_values(raw, KEYS_OF_TUNE, f"{where}.", ["search"])
-    return Tuning(
-        **{
-            **raw,
-            "search": read_spaces(suite, raw["search"], f"{where}.search"),
-            "at": read_setting(suite, strings(raw.get("at", {})), f"{where}.at"),
-            "seeds": seeds_of(raw.get("seeds", [100])),
-        }
-    )
-
-
-def read_spaces(suite: Suite, raw: Mapping[str, Any], where: str) -> dict[str, dict[str, Space]]:
-    """The values of each key of each method, of the form that :class:`Tuning` says."""
-    known = suite.axes.get(AXIS, {})
-    for label, keys in raw.items():
+    require(bool(suite.tune), where, None, hint)
+    given = read_keys(suite.tune, KEYS_OF_TUNE, f"{where}.", ["search"])
+    known, search = suite.axes.get(AXIS, {}), dict[str, dict[str, Space]]()
+    for label, keys in given["search"].items():
         hint = f"is no label of the axis {AXIS}; they are {', '.join(known) or 'none'}"
-        require(str(label) in known, where, label, hint)
-        require(isinstance(keys, Mapping) and bool(keys), f"{where}.{label}", keys, "give {ARGUMENT: [values]}")
+        require(str(label) in known, f"{where}.search", label, hint)
+        require(NOT_EMPTY.passes(keys), f"{where}.search.{label}", keys, "give {ARGUMENT: [values]}")
         for key, space in keys.items():
-            if isinstance(space, Mapping):
-                ends = [space.get(name) for name in ("low", "high")]
-                low, high = (end if isinstance(end, (int, float)) else 0 for end in ends)
-                good = {*space} <= {"low", "high", "log"} and low < high and (low > 0 or not space.get("log"))
-            else:
-                good = isinstance(space, list) and len(space) > 0
-                good = good and all(isinstance(value, bool | int | float | str | None) for value in space)
             hint = "give a list of values, or {low: ..., high: ..., log: true} with 0 < low < high"
-            require(good, f"{where}.{label}.{key}", space, hint)
-    return {str(label): {str(key): space for key, space in keys.items()} for label, keys in raw.items()}
-
-
-def read_setting(suite: Suite, chosen: Labels, where: str) -> Labels:
-    """The label on each axis beside that of the methods."""
-    setting = {}
+            require(is_space(space), f"{where}.search.{label}.{key}", space, hint)
+        search[str(label)] = {str(key): space for key, space in keys.items()}
+    chosen, at = given.get("at", {}), {}
     for axis, labels in suite.axes.items():
         if axis != AXIS:
-            label = chosen.get(axis, next(iter(labels)) if len(labels) == 1 else None)
-            require(label in labels, f"{where}.{axis}", label, f"choose the setting to tune in: {', '.join(labels)}")
-            setting[axis] = str(label)
+            at[axis] = chosen.get(axis, next(iter(labels)) if len(labels) == 1 else None)
+            hint = f"choose the setting to tune in: {', '.join(labels)}"
+            require(at[axis] in labels, f"{where}.at.{axis}", at[axis], hint)
     for axis in chosen:
-        require(axis in setting, where, axis, f"is no axis to choose on; those are {', '.join(setting) or 'none'}")
-    return setting
+        require(axis in at, f"{where}.at", axis, f"is no axis to choose on; those are {', '.join(at) or 'none'}")
+    return Tuning(**{**given, "search": search, "at": at})
+
+
+def is_space(space: Any) -> bool:
+    """Whether a value is a list of plain values, or a range."""
+    if isinstance(space, Mapping):
+        ends = [space.get(name) for name in ("low", "high")]
+        low, high = (end if isinstance(end, (int, float)) else 0 for end in ends)
+        return {*space} <= {"low", "high", "log"} and low < high and (low > 0 or not space.get("log"))
+    plain = isinstance(space, list) and all(isinstance(value, bool | int | float | str | None) for value in space)
+    return plain and len(space) > 0
 
 
 class Search:
@@ -175,9 +151,8 @@ class Search:
     ) -> None:
         self.suite, self.tuning, self.label, self.scale = suite, tuning, label, scale
         held_out = {"data": {"init_args": {"val_fraction": tuning.val_fraction}}}
-        self.extra = [*extra, held_out] if tuning.val_fraction is not None else list(extra)
-        self.study = f"{suite.name}/tune/{label}"
-        self.spaces = tuning.search[label]
+        self.extra = [*extra, *([held_out] if tuning.val_fraction is not None else [])]
+        self.study, self.spaces = f"{suite.name}/tune/{label}", tuning.search[label]
         self.base = self._cell(tuning.seeds[0]).config
         self.fragment(dict.fromkeys(self.spaces))  # refuses a key of a method that is not there
         self.rounds = int(look_up(self.base, "trainer.max_rounds", 10))
@@ -190,11 +165,13 @@ class Search:
 
     def cells(self, values: Mapping[str, Any]) -> list[Cell]:
         """The runs of a trial, one for each seed."""
-        return [self._cell(seed, self.fragment(values)) for seed in self.tuning.seeds]
+        return [self._cell(seed, [self.fragment(values)]) for seed in self.tuning.seeds]
 
-    def first_values(self) -> dict[str, Any]:
-        """Values of the keys with which a trial can be built: the first of each."""
-        return {key: space[0] if isinstance(space, list) else space["low"] for key, space in self.spaces.items()}
+    def first_cell(self) -> Cell:
+        """A run with the first value of each key."""
+        return self.cells(
+            {key: space[0] if isinstance(space, list) else space["low"] for key, space in self.spaces.items()}
+        )[0]
 
     def fragment(self, values: Mapping[str, Any]) -> Fragment:
         """The config that gives keys their values, with all methods of the label.
@@ -215,15 +192,14 @@ class Search:
                     hint = f"{self.label} is a list of no methods; give a whole key, as of model or trainer"
                 raise UsageError(f"{self.suite.path}: tune.search.{self.label}.{key}: {hint}")
             method = methods[int(place)]
-            entry = {"class_path": method} if isinstance(method, str) else dict(method)
-            entry["init_args"] = entry.get("init_args") or {}
+            entry = {"init_args": {}, **({"class_path": method} if isinstance(method, str) else method)}
             methods[int(place)] = merged_config([entry, nested_config(argument, value)])
         classes = look_up(self.base, "model.init_args.num_classes")
         return in_classes(merged_config([*rest, *([{"method": methods}] if methods else [])]), classes)
 
-    def _cell(self, seed: int, tuned: Fragment | None = None) -> Cell:
+    def _cell(self, seed: int, tuned: Sequence[Fragment] = ()) -> Cell:
         labels = {axis: self.tuning.at.get(axis, self.label) for axis in self.suite.axes}
-        return self.suite.cell(labels, seed, self.scale, [*self.extra, *([tuned] if tuned else [])])
+        return self.suite.cell(labels, seed, self.scale, [*self.extra, *tuned])
 
 
 class SearchStudy(CellStudy):
@@ -233,13 +209,13 @@ class SearchStudy(CellStudy):
         UsageError: the study there is of another search.
     """
 
-    def __init__(self, search: Search, database: Database) -> None:
+    def __init__(self, search: Search, database: RDBStorage) -> None:
         tuning = search.tuning
         about = {"suite": search.suite.name, "metric": tuning.metric}
         trials = {digest: ({"digest": digest}, parameters) for digest, parameters in search.slots.items()}
         by_median = MedianPruner(n_warmup_steps=round(WARM_UP * search.rounds))
         pruner = NopPruner() if tuning.pruner == "none" else by_median
-        super().__init__(search.study, database, tuning.minimize, trials, about, pruner=pruner)
+        super().__init__(search.study, database, tuning.minimize, trials, about, pruner)
         self.search = search
         known = self.user_attrs.get("digest", search.digest)
         hint = f"the study {search.study!r} there has another config, search or seeds; "
@@ -250,6 +226,7 @@ class SearchStudy(CellStudy):
         """The metric of a trial: its last value, as the mean over the seeds."""
         search = self.search
         # a sampler that went on from trial to trial would draw the same points in each process
+        trial.study = copy.copy(self)
         trial.study.sampler = TPESampler(seed=trial.number)
         values: dict[str, Any] = {}
         for key, space in search.spaces.items():
@@ -278,12 +255,12 @@ class SearchStudy(CellStudy):
 
     def outcome(self, trial: FrozenTrial) -> str:
         """A line about a trial that has ended."""
-        search, why = self.search, trial.user_attrs.get("reason", "interrupted")
-        text = f"{'failed: ' if trial.state == TrialState.FAIL else ''}{why}"
+        search, text = self.search, trial.user_attrs.get("reason", "")
         if trial.state == TrialState.COMPLETE:
             text = f"{search.tuning.metric} {told(search.tuning.metric, trial.values[0])}"
-        over = sum(trial.state.is_finished() for trial in self.last_trials())
-        return f"{search.label}: {parameters_text(trial)}: {text} ({over} of {len(search.slots)})"
+        over = sum(one.state.is_finished() for one in self.last_trials())
+        failed = "failed: " * (trial.state == TrialState.FAIL)
+        return f"{search.label}: {parameters_text(trial)}: {failed}{text} ({over} of {len(search.slots)})"
 
     def write_best(self, output: Path, url: str) -> Path | None:
         """Write the best values as a config, with their origin in its head; None without a complete trial.
@@ -293,28 +270,29 @@ class SearchStudy(CellStudy):
         Returns:
             The file, which ``fit --config`` takes.
         """
-        complete = [trial for trial in self.last_trials() if trial.state == TrialState.COMPLETE]
+        search, tuning, trials = self.search, self.search.tuning, self.last_trials()
+        complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
         if not complete:
             return None
-        complete.sort(key=lambda trial: trial.value, reverse=not self.search.tuning.minimize)  # type: ignore[arg-type, return-value]
-        text = "".join(f"# {line}\n" for line in self._head(complete, url))
-        path = output / "tuned" / f"{file_part(self.search.label)}.yaml"
-        return write_text(path, text + yaml.safe_dump(self.search.fragment(complete[0].params), sort_keys=False))
-
-    def _head(self, complete: Sequence[FrozenTrial], url: str) -> Iterator[str]:
-        """The origin of tuned values: the study, the number of trials, and the values of the complete ones."""
-        search, tuning, trials = self.search, self.search.tuning, self.last_trials()
+        complete.sort(key=lambda trial: trial.values[0], reverse=not tuning.minimize)
         states = Counter(trial.state for trial in trials)
         names = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
-        counts = [f"{states[state]} {name}" for name, state in names.items() if states[state]]
-        yield f"{search.label}, tuned: the best of {len(trials)} trials ({', '.join(counts)})"
-        yield f"study {search.study} in {hidden(url)}"
-        seeds = f"seed{'s' * (len(tuning.seeds) > 1)} {', '.join(map(str, tuning.seeds))}"
-        held_out = "" if tuning.val_fraction is None else f", {tuning.val_fraction:g} of the training examples held out"
-        setting = "".join(f"{axis}={label}, " for axis, label in tuning.at.items())
-        yield f"{setting}{seeds}{held_out}{f', scale {search.scale:g}' if search.scale != 1 else ''}"
-        yield f"{tuning.metric} after {search.rounds} rounds:"
-        yield from (f"  {trial.value:.6g} with {parameters_text(trial)}" for trial in complete)
+        counts = ", ".join(f"{states[state]} {name}" for name, state in names.items() if states[state])
+        setting = [f"{axis}={label}" for axis, label in tuning.at.items()]
+        setting += [f"seed{'s' * (len(tuning.seeds) > 1)} {', '.join(map(str, tuning.seeds))}"]
+        if tuning.val_fraction is not None:
+            setting += [f"{tuning.val_fraction:g} of the training examples held out"]
+        setting += [f"scale {search.scale:g}"] * (search.scale != 1)
+        head = [
+            f"{search.label}, tuned: the best of {len(trials)} trials ({counts})",
+            f"study {search.study} in {hidden(url)}",
+            ", ".join(setting),
+            f"{tuning.metric} after {search.rounds} rounds:",
+            *(f"  {trial.values[0]:.6g} with {parameters_text(trial)}" for trial in complete),
+        ]
+        text = "".join(f"# {line}\n" for line in head)
+        path = output / "tuned" / f"{file_part(search.label)}.yaml"
+        return write_text(path, text + yaml.safe_dump(search.fragment(complete[0].params), sort_keys=False))
 
 
 def parameters_text(trial: FrozenTrial) -> str:

@@ -169,7 +169,7 @@ def bench(
     study.forget(dropped & {digest for digest, result in results_of(study, cells).items() if result.state == "done"})
     hours = math.inf if options.hours is None else options.hours
     driver = Driver(
-        lambda: [SuiteStudy(suite, database, cells, choose)],
+        [study],
         suite.metric,
         output.resolve(),
         options.jobs,
@@ -360,7 +360,7 @@ def tune(
     searches = [Search(suite, tuning, label, options.scale, extra, options.trials) for label in wanted]
     url = options.storage or default_url(output)
     # a key or a metric that is not valid is refused before any trial runs
-    first = {f"{suite.path}: tune.search.{one.label}": one.cells(one.first_values())[0] for one in searches}
+    first = {f"{suite.path}: tune.search.{one.label}": one.first_cell() for one in searches}
     check_configs(tuning.metric, first)
     make_folder(output, "--output")
     database = open_database(url)
@@ -369,7 +369,7 @@ def tune(
     for study in studies if options.retry else ():
         study.retry()
     driver = Driver(
-        lambda: [SearchStudy(search, database) for search in searches],
+        studies,
         tuning.metric,
         output.resolve() / "tune",
         options.jobs,

@@ -38,8 +38,7 @@ class Sleeper:
         pass
 
 suite, database = load_suite(path), study.open_database(url)
-studies = lambda: [driver.SuiteStudy(suite, database, suite.cells())]
-one = driver.Driver(studies, "test/accuracy", Path(folder), 2, print, Sleeper)
+one = driver.Driver([driver.SuiteStudy(suite, database, suite.cells())], "test/accuracy", Path(folder), 2, print, Sleeper)
 one.run()
 sys.exit(one.error and f"{type(one.error).__name__}: {one.error}")
 """

@@ -152,8 +152,4 @@ def toy_driver(suite, folder, runner=FakeRunner):
     """A driver of a suite's cells, its study, and the lines that it says."""
     said, backend, cells = [], quick_database(f"sqlite:///{folder / 'study.db'}"), suite.cells()
     study = driver.SuiteStudy(suite, backend, cells)
-
-    def studies():
-        return [driver.SuiteStudy(suite, backend, cells)]
-
-    return driver.Driver(studies, suite.metric, folder, 1, said.append, runner), study, said
+    return driver.Driver([study], suite.metric, folder, 1, said.append, runner), study, said
