@@ -115,9 +115,9 @@ class FederatedTrainer(RunArguments):
             and at most a quarter of the memory that is available on the device when the run begins, divided among its
             workers. On a CPU this memory is known on Linux only.
         compile: run the module's ``forward`` through ``torch.compile`` in training: True, or one of its modes, such as
-            ``reduce-overhead``, which uses CUDA graphs on a GPU. Batches smaller than the usual one run uncompiled, and
-            so do a module that cannot be compiled, after a warning, and clients side by side. Rounding differs from
-            uncompiled runs.
+            ``reduce-overhead``, which uses CUDA graphs on a GPU. Clients then train one by one. Batches smaller than
+            the usual one run uncompiled, and so does a module that cannot be compiled, after a warning. Rounding
+            differs from uncompiled runs.
         callbacks: observers of the run.
         logger: True writes TensorBoard events into the run's folder, False nothing; or loggers of Fabric or Lightning.
         default_root_dir: folder of all runs; None is ``runs``.

@@ -6,8 +6,7 @@ of compiled code and the list of modes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,17 +52,3 @@ def replace_forward(module: LightningModule, mode: bool | str, warn: Callable[[s
     # torch would reuse code compiled for another module of this class, without the hooks that record this one's taps
     torch._dynamo.reset()
     module.__dict__["forward"] = CompiledForward(module, mode, warn)
-
-
-@contextmanager
-def uncompiled(module: LightningModule) -> Iterator[None]:
-    """In this block the module's ``forward`` is its own."""
-    compiled = module.__dict__.get("forward")
-    if not isinstance(compiled, CompiledForward):
-        yield
-        return
-    del module.__dict__["forward"]
-    try:
-        yield
-    finally:
-        module.__dict__["forward"] = compiled

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.errors import warned
+from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits, differs, small_data
 from helpers.tiny import TinyData, TinyModule, clients
 
@@ -51,3 +51,8 @@ def test_what_cannot_be_compiled_runs_as_it_is_with_one_warning(run, monkeypatch
         run([], model=compiled, data=clients(TinyData(), 8, 6), compile=True)
     assert sum("trainer.compile" in str(one.message) for one in caught) == 1
     assert_same_bits(plain.state_dict(), compiled.state_dict())
+
+
+def test_clients_of_a_compiled_model_train_one_by_one(run):
+    with refused("clients_per_step=8", "trainer.compile"):
+        run([], model=TinyModule(), data=clients(TinyData(), 8, 6), compile=True, clients_per_step=8)

@@ -19,7 +19,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from fl_lightning.client.mapped import NotMappable
 from fl_lightning.client.module_snapshot import changed_value, values_held
 from fl_lightning.data.loaders import IndexedLoader, PlainLoader
-from fl_lightning.engine.compiled import uncompiled
 from fl_lightning.engine.groups.group import Group, Member
 from fl_lightning.engine.groups.stack import ELEMENTWISE
 from fl_lightning.engine.local_training import Choice
@@ -68,8 +67,7 @@ def choose(run: Run) -> None:
     Raises:
         UsageError: a number is asked for, and this run cannot be mapped over clients.
     """
-    with uncompiled(run.client.module):
-        run.local_training.choice = choice_for(run)
+    run.local_training.choice = choice_for(run)
 
 
 def choice_for(run: Run) -> Choice:
@@ -116,6 +114,8 @@ def obstacles(run: Run) -> Iterator[str]:
     precision = str(run.fabric.strategy.precision.precision)
     if not precision.endswith("true"):
         yield f"trainer.precision={precision}: torch's autocast does not convert all that is mapped"
+    if trainer.compile:
+        yield "trainer.compile compiles the forward of clients that train one by one"
     if trainer.cache_references is True:
         yield "trainer.cache_references keeps what reference models give of one client"
     if resident.clock.accumulate > 1:

@@ -28,7 +28,6 @@ from fl_lightning.client.logged_value import row_of
 from fl_lightning.client.metric_log import MetricLog
 from fl_lightning.client.module_snapshot import StateBinding, values_held
 from fl_lightning.client.visit import Visit
-from fl_lightning.engine.compiled import uncompiled
 from fl_lightning.engine.groups.feed import Feed, GroupBatch
 from fl_lightning.engine.groups.program import Part, Program, Results
 from fl_lightning.engine.groups.stack import Stack, counts_steps
@@ -102,7 +101,7 @@ class Group:
         """
         training, client = self.training, self.client
         ids = [member.id for member in self.members]
-        with client.attributes_restored(), uncompiled(client.module):
+        with client.attributes_restored():
             try:
                 with ambient(training.loaders.seed, "group", self.round, *ids[:1]), client.resident.training():
                     self._train()
