@@ -341,9 +341,7 @@ class DividedLoader:
         rows = np.sort(rows) if type(self._sampler) is SequentialSampler else rows
         kept = {name: getattr(self.loader, name) for name in KEPT}
         batches = self.loader.batch_sampler
-        kept |= {
-            name: getattr(batches, name, default) for name, default in (("batch_size", None), ("drop_last", False))
-        }
+        kept |= {"batch_size": getattr(batches, "batch_size", None), "drop_last": getattr(batches, "drop_last", False)}
         kept |= {"sampler": self._sampler_on(rows, generator), "generator": generator}
         # Lightning's own, in which the rank of this process must not count
         init = self.loader.worker_init_fn or partial(pl_worker_init_function, rank=0)
