@@ -39,8 +39,14 @@ def encoded(value: Any) -> bytes:
     Raises:
         BadMessageError: there is something else in them; names it.
     """
-    # copies, since torch saves with a part of a tensor the whole
-    value = with_tensors(value, lambda tensor: tensor.detach().cpu().clone())
+
+    def alone(tensor: Tensor) -> Tensor:
+        tensor = tensor.detach().cpu()
+        # torch saves with a part of a tensor the whole
+        whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        return tensor if whole else tensor.clone()
+
+    value = with_tensors(value, alone)
     check_contents(value, LARGEST)
     return packed(value).numpy().tobytes()
 

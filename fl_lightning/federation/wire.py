@@ -34,6 +34,17 @@ def check_size(size: int, limit: int) -> None:
         raise BadMessageError(f"a message of {size:,} bytes; at most {limit:,} are taken")
 
 
+def joined(shared: bytes, own: bytes) -> bytes:
+    """Join the message to all sites, which is encoded once, with the message to one."""
+    return SIZE.pack(len(shared)) + shared + own
+
+
+def parted(message: bytes) -> tuple[bytes, bytes]:
+    """Part the two messages that :func:`joined` was given."""
+    end = SIZE.size + int.from_bytes(message[: SIZE.size], "little")
+    return message[SIZE.size : end], message[end:]
+
+
 def send(connection: socket.socket, message: bytes) -> None:
     """Write a message."""
     connection.sendall(SIZE.pack(len(message)))
