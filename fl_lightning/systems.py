@@ -7,7 +7,6 @@ clients, and a resumed run needs no saved generator.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -81,8 +80,18 @@ class SystemsHeterogeneity:
         self.available = available or {}
         self._windows: dict[int, list[Window]] = {}
         for ids, windows in self.available.items():
-            for k in _clients(ids):
-                self._windows.setdefault(k, []).extend(map(_window, windows))
+            first, _, last = str(ids).partition("-")
+            known = first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first)
+            require(known, "trainer.systems.available", ids, "name clients as 3 or as 5-9")
+            for window in windows:
+                rounds = list(window) if isinstance(window, (list, tuple)) else []
+                whole = all(isinstance(round_, int) and round_ >= 0 for round_ in rounds)
+                fits = whole and len(rounds) in (1, 2) and rounds == sorted(rounds)
+                require(
+                    fits, "trainer.systems.available", window, "give windows of rounds as [first, last], or [first]"
+                )
+                for k in range(int(first), int(last or first) + 1):
+                    self._windows.setdefault(k, []).append((rounds[0], rounds[1] if len(rounds) > 1 else None))
 
     def check(self, num_clients: int, rounds: int, whole: int) -> None:
         """Refuse what does not fit the run.
@@ -138,20 +147,3 @@ class SystemsHeterogeneity:
             lost: Lost | None = "after" if drawn < self.dropout_before + self.dropout_after else None
             fates[k] = Fate(None if work == whole else work, lost)
         return fates
-
-
-def _clients(ids: str) -> range:
-    """The clients that ``3`` or ``5-9`` names."""
-    first, _, last = str(ids).partition("-")
-    known = first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first)
-    require(known, "trainer.systems.available", ids, "name clients as 3 or as 5-9")
-    return range(int(first), int(last or first) + 1)
-
-
-def _window(bounds: Iterable[int]) -> Window:
-    """The first and the last round of ``[first, last]`` or ``[first]``."""
-    rounds = list(bounds) if isinstance(bounds, (list, tuple)) else []
-    whole = all(isinstance(round_, int) and round_ >= 0 for round_ in rounds)
-    fits = whole and len(rounds) in (1, 2) and rounds == sorted(rounds)
-    require(fits, "trainer.systems.available", bounds, "give windows of rounds as [first, last], or [first]")
-    return (rounds[0], rounds[1] if len(rounds) > 1 else None)

@@ -112,8 +112,6 @@ def read_writers(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray, str]]:
         if empty:
             raise ValueError("it has no writers under user_data")
     except (ijson.JSONError, ValueError, KeyError, TypeError, OverflowError, OSError) as error:
-        message = error.args[0] if isinstance(error, ijson.JSONError) else str(error)
-        # the parser of JSON appends an excerpt of the file, which turns the message into bytes if it is not UTF-8
-        text = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
-        first_line = text.partition("\n")[0]
+        # the parser of JSON appends an excerpt of the file
+        first_line = str(error).partition("\n")[0]
         raise UsageError(f"data.root={str(file)!r}: not one of LEAF's files of FEMNIST: {first_line}") from error

@@ -14,7 +14,6 @@ from torch.utils.data import (
     DataLoader,
     IterableDataset,
     RandomSampler,
-    Sampler,
     SequentialSampler,
     Subset,
     SubsetRandomSampler,
@@ -295,18 +294,38 @@ class DividedLoader:
     """
 
     def __init__(self, loader: Any, owner: str) -> None:
-        self.owner = owner
-        self._check_loader(loader)
-        self.loader, self.dataset = loader, loader.dataset
-        batches = loader.batch_sampler
-        self._batching = {
-            "batch_size": getattr(batches, "batch_size", None),
-            "drop_last": getattr(batches, "drop_last", False),
-        }
-        self._sampler = loader.sampler if batches is None else batches.sampler
-        self._check_sampler(self._sampler)
-        self._times = self._times_drawn(self._sampler)
-        self.drawn = self._times > 0
+        self.owner, kind = owner, type(loader).__name__
+        hint = f"its train_dataloader() returns a {kind}; return one DataLoader over a data set that has a length"
+        self._require(isinstance(loader, DataLoader), hint)
+        changed = [name for name in PASS if getattr(type(loader), name) is not getattr(DataLoader, name)]
+        hint = f"its training loader {kind} has its own {', '.join(changed)}, which a client's part would lose; return "
+        self._require(not changed, hint + "a DataLoader, and put the change into collate_fn or the data set")
+        data, batches = loader.dataset, loader.batch_sampler
+        hint = f"its training set {type(data).__name__} is iterable and cannot be divided; give one that has a length "
+        indexed = hasattr(data, "__len__") and not isinstance(data, IterableDataset)
+        self._require(indexed, hint + "and indices")
+        hint = f"its batch_sampler {type(batches).__name__} is not known on a client's part; give batch_size, and "
+        known = batches is None or type(batches) is BatchSampler
+        self._require(known, hint + USUAL.removeprefix("give "))
+        sampler, number = loader.sampler if batches is None else batches.sampler, len(data)
+        kind, times = type(sampler).__name__, np.ones(number, np.int64)
+        self._require(type(sampler) in SAMPLERS, f"its sampler {kind} is not known on a client's part; {USUAL}")
+        if isinstance(sampler, SubsetRandomSampler):
+            indices = np.array([int(index) for index in sampler.indices], np.int64)
+            within = bool((indices >= -number).all() and (indices < number).all())
+            self._require(within, f"its {kind} has indices beyond the {number} examples; remove them")
+            times = np.bincount(indices % number, minlength=number)
+        elif isinstance(sampler, WeightedRandomSampler):
+            theirs = len(sampler.weights)
+            self._require(theirs == number, f"its {kind} has {theirs} weights for {number} examples; give one for each")
+            times = (sampler.weights > 0).numpy().astype(np.int64)
+        else:
+            theirs = len(sampler.data_source)
+            hint = f"its {kind} is that of {theirs} examples, the data set has {number}; give it this set"
+            self._require(theirs == number, hint)
+        self.loader, self.dataset, self._sampler = loader, data, sampler
+        # how often the sampler lists each row, 0 or 1 for one that draws at random
+        self._times, self.drawn = times, times > 0
 
     def check_parts(self, parts: list[np.ndarray]) -> None:
         """Refuse a part that has rows, of which the sampler can draw none."""
@@ -321,11 +340,12 @@ class DividedLoader:
         # the partitioner shuffles the rows; a sequential pass is in the order of the data set
         rows = np.sort(rows) if type(self._sampler) is SequentialSampler else rows
         kept = {name: getattr(self.loader, name) for name in KEPT}
-        kept |= {**self._batching, "generator": generator}
-        sampler = self._sampler_on(rows, generator)
+        batches = self.loader.batch_sampler
+        kept |= {"batch_size": getattr(batches, "batch_size", None), "drop_last": getattr(batches, "drop_last", False)}
+        kept |= {"sampler": self._sampler_on(rows, generator), "generator": generator}
         # Lightning's own, in which the rank of this process must not count
         init = self.loader.worker_init_fn or partial(pl_worker_init_function, rank=0)
-        return DataLoader(Subset(self.dataset, rows.tolist()), sampler=sampler, worker_init_fn=init, **kept)
+        return DataLoader(Subset(self.dataset, rows.tolist()), worker_init_fn=init, **kept)
 
     def _sampler_on(self, rows: np.ndarray, generator: torch.Generator) -> Iterable[Any]:
         sampler: Any = self._sampler
@@ -341,46 +361,6 @@ class DividedLoader:
         most = number if sampler.replacement else int(self.drawn[rows].sum())
         weights = sampler.weights[torch.from_numpy(rows)]
         return WeightedRandomSampler(weights, min(number, most), sampler.replacement, generator)
-
-    def _times_drawn(self, sampler: Any) -> np.ndarray:
-        """How often a sampler lists each row ``(N,)``; 0 or 1 for one that draws at random."""
-        number = len(self.dataset)
-        if isinstance(sampler, SubsetRandomSampler):
-            indices = np.array([int(index) for index in sampler.indices], np.int64)
-            within = bool((indices >= -number).all() and (indices < number).all())
-            self._require(within, f"its SubsetRandomSampler has indices beyond the {number} examples; remove them")
-            return np.bincount(indices % number, minlength=number)
-        if isinstance(sampler, WeightedRandomSampler):
-            return (sampler.weights > 0).numpy().astype(np.int64)
-        return np.ones(number, np.int64)
-
-    def _check_loader(self, loader: Any) -> None:
-        kind, hint = type(loader).__name__, "return one DataLoader over a data set that has a length"
-        self._require(isinstance(loader, DataLoader), f"its train_dataloader() returns a {kind}; {hint}")
-        changed = [name for name in PASS if getattr(type(loader), name) is not getattr(DataLoader, name)]
-        data, batches = loader.dataset, loader.batch_sampler
-        hint = f"its training loader {kind} has its own {', '.join(changed)}, which a client's part would lose; return "
-        self._require(not changed, hint + "a DataLoader, and put the change into collate_fn or the data set")
-        hint = f"its training set {type(data).__name__} is iterable and cannot be divided; give one that has a length "
-        indexed = hasattr(data, "__len__") and not isinstance(data, IterableDataset)
-        self._require(indexed, hint + "and indices")
-        hint = "in_order=False gives batches in an order that depends on time; remove it"
-        self._require(getattr(loader, "in_order", True), hint)
-        hint = f"its batch_sampler {type(batches).__name__} is not known on a client's part; give batch_size, and "
-        known = batches is None or type(batches) is BatchSampler
-        self._require(known, hint + USUAL.removeprefix("give "))
-
-    def _check_sampler(self, sampler: Sampler) -> None:
-        kind, number = type(sampler), len(self.dataset)
-        hint = f"its sampler {kind.__name__} is not known on a client's part; {USUAL}"
-        self._require(kind in SAMPLERS, hint)
-        if isinstance(sampler, WeightedRandomSampler):
-            hint = f"its WeightedRandomSampler has {len(sampler.weights)} weights for {number} examples"
-            self._require(len(sampler.weights) == number, hint + "; give one for each")
-        if isinstance(sampler, (RandomSampler, SequentialSampler)):
-            theirs = len(sampler.data_source)
-            hint = f"its {kind.__name__} is that of {theirs} examples, the data set has {number}; give it this set"
-            self._require(theirs == number, hint)
 
     def _require(self, condition: bool, hint: str) -> None:
         require(condition, "data.datamodule", self.owner, hint)

@@ -1,6 +1,6 @@
 """Messages between server and sites: tensors and plain values, and the checks of both sides.
 
-The codec is that of workers on several machines, with bounds on what a stranger may send.
+The codec is the one of workers on several machines, with bounds on the messages of a stranger.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fl_lightning.records.plain import packed, unpacked, with_tensors
 # containers within each other, and values in all of them together
 DEEPEST, MOST_VALUES = 24, 2**20
 PLAIN = (str, bytes, int, float, complex, type(None), torch.Size, np.generic, np.ndarray)
-# of the trainer, what each machine may have of its own
+# arguments of the trainer that may differ by machine
 OF_THE_MACHINE = {*FREE_OF_TRAINER, "accelerator", "threads_per_worker", "compile"} - {"max_rounds"}
 PARTS = {"parameters", "change", "buffers", "frozen", "payload", "weight", "drift", "num_bytes", "logged"}
 SECTIONS = ("seed_everything", "model", "method", "trainer")
@@ -39,8 +39,14 @@ def encoded(value: Any) -> bytes:
     Raises:
         BadMessageError: there is something else in them; names it.
     """
-    # copies, since torch saves with a part of a tensor the whole
-    value = with_tensors(value, lambda tensor: tensor.detach().cpu().clone())
+
+    def alone(tensor: Tensor) -> Tensor:
+        tensor = tensor.detach().cpu()
+        # torch saves with a part of a tensor the whole
+        whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        return tensor if whole else tensor.clone()
+
+    value = with_tensors(value, alone)
     check_contents(value, LARGEST)
     return packed(value).numpy().tobytes()
 
@@ -68,7 +74,7 @@ def decoded(message: bytes, limit: int = LARGEST) -> Any:
 
 
 def check_contents(value: Any, room: int) -> None:
-    """Refuse other than dense tensors and plain values, tensors of over ``room`` bytes in all, and deep or many values.
+    """Refuse all but dense tensors and plain values, tensors of over ``room`` bytes in all, and deep or many values.
 
     A message may name one tensor or list many times, or expand a number to a huge tensor.
     """
@@ -168,7 +174,7 @@ def digest_of_state(state: Mapping[str, Tensor]) -> str:
 
 
 def scrubbed(error: BaseException) -> str:
-    """What may be told of an error at a site: where it happened, and the text of this package's own errors.
+    """Describe an error at a site: its place, and the text of this package's own errors.
 
     The text of another exception may hold what the data hold. It stays in the log of the site.
     """

@@ -32,7 +32,7 @@ from fl_lightning.federation.messages import (
     digest_of_state,
     encoded,
 )
-from fl_lightning.federation.wire import LARGEST, BadMessageError, as_records, of_records
+from fl_lightning.federation.wire import LARGEST, BadMessageError, as_records, joined, of_records
 from fl_lightning.method import Method
 from fl_lightning.records.summary import is_defined
 from fl_lightning.state import State, select
@@ -163,7 +163,7 @@ class ClientsAtSites:
             if node not in self._known and node not in self.nodes.values():
                 self._known.add(node)
                 hello = {"kind": "join", "agreed": json.dumps(self.agreed, default=str), "names": self.sites.names}
-                self._asked[self.link.send(node, encoded(hello))] = node
+                self._asked[self.link.send(node, joined(encoded(hello), encoded({})))] = node
         for number, answer in self.link.receive([*self._asked]).items():
             node = self._asked.pop(number)
             if isinstance(answer, str):  # lost on the way: it is asked again
@@ -314,7 +314,7 @@ class ClientsAtSites:
     ) -> None:
         """Send a message to some sites, and pass each answer to ``take``; failures go to ``errors`` by client."""
         self.sites.run_id, self._bytes = self.sites.run_id or uuid.uuid4().hex, [0, 0]
-        shared = torch.frombuffer(bytearray(self._shared(run, kind, state)), dtype=torch.uint8)
+        shared = self._shared(run, kind, state)
         seconds, where = self.sites.seconds_to_answer, f"round {run.server.round}"
         waiting = {self._send(k, shared, words): k for k, words in own.items()}
         end = None if seconds is None else time.monotonic() + seconds
@@ -346,9 +346,8 @@ class ClientsAtSites:
             text = f"no answer within {seconds:g} s"
             errors[k] = ClientError(f"client {k} (site {self.sites.names[k]}), {where}: {text}")
 
-    def _send(self, k: int, shared: torch.Tensor, own: Mapping[str, Any]) -> str:
-        """Send the message to all, which is encoded once, and that to one."""
-        message = encoded({"shared": shared, "own": {"client": k, **own}})
+    def _send(self, k: int, shared: bytes, own: Mapping[str, Any]) -> str:
+        message = joined(shared, encoded({"client": k, **own}))
         self._bytes[0] += len(message)
         return self.link.send(self.nodes[k], message)
 
@@ -399,7 +398,11 @@ class ClientsAtSites:
         errors: dict[int, Exception] = {}
 
         def take(k: int, answer: Mapping[str, Any]) -> None:
-            found[k] = metrics_of(answer, phases)
+            try:
+                told = {phase: answer["metrics"].get(phase, {}) for phase in phases}
+                found[k] = {phase: {str(tag): float(v) for tag, v in tags.items()} for phase, tags in told.items()}
+            except (KeyError, TypeError, ValueError, AttributeError):
+                raise BadMessageError("its metrics are of another form") from None
 
         with run.metrics.timed("evaluate"):
             self._ask(run, "evaluate", run.methods.evaluated_state(run.server), asked, take, errors)
@@ -433,18 +436,6 @@ def over_sites(values: Mapping[str, tuple[int, Mapping[str, float]]]) -> dict[st
     means = {tag: float(mean) for tag, mean in sums.means().items()}
     logged |= {f"{tag}/clients": len(several) for tag, several in tags.items() if len(several) < len(values)}
     return {**means, **logged, **{f"sites/worst/{tag}": value for tag, value in worst.items()}}
-
-
-def metrics_of(answer: Mapping[str, Any], phases: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Metrics sent by a site, by phase and tag."""
-    try:
-        found = {phase: answer["metrics"].get(phase, {}) for phase in phases}
-        values = {phase: {str(tag): float(v) for tag, v in tags.items()} for phase, tags in found.items()}
-        if any(len(tags) > 1000 or any(len(tag) > 200 for tag in tags) for tags in values.values()):
-            raise ValueError
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise BadMessageError("its metrics are of another form") from None
-    return values
 
 
 def check_suits(trainer: Any) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.apply_func import move_data_to_device
-from torch import Tensor
 
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
@@ -38,7 +37,7 @@ from fl_lightning.federation.messages import (
     encoded,
     scrubbed,
 )
-from fl_lightning.federation.wire import BadMessageError, receive, send
+from fl_lightning.federation.wire import BadMessageError, parted, receive, send
 from fl_lightning.records.plain import on_cpu
 from fl_lightning.state import num_bytes
 from fl_lightning.storage.atomic_io import load, save
@@ -70,10 +69,10 @@ class Site:
     def answer(self, asked: bytes) -> bytes:
         """Answer a message of the server; an error is in the answer, and in full on stderr."""
         try:
-            message = decoded(asked, self.limit)
-            if not isinstance(message, dict):
-                raise BadMessageError("a message is a dictionary")
-            return encoded(self.join(message) if message.get("kind") == "join" else self.work(message))
+            shared, own = (decoded(part, self.limit) for part in parted(asked))
+            if not isinstance(shared, dict) or not isinstance(own, dict):
+                raise BadMessageError("a message is of two dictionaries")
+            return encoded(self.join(shared) if shared.get("kind") == "join" else self.work(shared, own))
         except BadMessageError as error:
             return self.refusal(error)
         except (Exception, SystemExit) as error:
@@ -99,11 +98,9 @@ class Site:
             "declared": [[entry.name, entry.dtype, list(entry.shape)] for entry in self.declared],
         }
 
-    def work(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        shared, own = message.get("shared"), message.get("own")
-        shared = decoded(shared.numpy().tobytes(), self.limit) if isinstance(shared, Tensor) else None
-        if not isinstance(shared, dict) or not isinstance(own, dict) or shared.get("kind") not in ("train", "evaluate"):
-            raise BadMessageError(f"no such message: {message.get('kind')!r}")
+    def work(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        if shared.get("kind") not in ("train", "evaluate"):
+            raise BadMessageError(f"no such message: {shared.get('kind')!r}")
         if shared.get("agreed") != self.digest:
             raise BadMessageError("the server runs another config than this site; start the run anew")
         if not self.restore(shared, own):

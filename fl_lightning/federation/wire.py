@@ -34,6 +34,17 @@ def check_size(size: int, limit: int) -> None:
         raise BadMessageError(f"a message of {size:,} bytes; at most {limit:,} are taken")
 
 
+def joined(shared: bytes, own: bytes) -> bytes:
+    """Join the message to all sites, which is encoded once, with the message to one."""
+    return SIZE.pack(len(shared)) + shared + own
+
+
+def parted(message: bytes) -> tuple[bytes, bytes]:
+    """Part the two messages that :func:`joined` was given."""
+    end = SIZE.size + int.from_bytes(message[: SIZE.size], "little")
+    return message[SIZE.size : end], message[end:]
+
+
 def send(connection: socket.socket, message: bytes) -> None:
     """Write a message."""
     connection.sendall(SIZE.pack(len(message)))
@@ -45,7 +56,7 @@ def receive(connection: socket.socket, limit: int = LARGEST) -> bytes:
 
     Raises:
         BadMessageError: it is too large.
-        ConnectionError: the other side has gone.
+        ConnectionError: the other side has closed the connection.
     """
 
     def take(size: int) -> bytes:
@@ -53,7 +64,7 @@ def receive(connection: socket.socket, limit: int = LARGEST) -> bytes:
         while left:
             part = connection.recv(min(left, 2**20))
             if not part:
-                raise ConnectionError("the other side has gone in the middle of a message")
+                raise ConnectionError("the other side has closed the connection within a message")
             parts.append(part)
             left -= len(part)
         return b"".join(parts)
@@ -93,7 +104,7 @@ def of_records(records: Any, limit: int = LARGEST) -> bytes:
 
 
 def relayed(path: str, message: bytes, patience: float = PATIENCE) -> bytes:
-    """The answer of the worker that listens at ``path``; where none does, a message that says so."""
+    """Return the answer of the worker that listens at ``path``, or an error message where none does."""
     end = time.monotonic() + patience
     while True:
         try:
@@ -110,7 +121,7 @@ def relayed(path: str, message: bytes, patience: float = PATIENCE) -> bytes:
 
 
 def told(kind: str, text: str) -> bytes:
-    """A message of the site's that says what went wrong."""
+    """Encode an error message of a site."""
     return json.dumps({kind: text}).encode()
 
 

@@ -200,7 +200,6 @@ class Stream(IterableDataset):
         (lambda: DataLoader(DATA, batch_sampler=BatchSampler(Mine(), 3, False)), ("sampler", "Mine", "shuffle")),
         (lambda: DataLoader(Stream(), batch_size=2), ("Stream", "length")),
         (lambda: [DataLoader(DATA)], ("train_dataloader()", "list", "DataLoader")),
-        (lambda: DataLoader(DATA, num_workers=1, in_order=False), ("in_order=False",)),
         (lambda: DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 4, 2)), ("4 weights", "90 examples")),
         (lambda: DataLoader(DATA, sampler=RandomSampler(range(4))), ("RandomSampler", "4 examples")),
         (lambda: DataLoader(DATA, sampler=SubsetRandomSampler([90])), ("SubsetRandomSampler", "90 examples")),

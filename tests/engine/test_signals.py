@@ -4,7 +4,6 @@ import os
 import shlex
 import signal
 import sys
-import tempfile
 import threading
 from pathlib import Path
 
@@ -47,16 +46,6 @@ class SendsToOne(Callback):
     def on_client_end(self, trainer, client):
         if trainer.global_rank == self.rank and trainer.server.round == 1:
             os.kill(os.getpid(), self.number)
-
-
-@pytest.fixture(autouse=True)
-def temporary(tmp_path, monkeypatch):
-    """The folder of temporary files, which a test leaves empty."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    yield folder
-    assert not list(folder.glob("fl_lightning*"))
 
 
 def fit(tmp_path, *methods, name="run", ckpt_path=None, **kwargs):

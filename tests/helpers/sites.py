@@ -16,7 +16,7 @@ from fl_lightning.cli import FederatedCLI
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.federation.messages import decoded
 from fl_lightning.federation.server import reached_by
-from fl_lightning.federation.wire import relayed
+from fl_lightning.federation.wire import parted, relayed
 from fl_lightning.models import ImageClassifier
 
 ROUNDS, SITES = 3, 3
@@ -139,10 +139,8 @@ def app_of(folder, config, **of_sites):
 
 
 def message_of(packet):
-    """A message of the server, with its part for all decoded."""
-    message = decoded(packet)
-    shared = message.get("shared")
-    return message if shared is None else message | {"shared": decoded(shared.numpy().tobytes())}
+    """A message of the server: its part for all sites, and for one."""
+    return dict(zip(("shared", "own"), map(decoded, parted(packet)), strict=True))
 
 
 @contextmanager
