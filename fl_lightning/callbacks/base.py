@@ -1,4 +1,4 @@
-"""Callbacks observe a run; they never change what it computes."""
+"""Callbacks observe a run, and never change its result."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Callback:
 
     With several workers, each worker has its own copy and calls the same hooks. :meth:`on_client_end` and
     :meth:`on_evaluation_batch_end` see only what this worker trains and evaluates; ``trainer.gather`` and
-    ``trainer.all_reduce`` bring together what all have seen. ``trainer.run_dir`` is None on all workers but the one
-    that writes. What a callback may use of the trainer is in :class:`~fl_lightning.callbacks.access.RunAccess`.
+    ``trainer.all_reduce`` bring the workers' observations together. ``trainer.run_dir`` is None on all workers except
+    the one that writes. Callbacks may use the members of :class:`~fl_lightning.callbacks.access.RunAccess`.
 
     Attributes:
         requires: names of the taps it reads in :meth:`on_evaluation_batch_end`, checked before round 0.
@@ -121,11 +121,11 @@ class Callback:
         """The last round is done."""
 
     def summary_of_fit(self) -> str:
-        """What the console says of it at the end of a fit, ``validate`` or ``test``; nothing by default."""
+        """Return the text for the console at the end of a fit, ``validate`` or ``test``; empty by default."""
         return ""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a run that resumes from a checkpoint needs of the callback: tensors and plain values."""
+        """Return the callback's part of a checkpoint: tensors and plain values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -136,7 +136,7 @@ class Callback:
 
 
 def states(callbacks: list[Callback]) -> dict[str, dict[str, Any]]:
-    """The state of each callback, by its name in a checkpoint."""
+    """Return the state of each callback, by its name in a checkpoint."""
     return {name: callback.state_dict() for name, callback in named(callbacks).items()}
 
 
@@ -152,7 +152,7 @@ def named(objects: Sequence[AnyObject]) -> dict[str, AnyObject]:
 
 
 def logged_instead(trainer: RunAccess) -> str | None:
-    """What a round logs, as a hint about a metric that it lacks; None after a round that need not be evaluated."""
+    """Name the metrics of a round, for one that lacks another; None after a round that need not be evaluated."""
     done = trainer.server.round + 1
     if done % trainer.eval_every_n_rounds != 0 and done != trainer.max_rounds:
         return None
@@ -161,5 +161,5 @@ def logged_instead(trainer: RunAccess) -> str | None:
 
 
 def replacement(kind: type) -> str:
-    """What to do in place of a callback of this class."""
+    """Name the replacement of a callback of this class."""
     return next((REPLACEMENTS[base.__name__] for base in kind.__mro__ if base.__name__ in REPLACEMENTS), OWN_INSTEAD)

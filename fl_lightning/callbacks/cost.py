@@ -1,4 +1,4 @@
-"""What a run costs: arithmetic, traffic, what clients keep, seconds and memory, by round and in total."""
+"""The costs of a run: arithmetic, traffic, memory of clients, seconds and memory, by round and in total."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ ADDED = ("steps", "flops", "flops_extra", "forwards_extra", "bytes_down", "bytes
 
 
 class CostLedger(PeriodicCallback):
-    r"""Counts what each round costs, and writes ``cost.csv``: a row for each round, with running totals.
+    r"""Counts the costs of each round, and writes ``cost.csv``: a row for each round, with running totals.
 
     Its columns, and the tags under which each round logs them:
 
     - ``methods``: the run's methods; ``clients``: how many sent an update; ``steps`` (``cost/steps``): local steps of
       all clients.
     - ``flops`` (``cost/flops``): floating-point operations of local training; ``flops_extra`` (``cost/flops_extra``):
-      those of them that the methods add to the module's own. ``flops_extra/<name>`` is what a method adds by itself;
+      the operations that methods add to the module's own. ``flops_extra/<name>`` counts a method by itself;
       shares need not add up, where methods use the same reference model or one freezes layers.
     - ``forwards_extra`` (``cost/forwards_extra``): forward passes of reference models, counted one by one.
-    - ``bytes_down``, ``bytes_up`` (``bytes/down``, ``bytes/up``): what the server sends and gets.
+    - ``bytes_down``, ``bytes_up`` (``bytes/down``, ``bytes/up``): bytes that the server sends and receives.
     - ``client_state`` (``cost/client_state``): mean bytes that a client of the round keeps for its next visit;
-      ``client_state/<name>`` is the part of a method, ``client_state/state`` that of the entries that do not travel.
+      ``client_state/<name>`` is the part of a method, ``client_state/state`` the part of entries that do not travel.
     - ``seconds`` (``time/counted``): from the draw of the cohort to the end of the round, without writing checkpoints.
-    - ``memory_peak`` (``memory/peak``): largest memory of a worker in bytes: on a GPU what was allocated in this round,
+    - ``memory_peak`` (``memory/peak``): largest memory of a worker in bytes: on a GPU the allocations of this round,
       on a CPU the resident memory of the process since it began.
-    - ``<column>_total``: the sum over all rounds so far, of what adds up.
+    - ``<column>_total``: the sum over all rounds so far, for columns that add up.
 
-    What is approximate: operations are those of matrix products and convolutions, as ``torch.utils.flop_counter``
+    Operations are approximate: matrix products and convolutions, as ``torch.utils.flop_counter``
     counts them (a multiplication and an addition are two); normalisation, activations, the optimizer, and what methods
     do to gradients and weights count nothing. One step of one client is counted, forward and backward, in the rounds 0
     and 1 and then every ``every_n_rounds`` rounds, outside of training, and multiplied by all local steps: a last batch
@@ -79,7 +79,7 @@ class CostLedger(PeriodicCallback):
         self._began, self._sums = time.perf_counter(), Sums()
         self._runs = trainer.client.references.num_runs
         round_ = trainer.server.round
-        # methods that compare with what a client had before do more from the second round on
+        # methods with a client's previous model do more from the second round on
         if round_ <= 1 or self.is_multiple(round_) or not self._step:
             self._step = count_step(trainer) or self._step
         if torch.cuda.is_initialized():
@@ -148,8 +148,8 @@ class CostLedger(PeriodicCallback):
 def count_step(trainer: RunAccess) -> dict[str, Any]:
     """Operations of one local step of the cohort's first client; all workers call this, and its owner counts.
 
-    ``own`` are those of the module alone, ``extra`` those that all methods add, by the empty name, and each by itself;
-    ``runs`` counts the reference models that the step runs. Nothing where no client of the cohort has a batch.
+    ``own`` counts the module alone, ``extra`` the share of all methods, by the empty name, and of each by itself;
+    ``runs`` counts the reference models of the step. The result is empty where no client of the cohort has a batch.
     """
     owners, data, names = trainer.client.memories().owners, trainer.data, trainer.methods.names
     k = next((k for k in sorted(trainer.server.cohort) if num_batches(data, k)), None)

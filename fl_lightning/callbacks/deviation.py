@@ -149,8 +149,8 @@ class DeviationBound(ClientMeasurement):
 def class_means(batches: Iterable[Observed], counts: Tensor, tau: float, examples: int | None) -> dict[str, np.ndarray]:
     """Means over the examples of each class in batches of taps, of which about ``examples`` are read; {} without any.
 
-    ``h (C, d)`` are of the representations, ``p (C, C)`` of the probabilities, and ``q (C, C)`` of those of the
-    calibrated softmax: row c is of the examples of class c, and nan where there is none.
+    ``h (C, d)`` averages representations, ``p (C, C)`` probabilities, and ``q (C, C)`` calibrated probabilities, over
+    the examples of class c in row c; nan without examples.
     """
     sums: dict[str, Any] = {}
     total = 0

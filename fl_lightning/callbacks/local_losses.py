@@ -29,7 +29,7 @@ KEYS = ("round", "client", "epoch")
 class LocalLosses(Measurement):
     """Writes the loss of each client in each of its local epochs to ``local_losses.csv``.
 
-    A row has ``round``, ``client``, ``epoch`` (the local epoch, from 0), ``loss`` (that of the module, without
+    A row has ``round``, ``client``, ``epoch`` (the local epoch, from 0), ``loss`` (the module's, without
     penalties) and a column for each method's penalty (``feduv``) and for the terms of one that has several
     (``feduv/uniformity``), with their coefficients: ``loss`` and the penalties add up to what is trained. Values are
     means over the examples of the epoch, taken while the model changes. A cell is empty where a client has no such
@@ -91,7 +91,7 @@ class LocalLosses(Measurement):
             warn_of_damage(path)
 
     def _append(self, rows: list[Row]) -> None:
-        """Add rows to the file, which is written anew the first time, and where a column is new."""
+        """Add rows to the file, which is rewritten the first time, and for a new column."""
         self._number += len(rows)
         before = self._columns
         self._columns = list(dict.fromkeys([*before, *(name for row in rows for name in row)]))

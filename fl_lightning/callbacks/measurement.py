@@ -231,7 +231,7 @@ def measure_clients(trainer: RunAccess, clients: Sequence[int], measure: Callabl
 def labelled(
     trainer: RunAccess, callback: Callback, state: State | None, tap: str, data: Any = "test", **where: Any
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """A tap ``(B, ...)`` of a state and the labels ``(B,)`` of this worker's batches, of which there must be some.
+    """A tap ``(B, ...)`` of a state and the labels ``(B,)`` of this worker's batches; refuse data without labels.
 
     ``state``, ``data`` and ``where`` are arguments of ``trainer.representations``.
     """

@@ -27,7 +27,7 @@ from fl_lightning.callbacks import (
     Scores,
     SpectrumMonitor,
 )
-from fl_lightning.callbacks.measurement import class_groups, drawn_clients
+from fl_lightning.callbacks.measurement import drawn_clients
 
 FILES = ("spectra.npz", "layer_similarity.npz", "layer_alignment.npz", "embedding.npz")
 
@@ -177,14 +177,3 @@ def test_of_many_clients_as_many_as_asked_are_drawn_and_others_in_another_round(
     assert all(len(set(one)) == 5 and one == sorted(one) for one in draws)
     assert len({k for one in draws for k in one}) > 70
     assert draws[0] == drawn_clients(range(100), 5, 0, "x", 0) != draws[1]
-
-
-def test_each_class_is_a_majority_minority_or_missing_one():
-    groups = class_groups(np.array([0, 448, 2608, 448]), 1.0)
-    assert {name: members.tolist() for name, members in groups.items()} == {
-        "majority": [False, False, True, False],
-        "minority": [False, True, False, True],
-        "missing": [True, False, False, False],
-    }
-    assert class_groups(np.array([5, 5, 5]))["majority"].all()
-    assert class_groups(np.array([1, 5, 5]), 0.1)["majority"].all()
