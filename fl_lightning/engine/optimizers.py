@@ -40,7 +40,7 @@ def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]
         # an error in the user's own code keeps its traceback
         if not last.filename.startswith(torch.__path__[0]):
             raise
-        raise UsageError(f"{kind}: {error}; pass the optimizer other arguments") from error
+        raise UsageError(f"{kind}: {error}; give the optimizer other arguments") from error
     try:
         optimizers, schedulers, monitor = _configure_optimizers(returned or [])
         configs = _configure_schedulers_automatic_opt(schedulers, monitor)

@@ -6,7 +6,6 @@ import copy
 import inspect
 import math
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch.optim import Optimizer
 
+from fl_lightning.callbacks.cost import worker_peak_memory
 from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.client.taps import submodule
@@ -181,9 +181,9 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
             sums.append(Entry(f"recalibration/{path}.sums", "float64", (2, numbers)))
     leaving = [*entries_of(contents_of(client, update)), *sums]
     state = num_bytes(client.memories().get(group[0], {}))
-    measured = run.workers.gather((seconds / taken, peak_memory(run)))
+    measured = run.workers.gather((seconds / taken, worker_peak_memory()))
     visit = statistics.fmean(batches) * statistics.fmean(one for one, _ in measured)
-    peaks = [peak for _, peak in measured if peak is not None]
+    peak = max(peak for _, peak in measured)  # 0 where the system does not count it
     # client state beyond the limit is on disk
     kept = min(number * state / run.workers.size, client.memories().limit)
     down = num_bytes(select(run.server.state, client.sent + client.sent_others + client.recomputed))
@@ -194,20 +194,9 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
         # tensors of an update, without its weight and the logged values
         "leaves": [{**entry._asdict(), "shape": [*entry.shape], "bytes": entry.num_bytes} for entry in leaving],
         "client_state": {"each": state, "all": number * state},
-        "memory": {"worker": int(max(peaks) + kept) if peaks else None, "clients": int(kept)},
+        "memory": {"worker": int(peak + kept) if peak else None, "clients": int(kept)},
         "seconds": {"visit": visit, "round": in_round, "run": in_round * rounds},
     }
-
-
-def peak_memory(run: Run) -> int | None:
-    """Most bytes that this worker has held so far, of the GPU where it has one; None where that is not known."""
-    if run.fabric.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(run.fabric.device)
-    try:
-        import resource  # which Windows does not have
-    except ImportError:
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def as_text(plan: Outline) -> str:
