@@ -292,16 +292,18 @@ def digest(values: list[Any]) -> str:
 
 
 # ------------------------------------------------------------------ comparing
-def identity(run: Run, description: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the identity of a run, which its checkpoints hold; by default with the whole description."""
+def identity(run: Run) -> dict[str, Any]:
+    """Return the identity of a run, which its checkpoints hold."""
     known = {"seed_everything": run.seed, "method": run.methods.names, "plan_hash": run.data.plan.hash}
-    return {**known, "description": run.description if description is None else description}
+    return {**known, "description": run.description}
 
 
 def overridden(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, Change]:
     """Return where an evaluation differs from the run of a checkpoint in its seed, partition, methods or data."""
     methods = {name: describe_object(method) for name, method in named(run.methods.methods).items()}
-    return differences(identity(run, {"method": methods, "data": describe_data(run.data)}), checkpoint)
+    return differences(
+        {**identity(run), "description": {"method": methods, "data": describe_data(run.data)}}, checkpoint
+    )
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Change]:

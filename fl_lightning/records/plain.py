@@ -40,35 +40,29 @@ def require_storable(values: Mapping[str, Any], hook: str) -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes the arrays of NumPy as tensors, since reading their own pickles is not safe."""
+    """Writes the arrays and numbers of NumPy as tensors, since reading their own pickles is not safe."""
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is np.ndarray and value.dtype.kind in "biufc":
-            return as_array, (torch.from_numpy(value.copy()),)
-        if isinstance(value, np.generic) and value.dtype.kind in "biufc":
-            return as_scalar, (torch.tensor(value),)
+        number = isinstance(value, np.generic)
+        if (number or type(value) is np.ndarray) and value.dtype.kind in "biufc":
+            return as_numpy, (torch.from_numpy(np.array(value)), number)
         return NotImplemented
 
 
-def as_array(tensor: Tensor) -> np.ndarray:
-    """The array of which :func:`packed` has made a tensor."""
-    return tensor.numpy()
-
-
-def as_scalar(tensor: Tensor) -> Any:
-    """The number of NumPy's of which :func:`packed` has made a tensor."""
-    return tensor.numpy()[()]
+def as_numpy(tensor: Tensor, number: bool) -> Any:
+    """Return the array or number of NumPy of which :func:`packed` has made a tensor."""
+    return tensor.numpy()[()] if number else tensor.numpy()
 
 
 def packed(value: Any) -> Tensor:
-    """A value as bytes ``(n,)``, which :func:`unpacked` reads where it is of tensors, arrays and plain values."""
+    """Return a value of tensors, arrays and plain values as bytes ``(n,)``, which :func:`unpacked` reads."""
     buffer = io.BytesIO()
     torch.save(value, buffer, pickle_module=SimpleNamespace(__name__="pickle", Pickler=_Pickler))
     return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
 
 
 def unpacked(contents: bytes, messages: Iterable[type] = ()) -> Any:
-    """What :func:`packed` was given. Nothing but values and ``messages`` is made of the bytes, whoever has sent them.
+    """Return the value that :func:`packed` was given; the bytes become values and ``messages`` alone.
 
     Args:
         contents: the bytes.
@@ -77,17 +71,17 @@ def unpacked(contents: bytes, messages: Iterable[type] = ()) -> Any:
     Raises:
         pickle.UnpicklingError: they hold something else.
     """
-    with torch.serialization.safe_globals([as_array, as_scalar, *messages]):
+    with torch.serialization.safe_globals([as_numpy, *messages]):
         return torch.load(io.BytesIO(contents), weights_only=True)
 
 
 def on_cpu(value: Any) -> Any:
-    """Copies of the tensors of nested containers on the CPU, and everything else as it is."""
+    """Return nested containers with copies of their tensors on the CPU, and everything else as it is."""
     return with_tensors(value, lambda tensor: tensor.detach().cpu())
 
 
 def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A copy of nested containers, in which each tensor is what ``change`` makes of it."""
+    """Return a copy of nested containers, with ``change`` applied to each tensor."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):

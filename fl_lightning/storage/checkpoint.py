@@ -214,7 +214,7 @@ def verify(path: Path) -> None:
 
 
 def _load_verified(path: Path) -> Any:
-    """Read a file of ``torch.save``, and compare the CRC-32 of a checkpoint, or else those of the archive."""
+    """Read a file of ``torch.save``, and compare its CRC-32 or, without one, those of its parts."""
     held = np.memmap(path, mode="r") if path.stat().st_size > DIGITS else np.zeros(0, np.uint8)
     whole = held[-DIGITS:].tobytes() == _checksum(held[:-DIGITS])
     if not whole:

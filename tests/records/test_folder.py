@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import resource
-import signal
 import warnings
 
 import pytest
@@ -142,18 +141,3 @@ def test_a_run_that_another_process_goes_on_with_is_not_resumed(tmp_path):
     # it can be once the other one has ended, and by the process itself
     fit(tmp_path, ckpt_path="last")
     assert in_another_process(meets.resume) == "resumed"
-
-
-def test_a_run_of_a_process_that_was_killed_is_resumed(tmp_path):
-    class Killed(Callback):
-        def on_round_start(self, trainer):
-            if trainer.server.round == 1:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    process = multiprocessing.get_context("fork").Process(
-        target=fit, args=(tmp_path,), kwargs={"callbacks": [Killed()]}
-    )
-    process.start()
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert fit(tmp_path, ckpt_path="last").run_dir.name == "version_0"
