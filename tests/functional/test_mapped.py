@@ -4,7 +4,6 @@ Gradients are those of ordinary autograd outside of the map, of the sum over the
 """
 
 import warnings
-from functools import partial
 
 import pytest
 import torch
@@ -100,26 +99,6 @@ def test_half_precision_is_left_under_autocast(name):
         # gradients are themselves rounded to bfloat16
         tolerance = 1e-5 if one.dtype == torch.float32 else 2**-8
         assert (one - same).float().norm() <= tolerance * one.float().norm()
-
-
-def test_class_sums():
-    z, targets = draw(3, 7, 5), torch.tensor([[0, 1, 2, 3, 0, 1, 2], [0, 0, 0, 0, 2, 2, 2], [3, 3, 3, 3, 3, 3, 3]])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        sums, numbers = torch.vmap(partial(F.class_sums, num_classes=4))(z, targets)
-    for own, labels, total, number in zip(z, targets, sums, numbers, strict=True):
-        wanted = F.class_sums(own, labels, 4)
-        torch.testing.assert_close(total, wanted[0], rtol=1e-12, atol=0)
-        assert torch.equal(number, wanted[1])
-
-
-def test_uniformity_of_maps_inside_maps_and_of_clients_in_another_dimension():
-    z = torch.stack([clients(7, 5), clients(7, 5, seed=1)]).float().requires_grad_()
-    values = torch.vmap(torch.vmap(F.rbf_uniformity))(z)
-    wanted = torch.stack([F.rbf_uniformity(own) for own in z.flatten(0, 1)])
-    assert torch.equal(values.flatten(), wanted)
-    assert torch.equal(*(torch.autograd.grad(each.sum(), z)[0] for each in (values, wanted)))
-    assert torch.equal(torch.vmap(F.rbf_uniformity, in_dims=1)(z[0].movedim(0, 1)), wanted[:3])
 
 
 def test_rows_that_are_not_finite_spoil_no_other_client():
