@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from fl_lightning import Method
-from fl_lightning.client.references import Cache
 from fl_lightning.data import Pooled
 from fl_lightning.errors import ClientError
 
@@ -75,19 +74,6 @@ def fit(tmp_path, methods, model=Net, train=11, **kwargs):
 def test_a_reference_model_runs_once_a_batch_and_as_far_as_the_last_tap(tmp_path):
     fit(tmp_path, [Observes()], local_epochs=2)
     assert sorted(_begun) == [3, 3, 4, 4, 4, 4] and _ended == []
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_a_cache_gives_rows_back_in_their_memory_format(layout):
-    cache = Cache(6)
-    maps = torch.randn(4, 3, 5, 5).contiguous(memory_format=layout)
-    index = torch.tensor([4, 0, 5, 2])
-    cache.put(index, {"early": maps})
-    assert cache.holds(index)
-    assert not cache.holds(torch.tensor([1]))
-    again = cache.get(index)["early"]
-    assert torch.equal(again, maps)
-    assert again.is_contiguous(memory_format=layout)
 
 
 class InPlace(Net):

@@ -81,13 +81,10 @@ DEFAULT_METHODS = {
 }
 METHODS = DEFAULT_METHODS | {
     "SCAFFOLD by gradients": (lambda: [SCAFFOLD("gradients", weighting="examples")], MOMENTUM),
-    "FedDecorr of the paper": (lambda: [FedDecorr(form="paper")], SMOOTH),
     "FedUV spectral": (lambda: [FedUV(hinge="square", detach_bandwidth=True, spectral=0.1)], {}),
-    "FedCKA rbf": (lambda: [FedCKA(similarity="rbf")], ONE),
     "MOON from a random model": (lambda: [MOON(pool_size=2, first="random")], {"max_rounds": 3, **ONE}),
     "Freeze that resets": (lambda: [Freeze(mode="reset_each_round", orthogonal=True)], MOMENTUM),
     "FedBN, SCAFFOLD": (lambda: [FedBN(), SCAFFOLD()], NORMED | SOME),
-    "MOON, SCAFFOLD clipped": (lambda: [MOON(), SCAFFOLD("gradients")], CLIPPED),
 }
 
 
@@ -291,6 +288,7 @@ DEFAULT_MODELS = {
     "tied weights": {"model": Tied, "data": rows},
     "frozen parts": {"model": Frozen, "data": rows},
     "buffers": {"model": Buffers, "data": rows},
+    "unused parameters": {"model": Unused, "data": rows},
     # the last batches of the clients of 34 and 26 examples wait for each other
     "numbers of batches and passes": {"model": Counts, "data": partial(rows, (42, 34, 26, 10, 18, 12))},
     "batches of many things": {"model": Reads, "data": partial(rows, kind=Named), **ROUND},
@@ -306,12 +304,6 @@ MODELS = DEFAULT_MODELS | {
 @pytest.mark.parametrize("name", sample([*MODELS], *DEFAULT_MODELS))
 def test_a_model_gives_side_by_side_what_it_gives_one_by_one(tmp_path, name):
     assert_same_alone(tmp_path, **MODELS[name])
-
-
-def test_a_parameter_that_no_loss_depends_on_stays_as_it_is(tmp_path):
-    found = assert_same_alone(tmp_path, model=Unused, data=rows).server.state
-    assert torch.equal(found["unused"], torch.ones(3).double())
-    assert not torch.equal(found["sometimes"], torch.ones(3).double())
 
 
 def test_each_client_has_batch_statistics_and_random_numbers_of_its_own(tmp_path):
