@@ -637,6 +637,13 @@ class Watched(ByEpoch):
     kind, how = ReduceLROnPlateau, {"monitor": "loss"}
 
 
+class Apart(TinyData):
+    """A process of its own reads its batches."""
+
+    def loader(self, *args):
+        return DataLoader(self.rows(self.train, 1), self.batch_size, num_workers=1)
+
+
 PLACE = ["test_side_by_side.py:", "training_step"]
 REFUSED = {
     "a hook around batches": ({"model": Hooked}, ["Hooked", "on_train_batch_end"]),
@@ -650,6 +657,7 @@ REFUSED = {
     "the id of a client": ({"methods": lambda: [Asks()]}, ["client.info.id"]),
     "a rate that a hook sets": ({"methods": lambda: [Slows()]}, ["the optimizer's settings"]),
     "values that a step begins to keep": ({"methods": lambda: [Grows()]}, ["client.scratch", "on_client_start"]),
+    "batches of another process": ({"data": partial(rows, kind=Apart)}, ["its batches"]),
     "accumulated batches": ({"accumulate_grad_batches": 2}, ["trainer.accumulate_grad_batches"]),
     "a schedule by step": ({"model": ByStep}, ["scheduler"]),
     "half precision": ({"precision": "bf16-mixed"}, ["trainer.precision"]),
