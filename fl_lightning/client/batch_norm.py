@@ -28,9 +28,3 @@ def sums_of(x: Tensor, device: torch.device) -> Weighted:
     wide = x.detach().to(device).double()
     dims = [dim for dim in range(x.ndim) if dim != 1]
     return Weighted.summed(torch.stack([wide.sum(dims), wide.square().sum(dims)]), x.numel() / x.shape[1])
-
-
-def mean_and_variance(sums: Weighted) -> tuple[Tensor, Tensor]:
-    """Mean and population variance ``(C,)`` from what :func:`sums_of` gives, added up."""
-    mean, square = sums.mean()
-    return mean, (square - mean.square()).clamp_min(0.0)

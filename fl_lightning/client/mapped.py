@@ -28,11 +28,8 @@ def not_mappable(what: str, why: str) -> NotMappable:
 class View:
     """Several objects as one: gives an attribute in which they agree, and refuses another by name.
 
-    Args:
-        name: the objects in errors, before the name of the attribute.
-        objects: gives them.
-        note: is told which attribute is read, since it may have another value in the next step.
-        given: attributes whose values are known, such as mapped tensors.
+    ``note`` is told which attribute is read, since it may have another value in the next step. Values that are
+    ``given``, such as mapped tensors, take precedence. ``name`` comes before the attribute's in errors.
     """
 
     def __init__(

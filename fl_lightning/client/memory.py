@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
-from torch import Tensor
 
 from fl_lightning.collectives import Collectives
 from fl_lightning.records.plain import packed, unpacked, with_tensors
@@ -136,20 +135,21 @@ class Memories(Mapping[int, Memory]):
         self.owners |= {k: rank for rank, clients in enumerate(owned) for k in clients}
 
     def follow(self, placed: list[list[int]], workers: Collectives) -> None:
-        """Send memories to the workers on which their clients are placed; all workers call this.
-
-        Args:
-            placed: the clients of each worker, by rank.
-            workers: who sends and receives.
-        """
+        """Send memories to the workers on which their clients are ``placed``, by rank; all workers call this."""
         there = {k: rank for rank, clients in enumerate(placed) for k in clients}
         for k in sorted(there.keys() & self.owners.keys()):
             if self.owners[k] == there[k]:
                 continue
             if workers.rank == self.owners[k]:
-                workers.send(self._pack(k), there[k])
+                workers.send(packed((self[k], k in self._changed)), there[k])
+                self._changed.discard(k)
+                self._held.pop(k, None)
+                self._count(k, 0)
+                self._forget_file(k)
             elif workers.rank == there[k]:
-                self._unpack(k, workers.receive(self.owners[k]))
+                self._held[k], changed = unpacked(workers.receive(self.owners[k]).numpy().tobytes())
+                self._changed |= {k} if changed else set()
+                self._settle(k)
             self.owners[k] = there[k]
 
     # ------------------------------------------------------------------ checkpoints
@@ -159,9 +159,21 @@ class Memories(Mapping[int, Memory]):
         Each is a file, whose name holds the number of rounds ``done``, and is on the disk when this returns. The files
         of the last checkpoint stay.
         """
-        written = self._write(folder, {k: f"{k}-{done}.pt" for k in sorted(self._changed)})
+        names = {k: f"{k}-{done}.pt" for k in sorted(self._changed)}
+        partials = [partial_of(folder / name) for name in names.values()]
+        if names:
+            folder.mkdir(parents=True, exist_ok=True)
+        for k, partial in zip(names, partials, strict=True):
+            dump(self[k], partial)
+        in_parallel(flush, partials)
+        digests = in_parallel(digest_of, partials)
+        for name, partial in zip(names.values(), partials, strict=True):
+            partial.replace(folder / name)
+        if names:
+            flush_folder(folder)
         self._changed.clear()
-        self.files = self.files | {k: file for files in workers.gather(written) for k, file in files.items()}
+        written = workers.gather(dict(zip(names, zip(names.values(), digests, strict=True), strict=True)))
+        self.files = self.files | {k: file for files in written for k, file in files.items()}
 
     def restore(
         self, paths: Mapping[int, Path], workers: Collectives, files: Mapping[int, tuple[str, str]] | None
@@ -187,21 +199,6 @@ class Memories(Mapping[int, Memory]):
             self._scratch.close()
 
     # ------------------------------------------------------------------ inside
-    def _write(self, folder: Path, names: Mapping[int, str]) -> dict[int, tuple[str, str]]:
-        """Write the memories of clients, and flush them together; returns the name and SHA-256 of each file."""
-        if not names:
-            return {}
-        folder.mkdir(parents=True, exist_ok=True)
-        partials = [partial_of(folder / name) for name in names.values()]
-        for k, partial in zip(names, partials, strict=True):
-            dump(self[k], partial)
-        in_parallel(flush, partials)
-        digests = in_parallel(digest_of, partials)
-        for name, partial in zip(names.values(), partials, strict=True):
-            partial.replace(folder / name)
-        flush_folder(folder)
-        return dict(zip(names, zip(names.values(), digests, strict=True), strict=True))
-
     def _settle(self, k: int) -> None:
         if self.device.type != "cpu":
             self._held[k] = move_data_to_device(self._held[k], torch.device("cpu"))
@@ -210,24 +207,6 @@ class Memories(Mapping[int, Memory]):
         self._forget_file(k)
         while self._held and self._total > self.limit:
             self._spill(next(iter(self._held)))
-
-    def _pack(self, k: int) -> Tensor:
-        """Remove the memory of client ``k`` and return it as bytes ``(n,)``; no bytes if it has none."""
-        if k not in self:
-            return torch.empty(0, dtype=torch.uint8)
-        contents = packed((self[k], k in self._changed))
-        self._changed.discard(k)
-        self._held.pop(k, None)
-        self._count(k, 0)
-        self._forget_file(k)
-        return contents
-
-    def _unpack(self, k: int, contents: Tensor) -> None:
-        """Store what :meth:`_pack` of another worker gave."""
-        if len(contents):
-            self._held[k], changed = unpacked(contents.numpy().tobytes())
-            self._changed |= {k} if changed else set()
-            self._settle(k)
 
     def _spill(self, k: int) -> None:
         if self._scratch is None:

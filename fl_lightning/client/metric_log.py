@@ -47,13 +47,8 @@ class MetricLog:
     Args:
         module: the user's module.
         evaluated: values of the last evaluations of the global model, which are among :meth:`callback_metrics`, too.
-        examples: of a visit, the number of the client's examples, which is the weight of what is logged once an epoch;
-            None is an evaluation.
+        examples: the client's examples, the weight of values that are logged once an epoch; None in an evaluation.
         size: number of clients side by side; None for one client.
-
-    Attributes:
-        dataloader_idx: which of several data loaders is evaluated; None for a single one.
-        records: values that the present mapped step has logged.
     """
 
     def __init__(

@@ -57,11 +57,7 @@ class Snapshot:
     """The present contents of objects: attributes, containers, tensors, arrays and random generators.
 
     Each attribute is the same object again after :meth:`restore`, since closures and other objects may refer to it.
-
-    Args:
-        roots: modules, methods or other objects.
-        skipped: objects in them that are left alone.
-        state: tensors whose values are loaded by others; their ``requires_grad`` is restored.
+    ``skipped`` objects are left alone; of ``state`` tensors ``requires_grad`` alone is restored.
     """
 
     def __init__(self, roots: Iterable[Any], skipped: Iterable[Any] = (), state: Iterable[Tensor] = ()) -> None:
@@ -108,17 +104,10 @@ class ModuleSnapshot(Snapshot):
 
 
 class MethodSnapshot(Snapshot):
-    """The attributes of methods as a server hook has left them.
+    """The attributes of methods as a server hook has left them, without the ``skipped`` objects of the module.
 
-    Tensors of server values are not copied: :meth:`Visit.written` finds the client hook that writes to one.
-
-    Args:
-        methods: the methods of a run.
-        skipped: objects that are left alone: those of the module.
-
-    Attributes:
-        server: the tensors of server values, each with a name for errors.
-        in_place: whether data are restored in place, to which a client's payload or memory may refer.
+    ``server`` has the tensors of server values with names for errors. They are not copied: :meth:`Visit.written` finds
+    the hook that writes to one. A client's payload or memory may refer to data that is restored ``in_place``.
     """
 
     def __init__(self, methods: Sequence[Method], skipped: Iterable[Any]) -> None:
@@ -278,11 +267,8 @@ class StateBinding:
     """The entries of a module's parameters and buffers that hold its state: others can stand in, and code may rebind.
 
     ``self.mean = 0.9 * self.mean + ...`` puts another tensor in the place of a buffer; its values are those of the
-    state. A replaced parameter or layer, and a new entry, would be left out of the averages: they are errors.
-
-    Args:
-        module: the module.
-        live: the tensors of its state by name, which stay the same objects for the whole run.
+    state. A replaced parameter or layer, and a new entry, would be left out of the averages: they are errors. The
+    ``live`` tensors of the state stay the same objects for the whole run.
     """
 
     def __init__(self, module: nn.Module, live: Mapping[str, Tensor]) -> None:

@@ -26,15 +26,9 @@ Observation = dict[str, Tensor]
 
 
 class References:
-    """The reference models of one visit.
+    """The reference models of one visit; up to ``limit`` bytes of taps are kept for the rest of the visit.
 
-    Args:
-        tap_paths: tap name to what it is bound to: ``path`` or ``path:field``.
-        takes_index: whether the module's ``training_step`` takes the index of the batch.
-        limit: bytes in which the taps of every example are kept for the rest of the visit; 0 keeps none.
-
-    Attributes:
-        num_runs: how many times a reference model has been run so far, in all visits.
+    ``num_runs`` counts how many times a model has been run, in all visits.
     """
 
     def __init__(self, tap_paths: Mapping[str, str], takes_index: bool, limit: float = 0.0) -> None:
@@ -54,11 +48,7 @@ class References:
         self._given: dict[str, dict[str, Any]] | None = None
 
     def start(self, repeats: bool = True) -> None:
-        """Begin a visit: forget which taps were wanted, and what was cached.
-
-        Args:
-            repeats: whether the visit has more than one pass over the data, without which a cache saves nothing.
-        """
+        """Begin a visit; a cache saves nothing unless it ``repeats`` its data."""
         self._wanted, self._caches, self._room = {}, {}, self.limit if repeats else 0.0
         self._batch, self._seen, self._rows = (None, 0), {}, None
 
@@ -124,10 +114,7 @@ class References:
     def observe(self, name: str, places: Mapping[str, int] | None = None) -> Observation:
         """The taps of the model ``name`` on the current batch.
 
-        Args:
-            name: the model.
-            places: of a submodule that is called several times, the number of the call to observe, by tap; else the
-                first.
+        Of a submodule that is called several times, ``places`` has the number of the call to observe; else the first.
         """
         if name not in self._seen:
             self._places = {tap: (places or {}).get(tap, 1) for tap in sorted(self._wanted[name])}
@@ -169,11 +156,7 @@ class References:
 
 
 class Cache:
-    """The taps of one reference model on a client's examples, filled batch by batch.
-
-    Args:
-        number: how many examples the client has.
-    """
+    """The taps of one reference model on a client's ``number`` examples, filled batch by batch."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -223,11 +206,7 @@ def is_channels_last(images: Tensor) -> bool:
 
 
 def frozen_copy(module: LightningModule, shared: object) -> LightningModule:
-    """A deep copy of the module in eval mode without gradients, which does not log.
-
-    Args:
-        module: the module.
-        shared: an object that the copy refers to instead of copying it.
+    """A deep copy of the module in eval mode without gradients, which does not log and refers to ``shared`` as it is.
 
     Raises:
         UsageError: it cannot be copied, though its parts can.

@@ -24,30 +24,21 @@ EVALUATES = (RunningStage.VALIDATING, RunningStage.TESTING, RunningStage.PREDICT
 
 
 class Resident:
-    """The module in which the clients of a process are trained, one after another, and the global model is evaluated.
+    """The user's module, in which the clients of a process train one after another, and the global model is evaluated.
 
-    The module finds the stand-in as its trainer and logs into :attr:`logged`, and taps hook its submodules. What it has
-    outside of its state dict begins each visit and each evaluation as it was when the run began.
-
-    Args:
-        module: the user's LightningModule.
-        bindings: tap name to what it is bound to in ``module``: the path of a submodule, or ``path:field``.
-        stand_in: what ``self.trainer`` is in the module; None is one of a single epoch.
-        transform: changes the logits ``(B, C)`` that the module's own loss sees in training; None for none.
+    Its trainer is the stand-in, it logs into :attr:`logged`, and taps hook its submodules. Attributes outside its state
+    dict are restored at the start of each visit and each evaluation. ``transform`` changes the logits ``(B, C)`` in
+    training.
 
     Raises:
         UsageError: the module's state dict cannot be averaged.
 
     Attributes:
         live: the tensors of the state by name, which stay the same objects for the whole run.
-        trainable: names of the parameters that are trained.
         others: names of the buffers and frozen parameters.
-        frozen: names of the frozen parameters.
         hooks: names of Lightning's hooks and steps that the module overrides.
         takes_index: whether ``training_step`` takes the index of the batch.
-        taps: the taps of the module.
-        clock: that of the round, with the batches of the first client that has any, whichever clients train here.
-        logged: what the module logs in the present visit or evaluation.
+        clock: the clock of the round, with the batches of the first client that has any.
         evaluated: values of the last evaluations of the global model, which visits see in ``callback_metrics``.
     """
 

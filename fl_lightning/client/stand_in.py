@@ -35,21 +35,7 @@ KEPT_ASIDE = ("clock", "optimizers", "lr_scheduler_configs", "train_dataloader",
 
 @dataclass
 class Setting:
-    """What a stand-in knows of the run.
-
-    Args:
-        gradient_clip_val: largest norm or value of a gradient, None for none.
-        gradient_clip_algorithm: ``norm`` or ``value``, None for the default.
-        precision: as in Fabric.
-        device: the device.
-        datamodule: the user's data module.
-        loggers: the loggers of the run; none on other workers than the first.
-        logs: whether the run has loggers.
-        default_root_dir: folder of all runs.
-        log_dir: gives the folder of the run, None where there is none yet.
-        is_global_zero: whether this is the first worker.
-        fast_dev_run: whether the run is a short trial.
-    """
+    """Settings of the run that the stand-in shows; ``logs`` is whether the run has loggers, on whichever worker."""
 
     gradient_clip_val: float | None = None
     gradient_clip_algorithm: str | None = None

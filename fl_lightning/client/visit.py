@@ -19,14 +19,9 @@ if TYPE_CHECKING:
 
 
 class Visit:
-    """What one client's visit holds beside the module's own state; several visits share nothing of it.
+    """State of one client's visit beside the module's own; several visits share nothing of it.
 
-    Args:
-        info: number of examples, label counts ``(C,)``, domain and id of the client.
-        received: the state that it begins with.
-        clock: where it lies in the one fit of which it is a part.
-        logged: collects what is logged in it.
-        server: tensors that its hooks may not write to, beside what was received, each with a name for errors.
+    Hooks may write neither to the ``received`` state nor to the ``server`` tensors, which have names for errors.
 
     Attributes:
         change: the change y - w^t of the trained parameters, once it is asked for after the last step.

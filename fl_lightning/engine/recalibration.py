@@ -23,7 +23,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 
 from fl_lightning.client import Client
-from fl_lightning.client.batch_norm import mean_and_variance, statistics_of, sums_of
+from fl_lightning.client.batch_norm import statistics_of, sums_of
 from fl_lightning.client.taps import Reached
 from fl_lightning.data.loaders import Batches, ClientLoader
 from fl_lightning.distributed.workers import Workers
@@ -67,7 +67,9 @@ class Recalibration:
                 self._add_client(sums, k, round_, stage, leaves=not once)
             sums.all_reduce(self.workers)
             for path, total in sums.totals.items():
-                found |= dict(zip(statistics_of(path), mean_and_variance(total), strict=True))
+                mean, square = total.mean()
+                variance = (square - mean.square()).clamp_min(0.0)
+                found |= dict(zip(statistics_of(path), (mean, variance), strict=True))
             # in the types of the state, with which the later layers will be used
             copy_into(tensors(self._copy), found)
         live = tensors(self._copy)

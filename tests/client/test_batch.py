@@ -1,6 +1,5 @@
 """The size of a batch is Lightning's, and labels are found in batches of all usual kinds."""
 
-import dataclasses
 from collections import UserDict
 
 import pytest
@@ -13,12 +12,6 @@ from fl_lightning.client.batch import _warn_of_ambiguous_size, batch_size, count
 X, Y = torch.zeros(5, 2), torch.arange(5)
 
 
-@dataclasses.dataclass
-class Record:
-    text: str
-    x: torch.Tensor
-
-
 class Graphs:
     """What Lightning and we see of a batch of PyG: it iterates over names and tensors."""
 
@@ -29,11 +22,7 @@ class Graphs:
         return iter(vars(self).items())
 
 
-BATCHES = [
-    *(X, (X, Y), [X, Y], {"x": X, "y": Y}, UserDict(x=X, y=Y), [{"x": [X]}, Y], (["text"], X), Record("text", X)),
-    *(torch.tensor(1.0), (torch.tensor(1.0),), [("a", X), ("b", Y)], Graphs(x=X, y=Y), (torch.zeros(0, 2),)),
-    *((X, torch.zeros(3)), {"x": X, "n": 3}, (X, None), [X, torch.tensor(1)]),
-]
+BATCHES = [X, (X, Y), [X, Y], {"x": X, "y": Y}, [{"x": [X]}, Y], (["text"], X), (torch.tensor(1.0),), (X, Y[:3])]
 
 
 @pytest.mark.filterwarnings("ignore:Trying to infer", "ignore:A batch has parts")

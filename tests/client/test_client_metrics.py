@@ -1,7 +1,6 @@
 """What a client logged in its visit is there for callbacks, client by client."""
 
 import pytest
-from helpers.runs import small_data
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.methods import FedDecorr, FedProx
@@ -25,23 +24,3 @@ def test_the_metrics_of_a_visit_are_the_parts_of_the_rounds_mean(run):
         mean = sum(examples * metrics[tag] for examples, metrics in watch.seen.values()) / total
         assert trainer.metrics[tag] == pytest.approx(mean, rel=1e-5)
         assert len({metrics[tag] for _, metrics in watch.seen.values()}) == 4
-
-
-def test_the_metrics_of_one_visit_are_not_taken_for_anothers(run):
-    """A client without a step is not shown; before a visit has ended there are no metrics."""
-    watch, during = Watch(), []
-
-    class Look(FedProx):
-        def on_client_start(self, client):
-            during.append(client.metrics)
-
-        def on_client_end(self, client):
-            during.append(client.metrics)
-
-    data = small_data(batch_size=102, drop_last=True)
-    run([Look()], data=data, callbacks=[watch], max_rounds=2)
-    idle = {k for k in range(4) if data.info(k).num_examples < 102}
-    assert watch.seen.keys() == {*range(4)} - idle
-    assert all("train/loss" in metrics for _, metrics in watch.seen.values())
-    assert 0 < len(idle) < 4
-    assert during == [{}] * 16

@@ -1,7 +1,5 @@
 """Reference models run once a batch, as far as the last tap, and cached observations have the same bits."""
 
-import math
-
 import pytest
 import torch
 from helpers.errors import refused
@@ -11,11 +9,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from fl_lightning import Method
-from fl_lightning.client.references import Cache, References, frozen_copy
 from fl_lightning.data import Pooled
-from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError
-from fl_lightning.state import clone, tensors
 
 # the batches that reference models ran on: their sizes, and whether the forward got to the head
 _begun, _ended = [], []
@@ -79,42 +74,6 @@ def fit(tmp_path, methods, model=Net, train=11, **kwargs):
 def test_a_reference_model_runs_once_a_batch_and_as_far_as_the_last_tap(tmp_path):
     fit(tmp_path, [Observes()], local_epochs=2)
     assert sorted(_begun) == [3, 3, 4, 4, 4, 4] and _ended == []
-
-
-# 6 examples of 6 numbers are 144 bytes a model
-@pytest.mark.parametrize(("limit", "runs"), [(0, [4, 4]), (143, [4, 4]), (144, [2, 4]), (288, [2, 2])])
-def test_as_many_models_are_cached_as_there_is_room_for(limit, runs):
-    net, found = Net(), References(Net().taps, True, math.inf)
-    found.limit = limit
-    names = ("global", "previous")
-    for name in names:
-        found.add(name, frozen_copy(net, None))
-    for _ in range(2):
-        found.start()
-        counts = dict.fromkeys(names, 0)
-        for name in names:
-            found.load(name, clone(tensors(net)), ["early"])
-        x = torch.randn(6, 64)
-        for index in 2 * list(torch.arange(6).split(3)):
-            found.begin_batch((x[index], index % 3), 0, Rows(index, 6, 3))
-            for name in names:
-                before = len(_begun)
-                found.observe(name)
-                counts[name] += len(_begun) - before
-        assert [*counts.values()] == runs
-
-
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_a_cache_gives_rows_back_in_their_memory_format(layout):
-    cache = Cache(6)
-    maps = torch.randn(4, 3, 5, 5).contiguous(memory_format=layout)
-    index = torch.tensor([4, 0, 5, 2])
-    cache.put(index, {"early": maps})
-    assert cache.holds(index)
-    assert not cache.holds(torch.tensor([1]))
-    again = cache.get(index)["early"]
-    assert torch.equal(again, maps)
-    assert again.is_contiguous(memory_format=layout)
 
 
 class InPlace(Net):

@@ -10,8 +10,6 @@ from helpers.tiny import TinyData, TinyModule, clients
 from lightning.fabric.accelerators import MPSAccelerator
 
 from fl_lightning.callbacks import CostLedger
-from fl_lightning.client.logged_value import LogSpec, Record
-from fl_lightning.client.metric_log import MetricLog
 from fl_lightning.engine import cohort_training
 from fl_lightning.engine.groups.group import Group
 from fl_lightning.engine.validation import check_precision
@@ -109,12 +107,3 @@ def test_clients_whose_dropout_draws_on_a_gpu_do_not_share_a_program_unasked(tmp
     trainer = small_trainer(tmp_path, max_rounds=1, devices=1)
     trainer.fit(Drops(), clients(TinyData(48), *[6] * 8))
     assert "random numbers" in trainer.run.local_training.choice.reason
-
-
-def test_a_name_may_be_logged_as_a_tensor_and_as_a_number_on_a_gpu():
-    log = MetricLog(TinyModule(), size=2)
-    for value in (torch.ones(2, device=CUDA), 0.5):
-        log.add_records(slice(0, None), [Record(("", "loss", None), LogSpec("loss"), 4, value)], iter(()))
-    log.end_epoch()
-    total = log.weighted([0, 1], CUDA)[0]["mean"]["loss"].total
-    assert total.device == CUDA and total.tolist() == [6, 6]

@@ -80,23 +80,11 @@ DEFAULT_METHODS = {
     "Freeze, FedLC, FedProx": (lambda: [Freeze(), FedLC(), FedProx(0.1)], MOMENTUM),
 }
 METHODS = DEFAULT_METHODS | {
-    "SCAFFOLD after the step": (lambda: [SCAFFOLD(correction="post_step")], MOMENTUM),
     "SCAFFOLD by gradients": (lambda: [SCAFFOLD("gradients", weighting="examples")], MOMENTUM),
-    "FedLC mask": (lambda: [FedLC(1.0, "mask", "exclude_true", "log_prior")], ONE),
-    "FedLC clamp": (lambda: [FedLC(1.0, "clamp", "exclude_true", "fourth_root")], ONE),
-    "FedRS by frequency": (lambda: [FedRS(mode="frequency")], {}),
-    "FedDecorr of the paper": (lambda: [FedDecorr(form="paper")], SMOOTH),
-    "FedDecorr of singular values": (lambda: [FedDecorr(form="singular_values")], SMOOTH),
     "FedUV spectral": (lambda: [FedUV(hinge="square", detach_bandwidth=True, spectral=0.1)], {}),
-    "FedCKA rbf": (lambda: [FedCKA(similarity="rbf")], ONE),
-    "FedCKA debiased": (lambda: [FedCKA(similarity="debiased")], ONE),
-    "FedCKA frobenius": (lambda: [FedCKA(similarity="frobenius")], ONE),
     "MOON from a random model": (lambda: [MOON(pool_size=2, first="random")], {"max_rounds": 3, **ONE}),
-    "MOON from the global model": (lambda: [MOON(first="global")], ONE),
     "Freeze that resets": (lambda: [Freeze(mode="reset_each_round", orthogonal=True)], MOMENTUM),
-    "FedDyn, FedRS": (lambda: [FedDyn(0.1), FedRS()], {}),
     "FedBN, SCAFFOLD": (lambda: [FedBN(), SCAFFOLD()], NORMED | SOME),
-    "MOON, SCAFFOLD clipped": (lambda: [MOON(), SCAFFOLD("gradients")], CLIPPED),
 }
 
 
@@ -300,6 +288,7 @@ DEFAULT_MODELS = {
     "tied weights": {"model": Tied, "data": rows},
     "frozen parts": {"model": Frozen, "data": rows},
     "buffers": {"model": Buffers, "data": rows},
+    "unused parameters": {"model": Unused, "data": rows},
     # the last batches of the clients of 34 and 26 examples wait for each other
     "numbers of batches and passes": {"model": Counts, "data": partial(rows, (42, 34, 26, 10, 18, 12))},
     "batches of many things": {"model": Reads, "data": partial(rows, kind=Named), **ROUND},
@@ -315,12 +304,6 @@ MODELS = DEFAULT_MODELS | {
 @pytest.mark.parametrize("name", sample([*MODELS], *DEFAULT_MODELS))
 def test_a_model_gives_side_by_side_what_it_gives_one_by_one(tmp_path, name):
     assert_same_alone(tmp_path, **MODELS[name])
-
-
-def test_a_parameter_that_no_loss_depends_on_stays_as_it_is(tmp_path):
-    found = assert_same_alone(tmp_path, model=Unused, data=rows).server.state
-    assert torch.equal(found["unused"], torch.ones(3).double())
-    assert not torch.equal(found["sometimes"], torch.ones(3).double())
 
 
 def test_each_client_has_batch_statistics_and_random_numbers_of_its_own(tmp_path):
@@ -654,6 +637,13 @@ class Watched(ByEpoch):
     kind, how = ReduceLROnPlateau, {"monitor": "loss"}
 
 
+class Apart(TinyData):
+    """A process of its own reads its batches."""
+
+    def loader(self, *args):
+        return DataLoader(self.rows(self.train, 1), self.batch_size, num_workers=1)
+
+
 PLACE = ["test_side_by_side.py:", "training_step"]
 REFUSED = {
     "a hook around batches": ({"model": Hooked}, ["Hooked", "on_train_batch_end"]),
@@ -667,6 +657,7 @@ REFUSED = {
     "the id of a client": ({"methods": lambda: [Asks()]}, ["client.info.id"]),
     "a rate that a hook sets": ({"methods": lambda: [Slows()]}, ["the optimizer's settings"]),
     "values that a step begins to keep": ({"methods": lambda: [Grows()]}, ["client.scratch", "on_client_start"]),
+    "batches of another process": ({"data": partial(rows, kind=Apart)}, ["its batches"]),
     "accumulated batches": ({"accumulate_grad_batches": 2}, ["trainer.accumulate_grad_batches"]),
     "a schedule by step": ({"model": ByStep}, ["scheduler"]),
     "half precision": ({"precision": "bf16-mixed"}, ["trainer.precision"]),
@@ -697,8 +688,6 @@ def test_what_cannot_be_mapped_is_refused_under_a_number_and_trained_one_by_one_
 
 def test_auto_trains_small_models_side_by_side(tmp_path):
     assert planned(tmp_path, "auto")["clients_per_step"] > 1
-    with refused("trainer.clients_per_step=4", "client.info.id"):
-        planned(tmp_path, 4, methods=lambda: [Asks()])
 
 
 class Noisy(TinyData):

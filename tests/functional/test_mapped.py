@@ -4,13 +4,10 @@ Gradients are those of ordinary autograd outside of the map, of the sum over the
 """
 
 import warnings
-from functools import partial
 
 import pytest
 import torch
 from cases import CASES, OF_LOGITS, beside, converted, draw, without_true_class
-
-from fl_lightning import functional as F
 
 # relative to the norm
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -89,39 +86,6 @@ def test_each_client_has_the_value_and_gradient_that_it_has_alone(name, dtype):
             assert_same(ALL[name], x, inputs(x), dtype)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_half_precision_is_left_under_autocast(name):
-    x = clients(6, 8)
-    x, given = x.bfloat16(), converted(inputs(x), torch.bfloat16)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        wanted, mapped = alone(CASES[name], x, given), side_by_side(CASES[name], x, given)
-    assert mapped[0].dtype == torch.float32
-    for one, same in zip(wanted, mapped, strict=True):
-        # gradients are themselves rounded to bfloat16
-        tolerance = 1e-5 if one.dtype == torch.float32 else 2**-8
-        assert (one - same).float().norm() <= tolerance * one.float().norm()
-
-
-def test_class_sums():
-    z, targets = draw(3, 7, 5), torch.tensor([[0, 1, 2, 3, 0, 1, 2], [0, 0, 0, 0, 2, 2, 2], [3, 3, 3, 3, 3, 3, 3]])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        sums, numbers = torch.vmap(partial(F.class_sums, num_classes=4))(z, targets)
-    for own, labels, total, number in zip(z, targets, sums, numbers, strict=True):
-        wanted = F.class_sums(own, labels, 4)
-        torch.testing.assert_close(total, wanted[0], rtol=1e-12, atol=0)
-        assert torch.equal(number, wanted[1])
-
-
-def test_uniformity_of_maps_inside_maps_and_of_clients_in_another_dimension():
-    z = torch.stack([clients(7, 5), clients(7, 5, seed=1)]).float().requires_grad_()
-    values = torch.vmap(torch.vmap(F.rbf_uniformity))(z)
-    wanted = torch.stack([F.rbf_uniformity(own) for own in z.flatten(0, 1)])
-    assert torch.equal(values.flatten(), wanted)
-    assert torch.equal(*(torch.autograd.grad(each.sum(), z)[0] for each in (values, wanted)))
-    assert torch.equal(torch.vmap(F.rbf_uniformity, in_dims=1)(z[0].movedim(0, 1)), wanted[:3])
-
-
 def test_rows_that_are_not_finite_spoil_no_other_client():
     z, uniformity = draw(3, 7, 5), CASES["rbf_uniformity"]
     z[0, 0, 0], z[1, 0, 0] = torch.nan, torch.inf
@@ -136,25 +100,3 @@ def test_activations_in_channels_last():
     assert x[0].is_contiguous(memory_format=torch.channels_last)
     for name in ("linear_cka", "linear_cka debiased"):
         assert_same(CASES[name], x, {"other": y})
-
-
-def half_ckas(x, *ys):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return F.linear_ckas(x, *ys)
-
-
-def test_half_precision_products_of_cka():
-    tensors = [clients(6, 1200, seed=seed).bfloat16() for seed in range(3)]
-    tensors[1:] = [tensors[0] + other for other in tensors[1:]]
-
-    def by_first(function, x, *ys):
-        x = x.clone().requires_grad_()
-        values = function(x, *ys)
-        return values.detach(), torch.autograd.grad(values.sum(), x)[0].float()
-
-    values, gradient = by_first(torch.vmap(half_ckas), *tensors)
-    assert not torch.equal(values, by_first(torch.vmap(F.linear_ckas), *tensors)[0])
-    for k, own in enumerate(zip(*tensors, strict=True)):
-        wanted, wanted_gradient = by_first(half_ckas, *own)
-        assert (values[k] - wanted).abs().max() < 1e-4
-        assert (gradient[k] - wanted_gradient).norm() <= 0.005 * wanted_gradient.norm()

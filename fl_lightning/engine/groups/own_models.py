@@ -48,14 +48,7 @@ def groups_of_own_models(run: Run) -> list[list[int]] | None:
 def metrics_of_own_models(
     run: Run, phase: str, state: State, groups: Sequence[list[int]]
 ) -> Iterator[dict[str, float]]:
-    """Metrics of each client's own model by tag; those of a group that cannot be mapped are evaluated one by one.
-
-    Args:
-        run: the run.
-        phase: ``val`` or ``test``.
-        state: the global state.
-        groups: the clients.
-    """
+    """Metrics of each client's own model by tag; those of a group that cannot be mapped are evaluated one by one."""
     module, resident = run.client.module, run.client.resident
     step, loaders = step_name(module, phase), run.loaders.evaluation(phase)
     # an evaluation that is nothing but its step: no hook of the module's around it, and no torchmetrics object
@@ -79,18 +72,10 @@ def metrics_of_own_models(
 def evaluate_side_by_side(
     run: Run, phase: str, step: str, state: State, loader: ClientLoader, own: Sequence[State]
 ) -> list[dict[str, float]]:
-    """Metrics by tag of several models.
-
-    Args:
-        run: the run.
-        phase: ``val`` or ``test``, the address of random numbers.
-        step: name of the module's step.
-        state: the entries that all models have.
-        loader: the data.
-        own: the entries of each model in the place of those of the state.
+    """Metrics by tag of several models, each with ``own`` entries in the place of those of the global ``state``.
 
     Raises:
-        NotMappable: its step cannot be mapped; or any other error.
+        NotMappable: the step cannot be mapped; or any other error.
     """
     client, resident, loaders = run.client, run.client.resident, run.loaders
     resident.load(state)

@@ -27,18 +27,10 @@ def counts_steps(optimizer: Optimizer) -> bool:
 
 
 class Stack:
-    """The states of a group's clients, and the optimizer's state.
+    """The ``state`` of a group's clients ``(G, ...)`` by name, and of the ``optimizer`` that was made for ``live``.
 
-    Args:
-        state: by name, the tensors of all clients ``(G, ...)``.
-        trainable: names of the parameters that are trained.
-        live: the tensors that the optimizer was made for, by name.
-        optimizer: the optimizer of a visit in its initial state.
-
-    Attributes:
-        moves: how often the optimizer has moved each trained entry of each client ``(G,)``, by name.
-        optimized: names of the entries that the optimizer moves, by its parameter groups.
-        mounted: the tensors of the clients that take a step, by name.
+    ``moves`` counts how often the optimizer has moved each trained entry of each client; ``optimized`` names the
+    entries of its parameter groups; ``mounted`` are the tensors of the clients that take a step.
     """
 
     def __init__(
