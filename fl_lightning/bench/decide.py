@@ -52,11 +52,8 @@ def cells_of_pairs(suite: Suite, cells: Sequence[Cell], only: Sequence[str]) -> 
     for pattern in only:
         seeds = [term for term in pattern.split(",") if term.startswith("seed=")]
         require(not seeds, "--only", pattern, "--until-decided takes the seeds in their order: leave seed out")
-    chosen = {tuple(cell.labels.values()) for cell in selected_cells(cells, only)}
-    bases = {
-        labels: tuple({**dict(zip(suite.axes, labels, strict=True)), **suite.baseline}.values()) for labels in chosen
-    }
-    paired = {base for labels, base in bases.items() if labels != base}
+    chosen = {tuple(cell.labels.values()): {**cell.labels, **suite.baseline} for cell in selected_cells(cells, only)}
+    paired = {base for labels, of in chosen.items() if (base := tuple(of.values())) != labels}
     hint = "these are cells of the baseline alone, which are half of a pair: give those to compare with it"
     require(bool(paired), "--only", " ".join(only), hint)
-    return [cell for cell in cells if tuple(cell.labels.values()) in chosen | paired]
+    return [cell for cell in cells if tuple(cell.labels.values()) in chosen.keys() | paired]

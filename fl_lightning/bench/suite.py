@@ -1,4 +1,4 @@
-"""What a suite is: base configs, axes and seeds, which make cells; and the tables to make of them."""
+"""A suite: base configs, axes and seeds, which make cells; and the tables to make of them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Labels = dict[str, str]
 Choice = dict[str, tuple[str, ...]]
 Show = Literal["final", "best", "last", "rounds_to", "seconds", "rank", "scores"]
 SHOWS: tuple[str, ...] = get_args(Show)
-# those whose numbers are of the metric and in its unit
+# tables whose numbers are of the metric and in its unit
 OF_METRIC: tuple[Show, ...] = ("final", "best", "last")
-# what the callback ``Scores`` logs, in the order of its description
+# the scores of the callback ``Scores``, in the order of its description
 SCORES = (
     *("pooled", "class_balanced", "recalibrated", "clients", "worst_tenth", "training_logits", "label_mask"),
     *("label_prior", "local_steps", "best", "mean_of_last"),
@@ -40,7 +40,7 @@ READING = "reading"
 OF_READINGS = "-readings"
 # over how many rounds torch's CosineAnnealingLR lowers the rate
 OVER_ROUNDS = "client_lr_scheduler.init_args.T_max"
-# what a cell is run with unless the suite says otherwise; a fixed number of threads fixes the bits
+# the config before that of the suite; a fixed number of threads fixes the bits
 DEFAULTS: Fragment = {
     "seed_everything": 0,
     "method": [],
@@ -106,10 +106,10 @@ class Decide:
 
 @dataclass(frozen=True)
 class Open:
-    """What the source of a suite leaves open, see :mod:`fl_lightning.bench.readings`.
+    """Details that the source of a suite leaves open, see :mod:`fl_lightning.bench.readings`.
 
     Args:
-        readings: by name, the fragments that fill in what is not stated; they come after those of the suite.
+        readings: by name, the fragments that fill in the details; they come after those of the suite.
         margin: largest distance to a published number, in the unit of the tables, at which a reading is consistent
             with it, above 0.
         scores: ways of scoring that are open as well; none leaves each table its own number.

@@ -250,7 +250,7 @@ class SearchStudy(CellStudy):
             if pruned:
                 trial.set_user_attr("reason", f"pruned after round {pruned[0]} with seed {cell.seed}")
                 raise optuna.TrialPruned
-            finals.append(last_value(result)[1])
+            finals.append(last_value(result))
         return sum(finals) / len(finals)
 
     def outcome(self, trial: FrozenTrial) -> str:
