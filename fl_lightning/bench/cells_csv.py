@@ -94,12 +94,7 @@ def stored_cells(path: str | Path, suite: Suite) -> list[Cell]:
 
 
 def finished_cells(path: Path, suite: Suite, cells: Sequence[Cell]) -> dict[str, CellResult]:
-    """The finished results of a file, by digest, for ``--load``.
-
-    Raises:
-        UsageError: a line has the digest of one of the suite's cells, but not its labels, seed or metric; or no
-            finished one has.
-    """
+    """The finished results of a file, by digest, for ``--load``."""
     # cells with different labels may have one config
     own, done = defaultdict[str, list[Cell]](list), dict[str, CellResult]()
     for cell in cells:
@@ -122,11 +117,7 @@ def finished_cells(path: Path, suite: Suite, cells: Sequence[Cell]) -> dict[str,
 
 
 def stored_lines(path: Path, axes: Collection[str] = ()) -> Iterator[tuple[Cell, CellResult]]:
-    """The cells of a file, with the labels, seeds and configs that they were run with, and their results.
-
-    Raises:
-        UsageError: it cannot be read, is no such file, has other axes, or a line is not as bench writes it.
-    """
+    """The cells of a file, with the labels, seeds and configs that they were run with, and their results."""
     before = csv.field_size_limit(sys.maxsize)  # the values of many rounds are one field
     first: dict[str, CellResult] = {}
     try:

@@ -44,11 +44,7 @@ def shown_cells(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellR
 
 
 def cells_of_pairs(suite: Suite, cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """The cells of the pairs that match any of some patterns, with those of the baseline that they are compared with.
-
-    Raises:
-        UsageError: a pattern names a seed, matches no cell, or none but the baseline's.
-    """
+    """The cells of the pairs that match any of some patterns, with those of their baseline."""
     for pattern in only:
         seeds = [term for term in pattern.split(",") if term.startswith("seed=")]
         require(not seeds, "--only", pattern, "--until-decided takes the seeds in their order: leave seed out")

@@ -37,12 +37,7 @@ class Failed(Exception):
 
 
 class Driver:
-    """Runs the missing cells of studies, several side by side.
-
-    Args:
-        studies: the studies, in their order.
-        runner: makes the runner of a job, by its number.
-        hours: after which no cell is begun any more.
+    """Runs the missing cells of studies, one study after another, with several jobs side by side.
 
     Attributes:
         caught: the signal that has stopped it.
@@ -116,7 +111,7 @@ class Driver:
                 )
                 if not elsewhere:
                     return
-                self._say_once("waits", f"no cell is left; still running, here or in other processes: {elsewhere}")
+                self._say_once("waits", f"no cell is left to begin; running here or in other processes: {elsewhere}")
                 self._stop.wait(POLL)
         except Exception as error:
             self.error = self.error or error

@@ -115,11 +115,7 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def in_classes(fragment: Fragment, classes: int | None) -> Fragment:
-    """The fragment with numbers for coefficients of methods that are given in classes C, as ``C/8`` or ``2*C``.
-
-    Raises:
-        UsageError: there is such a coefficient, but ``model.init_args.num_classes`` is not known.
-    """
+    """The fragment with numbers for coefficients of methods that are given in classes C, as ``C/8`` or ``2*C``."""
 
     def resolve(value: Any) -> Any:
         factors = IN_CLASSES.fullmatch(value) if isinstance(value, str) else None

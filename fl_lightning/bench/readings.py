@@ -23,11 +23,7 @@ from fl_lightning.errors import UsageError, require
 
 
 def with_readings(suite: Suite) -> Suite:
-    """The suite of all cells of ``suite`` under each reading.
-
-    Raises:
-        UsageError: it has no key ``open``, or no table with published numbers of the metric.
-    """
+    """The suite of all cells of ``suite`` under each reading."""
     if suite.open is None:
         hint = "give it the key open, with the readings of the details that its source leaves open"
         raise UsageError(f"{suite.path}: open=None: {hint}")
@@ -61,23 +57,14 @@ def with_readings(suite: Suite) -> Suite:
 
 
 def suites_in(path: str | Path) -> list[Suite]:
-    """The suite of a file, and where it has the key ``open``, that of its readings.
-
-    Raises:
-        UsageError: the file is no suite, or one whose readings can be compared with nothing.
-    """
+    """The suite of a file, and where it has the key ``open``, that of its readings."""
     suite = load_suite(path)
     return [suite, *([with_readings(suite)] if suite.open else [])]
 
 
 @dataclass
 class Fit:
-    """Distances of a reading, under one score, from the published numbers or from the published differences.
-
-    Args:
-        published: how many there are.
-        distances: of those that we have a number for.
-    """
+    """The number of published numbers or differences, and the distances of a reading from those that it has."""
 
     published: int = 0
     distances: list[float] = field(default_factory=list)

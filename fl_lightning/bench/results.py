@@ -58,10 +58,7 @@ def waiting(cell: Cell) -> CellResult:
 
 
 def changed_code(results: Mapping[str, CellResult]) -> dict[str, list[str]]:
-    """The modules that are not as they were for a cell, by the digest of each finished cell that has any.
-
-    A module whose file is gone is one of them. Cells of which nobody knows the code are left out.
-    """
+    """The modules that have changed or are gone since a finished cell was run, by the digest of each cell with any."""
     done = {digest: result.code for digest, result in results.items() if result.state == "done" and result.code}
     now = {module: digest_now(module) for module in {module for code in done.values() for module in code}}
     changed = {digest: [name for name, then in code.items() if now[name] != then] for digest, code in done.items()}

@@ -40,7 +40,7 @@ _STARTING = threading.Lock()
 
 
 class Interrupt(Exception):
-    """The runner was told to end before its cell was done."""
+    """A run was stopped before its cell was done."""
 
 
 class Runner:
@@ -58,9 +58,6 @@ class Runner:
             cell: its ``name``, the ``fragments`` of its config, the ``output`` folder of all runs, the ``folder`` of
                 its own, its ``log`` file and the suite's ``metric``.
             on_round: takes a round and its metric; true ends the run after this round or the next.
-
-        Raises:
-            Interrupt: :meth:`interrupt` was called, or a signal has stopped the run.
         """
         return self._call("run_cell", cell, on_round)
 
@@ -210,10 +207,7 @@ def reason_of(error: Exception) -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run's folder in the block; waits while another process has it.
-
-    A process that was paused, and therefore counts as dead, may resume its run.
-    """
+    """Hold the lock of a run's folder, which a process that was paused, and counts as dead, may still have."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a") as file:
         told = False

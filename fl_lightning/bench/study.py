@@ -49,16 +49,12 @@ DATABASE_ERRORS = (SQLAlchemyError, StorageInternalError)
 class CellStudy(Study):
     """A study whose cells any number of threads and processes claim; it is created where there is none of its name.
 
-    Args:
-        cells: by digest, the attributes and the fixed parameters of the trial of each cell.
-        about: attributes of the study.
-
-    Attributes:
-        objective: runs a trial by ``run(trial, cell, report)`` and returns its value.
-        outcome: a line about a trial that has ended.
+    ``cells`` has the attributes and the fixed parameters of the trial of each cell, by digest.
     """
 
+    # runs a trial by ``run(trial, cell, report)`` and returns its value
     objective: Callable[[Trial, Any], float]
+    # a line about a trial that has ended
     outcome: Callable[[FrozenTrial], str]
 
     def __init__(
@@ -145,7 +141,7 @@ class CellStudy(Study):
         self.free([trial.user_attrs["digest"] for trial in failed])
 
     def free(self, digests: Iterable[str], **more: bool) -> None:
-        """Let cells be claimed again, after all their earlier trials or, with ``anew=True``, without them."""
+        """Let cells be claimed again; with ``anew=True`` their earlier trials no longer count."""
         for digest in digests:
             self.add_trial(create_trial(state=TrialState.FAIL, user_attrs={**self.trials_by_cell[digest][0], **more}))
 
@@ -159,11 +155,7 @@ def cause_of(error: BaseException) -> str:
 
 # ------------------------------------------------------------------ the database
 def open_database(url: str) -> RDBStorage:
-    """A connection to the database at ``url``, for several threads.
-
-    Raises:
-        UsageError: it cannot be reached.
-    """
+    """A connection to the database at ``url``, for several threads."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=ExperimentalWarning)
     sqlite = url.startswith("sqlite")
@@ -216,11 +208,7 @@ def exists(url: str) -> bool:
 
 # ------------------------------------------------------------------ the study of a suite
 def find_study(suite: Suite, database: RDBStorage, output: Path | None = None) -> Study | None:
-    """The study of a suite, None where there is none.
-
-    Raises:
-        UsageError: it is the study of another metric or margin, or the folder ``output`` has those of other suites.
-    """
+    """The study of a suite, None where there is none."""
     summaries = {one.study_name: one for one in optuna.get_all_study_summaries(database, include_best_trial=False)}
     own = summaries.get(suite.name)
     if own is not None and own.n_trials:

@@ -258,19 +258,11 @@ class Suite:
 
 
 def scaled_work(config: Fragment, scale: float) -> Fragment:
-    r"""The fragment that makes a run do about the share F of its work.
+    """The fragment that makes the run of a config do about the share F of its work, in (0, 1].
 
-    The rounds, the local epochs (or steps) and the training examples are each multiplied by :math:`F^{1/3}`, and are at
-    least 1. The examples are those of ``data.init_args.train_size`` and stay as they are where a config does not name
-    that key; where it is null, which means all, the share takes its place. Of a number, so many are left that a client
-    has a batch. A cosine that lowers the clients' rates over all rounds does so over the fewer ones.
-
-    Args:
-        config: the whole config.
-        scale: F, in (0, 1].
-
-    Raises:
-        UsageError: F is out of range.
+    The rounds, the local epochs (or steps) and the training examples are each multiplied by the cube root of F. Where
+    ``data.init_args.train_size`` is null, which means all examples, the share takes its place. A number of examples
+    stays large enough for a batch of each client. A cosine over all rounds becomes one over the fewer rounds.
     """
     require(0 < scale <= 1, "--scale", scale, "give a share of the work above 0, up to 1")
     share = scale ** (1 / 3)
@@ -291,15 +283,9 @@ def scaled_work(config: Fragment, scale: float) -> Fragment:
 
 
 def selected_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """The cells that match any of some patterns; all of them without a pattern.
+    """The cells that match any of some patterns, such as ``method=FedCKA,alpha=0.1``; all of them without a pattern.
 
-    Args:
-        cells: the cells.
-        only: patterns such as ``method=FedCKA,alpha=0.1``, of any axes and ``seed``. A label is as the suite has it, or
-            as the names of cells do.
-
-    Raises:
-        UsageError: a pattern matches no cell.
+    A pattern has labels of any axes and ``seed``, as the suite has them or as the names of cells do.
     """
     wanted: set[str] = set()
     # a label may have commas of its own

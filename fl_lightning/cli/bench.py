@@ -51,6 +51,7 @@ from fl_lightning.yaml_files import read_yaml
 
 # names that a line lists
 MOST_NAMES = 5
+say = partial(print, flush=True)
 LATER = "what is done is in the study; give the command again when the folder can be written to"
 
 
@@ -93,8 +94,7 @@ def bench_parser(command: str) -> argparse.ArgumentParser:
 def main(args: Sequence[str]) -> None:
     """Run ``bench`` or ``tune``. Bad input ends it with one line and exit status 2, cells that failed with status 1.
 
-    A signal ends it with the command that resumes it, and status 128 + its number. It ends without a word where nobody
-    reads its output any more.
+    A signal ends it with the command that resumes it, and status 128 + its number.
     """
     find_own_classes()
     end_with_status(partial(run, args))
@@ -149,7 +149,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
         check_settings(suite, cells)
         # of each kind of cell, so that a config that is not valid is refused before any cell runs
         left = kinds_of(cell for cell in cells if cell.digest not in done.keys() - dropped)
-        check_configs(suite.metric, {name_of_kind(alike[0]): alike[0] for alike in left})
+        check_configs(suite.metric, {alike[0].name.rpartition(",")[0]: alike[0] for alike in left})
     if loaded or not only_look:
         make_folder(options.output, "--output")
     if options.save is not None:
@@ -199,11 +199,7 @@ def check_settings(suite: Suite, cells: Sequence[Cell]) -> None:
 
 
 def check_configs(metric: str, cells: Mapping[str, Cell]) -> None:
-    """Build the objects of cells by name.
-
-    Raises:
-        UsageErrors: some cannot be built, or do not have the metric; one line for each reason.
-    """
+    """Build the objects of cells by name."""
     wrong = Runner().check(metric, {name: cell.fragments for name, cell in cells.items()}) if cells else {}
     if wrong:
         remedy = "; give null as val_fraction, and the data module a val_dataloader"
@@ -216,11 +212,6 @@ def kinds_of(cells: Iterable[Cell]) -> Collection[list[Cell]]:
     for cell in cells:
         kinds[config_digest({**cell.config, "seed_everything": None})].append(cell)
     return kinds.values()
-
-
-def name_of_kind(cell: Cell) -> str:
-    """The name of a cell without its seed."""
-    return cell.name.rpartition(",")[0] or cell.name
 
 
 def grouped(pairs: Iterable[tuple[str, str]]) -> list[str]:
@@ -257,7 +248,7 @@ def look(
         total += left * rounds * seconds
         unknown += 0 if known else left
         text = f"{left} to run, {rounds} rounds{f' of {as_time(seconds)}' * bool(known)}" if left else "done"
-        lines.append((name_of_kind(alike[0]), text))
+        lines.append((alike[0].name.rpartition(",")[0], text))
     print("\n".join(grouped(lines)))
     counts = Counter(states.values())
     parts = [f"{len(states)} cells, {counts['done']} done, {counts['failed']} failed"]
@@ -296,11 +287,7 @@ def why_ended(driver: Driver, again: str) -> int:
 
 
 def most_seeds(options: argparse.Namespace, suite: Suite) -> int:
-    """The number of seeds that cells may be asked for.
-
-    Raises:
-        UsageError: arguments do not fit each other, or the suite.
-    """
+    """The number of seeds that cells may be asked for."""
     require(options.hours > 0, "--hours", options.hours, "give a number above 0")
     if not options.until_decided:
         hint = "limits the seeds of --until-decided: give that too, or --seeds for a fixed number"
@@ -353,16 +340,7 @@ def tune(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -
 
 
 def make_folder(folder: Path, key: str) -> None:
-    """Make the folder that an argument names.
-
-    Raises:
-        UsageError: it cannot be made or written to.
-    """
+    """Make the folder that an argument names."""
     with writing_into(key, folder):
         folder.mkdir(parents=True, exist_ok=True)
     require(os.access(folder, os.W_OK), key, str(folder), "cannot be written to; give another folder")
-
-
-def say(line: str) -> None:
-    """Print a line at once."""
-    print(line, flush=True)

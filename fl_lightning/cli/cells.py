@@ -86,10 +86,6 @@ def run_cell(cell: Mapping[str, Any], report: RoundReport) -> dict[str, Any]:
     Returns:
         The suite's metric by round, seconds of a round, hash of the partition, metrics of the last round, machine,
         folder of the run, digests of the user's source files, and the distinct warnings.
-
-    Raises:
-        UsageError: the cell's config is not valid, or the run does not log the metric.
-        ClientError: the run failed, or its metric is not finite.
     """
     root = Path(cell["output"]) / cell["folder"]
     where = {"trainer": {"default_root_dir": cell["output"], "name": cell["folder"]}}

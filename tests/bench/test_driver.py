@@ -4,7 +4,6 @@ import csv
 import os
 import signal
 import sqlite3
-import threading
 from contextlib import closing
 
 import pytest
@@ -63,19 +62,6 @@ def test_every_cell_is_run_once_and_told_where_and_how(bench, suite, cells, tmp_
     assert len({one["folder"] for one in told}) == 4
     assert told[1]["fragments"][-2:] == ({"model": {"init_args": {"lr": 0.2}}}, {"seed_everything": 0})
     assert bench(suite).ran == []
-
-
-def test_jobs_share_the_cells(bench, suite, cells):
-    together, began = threading.Barrier(2), []
-
-    def answer(cell, on_round):
-        if len(began) < 2:  # the first cell of each job
-            began.append(cell["name"])
-            together.wait(60)
-        return outcome()
-
-    ended = bench(suite, "--jobs", 2, answer=answer)
-    assert ended.status == 0 and sorted(ended.ran) == NAMES and states(cells) == ["done"] * 4
 
 
 def interrupt():
