@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import sqlite3
 import threading
 import time
 import warnings
@@ -184,7 +185,8 @@ def open_database(url: str) -> RDBStorage:
 
 def wait_less_for_disk(connection: Any, record: Any) -> None:
     """Let a power cut lose the end of a cell, which is in the folder of its run, too."""
-    connection.execute("PRAGMA journal_mode=WAL")
+    with suppress(sqlite3.OperationalError):  # while another process begins, which sets it, too
+        connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
 
 
