@@ -44,19 +44,12 @@ def shown_cells(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellR
 
 
 def cells_of_pairs(suite: Suite, cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """The cells of the pairs that match any of some patterns, with those of the baseline that they are compared with.
-
-    Raises:
-        UsageError: a pattern names a seed, matches no cell, or none but the baseline's.
-    """
+    """The cells of the pairs that match any of some patterns, with those of their baseline."""
     for pattern in only:
         seeds = [term for term in pattern.split(",") if term.startswith("seed=")]
         require(not seeds, "--only", pattern, "--until-decided takes the seeds in their order: leave seed out")
-    chosen = {tuple(cell.labels.values()) for cell in selected_cells(cells, only)}
-    bases = {
-        labels: tuple({**dict(zip(suite.axes, labels, strict=True)), **suite.baseline}.values()) for labels in chosen
-    }
-    paired = {base for labels, base in bases.items() if labels != base}
+    chosen = {tuple(cell.labels.values()): {**cell.labels, **suite.baseline} for cell in selected_cells(cells, only)}
+    paired = {base for labels, of in chosen.items() if (base := tuple(of.values())) != labels}
     hint = "these are cells of the baseline alone, which are half of a pair: give those to compare with it"
     require(bool(paired), "--only", " ".join(only), hint)
-    return [cell for cell in cells if tuple(cell.labels.values()) in chosen | paired]
+    return [cell for cell in cells if tuple(cell.labels.values()) in chosen.keys() | paired]

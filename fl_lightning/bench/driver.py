@@ -30,7 +30,6 @@ POLL = 2.0
 PACE = 1.0
 # the signals that stop the program, which resumes later: SLURM sends the last one before the end of a job
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
-Choose = Callable[[Mapping[str, CellResult]], Sequence[Cell]]
 
 
 class Failed(Exception):
@@ -38,12 +37,7 @@ class Failed(Exception):
 
 
 class Driver:
-    """Runs the missing cells of studies, several side by side.
-
-    Args:
-        studies: the studies, in their order.
-        runner: makes the runner of a job, by its number.
-        hours: after which no cell is begun any more.
+    """Runs the missing cells of studies, one study after another, with several jobs side by side.
 
     Attributes:
         caught: the signal that has stopped it.
@@ -117,7 +111,7 @@ class Driver:
                 )
                 if not elsewhere:
                     return
-                self._say_once("waits", f"no cell is left; still running, here or in other processes: {elsewhere}")
+                self._say_once("waits", f"no cell is left to begin; running here or in other processes: {elsewhere}")
                 self._stop.wait(POLL)
         except Exception as error:
             self.error = self.error or error
@@ -135,7 +129,9 @@ class Driver:
             state = TrialState.COMPLETE
         except TrialPruned:
             state = TrialState.PRUNED
-        except (Failed, Interrupt, UpdateFinishedTrialError):
+        except UpdateFinishedTrialError:
+            self.say("this process was silent, and another one has taken its cell")
+        except (Failed, Interrupt):
             pass  # without a reason, the cell can be claimed again
         except Exception:
             with suppress(UpdateFinishedTrialError, *DATABASE_ERRORS):
@@ -145,8 +141,6 @@ class Driver:
             ended = study.tell(trial, value, state, skip_if_finished=True)
         if ended is not None and (ended.state == TrialState.COMPLETE or "reason" in ended.user_attrs):
             self.say(study.outcome(ended))
-        elif not self._stop.is_set():
-            self.say("this process was silent, and another one has taken its cell")
         return True
 
     def _run_cell(self, runner: Any, trial: Trial, cell: Cell, report: RoundReport) -> dict[str, Any]:
@@ -172,10 +166,17 @@ class Driver:
 class SuiteStudy(CellStudy):
     """The study of a suite. It may hold more than the given cells, such as those of another scale.
 
-    From the results of all cells, ``choose`` selects those to run by now; by default all.
+    Args:
+        choose: selects the cells to run by now from the results of all cells; by default all.
     """
 
-    def __init__(self, suite: Suite, database: RDBStorage, cells: Sequence[Cell], choose: Choose | None = None) -> None:
+    def __init__(
+        self,
+        suite: Suite,
+        database: RDBStorage,
+        cells: Sequence[Cell],
+        choose: Callable[[Mapping[str, CellResult]], Sequence[Cell]] | None = None,
+    ) -> None:
         about = {"suite": suite.name, "metric": suite.metric, "title": suite.title, "file": str(suite.path.resolve())}
         margin = {"margin": suite.decide.margin} if suite.decide else {}
         trials: dict[str, Any] = {cell.digest: (attributes_of(cell), {}) for cell in cells}
@@ -192,22 +193,18 @@ class SuiteStudy(CellStudy):
 
     def objective(self, trial: Trial, run: Any) -> float:
         """The last value of the cell's metric."""
-        last_report, rounds = time.monotonic(), set[int]()
+        last_report = time.monotonic()
 
         def report(round_: int, value: float) -> None:
             nonlocal last_report
-            if round_ not in rounds and time.monotonic() > last_report + PACE:
-                rounds.add(round_)
+            if time.monotonic() > last_report + PACE:
                 with suppress(UpdateFinishedTrialError):
                     trial.report(value, round_)
                 last_report = time.monotonic()
 
         result = run(trial, self.cells[trial.user_attrs["digest"]], report)
         trial.set_user_attr("result", result)  # one value: each is a transaction
-        last, value = last_value(result)
-        if last not in rounds:
-            trial.report(value, last)
-        return value
+        return last_value(result)
 
     def outcome(self, trial: FrozenTrial) -> str:
         """A line about a cell that has ended."""
@@ -221,6 +218,6 @@ class SuiteStudy(CellStudy):
         return f"{name}: {text} ({done} of {len(digests)} done{' so far' * (self.choose is not None)})"
 
 
-def last_value(result: Mapping[str, Any]) -> tuple[int, float]:
-    """The last round of a cell's result, and its metric."""
-    return max(result["values"].items())
+def last_value(result: Mapping[str, Any]) -> float:
+    """The metric of the last round of a cell."""
+    return float(result["values"][max(result["values"])])

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,33 +44,24 @@ def write_text(path: Path, text: str) -> Path:
 def fragments_of(value: Any, path: Path, where: str = "", within: tuple[Path, ...] = ()) -> Iterator[Fragment]:
     """Fragments from a mapping, the name of a file, or a list of these; none from null.
 
-    Names are relative to the file at ``path``, which the files ``within`` name; an error calls the place ``where``.
+    Names are relative to the file at ``path``, or those of packaged configs; the files ``within`` name that file.
     """
     where = where or f"{path}: config"
     for part in value if isinstance(value, list) else [] if value is None else [value]:
         if isinstance(part, str):
-            inner, files = named_file(part, path, where), (*within, path)
-            itself = inner.resolve() in (file.resolve() for file in files)
+            beside = path.parent / part
+            inner = beside if beside.exists() else packaged_config(part)
+            if inner is None:
+                hint = f"no such file beside {path.name}; give another one, or a config of the package: "
+                raise UsageError(f"{where}={part!r}: {hint}{names_near(part)}")
+            itself = inner.resolve() in (file.resolve() for file in (*within, path))
             require(not itself, where, part, "the file names itself; name another")
-            yield from fragments_of(read_yaml(inner), inner, within=files)
+            yield from fragments_of(read_yaml(inner), inner, within=(*within, path))
         else:
             require(isinstance(part, Mapping), where, part, "give a mapping, or the name of a file")
             for key in part:
                 require(isinstance(key, str), where, key, "is no key of a config; give the name of one")
             yield dict(part)
-
-
-def named_file(name: str, path: Path, where: str) -> Path:
-    """The file that the file at ``path`` names: relative to it, or else a config that the package carries.
-
-    Raises:
-        UsageError: there is none; the error calls the place of the name ``where``.
-    """
-    beside = path.parent / name
-    found = beside if os.path.exists(beside) else packaged_config(name)
-    hint = f"no such file beside {path.name}; give another one, or a config of the package"
-    require(found is not None, where, name, f"{hint}: {names_near(name)}" if found is None else "")
-    return found or beside
 
 
 def nested_config(key: str, value: Any) -> Fragment:
@@ -124,25 +115,24 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def in_classes(fragment: Fragment, classes: int | None) -> Fragment:
-    """The fragment with numbers for coefficients of methods that are given in classes C, as ``C/8`` or ``2*C``.
-
-    Raises:
-        UsageError: there is such a coefficient, but ``model.init_args.num_classes`` is not known.
-    """
+    """The fragment with numbers for coefficients of methods that are given in classes C, as ``C/8`` or ``2*C``."""
 
     def resolve(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: resolve(inner) for key, inner in value.items()}
-        if isinstance(value, list):
-            return [resolve(inner) for inner in value]
         factors = IN_CLASSES.fullmatch(value) if isinstance(value, str) else None
         if not factors:
-            return value
+            return mapped(resolve, value)
         if classes is None:
             raise UsageError(f"method: {value!r}: give model.init_args.num_classes, which C stands for")
         return classes * float(factors[1] or 1) / float(factors[2] or 1)
 
     return {key: resolve(value) if key.rstrip("+") == "method" else value for key, value in fragment.items()}
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """A mapping or list with a function of each of its values; other values as they are."""
+    if isinstance(value, Mapping):
+        return {str(key): function(inner) for key, inner in value.items()}
+    return [function(inner) for inner in value] if isinstance(value, list) else value
 
 
 def config_digest(config: Fragment) -> str:
@@ -151,23 +141,21 @@ def config_digest(config: Fragment) -> str:
 
 
 def of_result(config: Fragment) -> Fragment:
-    """A config without the keys that change no bit of a result, and with what files hold instead of their names."""
+    """A config without the keys that change no bit of a result, and with digests of files instead of their names."""
+
+    def without_paths(value: Any) -> Any:
+        if isinstance(value, Mapping):  # a number of such a name is no path
+            is_path = {
+                key: key in PLACES_OF_DATA and isinstance(inner, str | bool | None) for key, inner in value.items()
+            }
+            value = {key: inner for key, inner in value.items() if not is_path[key]}
+        return mapped(without_paths, value)
+
+    def with_contents(value: Any) -> Any:
+        held = file_digest(value) if isinstance(value, str) else None
+        return mapped(with_contents, value) if held is None else f"sha256 {held}"
+
     trainer = config.get("trainer")
     if isinstance(trainer, Mapping):
         config = {**config, "trainer": {key: value for key, value in trainer.items() if key not in WAYS_OF_TRAINER}}
-    return {str(key): _of_result(value, is_data=key == "data") for key, value in config.items()}
-
-
-def _of_result(value: Any, is_data: bool) -> Any:
-    """A part of a config: of the data without paths, of the rest with a digest of what a file holds that it names."""
-    if isinstance(value, Mapping):
-        return {
-            str(key): _of_result(inner, is_data)
-            for key, inner in value.items()
-            # a number of such a name is no path
-            if not (is_data and key in PLACES_OF_DATA and isinstance(inner, str | bool | None))
-        }
-    if isinstance(value, list):
-        return [_of_result(inner, is_data) for inner in value]
-    held = file_digest(value) if isinstance(value, str) and not is_data else None
-    return value if held is None else f"sha256 {held}"
+    return {str(key): (without_paths if key == "data" else with_contents)(value) for key, value in config.items()}

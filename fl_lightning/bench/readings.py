@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +19,24 @@ from fl_lightning.bench.layout import NONE, Sheet, Text
 from fl_lightning.bench.statistics import Difference, SeedSummary
 from fl_lightning.bench.suite import OF_METRIC, READING, Suite
 from fl_lightning.bench.suite_file import load_suite
-from fl_lightning.errors import require
+from fl_lightning.errors import UsageError, require
 
 
 def with_readings(suite: Suite) -> Suite:
-    """The suite of all cells of ``suite`` under each reading.
-
-    Raises:
-        UsageError: it has no key ``open``, or no table with published numbers of the metric.
-    """
-    where, hint = str(suite.path), "give it the key open, with the readings of what its source leaves open"
-    require(suite.open is not None, f"{where}: open", None, hint)
-    assert suite.open is not None
+    """The suite of all cells of ``suite`` under each reading."""
+    if suite.open is None:
+        hint = "give it the key open, with the readings of the details that its source leaves open"
+        raise UsageError(f"{suite.path}: open=None: {hint}")
     of_metric = [table for table in suite.tables if table.published and table.show in OF_METRIC]
     hint = f"readings are compared with published numbers: give them to a table that shows {', '.join(OF_METRIC)}"
-    require(bool(of_metric), f"{where}: tables.published", None, hint)
+    require(bool(of_metric), f"{suite.path}: tables.published", None, hint)
     # a suite with a table of scores has the callback itself
     lacks = suite.open.scores and all(table.show != "scores" for table in suite.tables)
     scored = ({"trainer": {"callbacks+": [{"class_path": "Scores"}]}},) if lacks else ()
     hint = "it would take the place of the method of every row: give it to some by overrides with when: {reading: ...}"
     for key, parts in {"config": suite.open.config, **suite.open.readings}.items():
         for part in parts if "method" in suite.axes else ():
-            require("method" not in part, f"{where}: open.{key}: method", part.get("method"), hint)
+            require("method" not in part, f"{suite.path}: open.{key}: method", part.get("method"), hint)
     axis = {label: (*own, *suite.open.config, *scored) for label, own in suite.open.readings.items()}
     # all readings have the same published numbers
     tables = []
@@ -49,42 +45,44 @@ def with_readings(suite: Suite) -> Suite:
         show = "scores" if suite.open.scores else table.show
         rows = (READING, *table.rows)
         tables.append(replace(table, rows=rows, published=numbers, scores=suite.open.scores, show=show))
-    sequence: dict[str, Any] = {"interval": "t", "decide": None} if suite.decide else {}
+    fixed: dict[str, Any] = {"interval": "t", "decide": None} if suite.decide else {}
     return replace(
         suite,
         title=f"{suite.title}: readings of what the source leaves open",
         axes={**suite.axes, READING: axis},
         tables=tuple(tables),
         seeds=suite.open.seeds,
-        **sequence,
+        **fixed,
     )
 
 
 def suites_in(path: str | Path) -> list[Suite]:
-    """The suite of a file, and where it has the key ``open``, that of its readings.
-
-    Raises:
-        UsageError: the file is no suite, or one whose readings can be compared with nothing.
-    """
+    """The suite of a file, and where it has the key ``open``, that of its readings."""
     suite = load_suite(path)
     return [suite, *([with_readings(suite)] if suite.open else [])]
 
 
 @dataclass
 class Fit:
-    """How far a reading, under one score, is from the published numbers, or from the published differences.
+    """The number of published numbers or differences, and the distances of a reading from those that it has."""
 
-    Args:
-        published: how many there are.
-        distances: of those that we have a number for.
-    """
-
-    published: int
-    distances: list[float]
+    published: int = 0
+    distances: list[float] = field(default_factory=list)
 
     def within(self, margin: float) -> int:
         """How many are within the margin."""
         return sum(distance <= margin for distance in self.distances)
+
+    def add(self, entry: TableEntry, ours: SeedSummary | Difference | None, published: float | None) -> None:
+        """Add a published number: infinitely far where all seeds have diverged, without a distance before the last."""
+        self.published += published is not None
+        unpaired = ours is not None and ours.n < entry.states["done"]
+        if published is None or entry.states["waiting"] or entry.states["running"] or unpaired:
+            return
+        if ours is not None:
+            self.distances.append(abs(ours.mean - published))
+        elif entry.states["nan"] == entry.cells:
+            self.distances.append(math.inf)
 
 
 def fits(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], tuple[Fit, Fit]]:
@@ -93,36 +91,21 @@ def fits(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], tuple[Fit, 
     for comparison in comparisons:
         for (row, column), entry in comparison.entries.items():
             score = column[-1] if comparison.table.show == "scores" else comparison.table.show
-            numbers, differences = made.setdefault((row[0], score), (Fit(0, []), Fit(0, [])))
-            if entry.published is not None:
-                numbers.published += 1
-                numbers.distances += distance(entry, entry.ours, entry.published[0])
-            if entry.published_difference is not None:
-                differences.published += 1
-                differences.distances += distance(entry, entry.difference, entry.published_difference)
+            numbers, differences = made.setdefault((row[0], score), (Fit(), Fit()))
+            numbers.add(entry, entry.ours, entry.published and entry.published[0])
+            differences.add(entry, entry.difference, entry.published_difference)
     return made
 
 
-def distance(entry: TableEntry, ours: SeedSummary | Difference | None, published: float) -> list[float]:
-    """How far our mean is from a published number, or infinity where all have diverged; none before the last seed."""
-    unpaired = ours is not None and ours.n < entry.states["done"]
-    if entry.states["waiting"] or entry.states["running"] or unpaired:
-        return []
-    if ours is not None:
-        return [abs(ours.mean - published)]
-    return [math.inf] * (entry.states["nan"] == entry.cells)
-
-
 def consistency(parts: Sequence[Fit], margin: float) -> tuple[str, ...]:
-    """What a reading may be consistent with: ``all`` numbers and differences, ``some``, or ``none`` of the numbers.
+    """The words that may hold for a reading: consistent with ``all`` numbers and differences, ``some``, or ``none``.
 
-    It is one of these once all cells are done. A number that is too far off is enough to say that it is not all.
-    Differences do not count for ``none``: where nothing is learned, they are near the small ones among the published.
+    It is one word once all cells are done. A number that is too far off rules out ``all``. Differences do not count for
+    ``none``: where nothing is learned, they are near the small ones among the published.
     """
-    published, known = sum(fit.published for fit in parts), sum(len(fit.distances) for fit in parts)
     all_so_far = all(fit.within(margin) == len(fit.distances) for fit in parts)
     none_so_far = not parts[0].within(margin)
-    if known == published:
+    if all(fit.published == len(fit.distances) for fit in parts):
         return ("all",) if all_so_far else ("none",) if none_so_far else ("some",)
     return tuple(word for word, possible in (("all", all_so_far), ("some", True), ("none", none_so_far)) if possible)
 
@@ -144,20 +127,19 @@ def readings_sheet(suite: Suite, comparisons: Sequence[Comparison]) -> Sheet:
         f"With how many of the published numbers, and of the published differences to {comparisons[0].baseline}, each "
         f"reading is consistent: ours is within {margin:g} of them."
     )
-    groups: list[tuple[str, list[str]]] = [(head, []) for head in ("numbers", "farthest", "differences", "farthest")]
-    heads = [*groups, ("consistent with", [])]
+    heads: list[tuple[str, list[str]]] = [
+        (head, []) for head in ("numbers", "farthest", "differences", "farthest", "consistent with")
+    ]
     return Sheet(caption, (READING, "score"), heads, lines, key=f"{suite.name}-readings")
 
 
 def conclusions(suite: Suite, comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """In sentences, which readings are consistent with all that is published, and which with none of it."""
+    """In sentences, which readings are consistent with all published numbers, and which with none."""
     assert suite.open is not None
-    possible = {
-        f"{reading} by {score}": consistency(parts, suite.open.margin)
-        for (reading, score), parts in fits(comparisons).items()
-    }
-    for word, what in (("all", "numbers and differences"), ("none", "numbers")):
+    made = fits(comparisons).items()
+    possible = {f"{reading} by {score}": consistency(parts, suite.open.margin) for (reading, score), parts in made}
+    for word, kind in (("all", "numbers and differences"), ("none", "numbers")):
         names = [name for name, words in possible.items() if words == (word,)]
         waiting = sum(word in words for words in possible.values()) - len(names)
         rest = f"no reading{f' so far; {waiting} are not known yet' * bool(waiting)}"
-        yield f"Consistent with {word} of the published {what}: {'; '.join(names) or rest}."
+        yield f"Consistent with {word} of the published {kind}: {'; '.join(names) or rest}."

@@ -1,10 +1,12 @@
-"""The result of a cell, as the study keeps it, and whether the user's code is still what the cell was run with."""
+"""The result of a cell, as the study keeps it, and the modules of the user that have changed since."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from fl_lightning.bench.suite import Cell
 from fl_lightning.code_fingerprint import digest_now, is_own_module
@@ -15,7 +17,7 @@ CellState = Literal["waiting", "running", "done", "failed"]
 
 @dataclass(frozen=True)
 class CellResult:
-    """What became of one cell.
+    """The result of one cell.
 
     Args:
         cell: its name, which has the labels and the seed.
@@ -56,10 +58,7 @@ def waiting(cell: Cell) -> CellResult:
 
 
 def changed_code(results: Mapping[str, CellResult]) -> dict[str, list[str]]:
-    """The modules that are not as they were for a cell, by the digest of each finished cell that has any.
-
-    A module whose file is gone is one of them. Cells of which nobody knows the code are left out.
-    """
+    """The modules that have changed or are gone since a finished cell was run, by the digest of each cell with any."""
     done = {digest: result.code for digest, result in results.items() if result.state == "done" and result.code}
     now = {module: digest_now(module) for module in {module for code in done.values() for module in code}}
     changed = {digest: [name for name, then in code.items() if now[name] != then] for digest, code in done.items()}
@@ -72,7 +71,7 @@ def with_notes(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> dict
     for cell in cells:
         result = results.get(cell.digest)
         if result is not None and result.state == "done" and result.code is None:
-            modules = {path.split(".")[0] for path in class_paths(cell.config) if "." in path}
+            modules = set(re.findall(r'"class_path": "(\w+)\.', json.dumps(cell.config, default=str)))
             unknown = [top for top in sorted(modules) if is_own_module(top)]
             if unknown:
                 notes[cell.digest] = f"run with an unknown version of {', '.join(unknown)}"
@@ -80,13 +79,3 @@ def with_notes(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> dict
         digest: replace(result, note="; ".join(filter(None, [notes.get(digest), *map(printable, result.warnings)])))
         for digest, result in results.items()
     }
-
-
-def class_paths(value: Any) -> Iterator[str]:
-    """The classes that a config names."""
-    if isinstance(value, Mapping):
-        if isinstance(value.get("class_path"), str):
-            yield value["class_path"]
-        value = list(value.values())
-    for inner in value if isinstance(value, list) else ():
-        yield from class_paths(inner)

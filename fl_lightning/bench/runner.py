@@ -29,14 +29,10 @@ from fl_lightning.records.temporary import lock
 Task = Mapping[str, Any]
 Answer = dict[str, Any]
 RoundReport = Callable[[int, float], bool | None]
-# how often a cell is begun whose process dies
-ATTEMPTS = 3
 # seconds that a process has to end after its answer
 LEAVE = 30.0
-# seconds between two attempts to lock the folder of a run
-LOCK_POLL = 0.5
-# the environment variables by which torchrun describes a worker
-WORKERS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
+# the environment variables by which SLURM and torchrun describe a worker
+WORKERS = ("SLURM_", "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
 # the module whose functions the processes call
 PROGRAM = "fl_lightning.cli.cells"
 START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
@@ -44,7 +40,7 @@ _STARTING = threading.Lock()
 
 
 class Interrupt(Exception):
-    """The runner was told to end before its cell was done."""
+    """A run was stopped before its cell was done."""
 
 
 class Runner:
@@ -62,9 +58,6 @@ class Runner:
             cell: its ``name``, the ``fragments`` of its config, the ``output`` folder of all runs, the ``folder`` of
                 its own, its ``log`` file and the suite's ``metric``.
             on_round: takes a round and its metric; true ends the run after this round or the next.
-
-        Raises:
-            Interrupt: :meth:`interrupt` was called.
         """
         return self._call("run_cell", cell, on_round)
 
@@ -87,23 +80,13 @@ class Runner:
                 self._process.kill()
 
     def _call(self, function: str, task: Task, on_round: RoundReport) -> Answer:
-        endings = []
-        for _ in range(ATTEMPTS):
-            answer = {} if self.interrupted else self._once(function, task, on_round)
-            if "done" in answer or "failed" in answer:
-                return answer
-            if self.interrupted:
-                raise Interrupt
-            endings.append(answer["ended"])
-        times = f"{len(endings)} times" if len(set(endings)) == 1 else "each time"
-        return {"failed": f"the process that ran it {endings[-1]}, {times}; see {task['log']}"}
-
-    def _once(self, function: str, task: Task, on_round: RoundReport) -> Answer:
-        """Call a function in a new process; ``ended`` says how one without an answer has ended."""
+        """Call a function in a new process."""
+        if self.interrupted:
+            raise Interrupt
         context: Any = multiprocessing.get_context(START)
         pipe, far_end = context.Pipe()
         process = context.Process(target=serve, args=(far_end, self.program, function, dict(task), self.job))
-        with _STARTING, environment():
+        with _STARTING, importable():
             multiprocessing.set_forkserver_preload([self.program])
             process.start()
         far_end.close()
@@ -120,11 +103,20 @@ class Runner:
             pass  # the process ended without an answer: its exit status says why
         finally:
             self._pipe = None
-            pipe.close()  # which ends a process that goes on
+            pipe.close()  # which ends a process that still runs
             process.join(LEAVE)
             process.kill()
             process.join()
-        return {**answer, "ended": ending(process.exitcode)}
+        if "done" in answer or "failed" in answer:
+            return answer
+        if self.interrupted or "stopped" in answer:
+            raise Interrupt
+        status, names = process.exitcode, {int(one): one.name for one in signal.Signals}
+        how = (
+            f"ended with status {status}" if status >= 0 else f"was killed by {names.get(-status, f'signal {-status}')}"
+        )
+        often = " (often for lack of memory)" * (-status == signal.SIGKILL)
+        return {"failed": f"its process {how}{often}; see {task['log']}"}
 
     def _send(self, message: str) -> None:
         if self._pipe is not None:
@@ -133,41 +125,27 @@ class Runner:
 
 
 @contextmanager
-def environment() -> Iterator[None]:
-    """Let processes that the block starts find this package, and be no workers of SLURM or torchrun."""
-    before, package = dict(os.environ), str(Path(__file__).parents[2].resolve())
-    # they would run the script of the user who has called the command from Python
+def importable() -> Iterator[None]:
+    """Let processes that the block starts find this package, but not run the script of the user again."""
     script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    for key in before:
-        if key.startswith("SLURM_") or key in WORKERS:
-            del os.environ[key]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package, before.get("PYTHONPATH")]))
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[2].resolve()), before]))
     try:
         yield
     finally:
-        sys.modules["__main__"] = script
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def ending(status: int) -> str:
-    """How a process has ended, from its exit status."""
-    if status >= 0:
-        return f"ended with status {status}"
-    often = " (often for lack of memory)" if -status == signal.SIGKILL else ""
-    # most real-time signals have no name
-    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-    return f"was killed by {name}{often}"
+        sys.modules["__main__"], os.environ["PYTHONPATH"] = script, before
 
 
 # ------------------------------------------------------------------ in the process of a cell
 def serve(pipe: Any, program: str, function: str, task: dict[str, Any], job: int) -> None:
-    """Call a function of the program and send its answer; what it prints goes into the file ``task["log"]``."""
+    """Call a function of the program and send its answer; its output goes into the file ``task["log"]``."""
     sys.argv = sys.orig_argv = ["fl-lightning"]
     if hasattr(os, "setsid"):
         os.setsid()  # Ctrl-C reaches the driver alone, which tells its runners
     # a shell that starts the driver in the background lets it ignore this signal, which ends a fit
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for key in [key for key in os.environ if key.startswith(WORKERS[0]) or key in WORKERS]:
+        del os.environ[key]
     gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
     if len(gpus) > 1:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[job % len(gpus)]
@@ -191,7 +169,7 @@ def serve(pipe: Any, program: str, function: str, task: dict[str, Any], job: int
 
 
 def listen(pipe: Any, stop: threading.Event) -> None:
-    """Follow what the driver sends, and end the process with the driver: the last checkpoint of the run stands."""
+    """Follow the driver's messages, and end the process with the driver: the last checkpoint of the run stands."""
     with suppress(EOFError, OSError):
         while True:
             if pipe.recv() == "stop":
@@ -217,7 +195,7 @@ def answer_of(program: str, function: str, task: Task, report: RoundReport) -> A
         return {"failed": reason_of(error)}
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):  # on a full disk, the log is the least that is lost
+            with suppress(OSError):  # the disk may be full
                 stream.flush()
 
 
@@ -229,14 +207,13 @@ def reason_of(error: Exception) -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run's folder in the block; waits while another process has it.
-
-    A process that was paused, and therefore taken for dead, may come back and go on with its run.
-    """
+    """Hold the lock of a run's folder, which a process that was paused, and counts as dead, may still have."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a") as file:
-        if lock(file) is False:
-            print(f"waiting for another process, which has {folder}", file=sys.stderr, flush=True)
-            while lock(file) is False:
-                time.sleep(LOCK_POLL)
+        told = False
+        while lock(file) is False:
+            if not told:
+                print(f"waiting for another process, which has {folder}", file=sys.stderr, flush=True)
+            told = True
+            time.sleep(0.5)
         yield

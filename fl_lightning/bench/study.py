@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import os
 import socket
+import sqlite3
 import threading
 import time
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -49,10 +50,13 @@ DATABASE_ERRORS = (SQLAlchemyError, StorageInternalError)
 class CellStudy(Study):
     """A study whose cells any number of threads and processes claim; it is created where there is none of its name.
 
-    Args:
-        cells: by digest, the attributes and the fixed parameters of the trial of each cell.
-        about: attributes of the study.
+    ``cells`` has the attributes and the fixed parameters of the trial of each cell, by digest.
     """
+
+    # runs a trial by ``run(trial, cell, report)`` and returns its value
+    objective: Callable[[Trial, Any], float]
+    # a line about a trial that has ended
+    outcome: Callable[[FrozenTrial], str]
 
     def __init__(
         self,
@@ -69,14 +73,6 @@ class CellStudy(Study):
         self.database, self.trials_by_cell = database, cells
         for key, value in about.items():
             self.set_user_attr(key, value)
-
-    def objective(self, trial: Trial, run: Any) -> float:
-        """Run a trial by ``run(trial, cell, report)`` and return its value."""
-        raise NotImplementedError
-
-    def outcome(self, trial: FrozenTrial) -> str:
-        """A line about a trial that has ended."""
-        raise NotImplementedError
 
     def wanted(self) -> Collection[str]:
         """The digests of the cells to run by now."""
@@ -143,14 +139,10 @@ class CellStudy(Study):
     def retry(self) -> None:
         """Let failed cells be claimed again."""
         failed = [trial for trial in self.last_trials() if trial.state == TrialState.FAIL]
-        self.free((trial.user_attrs["digest"] for trial in failed), {})
+        self.free([trial.user_attrs["digest"] for trial in failed])
 
-    def forget(self, digests: Iterable[str]) -> None:
-        """Drop the results of cells, which can then be claimed again."""
-        self.free(digests, {ANEW: True})
-
-    def free(self, digests: Iterable[str], more: Mapping[str, Any]) -> None:
-        """Add failed trials without a reason."""
+    def free(self, digests: Iterable[str], **more: bool) -> None:
+        """Let cells be claimed again; with ``anew=True`` their earlier trials no longer count."""
         for digest in digests:
             self.add_trial(create_trial(state=TrialState.FAIL, user_attrs={**self.trials_by_cell[digest][0], **more}))
 
@@ -164,11 +156,7 @@ def cause_of(error: BaseException) -> str:
 
 # ------------------------------------------------------------------ the database
 def open_database(url: str) -> RDBStorage:
-    """A connection to the database at ``url``, for several threads.
-
-    Raises:
-        UsageError: it cannot be reached.
-    """
+    """A connection to the database at ``url``, for several threads."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     warnings.filterwarnings("ignore", category=ExperimentalWarning)
     sqlite = url.startswith("sqlite")
@@ -176,8 +164,13 @@ def open_database(url: str) -> RDBStorage:
     for pause in (0.5, 1.0, None):
         try:
             database = RDBStorage(url, how, heartbeat_interval=HEARTBEAT, grace_period=GRACE)
-            if sqlite:
-                prepare_sqlite(database)
+            if not sqlite:
+                return database
+            # SQLite knows no SELECT FOR UPDATE: a transaction locks the database from its begin on, since otherwise two
+            # claims could get one number
+            event.listen(database.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+            event.listen(database.engine, "connect", wait_less_for_disk)
+            database.engine.dispose()  # the connections that have been opened before
             return database
         except (*DATABASE_ERRORS, ImportError, RuntimeError, ValueError) as error:
             # another process may have created the tables at the same time
@@ -190,18 +183,11 @@ def open_database(url: str) -> RDBStorage:
     raise AssertionError
 
 
-def prepare_sqlite(database: RDBStorage) -> None:
-    """Let transactions lock the database from their begin on, and wait for the disk less often."""
-    # SQLite knows no SELECT FOR UPDATE, so that two claims could get one number
-    event.listen(database.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
-
-    @event.listens_for(database.engine, "connect")
-    def connected(connection: Any, record: Any) -> None:
-        # a power cut may lose the end of a cell, which is in the folder of its run, too
+def wait_less_for_disk(connection: Any, record: Any) -> None:
+    """Let a power cut lose the end of a cell, which is in the folder of its run, too."""
+    with suppress(sqlite3.OperationalError):  # while another process begins, which sets it, too
         connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=NORMAL")
-
-    database.engine.dispose()  # the connections that have been opened before
+    connection.execute("PRAGMA synchronous=NORMAL")
 
 
 def hidden(url: str) -> str:
@@ -224,11 +210,7 @@ def exists(url: str) -> bool:
 
 # ------------------------------------------------------------------ the study of a suite
 def find_study(suite: Suite, database: RDBStorage, output: Path | None = None) -> Study | None:
-    """The study of a suite, None where there is none.
-
-    Raises:
-        UsageError: it is the study of another metric or margin, or the folder ``output`` has those of other suites.
-    """
+    """The study of a suite, None where there is none."""
     summaries = {one.study_name: one for one in optuna.get_all_study_summaries(database, include_best_trial=False)}
     own = summaries.get(suite.name)
     if own is not None and own.n_trials:

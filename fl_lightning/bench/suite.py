@@ -1,4 +1,4 @@
-"""What a suite is: base configs, axes and seeds, which make cells; and the tables to make of them."""
+"""A suite: base configs, axes and seeds, which make cells; and the tables to make of them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Labels = dict[str, str]
 Choice = dict[str, tuple[str, ...]]
 Show = Literal["final", "best", "last", "rounds_to", "seconds", "rank", "scores"]
 SHOWS: tuple[str, ...] = get_args(Show)
-# those whose numbers are of the metric and in its unit
+# tables whose numbers are of the metric and in its unit
 OF_METRIC: tuple[Show, ...] = ("final", "best", "last")
-# what the callback ``Scores`` logs, in the order of its description
+# the scores of the callback ``Scores``, in the order of its description
 SCORES = (
     *("pooled", "class_balanced", "recalibrated", "clients", "worst_tenth", "training_logits", "label_mask"),
     *("label_prior", "local_steps", "best", "mean_of_last"),
@@ -40,7 +40,7 @@ READING = "reading"
 OF_READINGS = "-readings"
 # over how many rounds torch's CosineAnnealingLR lowers the rate
 OVER_ROUNDS = "client_lr_scheduler.init_args.T_max"
-# what a cell is run with unless the suite says otherwise; a fixed number of threads fixes the bits
+# the config before that of the suite; a fixed number of threads fixes the bits
 DEFAULTS: Fragment = {
     "seed_everything": 0,
     "method": [],
@@ -108,10 +108,10 @@ class Decide:
 
 @dataclass(frozen=True)
 class Open:
-    """What the source of a suite leaves open, see :mod:`fl_lightning.bench.readings`.
+    """Details that the source of a suite leaves open, see :mod:`fl_lightning.bench.readings`.
 
     Args:
-        readings: by name, the fragments that fill in what is not stated; they come after those of the suite.
+        readings: by name, the fragments that fill in the details; they come after those of the suite.
         margin: largest distance to a published number, in the unit of the tables, at which a reading is consistent
             with it, above 0.
         scores: ways of scoring that are open as well; none leaves each table its own number.
@@ -260,19 +260,11 @@ class Suite:
 
 
 def scaled_work(config: Fragment, scale: float) -> Fragment:
-    r"""The fragment that makes a run do about the share F of its work.
+    """The fragment that makes the run of a config do about the share F of its work, in (0, 1].
 
-    The rounds, the local epochs (or steps) and the training examples are each multiplied by :math:`F^{1/3}`, and are at
-    least 1. The examples are those of ``data.init_args.train_size`` and stay as they are where a config does not name
-    that key; where it is null, which means all, the share takes its place. Of a number, so many are left that a client
-    has a batch. A cosine that lowers the clients' rates over all rounds does so over the fewer ones.
-
-    Args:
-        config: the whole config.
-        scale: F, in (0, 1].
-
-    Raises:
-        UsageError: F is out of range.
+    The rounds, the local epochs (or steps) and the training examples are each multiplied by the cube root of F. Where
+    ``data.init_args.train_size`` is null, which means all examples, the share takes its place. A number of examples
+    stays large enough for a batch of each client. A cosine over all rounds becomes one over the fewer rounds.
     """
     require(0 < scale <= 1, "--scale", scale, "give a share of the work above 0, up to 1")
     share = scale ** (1 / 3)
@@ -293,15 +285,9 @@ def scaled_work(config: Fragment, scale: float) -> Fragment:
 
 
 def selected_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """The cells that match any of some patterns; all of them without a pattern.
+    """The cells that match any of some patterns, such as ``method=FedCKA,alpha=0.1``; all of them without a pattern.
 
-    Args:
-        cells: the cells.
-        only: patterns such as ``method=FedCKA,alpha=0.1``, of any axes and ``seed``. A label is as the suite has it, or
-            as the names of cells do.
-
-    Raises:
-        UsageError: a pattern matches no cell.
+    A pattern has labels of any axes and ``seed``, as the suite has them or as the names of cells do.
     """
     wanted: set[str] = set()
     # a label may have commas of its own

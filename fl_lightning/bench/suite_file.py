@@ -174,9 +174,11 @@ def labelled_fragments(value: Any, path: Path, where: str) -> dict[str, tuple[Fr
         given = read_keys(value, {"key": NAME, "values": VALUES}, f"{where}.", ["values"])
         pairs = [(str(one), nested_config(given["key"], one)) for one in given["values"]]
     labels = [label for label, _ in pairs]
-    good = len(set(map(file_part, labels))) == len(labels) and all(map(str.isprintable, labels))
-    require(good, where, labels, "give labels of one line, whose letters and digits differ")
-    return {label: seedless(config, path, f"{where}.{label}") for label, config in pairs}
+    for label in labels:
+        require(label.isprintable(), where, label, "give labels of one line, without control characters")
+    distinct = len(set(map(file_part, labels))) == len(labels)
+    require(distinct, where, labels, "give labels whose letters and digits differ")
+    return {label: seedless(config, path, where if "key" in value else f"{where}.{label}") for label, config in pairs}
 
 
 def seedless(value: Any, path: Path, where: str) -> tuple[Fragment, ...]:
@@ -215,7 +217,7 @@ def read_table(raw: Any, axes: Mapping[str, Any], percent: bool, path: Path) -> 
     show, target = given.get("show", "final"), given.get("target")
     for key, used_by in {"k": "last", "target": "rounds_to", "scores": "scores"}.items():
         hint = f"is ignored by a table of {show}; leave it out, or give show: {used_by}"
-        require(key not in given or show == used_by, f"{where}{key}", given.get(key), hint)
+        require(key not in given or show == used_by, f"{where}{key}", raw.get(key), hint)
     reached = isinstance(target, (int, float)) and not (percent and target > 1)
     hint = "give the value to reach, as the run logs it" + ", such as 0.6 for 60 %" * percent
     require(reached or show != "rounds_to", f"{where}target", target, hint)
@@ -228,6 +230,9 @@ def read_table(raw: Any, axes: Mapping[str, Any], percent: bool, path: Path) -> 
     clash = show == "scores" and SCORE in axes
     require(not clash, f"{path}: axes", SCORE, "is an axis of a table of scores: give this one another name")
     published = dict(read_published(given.get("published"), len(rows) + len(columns), path))
+    for labels, (mean, _) in published.items():
+        place = f"{path}: {'.'.join(('published', *labels))}"
+        require(mean > 0 or show != "seconds", place, mean, "give seconds above 0")
     return Table(**{**given, "show": show, "rows": rows, "columns": columns, "published": published})
 
 

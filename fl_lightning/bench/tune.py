@@ -88,11 +88,7 @@ class Tuning:
 
 
 def tuning_of(suite: Suite) -> Tuning:
-    """The tuning that a suite asks for.
-
-    Raises:
-        UsageError: it asks for none, or for one that cannot be done.
-    """
+    """The tuning that a suite asks for."""
     where = f"{suite.path}: tune"
     hint = "the suite has no such key; give it one with search: {METHOD: {ARGUMENT: [values]}}"
     require(bool(suite.tune), where, None, hint)
@@ -128,17 +124,7 @@ def is_space(space: Any) -> bool:
 
 
 class Search:
-    """The search of one method.
-
-    Raises:
-        UsageError: the label has no method whose argument a key could be.
-
-    Attributes:
-        base: the config of the method before it is tuned.
-        rounds: rounds of a run.
-        digest: identifies the search.
-        slots: parameters of each trial, by a digest; a sampler chooses empty ones.
-    """
+    """The search of one method; ``slots`` has the parameters of each trial by a digest, none where TPE chooses."""
 
     def __init__(
         self,
@@ -174,11 +160,7 @@ class Search:
         )[0]
 
     def fragment(self, values: Mapping[str, Any]) -> Fragment:
-        """The config that gives keys their values, with all methods of the label.
-
-        Raises:
-            UsageError: the label has no method whose argument a key could be.
-        """
+        """The config that gives keys their values, with all methods of the label."""
         methods, rest = copy.deepcopy(self.base.get("method") or []), []
         for key, value in values.items():
             first, _, inner = key.partition(".")
@@ -203,11 +185,7 @@ class Search:
 
 
 class SearchStudy(CellStudy):
-    """The study of a search.
-
-    Raises:
-        UsageError: the study there is of another search.
-    """
+    """The study of a search."""
 
     def __init__(self, search: Search, database: RDBStorage) -> None:
         tuning = search.tuning
@@ -250,7 +228,7 @@ class SearchStudy(CellStudy):
             if pruned:
                 trial.set_user_attr("reason", f"pruned after round {pruned[0]} with seed {cell.seed}")
                 raise optuna.TrialPruned
-            finals.append(last_value(result)[1])
+            finals.append(last_value(result))
         return sum(finals) / len(finals)
 
     def outcome(self, trial: FrozenTrial) -> str:
@@ -263,17 +241,12 @@ class SearchStudy(CellStudy):
         return f"{search.label}: {parameters_text(trial)}: {failed}{text} ({over} of {len(search.slots)})"
 
     def write_best(self, output: Path, url: str) -> Path | None:
-        """Write the best values as a config, with their origin in its head; None without a complete trial.
-
-        Of equal trials the first point is taken, whenever it was run.
-
-        Returns:
-            The file, which ``fit --config`` takes.
-        """
+        """Write the best values as a config with their origin in its head; None without a complete trial."""
         search, tuning, trials = self.search, self.search.tuning, self.last_trials()
         complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
         if not complete:
             return None
+        # of equal trials the first point stays the first, whenever it was run
         complete.sort(key=lambda trial: trial.values[0], reverse=not tuning.minimize)
         states = Counter(trial.state for trial in trials)
         names = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}

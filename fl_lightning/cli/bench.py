@@ -7,12 +7,12 @@ import math
 import os
 import shlex
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from optuna.study import Study
 
@@ -51,7 +51,7 @@ from fl_lightning.yaml_files import read_yaml
 
 # names that a line lists
 MOST_NAMES = 5
-Thing = TypeVar("Thing")
+say = partial(print, flush=True)
 LATER = "what is done is in the study; give the command again when the folder can be written to"
 
 
@@ -81,7 +81,8 @@ def bench_parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("--until-decided", action="store_true", help=about)
         about = "most seeds of a pair, not above those of the suite's key decide"
         parser.add_argument("--max-seeds", type=int, metavar="N", help=about)
-        parser.add_argument("--hours", type=float, metavar="H", help="hours after which no cell is begun any more")
+        about = "hours after which no cell is begun any more"
+        parser.add_argument("--hours", type=float, default=math.inf, metavar="H", help=about)
         about = "run the readings of the suite's key open, and say which are consistent with what was published"
         parser.add_argument("--readings", action="store_true", help=about)
         parser.add_argument("--save", metavar="FOLDER", type=Path, help="write the tables and the cells there, too")
@@ -93,99 +94,92 @@ def bench_parser(command: str) -> argparse.ArgumentParser:
 def main(args: Sequence[str]) -> None:
     """Run ``bench`` or ``tune``. Bad input ends it with one line and exit status 2, cells that failed with status 1.
 
-    A signal ends it with the command that goes on, and status 128 + its number. It ends without a word where nobody
-    reads its output any more.
+    A signal ends it with the command that resumes it, and status 128 + its number.
     """
     find_own_classes()
-    run = bench if args[0] == "bench" else tune
-
-    def command() -> int:
-        options = bench_parser(args[0]).parse_args(args[1:])
-        suite = load_suite(options.suite)
-        if getattr(options, "readings", False):
-            hint = "the readings have the seeds of open.seeds: leave it out"
-            require(not options.until_decided, "--until-decided", True, hint)
-            suite = with_readings(suite)
-        for name in ("jobs", "trials", "seeds", "max_seeds"):
-            number = getattr(options, name, None)
-            require(number is None or number >= 1, f"--{name.replace('_', '-')}", number, "give 1 or more")
-        extra = [part for path in options.config for part in fragments_of(read_yaml(path), path)]
-        output = options.output or Path("runs") / suite.name
-        try:
-            return run(options, suite, extra, output, args)
-        except DATABASE_ERRORS as error:
-            hint = "what is done is in it; see that it can be written to and that no process has locked it"
-            raise UsageError(f"--storage: the database fails: {cause_of(error)}; {hint}, then go on") from error
-
-    end_with_status(command)
+    end_with_status(partial(run, args))
 
 
-def bench(
-    options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment], output: Path, args: Sequence[str]
-) -> int:
+def run(args: Sequence[str]) -> int:
+    """Read the suite and run the command; returns the exit status."""
+    options = bench_parser(args[0]).parse_args(args[1:])
+    suite = load_suite(options.suite)
+    if getattr(options, "readings", False):
+        hint = "the readings have the seeds of open.seeds: leave it out"
+        require(not options.until_decided, "--until-decided", True, hint)
+        suite = with_readings(suite)
+    for name in ("jobs", "trials", "seeds", "max_seeds"):
+        number = getattr(options, name, None)
+        require(number is None or number >= 1, f"--{name.replace('_', '-')}", number, "give 1 or more")
+    extra = [part for path in options.config for part in fragments_of(read_yaml(path), path)]
+    options.own_output, options.output = options.storage is None, options.output or Path("runs") / suite.name
+    options.storage = options.storage or default_url(options.output)
+    options.again = f"{program()} {shlex.join(arg for arg in args if arg != '--retry')}"
+    try:
+        return (bench if args[0] == "bench" else tune)(options, suite, extra)
+    except DATABASE_ERRORS as error:
+        hint = "what is done is in it; see that it can be written to and that no process has locked it"
+        raise UsageError(f"--storage: the database fails: {cause_of(error)}; {hint}, then go on") from error
+
+
+def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -> int:
     """Run the cells of a suite, or only say how far they are; returns the exit status."""
-    most = most_seeds(options, suite)
+    seeds = first_seeds(suite.seeds, most_seeds(options, suite))
     # the tables that are written are of the whole suite, whatever part of it is asked for
     number = max(len(suite.seeds), options.seeds or 0, suite.decide.max_seeds if suite.decide else 0)
     whole = suite.cells(options.scale, extra, first_seeds(suite.seeds, number))
-    seeds = first_seeds(suite.seeds, most)
-    within = [cell for cell in whole if cell.seed in seeds]
-    cells = (partial(cells_of_pairs, suite) if options.until_decided else selected_cells)(within, options.only)
-    url = options.storage or default_url(output)
+    select = partial(cells_of_pairs, suite) if options.until_decided else selected_cells
+    cells = select([cell for cell in whole if cell.seed in seeds], options.only)
     loaded = {path: finished_cells(path, suite, whole) for path in options.load}
-    only_told = options.status or options.dry_run
-    database = open_database(url) if exists(url) else None
-    before = None if database is None else find_study(suite, database, None if options.storage else output)
+    only_look = options.status or options.dry_run
+    database = open_database(options.storage) if exists(options.storage) else None
+    before = find_study(suite, database, options.output if options.own_output else None) if database else None
     # results of the study count before those of files
     done = {digest: result for results in loaded.values() for digest, result in results.items()}
     done |= {digest: result for digest, result in results_of(before, cells).items() if result.state == "done"}
     changed = changed_code(done)
-    if not only_told and options.stale is None:
-        refuse_changed([cell for cell in cells if cell.digest in changed], changed)
     dropped = set(changed) if options.stale == "run" else set()
+    stale = [cell for cell in cells if cell.digest in changed] if not only_look and options.stale is None else []
+    for cell in stale:
+        say(f"{cell.name}: run with another version of {', '.join(changed[cell.digest])}")
+    modules = ", ".join(sorted({name for cell in stale for name in changed[cell.digest]}))
+    hint = f"{modules} changed since {len({cell.digest for cell in stale})} finished cells were run; give run to run "
+    require(not stale, "--stale", None, f"{hint}these anew, or keep to keep them, which the tables say")
     if not options.status:
         check_settings(suite, cells)
         # of each kind of cell, so that a config that is not valid is refused before any cell runs
         left = kinds_of(cell for cell in cells if cell.digest not in done.keys() - dropped)
-        check_configs(suite.metric, {name_of_kind(alike[0]): alike[0] for alike in left})
-    if loaded or not only_told:
-        make_folder(output, "--output")
+        check_configs(suite.metric, {alike[0].name.rpartition(",")[0]: alike[0] for alike in left})
+    if loaded or not only_look:
+        make_folder(options.output, "--output")
     if options.save is not None:
         make_folder(options.save, "--save")
-    if only_told and not loaded:
-        return tell(suite, cells, whole, options, before, dropped)
-    database = database or open_database(url)
-    choose = partial(wanted_cells, suite, cells) if options.until_decided else None
-    study = SuiteStudy(suite, database, cells, choose)
+    if only_look and not loaded:
+        return look(suite, cells, whole, options, before, dropped)
+    database = database or open_database(options.storage)
+    study = SuiteStudy(suite, database, cells, partial(wanted_cells, suite, cells) if options.until_decided else None)
     for path, results in loaded.items():
         kept = {digest: result for digest, result in results.items() if digest not in dropped}
         strange = len(kept.keys() - {cell.digest for cell in whole})
         others = f"; {strange} others are no cells of this suite, or had another config or scale" if strange else ""
         say(f"{path}: {load_results(study, whole, kept)} of {len(kept)} finished cells are new here{others}")
-    if only_told:
-        return tell(suite, cells, whole, options, study, dropped)
+    if only_look:
+        return look(suite, cells, whole, options, study, dropped)
     if options.retry:
         study.retry()
-    study.forget(dropped & {digest for digest, result in results_of(study, cells).items() if result.state == "done"})
-    hours = math.inf if options.hours is None else options.hours
-    driver = Driver(
-        [study],
-        suite.metric,
-        output.resolve(),
-        options.jobs,
-        say,
-        hours=hours,
-    )
+    study.free(dropped & {digest for digest, result in study.results().items() if result.state == "done"}, anew=True)
+    driver = Driver([study], suite.metric, options.output.resolve(), options.jobs, say, hours=options.hours)
     driver.run()
-    if status := why_ended(driver, args):
+    if status := why_ended(driver, options.again):
         return status
     # before they are printed: who reads them may close the pipe, as `head` does
-    for key, folder in (("--output", output), *([("--save", options.save)] if options.save else [])):
-        write_shown(suite, whole, study, key, folder)
-    own = results_of(study, cells)
+    write_shown(suite, whole, study, "--output", options.output)
+    if options.save is not None:
+        write_shown(suite, whole, study, "--save", options.save)
+    own = study.results()
     print(render(suite, shown_cells(suite, cells, own), own))
     if driver.late:
-        say(f"the {options.hours:g} hours are spent; go on: {again(args)}")
+        say(f"the {options.hours:g} hours are spent; go on: {options.again}")
     failed = sum(result.state == "failed" for result in own.values())
     if failed:
         some = f"{failed} of {len(own)} cells failed"
@@ -193,66 +187,43 @@ def bench(
     return 1 if failed else 0
 
 
-def refuse_changed(cells: Sequence[Cell], changed: Mapping[str, Sequence[str]]) -> None:
-    """Refuse to go on where finished cells were run with another version of the user's own code, and say which."""
-    for cell in cells:
-        say(f"{cell.name}: run with another version of {', '.join(changed[cell.digest])}")
-    modules = ", ".join(sorted({name for cell in cells for name in changed[cell.digest]}))
-    number = len({cell.digest for cell in cells})
-    hint = f"{modules} changed since {number} finished cells were run; give run to run these anew, or keep to "
-    require(not cells, "--stale", None, f"{hint}keep them, which the tables say")
-
-
 def check_settings(suite: Suite, cells: Sequence[Cell]) -> None:
-    """Warn of methods with other settings than the one that they are compared with; refuse scores that none logs."""
+    """Warn of methods with other settings than those of the baseline; refuse scores that no cell logs."""
     method = list(suite.axes).index("method") if "method" in suite.axes else 0
     for label, text in sorted({(labels[method], text) for labels, text in unequal_settings(suite, cells).items()}):
         print(f"warning: {label}: {text}", file=sys.stderr)
-    scored = any("Scores" in str((cell.config.get("trainer") or {}).get("callbacks")) for cell in cells)
-    hint = "no cell has the callback that logs them: add to the base trainer: {callbacks+: [{class_path: Scores}]}"
-    require(
-        scored or all(table.show != "scores" for table in suite.tables), f"{suite.path}: tables.show", "scores", hint
-    )
+    if any(table.show == "scores" for table in suite.tables):
+        scored = any("Scores" in str(look_up(cell.config, "trainer.callbacks")) for cell in cells)
+        hint = "no cell has the callback that logs them: add to the base trainer: {callbacks+: [{class_path: Scores}]}"
+        require(scored, f"{suite.path}: tables.show", "scores", hint)
 
 
 def check_configs(metric: str, cells: Mapping[str, Cell]) -> None:
-    """Build the objects of cells by name.
-
-    Raises:
-        UsageErrors: some cannot be built, or do not have the metric; one line for each reason.
-    """
+    """Build the objects of cells by name."""
     wrong = Runner().check(metric, {name: cell.fragments for name, cell in cells.items()}) if cells else {}
     if wrong:
-        lines = [f"{few(names)}: {reason}" for reason, names in grouped(wrong.items()).items()]
         remedy = "; give null as val_fraction, and the data module a val_dataloader"
-        raise UsageErrors([line + remedy * ("no 'val_fraction'" in line) for line in lines])
+        raise UsageErrors([line + remedy * ("no 'val_fraction'" in line) for line in grouped(wrong.items())])
 
 
-def kinds_of(cells: Iterable[Cell]) -> Iterable[list[Cell]]:
+def kinds_of(cells: Iterable[Cell]) -> Collection[list[Cell]]:
     """The cells of each config, which differ in their seed alone."""
-    return grouped((cell, config_digest({**cell.config, "seed_everything": None})) for cell in cells).values()
+    kinds = defaultdict[str, list[Cell]](list)
+    for cell in cells:
+        kinds[config_digest({**cell.config, "seed_everything": None})].append(cell)
+    return kinds.values()
 
 
-def name_of_kind(cell: Cell) -> str:
-    """The name of a cell without its seed."""
-    return cell.name.rpartition(",")[0] or cell.name
+def grouped(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Names and texts as a line for each text, with the first few of its names."""
+    groups = defaultdict[str, dict[str, None]](dict)
+    for name, text in pairs:
+        groups[text][name] = None
+    more = {text: f" and {len(names) - MOST_NAMES} more" * (len(names) > MOST_NAMES) for text, names in groups.items()}
+    return [f"{'; '.join([*names][:MOST_NAMES])}{more[text]}: {text}" for text, names in groups.items()]
 
 
-def grouped(pairs: Iterable[tuple[Thing, str]]) -> dict[str, list[Thing]]:
-    """By the second of each pair, the list of the first ones."""
-    groups: dict[str, list[Thing]] = {}
-    for thing, text in pairs:
-        groups.setdefault(text, []).append(thing)
-    return groups
-
-
-def few(names: Sequence[str]) -> str:
-    """The first names of a list, and how many more there are."""
-    more = len(names) - MOST_NAMES
-    return "; ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
-def tell(
+def look(
     suite: Suite,
     cells: Sequence[Cell],
     whole: Sequence[Cell],
@@ -273,15 +244,12 @@ def tell(
         left = sum(states[cell.digest] in ("waiting", "running") for cell in alike)
         known = [seconds for cell in alike if (seconds := results[cell.digest].seconds) is not None]
         rounds = int(look_up(alike[0].config, "trainer.max_rounds", 10))
-        text = f"{left} to run, {rounds} rounds" if left else "done"
-        if left and known:
-            seconds = sum(known) / len(known)
-            total += left * rounds * seconds
-            text += f" of {as_time(seconds)}"
-        unknown += left if not known else 0
-        lines.append((name_of_kind(alike[0]), text))
-    for text, names in grouped(lines).items():
-        print(f"{few(list(dict.fromkeys(names)))}: {text}")
+        seconds = sum(known) / len(known) if known else 0.0
+        total += left * rounds * seconds
+        unknown += 0 if known else left
+        text = f"{left} to run, {rounds} rounds{f' of {as_time(seconds)}' * bool(known)}" if left else "done"
+        lines.append((alike[0].name.rpartition(",")[0], text))
+    print("\n".join(grouped(lines)))
     counts = Counter(states.values())
     parts = [f"{len(states)} cells, {counts['done']} done, {counts['failed']} failed"]
     about = f"{'at most ' * options.until_decided}about {as_time(total / options.jobs)} with --jobs {options.jobs}"
@@ -306,81 +274,61 @@ def write_shown(suite: Suite, whole: Sequence[Cell], study: Study | None, key: s
         write_tables(suite, shown_cells(suite, whole, results), results, folder)
 
 
-def why_ended(driver: Driver, args: Sequence[str]) -> int:
-    """Say what has ended the jobs before all was done; returns the exit status, 0 where nothing has."""
+def why_ended(driver: Driver, again: str) -> int:
+    """Say why the jobs ended before all was done; returns the exit status, 0 where all is done."""
     if driver.error is not None:
         why = f"{type(driver.error).__name__}: {cause_of(driver.error)}"
-        print(f"error: {clipped(why)}; go on: {again(args)}", file=sys.stderr)
+        print(f"error: {clipped(why)}; go on: {again}", file=sys.stderr)
         return 1
     if driver.caught is not None:
-        print(f"{driver.caught.name} stopped it; go on: {again(args)}", file=sys.stderr)
+        print(f"{driver.caught.name} stopped it; go on: {again}", file=sys.stderr)
         return 128 + driver.caught
     return 0
 
 
-def again(args: Sequence[str]) -> str:
-    """The command that goes on."""
-    return f"{program()} {shlex.join(arg for arg in args if arg != '--retry')}"
-
-
 def most_seeds(options: argparse.Namespace, suite: Suite) -> int:
-    """The number of seeds that cells may be asked for.
-
-    Raises:
-        UsageError: arguments do not fit each other, or the suite.
-    """
-    require(options.hours is None or options.hours > 0, "--hours", options.hours, "give a number above 0")
+    """The number of seeds that cells may be asked for."""
+    require(options.hours > 0, "--hours", options.hours, "give a number above 0")
     if not options.until_decided:
         hint = "limits the seeds of --until-decided: give that too, or --seeds for a fixed number"
         require(options.max_seeds is None, "--max-seeds", options.max_seeds, hint)
-        told = suite.decide is not None and options.status
-        return options.seeds or (suite.decide.max_seeds if suite.decide and told else len(suite.seeds))
-    hint = f"{suite.path} does not say when: give it the key decide, such as decide: {{margin: 1.6, max_seeds: 20}}"
-    require(suite.decide is not None, "--until-decided", True, hint)
-    assert suite.decide is not None
+        looks = suite.decide is not None and options.status
+        return options.seeds or (suite.decide.max_seeds if suite.decide and looks else len(suite.seeds))
     hint = "--until-decided chooses their number: leave it out, or give --max-seeds"
     require(options.seeds is None, "--seeds", options.seeds, hint)
-    most = suite.decide.max_seeds
-    hint = f"the suite says {most} in decide.max_seeds, before the first run: give {len(suite.seeds)} to {most}"
-    given = most if options.max_seeds is None else options.max_seeds
-    require(len(suite.seeds) <= given <= most, "--max-seeds", options.max_seeds, hint)
+    if suite.decide is None:
+        hint = "does not say when: give it the key decide, such as decide: {margin: 1.6, max_seeds: 20}"
+        raise UsageError(f"--until-decided: {suite.path} {hint}")
+    most, own = suite.decide.max_seeds, len(suite.seeds)
+    given: int = options.max_seeds or most
+    hint = f"the suite says {most} in decide.max_seeds, before the first run: give {own} to {most}"
+    require(own <= given <= most, "--max-seeds", given, hint)
     return given
 
 
-def tune(
-    options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment], output: Path, args: Sequence[str]
-) -> int:
+def tune(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -> int:
     """Tune the methods of a suite and write the best values of each as a config; returns the exit status."""
-    tuning = tuning_of(suite)
+    tuning, output = tuning_of(suite), options.output
     tuning = replace(tuning, seeds=tuple(first_seeds(tuning.seeds, options.seeds)))
     known = {f"{AXIS}={file_part(label)}": label for label in tuning.search}
     for pattern in options.only:
         require(pattern in known, "--only", pattern, f"is no method that is tuned; those are {', '.join(known)}")
-    wanted = [label for name, label in known.items() if not options.only or name in options.only]
+    wanted = [known[name] for name in known if name in (options.only or known)]
     searches = [Search(suite, tuning, label, options.scale, extra, options.trials) for label in wanted]
-    url = options.storage or default_url(output)
     # a key or a metric that is not valid is refused before any trial runs
-    first = {f"{suite.path}: tune.search.{one.label}": one.first_cell() for one in searches}
-    check_configs(tuning.metric, first)
+    check_configs(tuning.metric, {f"{suite.path}: tune.search.{one.label}": one.first_cell() for one in searches})
     make_folder(output, "--output")
-    database = open_database(url)
-    find_study(suite, database, None if options.storage else output)
+    database = open_database(options.storage)
+    find_study(suite, database, output if options.own_output else None)
     studies = [SearchStudy(search, database) for search in searches]
     for study in studies if options.retry else ():
         study.retry()
-    driver = Driver(
-        studies,
-        tuning.metric,
-        output.resolve() / "tune",
-        options.jobs,
-        say,
-    )
+    driver = Driver(studies, tuning.metric, output.resolve() / "tune", options.jobs, say)
     driver.run()
-    if status := why_ended(driver, args):
-        return status
-    for study in studies:
+    status = why_ended(driver, options.again)
+    for study in studies if status == 0 else ():
         with writing_into("--output", output, LATER):
-            path = study.write_best(output, url)
+            path = study.write_best(output, options.storage)
         if path is not None:
             say(f"{study.search.label}: {path}")
             continue
@@ -392,16 +340,7 @@ def tune(
 
 
 def make_folder(folder: Path, key: str) -> None:
-    """Make the folder that an argument names.
-
-    Raises:
-        UsageError: it cannot be made or written to.
-    """
+    """Make the folder that an argument names."""
     with writing_into(key, folder):
         folder.mkdir(parents=True, exist_ok=True)
     require(os.access(folder, os.W_OK), key, str(folder), "cannot be written to; give another folder")
-
-
-def say(line: str) -> None:
-    """Print a line at once."""
-    print(line, flush=True)

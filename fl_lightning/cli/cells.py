@@ -1,4 +1,4 @@
-"""Runs a cell of a suite, which is a fit of several ``--config``, in the process that a runner has forked for it."""
+"""Runs a cell of a suite: a fit of several ``--config``, in a process that a runner has forked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_WARNINGS = 5
 
 
 class MetricReport(Callback):
-    """Reports the metric of each round that has it, and ends the run where that is the answer."""
+    """Reports the metric of each round that has it, and ends the run where the answer is true."""
 
     def __init__(self, metric: str, report: RoundReport) -> None:
         self.metric, self.report, self._seen = metric, report, False
@@ -75,14 +75,9 @@ class CellCLI(FederatedCLI):
         trainer.callbacks += [] if self.callback is None else [self.callback]
         return trainer
 
-    def fit(self, **kwargs: Any) -> None:
-        """Run the fit."""
+    def _run_subcommand(self, subcommand: str) -> None:
         if self.callback is not None:
-            self.trainer.fit(**kwargs)
-
-    def after_fit(self) -> None:
-        if self.callback is not None:
-            super().after_fit()
+            super()._run_subcommand(subcommand)
 
 
 def run_cell(cell: Mapping[str, Any], report: RoundReport) -> dict[str, Any]:
@@ -91,10 +86,6 @@ def run_cell(cell: Mapping[str, Any], report: RoundReport) -> dict[str, Any]:
     Returns:
         The suite's metric by round, seconds of a round, hash of the partition, metrics of the last round, machine,
         folder of the run, digests of the user's source files, and the distinct warnings.
-
-    Raises:
-        UsageError: the cell's config is not valid, or the run does not log the metric.
-        ClientError: the run failed, or its metric is not finite.
     """
     root = Path(cell["output"]) / cell["folder"]
     where = {"trainer": {"default_root_dir": cell["output"], "name": cell["folder"]}}
@@ -102,10 +93,8 @@ def run_cell(cell: Mapping[str, Any], report: RoundReport) -> dict[str, Any]:
     with locked(root), recorded_warnings() as texts:
         command = fit_command([*cell["fragments"], where], root / "configs")
         try:
-            resumes = ["--ckpt_path=last"] * any(root.glob("version_*"))
-            trainer = ended([*command, *resumes], callback).trainer
-        except ChangedCodeError as error:
-            # one cell is of one code
+            trainer = ended([*command, *["--ckpt_path=last"] * any(root.glob("version_*"))], callback).trainer
+        except ChangedCodeError as error:  # one cell is of one code
             print(f"it begins anew, in a new version: {error}", file=sys.stderr, flush=True)
             trainer = ended(command, callback).trainer
         return outcome_of(trainer, cell["metric"]) | {"warnings": list(dict.fromkeys(texts))[:MOST_WARNINGS]}
@@ -127,10 +116,10 @@ def check_metric(metric: str, cli: Any) -> None:
     """Refuse a metric that a run cannot log, as far as its objects tell."""
     known = {f"{phase}/{name}" for phase in ("train", "val", "test") for name in ("loss", "accuracy")}
     no_step = metric.startswith(("val/", "val_")) and step_name(cli.model, "val") is None
-    # callbacks may log more
-    alone = type(cli.model) is ImageClassifier and not cli.config["fit"]["trainer"]["callbacks"]
-    plain = alone and re.match("(val|test)/", metric)
-    require(not no_step and (not plain or metric in known), "metric", metric, hint_of_metric(metric, cli.model, known))
+    # callbacks and modules of the user may log more
+    plain = type(cli.model) is ImageClassifier and not cli.config["fit"]["trainer"]["callbacks"]
+    unknown = plain and metric.startswith(("val/", "test/")) and metric not in known
+    require(not (no_step or unknown), "metric", metric, hint_of_metric(metric, cli.model, known))
 
 
 def fit_command(fragments: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:
@@ -174,12 +163,7 @@ def recorded_warnings() -> Iterator[list[str]]:
 
 
 def outcome_of(trainer: FederatedTrainer, metric: str) -> dict[str, Any]:
-    """What a run that is done tells of itself.
-
-    Raises:
-        UsageError: it has no such metric.
-        ClientError: the metric of a round is not finite.
-    """
+    """The result of a run that is done."""
     values = {int(row["round"]): row[metric] for row in trainer.history if metric in row}
     require(bool(values), "metric", metric, hint_of_metric(metric, trainer.run.client.module, trainer.metrics))
     for round_, value in values.items():

@@ -4,7 +4,6 @@ import csv
 import os
 import signal
 import sqlite3
-import threading
 from contextlib import closing
 
 import pytest
@@ -65,19 +64,6 @@ def test_every_cell_is_run_once_and_told_where_and_how(bench, suite, cells, tmp_
     assert bench(suite).ran == []
 
 
-def test_jobs_share_the_cells(bench, suite, cells):
-    together, began = threading.Barrier(2), []
-
-    def answer(cell, on_round):
-        if len(began) < 2:  # the first cell of each job
-            began.append(cell["name"])
-            together.wait(60)
-        return outcome()
-
-    ended = bench(suite, "--jobs", 2, answer=answer)
-    assert ended.status == 0 and sorted(ended.ran) == NAMES and states(cells) == ["done"] * 4
-
-
 def interrupt():
     """The answer of a cell that the driver interrupts."""
     os.kill(os.getpid(), signal.SIGTERM)
@@ -96,7 +82,6 @@ def test_the_rounds_of_a_running_cell_are_seen(bench, suite, cells):
     def answer(cell, on_round):
         for round_, value in enumerate([0.1, 0.3]):
             on_round(round_, value)
-        on_round(1, 0.3)  # a run that resumes reports it again
         seen.append(cells()[cell["name"]])
         return outcome([0.1, 0.3, 0.2])
 

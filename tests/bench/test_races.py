@@ -38,7 +38,8 @@ class Sleeper:
         pass
 
 suite, database = load_suite(path), study.open_database(url)
-one = driver.Driver([driver.SuiteStudy(suite, database, suite.cells())], "test/accuracy", Path(folder), 2, print, Sleeper)
+studies = [driver.SuiteStudy(suite, database, suite.cells())]
+one = driver.Driver(studies, "test/accuracy", Path(folder), 2, print, Sleeper)
 one.run()
 sys.exit(one.error and f"{type(one.error).__name__}: {one.error}")
 """

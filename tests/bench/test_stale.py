@@ -63,14 +63,6 @@ def test_it_stops_and_names_the_cells_and_writes_nothing(run, tmp_path):
     assert "4 cells, 4 done" in run("--dry-run").out and "4 cells, 2 done" in run("--dry-run", "--stale", "run").out
 
 
-def test_the_status_and_its_files_show_them(run, tmp_path):
-    run()
-    edit(tmp_path)
-    ended = run("--status", "--save", "saved")
-    assert ended.status == 0 and "4 cells: 4 done." in ended.out
-    assert NOTE in ended.out and NOTE in next((tmp_path / "saved").glob("*.table.csv")).read_text()
-
-
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_helper_that_changed_or_is_gone_counts(run, tmp_path, gone):
     run()

@@ -111,18 +111,13 @@ def test_of_equal_trials_the_first_point_is_the_best_though_it_was_run_last(tune
     assert mu(best()[0]) == 0.001
 
 
-def test_a_trial_has_the_mean_over_the_seeds(tuned, best):
+def test_a_trial_has_the_mean_over_the_seeds_and_less_may_be_better(tuned, best):
     def curve(config, round_):
         return near_a_tenth(config, round_) + config["seed_everything"]
 
-    _, rounds = tuned({**GRID, "seeds": [5, 7]}, curve=curve)
+    _, rounds = tuned({**GRID, "seeds": [5, 7], "minimize": True}, curve=curve)
     assert [config["seed_everything"] for config, _ in rounds] == [5, 7] * 4
-    assert best()[1][4] == "#   7 with mu 0.1"
-
-
-def test_a_smaller_loss_is_better_where_the_suite_has_minimize(tuned, best):
-    tuned({**GRID, "minimize": True})
-    assert mu(best()[0]) == 0.001 and best()[1][4] == "#   0.5 with mu 0.001"
+    assert mu(best()[0]) == 0.001 and best()[1][4] == "#   6.5 with mu 0.001"
 
 
 def test_a_range_is_searched_by_tpe(tuned, best):
@@ -251,15 +246,11 @@ def of_mu(space):
         ({**GRID, "at": {"alpha": 1, "beta": 1}}, "tune.at='beta'"),
         ({**GRID, "search": {"MOON": {"mu": [1]}}}, "tune.search='MOON'"),
         ({**GRID, "search": {"FedProx": {}}}, "tune.search.FedProx={}"),
-        (of_mu([]), "tune.search.FedProx.mu=[]"),
         (of_mu({"low": 0, "high": 1, "log": True}), "tune.search.FedProx.mu="),
         (of_mu({"low": 0, "hihg": 1}), "tune.search.FedProx.mu="),
         ({**GRID, "metric": "test/accuracy"}, "tune.metric='test/accuracy'"),
         ({**GRID, "pruner": "mean"}, "tune.pruner='mean'"),
-        ({**GRID, "trials": 0}, "tune.trials=0"),
-        ({**GRID, "seeds": "a"}, "tune.seeds='a'"),
         ({**GRID, "val_fraction": 2}, "tune.val_fraction=2"),
-        ({**GRID, "minimize": "yes"}, "tune.minimize='yes'"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused_in_one_line(tuned, tune_key, named):
@@ -268,24 +259,13 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(tuned, tune_key, named):
     assert_names(ended.err, named)
 
 
-@pytest.mark.parametrize(
-    ("reason", "named"),
-    [
-        (
-            "metric='val/accuracy': Net has no validation_step; define one",
-            ["tune.search.FedProx: metric='val/accuracy'", "Net"],
-        ),
-        ("data: Data has no 'val_fraction'", ["tune.search.FedProx", "null", "val_dataloader"]),
-        ("method.nu: FedProx has no such argument", ["tune.search.FedProx: method.nu"]),
-    ],
-)
-def test_a_trial_that_cannot_be_built_is_refused_before_any_runs(tuned, tmp_path, monkeypatch, reason, named):
+def test_a_trial_that_cannot_be_built_is_refused_before_any_runs(tuned, tmp_path, monkeypatch):
     def check(runner, metric, configs):
         ((name, fragments),) = configs.items()
         assert metric == "val/accuracy" and mu(Cell({}, 0, fragments).config) == 0.001
-        return {name: reason}
+        return {name: "data: Data has no 'val_fraction'"}
 
     monkeypatch.setattr(FakeRunner, "check", check)
     ended, rounds = tuned()
     assert ended.status == 2 and not rounds and not (tmp_path / "out").exists() and ended.err.count("\n") == 1
-    assert_names(ended.err, *named)
+    assert_names(ended.err, "tune.search.FedProx: data: Data", "null", "val_dataloader")

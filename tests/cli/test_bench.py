@@ -1,6 +1,5 @@
 """``bench``: what it runs, prints and refuses."""
 
-import re
 import sqlite3
 import sys
 from contextlib import closing
@@ -9,12 +8,10 @@ import pytest
 import yaml
 from helpers.benches import TOY, FakeRunner, outcome, toy_suite
 from helpers.errors import assert_names
-from test_cells import BASE
 
 from fl_lightning.bench import load_suite
 from fl_lightning.bench.cells_csv import cells_csv
 from fl_lightning.bench.results import CellResult
-from fl_lightning.cli import main
 
 pytest_plugins = ["helpers.bench_fixtures"]
 
@@ -201,45 +198,6 @@ def test_a_database_that_another_process_has_locked_is_refused(bench, toy, tmp_p
         ended = bench(toy, "--output", "here")
     assert ended.status == 2
     assert_names(ended.err, "error: --storage", "locked")
-
-
-@pytest.mark.thorough
-def test_a_whole_bench_with_a_runner_process(tmp_path, capsys, monkeypatch):
-    """One cell trains, one lacks its data."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
-    data = {"data": {"class_path": "NpyImages", "init_args": {"root": "nowhere"}}}
-    axes = {"method": {"FedAvg": {}}, "data": {"Digits": {}, "Mine": data}}
-    base = {**BASE, "trainer": {**BASE["trainer"], "max_rounds": 2}}
-    (tmp_path / "real.yaml").write_text(yaml.safe_dump({"base": base, "axes": axes}, sort_keys=False))
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", "real.yaml", "--output", "out"])
-    said = capsys.readouterr().out
-    assert ended.value.code == 1
-    assert re.search(r"method=FedAvg,data=Digits,seed=0: test/accuracy \d+\.\d\d %, ", said)
-    assert "method=FedAvg,data=Mine,seed=0: failed: data.root='nowhere'" in said
-    runs = [path for path in (tmp_path / "out").iterdir() if path.name.startswith("method=FedAvg,data=Digits")]
-    assert (runs[0] / "version_0" / "checkpoints" / "last.ckpt").is_file()
-
-
-def test_a_suite_is_run_until_decided(bench, tmp_path):
-    """FedProx is better by 10 points with lr 0.1, and by more or less with 0.2, so that one pair needs more seeds."""
-    suite = toy_suite(tmp_path, DECIDING).path
-
-    def answer(cell, on_round):
-        seed = int(cell["name"].rpartition("=")[2])
-        apart = (0.1 + 0.001 * seed if "lr=0.1" in cell["name"] else 0.2 * (-1) ** seed) * ("FedProx" in cell["name"])
-        return outcome((0.25, 0.5 + apart), plan=str(seed))
-
-    ended = bench(suite, "--until-decided", "--save", "saved", answer=answer)
-    assert ended.status == 0 and len(ended.ran) == 2 * 5 + 2 * 6
-    assert "| FedProx | 0.1 | +10.20 | " in ended.out
-    assert "| [+9.60, +10.80] | 5 | - | 0.056 | 50.00 | above |" in ended.out
-    assert "| 6 | [-22.99, +22.99] | 1.000 | 50.00 | undecided, about " in ended.out
-    (cells,) = (tmp_path / "saved").glob("*.cells.csv")
-    assert len(cells.read_text().splitlines()) == 1 + len(ended.ran)  # no cell that nobody asked for
-    assert bench(suite, "--until-decided").ran == []
-    assert "22 cells: 22 done." in bench(suite, "--status").out
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,10 @@ from fl_lightning.errors import UsageError
 
 
 def run_cell(cell, report):
-    name, died = cell["name"], os.path.join(cell["output"], "died")
+    name = cell["name"]
     print("in", name, flush=True)
     os.system("echo from another program")
-    if name == "killed" or (name == "killed once" and not os.path.exists(died)):
-        with open(died, "a") as file:
-            file.write("x")
+    if name == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if name == "exits":
         sys.exit(3)
