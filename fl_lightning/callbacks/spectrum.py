@@ -7,8 +7,7 @@ the trailing singular values fall towards 0, and the representation collapses in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,12 +27,10 @@ from fl_lightning.functional import (
     stable_rank,
 )
 from fl_lightning.plotting.style import VISIBLE
-from fl_lightning.plotting.values import SPECTRUM_TITLES
 from fl_lightning.state import State
 from fl_lightning.sums import Sums, Weighted
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
     from fl_lightning.plotting.figures import Plot, Runs
 
@@ -237,35 +234,3 @@ class SpectrumMonitor(Measurement):
                 self.append("probe_representation", covariance.spectrum().numpy())  # type: ignore[union-attr]
         if local:
             self.append("local_rounds", trainer.server.round)
-
-
-def compare(
-    runs: Mapping[str, Path], what: str = "representation", local: bool = False, relative: bool = True
-) -> Figure:
-    """Plot the last spectra of several runs in one figure, on a logarithmic scale.
-
-    Args:
-        runs: the folder of each run, by its label.
-        what: ``representation`` or ``classifier``.
-        local: the mean over the local models in the place of the global model.
-        relative: divide each spectrum by its largest value, so that runs compare in the shape of their spectra,
-            whatever the scale of their representations.
-
-    Raises:
-        UsageError: a run has no such spectrum.
-    """
-    from fl_lightning.plotting.drawing import curves, numbered_line, visible
-    from fl_lightning.plotting.figures import laid_out
-
-    lines = []
-    for number, (label, folder) in enumerate(runs.items()):
-        name, path = f"local_{what}" if local else what, Path(folder) / SpectrumMonitor.file
-        require(path.is_file(), "run", str(folder), f"it has no {path.name}; run it with SpectrumMonitor")
-        with np.load(path, allow_pickle=False) as saved:
-            hint = "run it with SpectrumMonitor.local_models=true" if local else "it was measured without test data"
-            require(name in saved, "run", str(folder), f"its {path.name} has no {name}; {hint}")
-            values = np.nanmean(saved[name][-1], 0) if local else saved[name][-1]
-        values = values / values.max() if relative and values.any() else values
-        lines.append(numbered_line(number, visible(values), label))
-    labels = {"xlabel": "index", "ylabel": f"singular value{' / the largest' if relative else ''}"}
-    return laid_out([curves(lines, "y", **labels)], f"{SPECTRUM_TITLES[what]}{', local models' if local else ''}")

@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from helpers.errors import refused, warned
 from helpers.runs import small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import SpectrumMonitor
-from fl_lightning.callbacks.spectrum import Covariance, compare
+from fl_lightning.callbacks.spectrum import Covariance
 from fl_lightning.functional import covariance_spectrum, effective_rank
 from fl_lightning.models import MLP, ImageClassifier
 
@@ -71,37 +70,3 @@ def test_local_and_global_models_are_measured_on_the_same_images(tmp_path):
         np.testing.assert_allclose(spectra["local_representation"], np.stack([probed] * 4, 1), rtol=1e-9, atol=1e-12)
         assert not np.allclose(probed[-1], spectra["representation"][-1])
     assert trainer.metrics["rank/representation/above_threshold"] == 0
-
-
-def test_spectra_of_several_runs_are_in_one_figure(tmp_path):
-    spectra = {"wide": [4.0, 2.0, 1.0], "scaled": [8.0, 4.0, 2.0]}
-    for name, values in spectra.items():
-        (tmp_path / name).mkdir()
-        np.savez(tmp_path / name / "spectra.npz", representation=[[1, 1, 1], values])
-    runs = {name: tmp_path / name for name in spectra}
-    (axes,) = compare(runs).axes
-    assert [line.get_label() for line in axes.lines] == ["wide", "scaled"]
-    assert [list(line.get_ydata()) for line in axes.lines] == [[1, 0.5, 0.25]] * 2
-    (axes,) = compare(runs, relative=False).axes
-    assert list(axes.lines[1].get_ydata()) == spectra["scaled"]
-    with refused("run=", "spectra.npz", "SpectrumMonitor"):
-        compare({"none": tmp_path})
-    with refused("run=", "local_representation", "SpectrumMonitor.local_models=true"):
-        compare(runs, local=True)
-
-
-def test_a_collapsed_representation_is_said(tmp_path):
-    model = ImageClassifier(MLP(64, [8]))
-    with torch.no_grad():
-        model.encoder.layers[1][0].weight.zero_()
-        model.encoder.layers[1][0].bias.fill_(-1)
-    trainer = small_trainer(tmp_path, callbacks=[SpectrumMonitor()], max_rounds=1)
-    with warned("round 0", "representation"):
-        trainer.fit(model, small_data())
-    assert trainer.metrics["rank/representation/effective"] == 0
-
-
-def test_a_logits_tap_without_a_weight_is_refused(tmp_path):
-    trainer = small_trainer(tmp_path, callbacks=[SpectrumMonitor()], taps={"logits": "projector"})
-    with refused("trainer.taps", "logits='projector'"):
-        trainer.fit(small_model(), small_data())
