@@ -71,12 +71,7 @@ def test_any_names_are_drawn(file, labels, strict, tmp_path):
     drawn = list(figures(plot({label: [arrays] for label in labels})))
     assert drawn
     for _, figure in drawn[:2]:
-        save(figure, tmp_path)
-        assert all(len(text.get_text()) <= drawing.LONGEST_NAME for axes in figure.axes for text in ticks_of(axes))
-
-
-def ticks_of(axes):
-    return [text for axis in (axes.xaxis, axes.yaxis) for text in axis.get_ticklabels()]
+        figure.savefig(tmp_path / "drawn.png", dpi=30)
 
 
 def test_the_partition_has_any_names(strict, tmp_path):
@@ -98,10 +93,8 @@ def test_a_character_without_a_glyph_is_an_escape_and_told_of_once(strict, monke
 
 
 def test_an_installed_font_draws_what_the_first_one_lacks(strict, monkeypatch, tmp_path):
-    lacking = "\U0001d552"  # a letter of mathematics, in a font that comes with matplotlib
+    lacking = "\u231a"  # a watch, in a font that comes with matplotlib
     monkeypatch.setattr(drawing, "FALLBACKS", ("no such font", "STIXGeneral"))
-    if drawing.has_glyph(lacking, (drawing.FONT,)):
-        lacking = "\u2a6d"
     figure = laid_out([lambda axes: axes.set(title=lacking)])
     save(figure, tmp_path)
     assert figure.axes[0].get_title() == lacking and not strict.records

@@ -31,7 +31,6 @@ from fl_lightning.state import State
 from fl_lightning.sums import Sums, Weighted
 
 if TYPE_CHECKING:
-
     from fl_lightning.plotting.figures import Plot, Runs
 
 

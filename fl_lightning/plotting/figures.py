@@ -232,8 +232,9 @@ def laid_out(drawings: Sequence[Draw], title: str = "", columns: int = 0) -> Sho
             for axes, entries in zip(panels, legends, strict=True):
                 if 0 < len(entries) <= IN_AXES:
                     axes.legend(entries.values(), entries.keys(), fontsize=8, framealpha=0.6, handletextpad=0.4)
-        turned = any(text.get_rotation() for axes in panels for text in axes.get_xticklabels())
-        figure.set_size_inches(width * columns, (height + 0.7 * turned) * rows + 0.3 + below)
+        texts = [text for axes in panels for text in axes.get_xticklabels() if text.get_rotation()]
+        turned = max((len(text.get_text()) for text in texts), default=0)
+        figure.set_size_inches(width * columns, (height + 0.05 * turned) * rows + 0.3 + below)
         figure.suptitle(fill(title, int(11 * width * columns)), fontsize=11)
     return figure
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fl_lightning.data.loaders import Batches, as_client_loader
 from fl_lightning.data.plan import Plan
+from fl_lightning.errors import printable
 from fl_lightning.records.summary import aligned
 from fl_lightning.seeding import address, ambient, base_seed
 
@@ -32,7 +33,7 @@ def save_partition(datamodule: Any, folder: Path) -> str:
     (folder / "figures").mkdir(parents=True)
     plan.save(folder / "plan.npz")
     rows = client_rows(plan)
-    with open(folder / "clients.csv", "w", newline="") as file:
+    with open(folder / "clients.csv", "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         csv.writer(file).writerows([TABLE_HEADS, *rows])
     means = means_of(datamodule)
     if plan.label_counts is not None:
@@ -66,7 +67,7 @@ def table(rows: list[tuple]) -> str:
         if not cut
         else [*rows[: ROWS_SHOWN // 2], ("...",) + ("",) * (len(TABLE_HEADS) - 1), *rows[-ROWS_SHOWN // 2 :]]
     )
-    return aligned([TABLE_HEADS, *shown])
+    return aligned([TABLE_HEADS, *([printable(str(cell)) for cell in row] for row in shown)])
 
 
 def draw_labels(plan: Plan) -> Figure:
