@@ -1,27 +1,36 @@
-"""What is drawn into axes: curves, bars, maps and points, each of which can be read without colour.
+"""Functions that draw into axes: curves, bars, maps and points, each of which can be read without colour.
 
-Importing this takes a while, so what may never draw does so where it draws.
+This imports matplotlib, which takes a while: import it where you draw.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
-from matplotlib.ticker import AutoLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.font_manager import fontManager, get_font
+from matplotlib.text import Text
+from matplotlib.ticker import AutoLocator, Formatter, LogLocator, MaxNLocator, NullLocator
 
-from fl_lightning.plotting.style import HATCHES, LIGHT, LINE_COLOURS, VISIBLE, line_style, settings
+from fl_lightning.errors import printable
+from fl_lightning.plotting.style import FALLBACKS, FONT, HATCHES, LIGHT, LINE_COLOURS, SETTINGS, VISIBLE, line_style
 
 # names along an axis, and long ones below it, beyond which they could not be read
 MOST_NAMES, MOST_LONG = 24, 12
+# letters of a name along an axis
+LONGEST_NAME = 24
 MARKS = "os^Dv<>Pp*hX"
 Draw = Callable[[Axes], None]
+_escaped: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -43,31 +52,118 @@ class CurveLine:
     label: str = ""
 
 
-def in_style() -> Any:
-    """The context in which figures are drawn and saved."""
-    wanted: Any = settings()
-    return matplotlib.rc_context(wanted)
+# ------------------------------------------------------------------ style and texts
+@contextmanager
+def in_style(in_browser: bool = False) -> Iterator[None]:
+    r"""Draw and save figures in the style of the package, with texts as they are: ``$`` begins no formula.
 
+    A character that no font has is drawn as an escape such as ``\u5b9e``, and one line of the log says so.
 
-def bar_style(at: int) -> dict[str, Any]:
-    """The arguments of matplotlib for bar number ``at``: a colour, and a hatch in the colour of the card.
-
-    Where the colours begin again, each has the next hatch: the first 64 pairs differ.
+    Args:
+        in_browser: whether a browser draws the texts with fonts of its own, so that only control characters are
+            escaped.
     """
-    return {
-        "facecolor": LINE_COLOURS[at % len(LINE_COLOURS)],
-        "hatch": HATCHES[(at + at // len(LINE_COLOURS)) % len(HATCHES)],
-        "edgecolor": LIGHT["card"],
-    }
+    installed = set(fontManager.get_font_names())
+    fonts = (FONT,) if in_browser else (FONT, *(name for name in FALLBACKS if name in installed))
+    set_text, missing = Text.set_text, set[str]()
+
+    def set_shown(self: Text, text: Any) -> None:
+        text = "" if text is None else str(text)
+        for char in set(text) - {"\n"} if not (text.isascii() and text.isprintable()) else ():
+            if not (char.isprintable() and (in_browser or has_glyph(char, fonts))):
+                text = text.replace(char, char.encode("unicode_escape").decode())
+                missing.update(char * char.isprintable())
+        set_text(self, text)
+
+    settings: Any = {**SETTINGS, "font.family": ["sans-serif", *fonts[1:]]}
+    with matplotlib.rc_context(settings):
+        try:
+            Text.set_text = set_shown  # type: ignore
+            yield
+        finally:
+            Text.set_text = set_text  # type: ignore[method-assign]
+    if missing - _escaped:
+        some = " ".join(sorted(missing - _escaped)[:8])
+        told = f"no installed font has {some}, which figures show as escapes; install one such as Noto Sans CJK"
+        logging.getLogger(__name__).warning(told)
+        _escaped.update(missing)
+
+
+@cache
+def has_glyph(char: str, fonts: tuple[str, ...]) -> bool:
+    """Return whether one of some fonts has a character."""
+    return any(get_font(fontManager.findfont(font)).get_char_index(ord(char)) for font in fonts)
+
+
+def cut(name: str, longest: int = LONGEST_NAME) -> str:
+    """Return a name on one line, without the middle of a long one."""
+    line, half = printable(name), longest // 2
+    return line if len(line) <= longest else f"{line[:half]}...{line[3 - half :]}"
+
+
+class NameFormatter(Formatter):
+    """Names of the places 0, 1, ...: whole in the data of a figure, cut along an axis."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        """Return a name."""
+        return self.names[round(x)]
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:
+        """Return the names along an axis."""
+        return [cut(self(value)) for value in values]
+
+
+def name_ticks(axis: Any, names: Sequence[str]) -> None:
+    """Name 0, 1, ..., or every second, third, ... where they are many; long names are turned below an axis."""
+    letters = [len(cut(name)) for name in names]
+    long = axis.axis_name == "x" and max(letters, default=0) > 4 and sum(letters) > 30
+    step = math.ceil(len(names) / (MOST_LONG if long else MOST_NAMES)) or 1
+    turned: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"} if long else {}
+    axis.set_ticks(np.arange(0, len(names), step), names[::step], **turned)
+    axis.set_major_formatter(NameFormatter(names))
+
+
+def logarithmic(axes: Axes, which: str) -> None:
+    """Give some of the axes, of ``xy``, a logarithmic scale with plain numbers; matplotlib's would be formulas."""
+    for axis, set_scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
+        if axis.axis_name in which:
+            set_scale("log")
+            low, high = axis.get_view_interval()
+            axis.set_major_locator(LogLocator(subs=(1.0,) if high > 300 * low else (1.0, 2.0, 5.0), numticks=7))
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter("{x:g}")
+
+
+def few_numbers(axes: Axes, whole: bool = False) -> None:
+    """Have few numbers along the axes: each costs time, and there is little room on a phone."""
+    for axis in (axes.xaxis, axes.yaxis):
+        if isinstance(axis.get_major_locator(), AutoLocator):
+            integer = whole and axis.axis_name == "x"
+            axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=integer))
+
+
+def in_legend(label: str) -> str | None:
+    """Return the label of an artist; matplotlib hides those that begin with ``_``."""
+    return f" {label}" if label.startswith("_") else label or None
 
 
 def visible(values: np.ndarray) -> np.ndarray:
-    """Singular values without rounding errors of the largest, of which one of 1e-100 would flatten the curves."""
-    return np.where(values > VISIBLE * np.nanmax(values, initial=0.0), values, np.nan)
+    """Return singular values ``(..., n)`` with nan for rounding errors, one of which would flatten the curves."""
+    return np.where(values > VISIBLE * np.fmax.reduce(values, -1, keepdims=True, initial=0.0), values, np.nan)
 
 
-def curves(lines: Sequence[CurveLine], log: str = "", ticks: Sequence[str] | None = None, **labels: str) -> Draw:
-    """Curves with bands.
+# ------------------------------------------------------------------ drawings
+def numbered_line(at: int, y: np.ndarray, label: str = "", x: np.ndarray | None = None, **style: Any) -> CurveLine:
+    """Return curve number ``at`` over ``x``, by default the index of its values."""
+    places = np.arange(len(y)) if x is None else x
+    return CurveLine(places, y, line_style(at) | style, label=label)
+
+
+def curves(lines: Sequence[CurveLine], log: str = "", ticks: Sequence[str] | None = None, **labels: Any) -> Draw:
+    """Draw curves with bands.
 
     Args:
         lines: the curves.
@@ -80,11 +176,11 @@ def curves(lines: Sequence[CurveLine], log: str = "", ticks: Sequence[str] | Non
         for number, line in enumerate(lines):
             every = max(1, len(line.x) // 8)
             style = line.style | ({"marker": "o"} if len(line.x) == 1 else {})
-            axes.plot(line.x, line.y, markevery=(number % every, every), label=line.label or None, **style)
+            axes.plot(line.x, line.y, markevery=(number % every, every), label=in_legend(line.label), **style)
             if line.band is not None and (line.band[0] != line.band[1]).any():
                 axes.fill_between(line.x, *line.band, alpha=0.18, linewidth=0, color=line.style["color"])
         logarithmic(axes, log)
-        few_numbers(axes)
+        few_numbers(axes, all((line.x == np.round(line.x)).all() for line in lines))
         if ticks is not None:
             name_ticks(axes.xaxis, ticks)
         axes.set(**labels)
@@ -93,14 +189,24 @@ def curves(lines: Sequence[CurveLine], log: str = "", ticks: Sequence[str] | Non
     return draw
 
 
-def bars(heights: Sequence[tuple[int, np.ndarray, str]], names: Sequence[str], **labels: str) -> Draw:
-    """Groups of bars side by side: of each its number, its heights ``(n,)`` and its name in a legend of the axes."""
+def bar_style(at: int) -> dict[str, Any]:
+    """Return arguments of matplotlib for bar number ``at``: a colour, and a hatch in the colour of the card.
+
+    Where the colours begin again, each has the next hatch: the first 64 pairs differ.
+    """
+    turn, colour = divmod(at, len(LINE_COLOURS))
+    hatch = HATCHES[(at + turn) % len(HATCHES)]
+    return {"facecolor": LINE_COLOURS[colour], "hatch": hatch, "edgecolor": LIGHT["card"], "linewidth": 0}
+
+
+def bars(heights: Sequence[tuple[int, np.ndarray, str]], names: Sequence[str], **labels: Any) -> Draw:
+    """Draw groups of bars side by side: of each its number, its heights ``(n,)`` and its name in a legend."""
 
     def draw(axes: Axes) -> None:
         width = 0.84 / max(len(heights), 1)
         for place, (at, values, label) in enumerate(heights):
             x = np.arange(len(values)) + (place - (len(heights) - 1) / 2) * width
-            axes.bar(x, values, width, linewidth=0, label=label or None, **bar_style(at))
+            axes.bar(x, values, width, label=in_legend(label), **bar_style(at))
         name_ticks(axes.xaxis, names)
         few_numbers(axes)
         axes.grid(axis="x", visible=False)
@@ -110,13 +216,13 @@ def bars(heights: Sequence[tuple[int, np.ndarray, str]], names: Sequence[str], *
 
 
 def stacked(parts: Sequence[tuple[str, np.ndarray]], names: Sequence[str], xlabel: str) -> Draw:
-    """Horizontal bars of parts: of each part its name and its length in each bar ``(n,)``."""
+    """Draw horizontal bars of parts: of each part its name and its length in each bar ``(n,)``."""
 
     def draw(axes: Axes) -> None:
         begin = np.zeros(len(names))
         for at, (part, lengths) in enumerate(parts):
-            label = part.replace("_", " and ")
-            axes.barh(np.arange(len(names)), lengths, 0.7, begin, linewidth=0, label=label, **bar_style(at))
+            label = in_legend(part.replace("_", " and "))
+            axes.barh(np.arange(len(names)), lengths, 0.7, begin, label=label, **bar_style(at))
             begin = begin + lengths
         axes.set_yticks(np.arange(len(names)), names)
         axes.invert_yaxis()
@@ -133,13 +239,13 @@ def heat(
     names: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None),
     log: bool = False,
     limits: tuple[float, float] | None = None,
-    **labels: str,
+    **labels: Any,
 ) -> Draw:
-    """A map of values ``(n, m)``; what is nan, or 0 on a logarithmic scale, stays empty.
+    """Draw a map of values ``(n, m)``; nan, and 0 on a logarithmic scale, stay empty.
 
     Args:
         values: the values.
-        unit: what they are.
+        unit: their meaning, which stands beside the scale.
         names: of the rows and of the columns, if they have some.
         log: whether the scale is logarithmic.
         limits: its ends; None takes the least and the largest value.
@@ -156,7 +262,7 @@ def heat(
         bar = axes.figure.colorbar(image, cax=axes.inset_axes((1.03, 0, 0.045, 1)), label=unit)
         if log:
             bar.ax.yaxis.set_minor_locator(NullLocator())
-            bar.ax.yaxis.set_major_formatter(plain_number)
+            bar.ax.yaxis.set_major_formatter("{x:g}")
             # a narrow scale has one power of ten within it, or none
             if sum(ends[0] <= tick <= ends[1] for tick in bar.get_ticks()) < 2:
                 bar.set_ticks(ends)
@@ -174,8 +280,8 @@ def heat(
     return draw
 
 
-def points(groups: Sequence[tuple[str, np.ndarray]], bare: bool, log: str = "", **labels: str) -> Draw:
-    """Points in the plane, with a colour and a marker for each group.
+def points(groups: Sequence[tuple[str, np.ndarray]], bare: bool, log: str = "", **labels: Any) -> Draw:
+    """Draw points in the plane, with a colour and a marker for each group.
 
     Args:
         groups: of each its name in a legend of the axes and its points ``(n, 2)``.
@@ -186,12 +292,9 @@ def points(groups: Sequence[tuple[str, np.ndarray]], bare: bool, log: str = "", 
 
     def draw(axes: Axes) -> None:
         for at, (name, places) in enumerate(groups):
-            style: dict[str, Any] = {
-                "color": LINE_COLOURS[at % len(LINE_COLOURS)],
-                "marker": MARKS[at % len(MARKS)],
-                "markersize": 3 + 0.5 * bare,
-            }
-            axes.plot(*places.T, linestyle="none", markeredgewidth=0, label=name or None, **style)
+            colour, marker = LINE_COLOURS[at % len(LINE_COLOURS)], MARKS[at % len(MARKS)]
+            (group,) = axes.plot(*places.T, linestyle="none", color=colour, marker=marker, label=in_legend(name))
+            group.set(markeredgewidth=0, markersize=3 + 0.5 * bare)
         if bare:
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
@@ -199,42 +302,3 @@ def points(groups: Sequence[tuple[str, np.ndarray]], bare: bool, log: str = "", 
         axes.set(**labels)
 
     return draw
-
-
-def logarithmic(axes: Axes, which: str) -> None:
-    """Give some of the axes a logarithmic scale, with plain numbers; matplotlib's would be formulas."""
-    for axis, limits in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
-        if axis.axis_name in which:
-            limits("log")
-            low, high = axis.get_view_interval()
-            subs = (1.0,) if high > 300 * low else (1.0, 2.0, 5.0)
-            axis.set_major_locator(LogLocator(subs=subs, numticks=7))
-            axis.set_minor_locator(NullLocator())
-            axis.set_major_formatter(plain_number)
-
-
-def plain_number(value: float, place: float = 0) -> str:
-    """A number along an axis."""
-    return f"{value:g}"
-
-
-def few_numbers(axes: Axes) -> None:
-    """Have few numbers along the axes: each costs time, and there is little room on a phone."""
-    for axis in (axes.xaxis, axes.yaxis):
-        if isinstance(axis.get_major_locator(), AutoLocator):
-            axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-
-
-def name_ticks(axis: Any, names: Sequence[str]) -> None:
-    """Names at 0, 1, ..., or at every second, third, ... where they are many; long ones are turned below an axis."""
-    long = axis.axis_name == "x" and max(map(len, names), default=0) > 4
-    step = math.ceil(len(names) / (MOST_LONG if long else MOST_NAMES)) or 1
-    turned: dict[str, Any] = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"} if long else {}
-    axis.set_ticks(np.arange(0, len(names), step), names[::step], **turned)
-    # the data of a figure have all names
-    axis.set_major_formatter(FuncFormatter(lambda at, place: names[round(at)]))
-
-
-def numbered_line(at: int, y: np.ndarray, label: str = "", x: np.ndarray | None = None, **style: Any) -> CurveLine:
-    """Return curve number ``at`` over ``x``, by default the index of its values."""
-    return CurveLine(np.arange(len(y)) if x is None else x, y, line_style(at) | style, label=label)

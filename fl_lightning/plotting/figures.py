@@ -9,21 +9,13 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from fl_lightning.plotting.drawing import (
-    MARKS,
-    MOST_NAMES,
-    Draw,
-    bars,
-    curves,
-    heat,
-    in_style,
-    numbered_line,
-    visible,
-)
+from fl_lightning.plotting.drawing import MARKS, MOST_NAMES, Draw, bars, curves, cut, heat, in_style, numbered_line
 from fl_lightning.plotting.values import Reduce, over
 
 Arrays = Mapping[str, np.ndarray]
@@ -31,8 +23,8 @@ Arrays = Mapping[str, np.ndarray]
 Runs = Mapping[str, Sequence[Arrays]]
 # width and height in inches of a drawing, alone and beside others; names in a legend at most, in axes and below them
 ALONE, SIDE, IN_AXES, BELOW = (5.0, 3.8), (4.4, 3.3), 12, 20
-# values of a drawing at most
-LARGEST = 1_000_000
+# letters of a name in a legend; labels side by side as bars; values of a drawing at most
+LONGEST_LABEL, MOST_BARS, LARGEST = 44, 4, 1_000_000
 
 
 @dataclass(frozen=True)
@@ -51,7 +43,18 @@ class Plot:
 
 
 class ShownFigure(Figure):
-    """A figure that a notebook shows as the value of a cell, as it does with figures of pyplot."""
+    """A figure in the style of the package wherever it is drawn, which a notebook shows as the value of a cell."""
+
+    def draw(self, renderer: Any) -> None:
+        """Draw the figure."""
+        with in_style():
+            super().draw(renderer)
+
+    def savefig(self, fname: Any, **kwargs: Any) -> None:
+        """Save the figure, with the arguments of matplotlib."""
+        kwargs.setdefault("transparent", matplotlib.rcParams["savefig.transparent"])
+        with in_style():
+            super().savefig(fname, **kwargs)
 
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()
@@ -71,7 +74,7 @@ def of_round(runs: Runs, clock: str = "rounds") -> str:
     return "" if arrays is None else f", round {arrays[clock][-1]}"
 
 
-def last(seeds: Iterable[Arrays], name: str, reduce: Reduce | None = None, axes: int = 1) -> np.ndarray | None:
+def last(seeds: Iterable[Arrays], name: str, reduce: Reduce = np.asarray, axes: int = 1) -> np.ndarray | None:
     """Return the mean over the seeds of the last entry of an array, ignoring nan.
 
     Args:
@@ -86,8 +89,7 @@ def last(seeds: Iterable[Arrays], name: str, reduce: Reduce | None = None, axes:
     Raises:
         ValueError: the entries have another number of axes, or too many values to be drawn.
     """
-    entries = [arrays[name][-1] for arrays in seeds if name in arrays]
-    entries = [entry if reduce is None else reduce(entry) for entry in entries]
+    entries = [reduce(arrays[name][-1]) for arrays in seeds if name in arrays and len(arrays[name])]
     for entry in entries:
         if entry.ndim != axes or entry.size > LARGEST:
             raise ValueError(f"{name} has entries of shape {entry.shape}")
@@ -111,15 +113,14 @@ def names_in(runs: Runs, name: str) -> list[str] | None:
 def curve_panels(
     runs: Runs,
     shown: Mapping[str, str],
-    reduce: Reduce | Mapping[str, Reduce] | None = None,
-    names: str = "",
+    reduce: Reduce = np.asarray,
+    names: Sequence[str] | str = (),
     spread: Mapping[str, int] | None = None,
-    spectrum: bool = False,
     log: str = "",
-    unit: float = 1.0,
+    as_bars: bool = False,
     **labels: Any,
 ) -> list[Draw]:
-    """Return drawings of the last measurement as curves over an axis.
+    """Return drawings of the last measurement as curves, or bars, over an axis.
 
     A run of its own has one drawing with a curve for each array; several runs have a drawing for each array, with a
     curve for each label.
@@ -127,90 +128,45 @@ def curve_panels(
     Args:
         runs: arrays of each seed by label.
         shown: label of each array by its name; arrays that no run has are left out.
-        reduce: makes (n,) of an entry; or a function for each array that needs one.
-        names: array with the names along the axis, where they have names.
-        spread: axis of an array's entries along which a run of its own has a faint curve for each index.
-        spectrum: singular values on a logarithmic scale, without those that are rounding errors.
-        log: logarithmic axes, of ``xy``.
-        unit: factor of all values, such as 100 for percent.
-        labels: ``xlabel``, ``ylabel``, ``title``.
-    """
-    clean = visible if spectrum else np.asarray
-    found: dict[str, list[tuple[str, np.ndarray]]] = {}
-    for name in shown:
-        how = reduce.get(name) if isinstance(reduce, Mapping) else reduce
-        means = [(label, last(seeds, name, how)) for label, seeds in runs.items()]
-        if known := [(label, clean(unit * mean)) for label, mean in means if mean is not None]:
-            found[name] = known
-    ticks = names_in(runs, names) if names else None
-    longest = max((len(values) for known in found.values() for _, values in known), default=0)
-    ticks = ticks if ticks and len(ticks) == longest else None
-    log = "y" if spectrum else log
-    alone, numbers = single(runs), {label: number for number, label in enumerate(runs)}
-    if alone is None:
-        made = []
-        for name, known in found.items():
-            lines = [numbered_line(numbers[label], values, label) for label, values in known]
-            title = "\n".join(filter(None, [labels.get("title"), labels.get("ylabel"), shown[name]]))
-            made.append(curves(lines, log, ticks, **{**labels, "title": title, "ylabel": "singular value" * spectrum}))
-        return made
-    lines = []
-    for number, (name, ((_, values),)) in enumerate(found.items()):
-        if spread and name in spread:
-            faint: dict[str, Any] = {"alpha": 0.3, "linewidth": 0.8, "linestyle": "solid", "marker": None}
-            each = [unit * entry for entry in np.moveaxis(alone[name][-1], spread[name], 0) if np.isfinite(entry).any()]
-            lines += [
-                numbered_line(number, clean(entry), "" if at else "each client", **faint)
-                for at, entry in enumerate(each)
-            ]
-        marker: dict[str, Any] = (
-            {"marker": MARKS[number % len(MARKS)]} if not spectrum and len(values) <= MOST_NAMES else {}
-        )
-        lines.append(numbered_line(number, values, shown[name], **marker))
-    labels = {"ylabel": "singular value" if spectrum else next(iter(shown.values())), **labels}
-    return [curves(lines, log, ticks, **labels)] if lines else []
-
-
-def bar_panels(
-    runs: Runs,
-    shown: Mapping[str, str],
-    reduce: Reduce | None = None,
-    names: Sequence[str] | str | None = None,
-    unit: float = 1.0,
-    most: int = 4,
-    **labels: Any,
-) -> list[Draw]:
-    """Return drawings of the last measurement as bars, with the same panels as :func:`curve_panels`.
-
-    Args:
-        runs: arrays of each seed by label.
-        shown: label of each array by its name.
         reduce: makes (n,) of an entry.
         names: names along the axis, or the array that holds them; numbers by default.
-        unit: factor of all values, such as 100 for percent.
-        most: labels in a drawing; of more there are several drawings.
+        spread: axis of an array's entries over which the mean is taken in place of ``reduce``; a run of its own has a
+            faint curve for each index along it.
+        log: logarithmic axes, of ``xy``.
+        as_bars: bars side by side, where they are not too many.
         labels: ``xlabel``, ``ylabel``, ``title``.
     """
-    if isinstance(names, str):
-        names = names_in(runs, names)
-    groups: dict[str, list[tuple[int, np.ndarray, str]]] = {}
+    alone, spread = single(runs), spread or {}
+    # number, values and label of what each panel shows, by its title
+    panels: dict[str, list[tuple[int, np.ndarray, str]]] = {}
+    faint: dict[int, np.ndarray] = {}
     for at, (name, told) in enumerate(shown.items()):
+        how = over(spread[name]) if name in spread else reduce
         for number, (label, seeds) in enumerate(runs.items()):
-            values = last(seeds, name, reduce)
+            values = last(seeds, name, how)
             if values is not None:
-                alone = not label
-                entry = (at if alone else number, unit * values, told if alone else label)
-                groups.setdefault("" if alone else told, []).append(entry)
-    made = []
-    for told, heights in groups.items():
-        length = max(len(values) for _, values, _ in heights)
-        ticks = names if names and len(names) == length else [str(at) for at in range(length)]
-        if length > MOST_NAMES:  # bars would be too thin
-            lines = [numbered_line(number, values, label) for number, values, label in heights]
-            made.append(curves(lines, **{**labels, "title": told or labels.get("title", "")}))
+                one = (number, values, label) if alone is None else (at, values, told)
+                panels.setdefault(told if alone is None else "", []).append(one)
+                if alone is not None and name in spread:
+                    faint[at] = np.moveaxis(alone[name][-1], spread[name], 0)
+    along, made = names_in(runs, names) if isinstance(names, str) else names, list[Draw]()
+    for title, panel in panels.items():
+        length, lines = max(len(values) for _, values, _ in panel), []
+        ticks = along if along and len(along) == length else None
+        own: dict[str, Any] = {"ylabel": panel[0][2] if alone is not None else "", **labels}
+        own["title"] = "\n".join(filter(None, [labels.get("title"), title]))
+        if as_bars and length <= MOST_NAMES:
+            parts = [panel[first : first + MOST_BARS] for first in range(0, len(panel), MOST_BARS)]
+            made += [bars(part, ticks or [str(at) for at in range(length)], **own) for part in parts]
             continue
-        for start in range(0, len(heights), most):
-            made.append(bars(heights[start : start + most], ticks, **{"title": told, **labels}))
+        for number, values, label in panel:
+            thin: dict[str, Any] = {"alpha": 0.3, "linewidth": 0.8, "linestyle": "solid", "marker": None}
+            each = [entry for entry in faint.get(number, ()) if np.isfinite(entry).any()]
+            lines += [numbered_line(number, y, "" if at else "each client", **thin) for at, y in enumerate(each)]
+            marked = alone is not None and not log and length <= MOST_NAMES
+            marker: dict[str, Any] = {"marker": MARKS[number % len(MARKS)]} if marked else {}
+            lines.append(numbered_line(number, values, label, **marker))
+        made.append(curves(lines, log, ticks, **own))
     return made
 
 
@@ -218,7 +174,7 @@ def maps(
     runs: Runs,
     shown: Mapping[str, str],
     unit: str,
-    reduce: Reduce | None = None,
+    reduce: Reduce = np.asarray,
     limits: tuple[float, float] | None = None,
     names: Sequence[str] = ("", ""),
     **labels: Any,
@@ -240,9 +196,7 @@ def maps(
             values = last(seeds, name, reduce, axes=2)
             if values is not None:
                 found.append((", ".join(filter(None, [label, told * (len(shown) > 1)])), values))
-    if not found:
-        return []
-    finite = np.concatenate([values[np.isfinite(values)] for _, values in found])
+    finite = np.concatenate([values[np.isfinite(values)] for _, values in found]) if found else np.zeros(1)
     limits = limits or (float(finite.min()), float(finite.max()))
     rows, columns = (names_in(runs, name) if name and single(runs) is not None else None for name in names)
     made = []
@@ -258,21 +212,29 @@ def laid_out(drawings: Sequence[Draw], title: str = "", columns: int = 0) -> Sho
     columns = columns or (len(drawings) if len(drawings) <= 3 else math.ceil(math.sqrt(len(drawings))))
     rows, (width, height) = math.ceil(len(drawings) / columns), ALONE if len(drawings) == 1 else SIDE
     with in_style():
-        figure = ShownFigure(figsize=(width * columns, height * rows + 0.5), layout="constrained")
+        layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08)
+        figure = ShownFigure(figsize=(width * columns, height * rows + 0.5), layout=layout)
         panels = [figure.add_subplot(rows, columns, place + 1) for place in range(len(drawings))]
         for axes, draw in zip(panels, drawings, strict=True):
             draw(axes)
-        legends = [legend_entries(axes) for axes in panels]
+            axes.set_title("\n".join(fill(line, int(11 * width)) for line in axes.get_title().splitlines()))
+        legends, below = [legend_entries(axes) for axes in panels], 0.2
         shared = {label: handle for entries in legends for label, handle in entries.items()}
         if all(not entries or list(entries) == list(shared) for entries in legends):
             if 0 < len(shared) <= BELOW:
                 across = max(1, int(14 * width * columns / (8 + max(map(len, shared)))))
+                below = 0.2 * math.ceil(len(shared) / across)
                 how: dict[str, Any] = {"ncols": min(across, len(shared)), "fontsize": 9, "frameon": False}
-                figure.legend(shared.values(), shared.keys(), loc="outside lower center", handlelength=3, **how)
+                figure.legend(
+                    shared.values(), shared.keys(), loc="outside lower center", handlelength=3, markerscale=1.5, **how
+                )
         else:
             for axes, entries in zip(panels, legends, strict=True):
                 if 0 < len(entries) <= IN_AXES:
                     axes.legend(entries.values(), entries.keys(), fontsize=8, framealpha=0.6, handletextpad=0.4)
+        texts = [text for axes in panels for text in axes.get_xticklabels() if text.get_rotation()]
+        turned = max((len(text.get_text()) for text in texts), default=0)
+        figure.set_size_inches(width * columns, (height + 0.05 * turned) * rows + 0.3 + below)
         figure.suptitle(fill(title, int(11 * width * columns)), fontsize=11)
     return figure
 
@@ -288,4 +250,4 @@ def legend_entries(axes: Axes) -> dict[str, Any]:
     """Return the legend handles by label, of axes and of those that share their place."""
     twins = [other for other in axes.figure.axes if other.bbox.bounds == axes.bbox.bounds]
     pairs = [zip(*reversed(other.get_legend_handles_labels()), strict=True) for other in twins]
-    return {label: handle for of_axes in pairs for label, handle in of_axes}
+    return {cut(label, LONGEST_LABEL): handle for of_axes in pairs for label, handle in of_axes}

@@ -25,6 +25,11 @@ MARKERS = ("", "o", "s", "^", "D", "v", "P")
 # of lines alone: each dot of a hatch would be a path of its own
 HATCHES = ("", "///", "\\\\\\", "---", "xx", "|||", "++", "/")
 FONT = "DejaVu Sans"
+# fonts, if they are installed, of characters that it lacks
+FALLBACKS = (
+    *("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans SC", "Noto Sans JP", "WenQuanYi Micro Hei", "Microsoft YaHei"),
+    *("PingFang SC", "Hiragino Sans", "Yu Gothic", "Malgun Gothic", "Arial Unicode MS", "Noto Emoji", "Segoe UI Emoji"),
+)
 # of singular values; those below this share of the largest are rounding errors
 VISIBLE = 1e-12
 
@@ -33,6 +38,20 @@ def variables(colours: Mapping[str, str], lines: tuple[str, ...]) -> str:
     """Colours as variables of CSS."""
     named = {**colours, **{f"line-{at}": one for at, one in enumerate(lines)}}
     return "".join(f"--{name}:{value};" for name, value in named.items())
+
+
+_INK = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color", "axes.edgecolor")
+# of matplotlib, while a figure is drawn and saved
+SETTINGS: dict[str, Any] = {
+    **dict.fromkeys(_INK, LIGHT["ink"]),
+    # of a PDF outlines, as journals ask for: matplotlib's own would be of Type 3
+    "pdf.fonttype": 42,
+    **{"svg.fonttype": "none", "svg.hashsalt": "fl_lightning", "text.parse_math": False},
+    **{"font.sans-serif": [FONT], "font.size": 9, "axes.titlesize": 9.5},
+    **{"axes.grid": True, "grid.color": LIGHT["grid"], "grid.linewidth": 0.7, "axes.axisbelow": True},
+    **{"axes.spines.top": False, "axes.spines.right": False, "lines.linewidth": 1.6, "hatch.linewidth": 0.6},
+    **{"axes.linewidth": 0.8, "axes.unicode_minus": False, "savefig.transparent": True},
+}
 
 
 def line_style(at: int) -> dict[str, Any]:
@@ -46,20 +65,4 @@ def line_style(at: int) -> dict[str, Any]:
         "linestyle": style,
         "marker": marker or None,
         "markersize": 3.5,
-    }
-
-
-def settings() -> dict[str, Any]:
-    """What matplotlib is set to while a figure is drawn and saved."""
-    ink, grid = LIGHT["ink"], LIGHT["grid"]
-    colours = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color", "axes.edgecolor")
-    return {
-        **dict.fromkeys(colours, ink),
-        # of a PDF outlines, as journals ask for: matplotlib's own would be of Type 3
-        "pdf.fonttype": 42,
-        **{"svg.fonttype": "none", "svg.hashsalt": "fl_lightning", "text.parse_math": False},
-        **{"font.family": ["sans-serif"], "font.sans-serif": [FONT], "font.size": 9, "axes.titlesize": 9.5},
-        **{"axes.grid": True, "grid.color": grid, "grid.linewidth": 0.7, "axes.axisbelow": True},
-        **{"axes.spines.top": False, "axes.spines.right": False, "lines.linewidth": 1.6, "hatch.linewidth": 0.6},
-        **{"axes.linewidth": 0.8, "axes.unicode_minus": False, "savefig.transparent": True},
     }

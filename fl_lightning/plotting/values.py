@@ -29,6 +29,13 @@ def off_diagonal(values: np.ndarray) -> np.ndarray:
     return over(1)(values[:, ~np.eye(values.shape[-1], dtype=bool)])
 
 
+def by_layer(values: np.ndarray) -> np.ndarray:
+    """Return the means (L,) of what clients (L, m), or pairs of them (L, m, m), have; numbers (L,) as they are."""
+    if values.ndim == 1:
+        return values
+    return over(1)(values) if values.ndim == 2 else off_diagonal(values)
+
+
 def diagonal(values: np.ndarray) -> np.ndarray:
     """Return the means (P,) of the diagonals of (P, k, k)."""
     return over(1)(np.diagonal(values, axis1=1, axis2=2))

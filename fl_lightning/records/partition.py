@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fl_lightning.data.loaders import Batches, as_client_loader
 from fl_lightning.data.plan import Plan
+from fl_lightning.errors import printable
 from fl_lightning.records.summary import aligned
 from fl_lightning.seeding import address, ambient, base_seed
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 TABLE_HEADS = ("client", "samples", "classes", "largest class", "its share", "domain")
 ROWS_SHOWN = 20
 BINS = 40
-# names along an axis; more have no room
-MOST_NAMES = 24
 
 
 def save_partition(datamodule: Any, folder: Path) -> str:
@@ -34,7 +33,7 @@ def save_partition(datamodule: Any, folder: Path) -> str:
     (folder / "figures").mkdir(parents=True)
     plan.save(folder / "plan.npz")
     rows = client_rows(plan)
-    with open(folder / "clients.csv", "w", newline="") as file:
+    with open(folder / "clients.csv", "w", newline="", encoding="utf-8", errors="backslashreplace") as file:
         csv.writer(file).writerows([TABLE_HEADS, *rows])
     means = means_of(datamodule)
     if plan.label_counts is not None:
@@ -68,48 +67,38 @@ def table(rows: list[tuple]) -> str:
         if not cut
         else [*rows[: ROWS_SHOWN // 2], ("...",) + ("",) * (len(TABLE_HEADS) - 1), *rows[-ROWS_SHOWN // 2 :]]
     )
-    return aligned([TABLE_HEADS, *shown])
+    return aligned([TABLE_HEADS, *([printable(str(cell)) for cell in row] for row in shown)])
 
 
 def draw_labels(plan: Plan) -> Figure:
-    """Samples of each client (columns) and class (rows), on a logarithmic scale; white is none.
+    """Draw the samples of each client (columns) and class (rows), on a logarithmic scale; white is none."""
+    from fl_lightning.plotting.drawing import MOST_NAMES
 
-    Classes and domains have their names, where there is room for them.
-    """
-    from matplotlib.colors import LogNorm
-
-    counts: Any = plan.label_counts
-    norm = LogNorm(1, max(int(counts.max()), 2))
-    figure, axes = new_figure(len(counts))
-    shown = axes.imshow(np.ma.masked_equal(counts, 0).T, aspect="auto", norm=norm, cmap="viridis")
-    axes.set(xlabel="client", ylabel="class", title="samples of each class at each client")
-    figure.colorbar(shown, ax=axes, label="samples")
-    for k, c in zip(*np.nonzero(counts), strict=True) if counts.size <= 200 else ():
-        shade = "black" if norm(counts[k, c]) > 0.6 else "white"
-        axes.text(k, c, counts[k, c], ha="center", va="center", fontsize=7, color=shade)
-    # at clients and classes, never between them
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.get_major_locator().set_params(integer=True)
-    domains = [plan.domain(k) or "" for k in range(len(counts))]
-    if any(domains) and len(domains) <= MOST_NAMES:
-        axes.set_xticks(range(len(domains)), domains, rotation=45, ha="right")
-    if plan.class_names and len(plan.class_names) <= MOST_NAMES:
-        axes.set_yticks(range(len(plan.class_names)), plan.class_names)
-    return figure
+    domains = [plan.domain(k) or "" for k in range(len(plan.sizes))]
+    named = any(domains) and len(domains) <= MOST_NAMES
+    names = (plan.class_names or None, domains if named else None)
+    return by_client("samples of each class at each client", plan.label_counts, "samples", names, "class", log=True)
 
 
 def draw_means(means: list[Tensor]) -> Figure:
-    """The distribution over a client's (columns) examples of the means (rows) of :func:`means_of`."""
+    """Draw the distribution over a client's (columns) examples of the means (rows) of :func:`means_of`."""
     values = torch.cat(means)
     low, high = float(values.min()), float(values.max())
-    edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
-    shares = np.stack([np.histogram(m.numpy(), edges)[0] / max(len(m), 1) for m in means])
-    figure, axes = new_figure(len(means))
-    extent = (-0.5, len(means) - 0.5, edges[0], edges[-1])
-    shown = axes.imshow(np.ma.masked_equal(shares, 0).T, aspect="auto", origin="lower", extent=extent, cmap="viridis")
-    axes.set(xlabel="client", ylabel="mean of an example's input", title="mean pixel of the examples of each client")
-    figure.colorbar(shown, ax=axes, label="share of the client's examples")
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    edges = np.linspace(low, high if high > low else low + 1, BINS + 1)[::-1]
+    shares = np.stack([np.histogram(m.numpy(), edges[::-1])[0][::-1] / max(len(m), 1) for m in means])
+    names = [f"{middle:.2g}" for middle in (edges[1:] + edges[:-1]) / 2]
+    what, unit = "mean of an example's input", "share of the client's examples"
+    return by_client("mean pixel of the examples of each client", shares, unit, (names, None), what)
+
+
+def by_client(title: str, values: Any, unit: str, names: Any, ylabel: str, log: bool = False) -> Figure:
+    """Draw values ``(N, n)`` as a map with a column for each client, as wide as these need; 0 stays empty."""
+    from fl_lightning.plotting.drawing import heat
+    from fl_lightning.plotting.figures import laid_out
+
+    known = np.where(values > 0, values, np.nan).T
+    figure = laid_out([heat(known, unit, names, log, xlabel="client", ylabel=ylabel)], title)
+    figure.set_size_inches(min(max(6, 0.45 * len(values)), 16), 4.5)
     return figure
 
 
@@ -130,11 +119,3 @@ def means_of(datamodule: Any) -> list[Tensor]:
             return []
         means.append(torch.cat([x.reshape(len(x), -1).mean(1) for x in batches]))
     return means
-
-
-def new_figure(clients: int) -> tuple[Figure, Any]:
-    """A figure, as wide as a column for each client needs, and its axes."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(min(max(6, 0.45 * clients), 16), 4.5), layout="constrained")
-    return figure, figure.add_subplot()

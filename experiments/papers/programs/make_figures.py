@@ -37,7 +37,6 @@ from fl_lightning.functional import effective_rank, numerical_rank  # noqa: E402
 from fl_lightning.plotting.drawing import CurveLine, Draw, bars, curves, heat, numbered_line, points  # noqa: E402
 from fl_lightning.plotting.figures import curve_panels, laid_out  # noqa: E402
 from fl_lightning.plotting.plots import of_client  # noqa: E402
-from fl_lightning.plotting.values import over  # noqa: E402
 
 PAPERS, DOCS = ROOT / "experiments" / "papers", ROOT / "docs"
 STORES = {suite: PAPERS / "results" / f"{suite}.npz" for suite in ("figures", "figures_fashion")}
@@ -268,7 +267,7 @@ def similarity(data: Data) -> Figure:
     for label, run in FEDAVG.items():
         values = np.concatenate(data[f"{run}/to_global"], 1)
         runs = {"": [{"layers": data[f"{run}/layers"][:1], "to_global": values[None]}]}
-        how: dict[str, Any] = {"reduce": over(1), "names": "layers", "spread": {"to_global": 1}, "ylim": (0, 1.02)}
+        how: dict[str, Any] = {"names": "layers", "spread": {"to_global": 1}, "ylim": (0, 1.02)}
         drawings += curve_panels(runs, {"to_global": "CKA"}, title=label, xlabel="layer", **how)
     return laid_out(drawings)
 
