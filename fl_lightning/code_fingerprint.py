@@ -1,4 +1,4 @@
-"""Digests of a user's source code, without its comments.
+"""Digests of files, and of a user's source code without its comments.
 
 A user's source files are those outside this package, the standard library and ``site-packages``. They are known by the
 names of their modules, so that a project may lie elsewhere on another machine. Nothing here imports such a module.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -53,6 +54,22 @@ def digest_now(module: str) -> str | None:
     """Return the digest of a module's present source; None if the user has no such file."""
     text = read_source(module)
     return None if text is None else source_digest(parsed(text))
+
+
+def digest_of(path: Path) -> str:
+    """Return the SHA-256 of a file as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def file_digest(name: str) -> str | None:
+    """Return 16 digits that stand for a file's contents; None if no file of this name can be read."""
+    with suppress(OSError, ValueError):
+        return digest_of(Path(name))[:DIGEST_LENGTH] if os.path.isfile(name) else None
+    return None
 
 
 def is_own_module(name: str) -> bool:

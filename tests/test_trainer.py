@@ -164,15 +164,27 @@ def test_the_last_round_is_evaluated_also_where_a_callback_ends_the_run(run):
 
 # ---------------------------------------------------------------- server
 class Counters(TinyModule):
-    """Has integers that a float64 rounds."""
+    """Has integers that a float64 rounds; with ``changes``, clients add to them."""
+
+    def __init__(self, changes=False):
+        self.changes = changes
+        super().__init__()
 
     def build(self):
         self.register_buffer("large", torch.tensor([2**53 + 1, -(2**62) + 1]))
 
+    def training_step(self, batch, batch_idx):
+        self.large += int(self.changes)
+        return super().training_step(batch, batch_idx)
 
-def test_integers_beyond_2_to_the_53_are_refused(run):
-    with refused("large", "2^53"):
-        run(model=Counters(), data=clients(TinyData(15), 7, 8))
+
+def test_integers_beyond_2_to_the_53_stay_as_they_are_and_are_refused_if_they_change(run):
+    data = clients(TinyData(15), 7, 8)
+    for beside in (1, 2):
+        state, _ = run(model=Counters(), data=data, clients_per_step=beside)
+        assert state["large"].tolist() == [2**53 + 1, -(2**62) + 1]
+    with refused("buffer", "large", "2^53", kind=ClientError):
+        run(model=Counters(changes=True), data=data)
 
 
 class Drift(Quadratic):

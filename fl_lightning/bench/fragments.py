@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.code_fingerprint import file_digest
 from fl_lightning.errors import UsageError, require
 from fl_lightning.packaged import names_near, packaged_config
-from fl_lightning.storage.atomic_io import file_digest
 from fl_lightning.yaml_files import read_yaml
 
 Fragment = dict[str, Any]

@@ -18,7 +18,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.storage.atomic_io import digest_of, write_atomically
+from fl_lightning.code_fingerprint import digest_of
+from fl_lightning.storage.atomic_io import write_atomically
 
 PACKAGES = ("fl-lightning", "torch", "torchvision", "lightning", "torchmetrics", "jsonargparse", "numpy")
 # the charts of TensorBoard's page Custom Scalars: by panel and title, the regular expression of a tag's beginning.

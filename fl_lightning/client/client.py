@@ -36,6 +36,8 @@ from fl_lightning.state import State, clone, difference, first_not_finite, norm,
 from fl_lightning.sums import Update, Weighted
 from fl_lightning.sums.weighted import cloned, flatten
 
+# up to here, all integers have exact values in float64
+LARGEST_INTEGER = 2**53
 Weighting = Literal["examples", "uniform"]
 Buffers = Literal["average", "keep", "local", "recalibrate", "recalibrate_once"]
 # the rules by which the server recomputes the running statistics of BatchNorm
@@ -498,6 +500,7 @@ class Client(LightningModule):
             memory.update(with_tensors(memory, torch.clone))
         # copies: what happens to the module after the visit changes nothing in what was sent
         others = clone(select(live, self.sent_others))
+        leave_out_large_integers(others, visit.received)
         changed = [name for name in self.sent_frozen if not torch.equal(live[name], visit.received[name])]
         frozen = difference(select(live, changed), visit.received)
         numbers = sum(value.total.numel() for value in flatten(payload).values())
@@ -534,6 +537,24 @@ class Client(LightningModule):
             raise ClientError(f"its weight is {weight}; {hint}; only the ratios of weights count")
         examples = float(self.info.num_examples) if self.weighting == "examples" else 1.0
         return examples if weight is None else weight
+
+
+def leave_out_large_integers(values: State, received: State) -> None:
+    """Leave out integers beyond 2^53 that have not changed: a mean in float64 would round them."""
+    whole = [name for name, value in values.items() if value.dtype == torch.int64]
+    if not whole or are_exact(torch.cat([tensor[name].reshape(-1) for name in whole for tensor in (values, received)])):
+        return
+    for name in whole:
+        if not (are_exact(values[name]) and are_exact(received[name])):
+            if not torch.equal(values[name], received[name]):
+                hint = "register it with persistent=False, or keep smaller numbers in it"
+                raise ClientError(f"the buffer {name} has integers beyond 2^53, whose mean would be rounded; {hint}")
+            del values[name]
+
+
+def are_exact(values: Tensor) -> bool:
+    """Whether float64 holds these numbers exactly, if they are integers."""
+    return values.dtype != torch.int64 or bool((values.clamp(-LARGEST_INTEGER, LARGEST_INTEGER) == values).all())
 
 
 def check_finite(delta: State, payload: Mapping[str, Mapping[str, Weighted]]) -> None:

@@ -11,20 +11,12 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
+from fl_lightning.code_fingerprint import digest_of
 from fl_lightning.collectives import Collectives
 from fl_lightning.records.plain import packed, unpacked, with_tensors
 from fl_lightning.records.temporary import TemporaryFolder
 from fl_lightning.state import num_bytes
-from fl_lightning.storage.atomic_io import (
-    digest_of,
-    dump,
-    flush,
-    flush_folder,
-    in_parallel,
-    load,
-    partial_of,
-    save,
-)
+from fl_lightning.storage.atomic_io import dump, flush, flush_folder, in_parallel, load, partial_of, save
 
 Memory = dict[str, dict[str, Any]]
 

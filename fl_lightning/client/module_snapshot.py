@@ -35,8 +35,6 @@ from fl_lightning.state import Weighted, tensors
 PLAIN = (str, bytes, int, float, complex, bool, type(None))
 CONTAINERS = (list, dict, set, deque)
 MISSING = object()
-# up to here, all integers have exact values in float64
-LARGEST_INTEGER = 2**53
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 # attributes that the engine looks after: those of Lightning, hooks, and the functions that a run puts into the module
 ENGINE = {name for name in vars(nn.Module()) if "hook" in name} | {"log", "log_dict", "forward"}
@@ -375,10 +373,6 @@ def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
             *(name for name, value in again.items() if not isinstance(value, Tensor)),
             *(name for name, value in live.items() if value is not again.get(name)),
             *(name for name, value in live.items() if value.layout is not torch.strided or value.is_complex()),
-        ],
-        "holds integers beyond 2^53, whose mean would be rounded; register it with persistent=False, or keep smaller "
-        "numbers in it": [
-            name for name, value in live.items() if value.dtype == torch.int64 and (value.abs() > LARGEST_INTEGER).any()
         ],
         "is trained, but its state_dict leaves it out, so that nobody averages it; keep it in, or set requires_grad to "
         "false": [name for name, value in module.named_parameters() if value.requires_grad and id(value) not in known],

@@ -26,12 +26,11 @@ from torch.optim import Optimizer
 from fl_lightning.callbacks.base import Callback, named
 from fl_lightning.callbacks.early_stopping import EarlyStopping
 from fl_lightning.client.stand_in import StandIn
-from fl_lightning.code_fingerprint import SCRIPT, Code, code_of, source_file
+from fl_lightning.code_fingerprint import SCRIPT, Code, code_of, file_digest, source_file
 from fl_lightning.data.loaders import num_batches
 from fl_lightning.engine.optimizers import group_options
 from fl_lightning.errors import ChangedCodeError, UsageError, clipped, require
 from fl_lightning.records.hyperparameters import PLAIN
-from fl_lightning.storage.atomic_io import file_digest
 
 if TYPE_CHECKING:
     from fl_lightning.engine.arguments import RunArguments
@@ -147,11 +146,15 @@ def describe_scheduler(config: Any) -> dict[str, Any]:
 
 def describe_data(data: Any) -> dict[str, Any]:
     """Describe the data module, its labels, and the training loader of the first client that has batches."""
-    k, labels = next((k for k in range(data.num_clients) if num_batches(data, k)), None), data.plan.labels
+    k = next((k for k in range(data.num_clients) if num_batches(data, k)), None)
+    labels, own = data.plan.labels, describe_object(data, in_data=True)
+    loader = {} if k is None else describe_object(data.train_dataloader(k), in_data=True)
+    # a DataLoader of a batch size has made the sampler of batches itself
+    again = {*own, "batch_sampler" if loader.get("batch_size") else ""} - {"class"}
     return {
-        **describe_object(data, in_data=True),
+        **own,
         "labels": None if labels is None else hashlib.sha256(np.asarray(labels, np.int64).tobytes()).hexdigest()[:8],
-        "train_dataloader": None if k is None else describe_object(data.train_dataloader(k), in_data=True),
+        "train_dataloader": {name: value for name, value in loader.items() if name not in again},
     }
 
 

@@ -114,7 +114,7 @@ class Report:
         parts = [self.part(at, section) for at, section in enumerate(self.sections)]
         studies = [self.of_study(at, study) for at, study in enumerate(self.studies) if study.suite]
         groups = sum(len(section.groups) for section in self.sections)
-        with in_style():
+        with in_style(in_browser=True):
             return template.render(
                 version=__version__,
                 title=self.asked.title,

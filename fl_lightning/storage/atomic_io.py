@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -54,22 +53,6 @@ def load(path: Path) -> Any:
     except Exception as error:  # torch raises errors of many types
         unsafe = UNSAFE.search(str(error))
         raise DamagedFileError(f"{NO_CHECKPOINT}{f': it holds {unsafe[1]}' if unsafe else ''}") from error
-
-
-def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def file_digest(name: str) -> str | None:
-    """Return 16 digits that stand for a file's contents; None if no file of this name can be read."""
-    with suppress(OSError, ValueError):
-        return digest_of(Path(name))[:16] if os.path.isfile(name) else None
-    return None
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

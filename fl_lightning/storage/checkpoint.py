@@ -19,17 +19,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from fl_lightning.code_fingerprint import digest_of
 from fl_lightning.errors import UsageError, choices, require
-from fl_lightning.storage.atomic_io import (
-    NO_CHECKPOINT,
-    DamagedFileError,
-    digest_of,
-    dump,
-    flush,
-    flush_folder,
-    load,
-    partial_of,
-)
+from fl_lightning.storage.atomic_io import NO_CHECKPOINT, DamagedFileError, dump, flush, flush_folder, load, partial_of
 from fl_lightning.version import __version__
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"

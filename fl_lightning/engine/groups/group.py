@@ -13,6 +13,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from fl_lightning.client import Client
+from fl_lightning.client.client import LARGEST_INTEGER, are_exact
 from fl_lightning.client.clock import Clock
 from fl_lightning.client.columns import (
     Column,
@@ -370,6 +371,9 @@ class Group:
         for name in client.others:
             if name in state and state[name].is_floating_point():
                 good &= (state[name].isfinite() | ~self.received[name].isfinite()).reshape(self.size, -1).all(1)
+            elif name in state and state[name].dtype == torch.int64:
+                exact = state[name].clamp(-LARGEST_INTEGER, LARGEST_INTEGER) == state[name]
+                good &= exact.reshape(self.size, -1).all(1) & are_exact(self.received[name])
         rows = [row for row, fine in enumerate(good.tolist()) if fine and row not in self.errors]
         chosen = torch.tensor(rows, dtype=torch.int64, device=self.device)
         of_rows = [float(self.infos[row].num_examples) if client.weighting == "examples" else 1.0 for row in rows]
