@@ -6,7 +6,6 @@ import shlex
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torchvision
@@ -184,16 +183,6 @@ def test_the_commands_of_the_callbacks_leave_the_files_they_name(tmp_path, monke
     assert len(files) == len(lines)
     for file in files:
         assert (tmp_path / "runs/fedavg/version_0" / file).is_file(), file
-
-
-def test_spectra_of_runs_are_drawn_by_the_lines_of_the_page(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for run in ("skewed", "iid"):
-        (tmp_path / "runs" / run / "version_0").mkdir(parents=True)
-        np.savez(tmp_path / "runs" / run / "version_0/spectra.npz", representation=np.array([[2.0, 1.0]]))
-    (code,) = python_of("callbacks")
-    exec(code, {})
-    assert (tmp_path / "spectra.png").is_file()
 
 
 @pytest.mark.thorough
