@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any, ClassVar
@@ -94,11 +95,13 @@ def checked_yaml(text: str, name: str) -> Any:
                     waiting += [key, value]
             else:
                 waiting += node.value
-        return None if root is None else loader.construct_document(root)
+        value = None if root is None else loader.construct_document(root)
+        json.dumps(value, skipkeys=True, default=str)  # a ValueError where an alias stands within its own value
+        return value
     except UsageError:
         raise
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:  # such as `!!int a`
-        hint = "give a text without tags and deep nesting"
+        hint = "give a text without tags, deep nesting and an alias within its own value"
         raise UsageError(f"{name}: {clipped(text_of(error), 100)}; {hint}") from error
 
 

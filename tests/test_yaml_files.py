@@ -49,7 +49,8 @@ def test_an_error_names_the_file_the_line_and_the_column(tmp_path, case):
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     (tmp_path / "deep.yaml").write_text(nested(3000))
-    for path in (tmp_path, tmp_path / "nowhere.yaml", tmp_path / "deep.yaml"):
+    (tmp_path / "itself.yaml").write_text("a: &x [1, *x]")
+    for path in (tmp_path, *(tmp_path / f"{name}.yaml" for name in ("nowhere", "deep", "itself"))):
         with refused(str(path)):
             read_yaml(path)
 
