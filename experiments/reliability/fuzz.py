@@ -117,7 +117,7 @@ TEXTS = [
     "&f [*e, *e, *e, *e], &g [*f, *f, *f, *f], &h [*g, *g, *g, *g], &i [*h, *h, *h, *h], &j [*i, *i, *i, *i]]",
 ]
 REMEDY = re.compile(
-    r"\b(give|choose|set|keep|take|takes|add|use|return|remove|define|wrap|there are|one of|did you mean|make|"
+    r"\b(give|pass|choose|set|keep|take|takes|add|use|return|remove|define|wrap|there are|one of|did you mean|make|"
     r"free|needs?|must|lists|Allowed|Available|build|bind|put|evaluation data is|train(s)? in|"
     r"write|save|indent|close|correct|quote)\b"
 )
