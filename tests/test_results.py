@@ -118,6 +118,8 @@ def test_what_is_no_run_is_refused(runs, tmp_path, monkeypatch):
                 load(path)
     with refused("load_run='runs/*'", "load_runs"):
         load_run("runs/*")
+    with refused("load_runs=['runs']", "several"):
+        load_runs(["runs"])
     with refused("load_runs='runs/moon*'"):
         load_runs("runs/fed*", "runs/moon*")
 

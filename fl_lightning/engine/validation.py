@@ -74,7 +74,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "timeout": (lambda seconds: seconds is None or 1 <= seconds <= 10**6, "give seconds from 1 to a million, or null"),
     "compile": (
-        lambda mode: not isinstance(mode, str) or mode in MODES,
+        lambda mode: isinstance(mode, bool) or mode in MODES,
         f"give true, false or one of {', '.join(MODES)}",
     ),
     "min_clients": (lambda n: n >= 1, "give 1 or more"),

@@ -68,6 +68,10 @@ def of_run(section: Section, run: FitResult) -> Iterator[str]:
         bad = next((round_ for round_, value in values.items() if not abs(value) < INFINITE), None)
         if bad is not None:
             yield f"{run.name}: {tag} was {values[bad]} in round {bad}."
+    # callbacks that act may have ended it
+    whole = run.run_dir is None or any(key.startswith("trainer.callbacks.") for key in run.settings)
+    if run.state == "finished" and 0 < run.rounds < (max_rounds(run.config) or 0) and not whole:
+        yield f"{run.name} is finished after {progress(run)}: it was ended early, or its metrics.csv is cut."
     if run.state == "finished" and not run.values(section.metric.tag):
         yield f"{run.name} has no {section.metric.tag}."
 

@@ -248,6 +248,12 @@ def make_report(found: Found, asked: Asked) -> Report:
     lines = list(dict.fromkeys(line for section in sections for line in section.lines))
     hint = f"no run is called so; there are {', '.join(lines)}"
     require(asked.baseline is None or asked.baseline in lines, "--baseline", asked.baseline, hint)
+    known = [*lines, *(text for section in sections for text in (*section.settings, *section.rounds))]
+    axes = [pair for study in found.studies if study.suite for pair in study.suite.axes.items()]
+    known += [text for axis, labels in axes for text in (axis, *labels)]
+    for old in asked.names:
+        hint = "is no method, setting or metric of these runs; give one of their names"
+        require(any(with_names(text, {old: ""}) != text for text in known), "--names", old, hint)
     sections = [with_other_names(section, {**section.names, **asked.names}) for section in sections]
     for section in sections:
         of = f"{section.title}: " if len(sections) > 1 else ""

@@ -112,13 +112,17 @@ def read_run(folder: Path) -> FitResult:
     notes += read("changes.yaml", read_changes, [])
     notes += read("failures", read_failures, [])
     read(PLAN, read_plan, None)
+    wanted = max_rounds(config)
+    state = state_of(folder, history, wanted)
+    # the last round that is left is not the last one of the run
+    state = "stopped" if skipped and state == "finished" and len(history) < (wanted or 0) else state
     timed = [row["time/round"] for row in history[1:] if "time/round" in row]
     return FitResult(
         name=printable("/".join(folder.resolve().parts[-2:])),
         history=history,
         run_dir=folder,
         seed=next((one for one in (config.get("seed_everything"), environment.get("seed")) if type(one) is int), 0),
-        state=state_of(folder, history, max_rounds(config)),
+        state=state,
         method=methods_with_arguments(config) if config else folder.resolve().parent.name,
         settings=deciding(config),
         config=config,
@@ -168,6 +172,8 @@ def machine_of(environment: Mapping[str, Any]) -> str:
 def read_config(path: Path) -> dict[str, Any]:
     """Return the config of a run; any error where a report cannot use it."""
     config = parse_yaml(path.read_text(), path.name)
+    if not isinstance(config, dict):
+        raise ValueError("it holds no mapping")
     deciding(config), data_set(config), method_names(config), max_rounds(config)
     return config
 

@@ -148,6 +148,7 @@ def load_run(path: str | os.PathLike) -> FitResult:
     Raises:
         UsageError: there is no run, or there are several.
     """
+    check_path("load_run", path)
     folder = Path(path).expanduser()
     require(folder.is_dir(), "load_run", str(folder), f"there is no such folder; {HINT}")
     found = find_runs(folder)
@@ -177,6 +178,7 @@ def load_runs(*paths: str | os.PathLike) -> Runs:
     require(bool(paths), "load_runs", paths, "give folders that have runs below them, such as runs")
     folders: dict[Path, Path] = {}
     for path in paths:
+        check_path("load_runs", path)
         text = os.path.expanduser(path)
         matching = sorted(glob.glob(text)) if not os.path.lexists(text) else [text]
         found = [run for one in matching if os.path.isdir(one) for run in find_runs(Path(one))]
@@ -194,6 +196,12 @@ def load_runs(*paths: str | os.PathLike) -> Runs:
         warn_of(run)
     name_runs(runs)
     return runs
+
+
+def check_path(function: str, path: object) -> None:
+    """Refuse an argument that is no path, such as a list of paths."""
+    hint = "give a path, or load_runs several: load_runs('runs/fedavg', 'runs/feduv')"
+    require(isinstance(path, str | os.PathLike), function, path, hint)
 
 
 def warn_of(run: FitResult) -> None:

@@ -87,6 +87,7 @@ def files(folder):
         (["RUNS", "--figure", "nothing"], ("--figure='nothing'", "test-accuracy")),
         (["RUNS", "--figure", "test-accuracy", "--output", "a.html"], (".pdf", ".svg", ".png")),
         (["RUNS", "--names", "FedAvg=a", "FedAvg=b"], ("--names='FedAvg=b'",)),
+        (["RUNS", "--names", "FedAvgg=a"], ("--names='FedAvgg'",)),
         (["RUNS", "--figures", "figures", "--figure", "test-accuracy"], ("--figures='figures'", "--figure")),
     ],
 )

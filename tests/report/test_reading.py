@@ -95,6 +95,17 @@ def test_a_run_that_ended_early_is_finished_by_its_final_model(tmp_path, read, l
     assert state(read) == (expected, 3)
 
 
+@pytest.mark.parametrize("cut", [0, 9])
+def test_a_finished_run_whose_table_is_cut_is_warned_of_and_not_in_the_means_where_a_line_is_damaged(run, read, cut):
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "model.ckpt").touch()
+    whole = b"".join((run / "metrics.csv").read_bytes().splitlines(keepends=True)[:3])
+    (run / "metrics.csv").write_bytes(whole[: len(whole) - cut])
+    (_, warned) = read()
+    assert state(read)[0] == ("stopped" if cut else "finished")
+    assert ("metrics.csv is cut" in warned) == (not cut) and "of 4 rounds" in warned
+
+
 # ------------------------------------------------------------------ other files
 def test_what_a_run_was_changed_to_and_which_clients_failed_are_warned_of(run, read):
     change = {"trainer.local_epochs": {"before": 1, "now": 5}}
