@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -193,7 +194,7 @@ def measured_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]
         runs: dict[str, list[dict[str, np.ndarray]]] = {line: [] for line in section.lines}
         rounds = set[int]()
         for group in groups:
-            seeds = [run for run in group.runs.values() if not list(not_drawn(run, file))]
+            seeds = [run for run in group.runs.values() if not not_drawn(run, file)]
             runs[group.line] = up_to_common_round([measured(run, file) for run in seeds])
             for arrays in runs[group.line]:
                 arrays["class_names"] = np.array(plan_of(group.first)[1].get("class_names", []))
@@ -214,14 +215,16 @@ def plot_of(file: str) -> tuple[str, Callable[[Runs], Iterator[Plot]]]:
     return PLOTS.get(file, (f"Measured in {printable(file)}", by_shape))
 
 
-def not_drawn(run: FitResult, file: str) -> Iterator[str]:
-    """Yield the reasons why arrays of a file of a run are not drawn."""
+@lru_cache(maxsize=1000)
+def not_drawn(run: FitResult, file: str) -> list[str]:
+    """Return the reasons why arrays of a file of a run are not drawn."""
     arrays = measured(run, file)
-    yield from (f"{printable(file)}: {problem}" for problem in arrays.problems)
+    reasons = [f"{printable(file)}: {problem}" for problem in arrays.problems]
     try:
         list(plot_of(file)[1]({"run": up_to_common_round([arrays])}))
     except (ValueError, IndexError, KeyError, TypeError) as error:
-        yield f"{printable(file)} is not drawn: {error}"
+        reasons.append(f"{printable(file)} is not drawn: {error}")
+    return reasons
 
 
 def up_to_common_round(seeds: Sequence[Measured]) -> list[dict[str, np.ndarray]]:

@@ -15,7 +15,6 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from fl_lightning import __version__
-from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.layout import Sheet, latex_tables, markdown, prose, renamed, with_names
 from fl_lightning.bench.readings import conclusions
 from fl_lightning.bench.table import heading, progress, readings_sheets, sheets, summary_lines
@@ -100,10 +99,10 @@ class Report:
     def files(self, stem: str) -> dict[str, str]:
         """All files of the report by name."""
         made = {f"{stem}.md": self.in_markdown(), f"{stem}.tex": self.in_latex()}
-        made[f"{stem}.csv"] = numbers_csv([one for section in self.sections for one in section.comparisons().values()])
+        made[f"{stem}.csv"] = numbers_csv([one for section in self.sections for one in section.comparisons.values()])
         made[f"{stem}.runs.csv"] = runs_csv(self.sections)
-        if any(map(comparisons, self.studies)):
-            made[f"{stem}.paper.csv"] = numbers_csv([one for study in self.studies for one in comparisons(study)])
+        if any(study.comparisons for study in self.studies):
+            made[f"{stem}.paper.csv"] = numbers_csv([one for study in self.studies for one in study.comparisons])
         return {f"{stem}.html": self.in_html(list(made)), **made}
 
     def in_html(self, files: Sequence[str]) -> str:
@@ -151,7 +150,7 @@ class Report:
                 "curves": [card for of, head, card in own if of == setting and head in WITH_RESULTS[:2]],
                 "bars": [card for of, head, card in own if of == setting and head == HEADING],
             }
-            for number, (setting, part) in enumerate(zip(section.settings, section.parts(), strict=True))
+            for number, (setting, part) in enumerate(zip(section.settings, section.parts, strict=True))
         ]
         told = f"{count(len(section.runs), 'run')} by {section.metric.label}."
         told += f" Differences are to {section.baseline}." * bool(section.baseline)
@@ -186,7 +185,7 @@ class Report:
 
     def tables_of(self, study: Study) -> Iterator[dict[str, Any]]:
         """Yield the tables of a study's suite, each with its heading and its verdicts."""
-        suite, compared = study.suite, comparisons(study)
+        suite, compared = study.suite, study.comparisons
         if suite is None:
             return
         names = {**suite.names, **self.asked.names}
@@ -204,7 +203,7 @@ class Report:
             for table in self.tables_of(study):
                 yield from ((f"{study.title}: {table['heading']}", sheet) for sheet in table["sheets"])
         for section in self.sections:
-            for setting, part in zip(section.settings, section.parts(), strict=True):
+            for setting, part in zip(section.settings, section.parts, strict=True):
                 named = ", ".join(filter(None, [section.title, setting]))
                 yield from ((named, sheet) for sheet in (*results_sheets(part), *parts_sheets(section, setting)))
             made = (config_sheet(section), runs_sheet(section), cost_sheet(section))
@@ -259,12 +258,6 @@ def make_report(found: Found, asked: Asked) -> Report:
         of = f"{section.title}: " if len(sections) > 1 else ""
         warnings += [f"{of}{one}" for one in cautions(section)]
     return Report(sections, found.studies, asked, list(dict.fromkeys(warnings)))
-
-
-def comparisons(study: Study) -> list[Comparison]:
-    """Return the tables of a study's suite."""
-    tables = study.suite.tables if study.suite else ()
-    return [Comparison(study.suite, table, study.cells, study.results) for table in tables if study.suite]
 
 
 def begun(sheet: Sheet) -> Sheet:

@@ -282,7 +282,8 @@ def measured(run: FitResult, file: str) -> Measured:
     """Return the measurements in a file; none where it has no array ``rounds``, so that it holds something else."""
     made = Measured()
     try:
-        loaded = load_arrays(run.run_dir / file) if run.run_dir is not None and file in array_files(run) else {}
+        there = run.run_dir is not None and (run.run_dir / file).is_file()
+        loaded = load_arrays(run.run_dir / file) if run.run_dir is not None and there else {}
         if "rounds" not in loaded:
             return made
         whole = {name: array for name, array in loaded.items() if array.ndim == 1 and array.dtype.kind in "iu"}

@@ -121,13 +121,12 @@ class Runs(list[FitResult]):
 
     def _curves(self) -> tuple[dict[str, list[FitResult]], str]:
         """Return the runs by the label of their curve, and the title of their figure."""
-        if len(self) <= MOST_CURVES:
-            keys = [key for key in self._labels()[0] if key not in ("run", "seed")]
-            return {
-                ", ".join([one.name, *(f"{key}={told.get(key)}" for key in keys)]): [one]
-                for told, one in zip(self._labels(), self, strict=True)
-            }, ""
         groups: dict[str, list[FitResult]] = defaultdict(list)
+        if len(self) <= MOST_CURVES:
+            for told, one in zip(self._labels(), self, strict=True):
+                settings = [f"{key}={value}" for key, value in told.items() if key not in FIRST]
+                groups[", ".join([one.name, *settings])].append(one)
+            return groups, ""
         for group in configurations([one for one in self if one.history]):
             some = [*group.runs.values(), *group.repeats]
             groups[f"{group.label}{f' ({len(some)} runs)' * (len(some) > 1)}"] += some

@@ -138,8 +138,9 @@ class Section:
         own = self.rounds[self.rounds["setting"] == setting]
         return own.dropna(axis=1, how="all") if len(own) else own
 
+    @cached_property
     def parts(self) -> list[Section]:
-        """Return a section for each setting, without the others."""
+        """A section for each setting, without the others."""
         groups = [self.at(setting) for setting in self.settings]
         lines = [{group.line for group in of_setting} for of_setting in groups]
         named = [self.baseline if self.baseline in of_setting else "" for of_setting in lines]
@@ -149,8 +150,9 @@ class Section:
         """Return the groups of a setting, in the order of their lines."""
         return [group for line in self.lines for group in self.groups if (group.line, group.setting) == (line, setting)]
 
+    @cached_property
     def comparisons(self) -> dict[Show, Comparison]:
-        """Return the tables of the ``final`` and the ``best`` values and, with a target, of the ``rounds_to`` it."""
+        """The tables of the ``final`` and the ``best`` values and, with a target, of the ``rounds_to`` it."""
         settings = {"setting": self.settings} if len(self.settings) > 1 else {}
         axes, metric = {"method": self.lines, **settings}, self.metric
         cells, results = list[Cell](), dict[str, CellResult]()

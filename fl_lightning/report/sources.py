@@ -8,10 +8,12 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fl_lightning.bench.cells_csv import stored_lines
+from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.readings import suites_in
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.suite import Cell, Suite
@@ -49,6 +51,12 @@ class Study:
     results: dict[str, CellResult]
     runs: list[FitResult]
     notes: tuple[str, ...] = ()
+
+    @cached_property
+    def comparisons(self) -> list[Comparison]:
+        """The tables of its suite."""
+        tables = self.suite.tables if self.suite else ()
+        return [Comparison(self.suite, table, self.cells, self.results) for table in tables if self.suite]
 
     @property
     def title(self) -> str:

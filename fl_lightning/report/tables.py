@@ -34,7 +34,7 @@ OF_RUN = ["setting", "line", "seed"]
 
 def results_sheets(section: Section) -> Iterator[Sheet]:
     """Yield the results of a section with one setting, and the differences to the baseline."""
-    compared, metric, notes = section.comparisons(), section.metric, dict[str, str]()
+    compared, metric, notes = section.comparisons, section.metric, dict[str, str]()
     sent, lines = bytes_by_run(section), []
     for group in section.in_order:
         numbers = [entry_text(comparison, (group.line,), notes) for comparison in compared.values()]
