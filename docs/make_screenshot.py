@@ -62,10 +62,10 @@ def main() -> None:
     if browser is None:
         sys.exit(f"there is no browser {options.browser or ' or '.join(BROWSERS)} here; give --browser PROGRAM")
 
-    from fl_lightning.report.page import Asked, make_report
+    from fl_lightning.report.page import make_report
     from fl_lightning.report.sources import read_sources
 
-    made = make_report(read_sources([str(CELLS)], [SUITE]), Asked())
+    made = make_report(read_sources([str(CELLS)], [SUITE]))
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         page.write_text(made.in_html([]), encoding="utf-8")

@@ -145,12 +145,10 @@ def curves_of(groups: Mapping[str, Sequence[FitResult]], tags: Sequence[str] = (
         UsageError: there is no metric of this name, or none at all.
     """
     # these take a while
-    import numpy as np
     import pandas
 
-    from fl_lightning.plotting.drawing import CurveLine, curves
+    from fl_lightning.plotting.drawing import Curve, curves
     from fl_lightning.plotting.figures import laid_out
-    from fl_lightning.plotting.style import line_style
 
     results = [one for some in groups.values() for one in some]
     known = list(dict.fromkeys(tag for one in results for row in one.history for tag in row if tag != "round"))
@@ -164,10 +162,9 @@ def curves_of(groups: Mapping[str, Sequence[FitResult]], tags: Sequence[str] = (
         for at, (label, some) in enumerate(groups.items()):
             table = pandas.DataFrame({place: one.values(tag) for place, one in enumerate(some)}).dropna()
             if len(table):
-                y = (100 if percent else 1) * table.sort_index().to_numpy(float)
-                band = (y.min(1), y.max(1)) if len(some) > 1 else None
-                x = np.array(sorted(table.index), float)
-                lines.append(CurveLine(x, y.mean(1), line_style(at), band, label if len(groups) > 1 else ""))
+                table = (100 if percent else 1) * table.sort_index()
+                band = (table.min(axis=1), table.max(axis=1)) if len(some) > 1 else None
+                lines.append(Curve(at, table.mean(axis=1), label * (len(groups) > 1), table.index, band))
         drawings.append(curves(lines, xlabel="round", ylabel=f"{tag} (%)" if percent else tag))
     return laid_out(drawings, title)
 

@@ -122,7 +122,7 @@ def read_rows(path: Path, number: int | None = None) -> list[Row]:
 
 def plot_term(term: str, rows: list[Row]) -> Plot:
     """Plot a term in the visits of one round: a curve for each client, over the local epochs."""
-    from fl_lightning.plotting.drawing import curves, numbered_line
+    from fl_lightning.plotting.drawing import Curve, curves
     from fl_lightning.plotting.figures import Plot
 
     epochs, lines = 1 + max(int(row["epoch"]) for row in rows), []
@@ -131,7 +131,7 @@ def plot_term(term: str, rows: list[Row]) -> Plot:
         for row in rows:
             if int(row["client"]) == client:
                 values[int(row["epoch"])] = row.get(term, np.nan)
-        lines.append(numbered_line(number, values, f"client {client}"))
+        lines.append(Curve(number, values, f"client {client}"))
     ticks = [str(epoch) for epoch in range(1, epochs + 1)]
     draw = curves(lines, ticks=ticks, xlabel="local epoch", ylabel=f"{term}, mean over the epoch")
     return Plot(f"local_losses/{term}", f"{term} within the visits, round {int(rows[0]['round'])}", [draw])

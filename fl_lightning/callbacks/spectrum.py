@@ -26,7 +26,7 @@ from fl_lightning.functional import (
     singular_values,
     stable_rank,
 )
-from fl_lightning.plotting.style import VISIBLE
+from fl_lightning.plotting.values import VISIBLE
 from fl_lightning.state import State
 from fl_lightning.sums import Sums, Weighted
 

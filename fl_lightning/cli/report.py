@@ -66,8 +66,8 @@ def report(options: argparse.Namespace) -> None:
         names[old] = new
     # these take a second to import, and bad arguments need none of them
     from fl_lightning.bench.fragments import write_text
-    from fl_lightning.plotting.drawing import in_style
-    from fl_lightning.report.page import Asked, make_report
+    from fl_lightning.plotting.figures import laid_out
+    from fl_lightning.report.page import make_report
     from fl_lightning.report.sources import read_sources
 
     how = {key: getattr(options, key) for key in ("metric", "baseline", "target")}
@@ -77,15 +77,17 @@ def report(options: argparse.Namespace) -> None:
     command += ["--minimize"] * options.minimize
     command += ["--suite", *map(str, options.suite)] if options.suite else []
     command += ["--names", *options.names] if options.names else []
-    asked = Asked(**how, minimize=options.minimize, title=options.title, names=names, command=command)
-    made = make_report(read_sources(options.sources, options.suite), asked)
+    of_page = {"minimize": options.minimize, "names": names, "title": options.title, "command": command}
+    made = make_report(read_sources(options.sources, options.suite), **how, **of_page)
     cards = {card.name: card for *_, card in made.cards} if options.figure or options.figures else {}
     if options.figure:
         name = options.figure
         require(name in cards, "--figure", name, f"the report has none of this name; it has {choices(cards, name)}")
-        with in_style(), writing_into("--output", output):
+        with writing_into("--output", output):
             output.parent.mkdir(parents=True, exist_ok=True)
-            cards[name].figure().savefig(output, dpi=200, metadata=UNDATED[output.suffix], bbox_inches="tight")
+            drawings = list(cards[name].drawings.values())
+            whole = laid_out(drawings, columns=len(drawings))
+            whole.savefig(output, dpi=200, metadata=UNDATED[output.suffix], bbox_inches="tight")
         print(output)
         return
     output = output.with_suffix(".html")
@@ -100,14 +102,14 @@ def report(options: argparse.Namespace) -> None:
     runs = sum(len(section.runs) for section in made.sections)
     print(printable(f"{count(runs, 'run')}: {output}, and {', '.join(list(files)[1:])} beside it"))
     if options.figures is not None:
-        with in_style(), writing_into("--figures", options.figures):
+        with writing_into("--figures", options.figures):
             options.figures.mkdir(parents=True, exist_ok=True)
-            drawings = [pair for card in cards.values() for pair in card.printed()]
-            for name, figure in drawings:
+            printed = [pair for card in cards.values() for pair in card.printed()]
+            for name, figure in printed:
                 for ending in (".pdf", ".svg"):
                     figure.savefig(options.figures / f"{name}{ending}", dpi=300, metadata=UNDATED[ending])
                     figure.set_layout_engine("none")  # laying it out again takes as long as to draw it
-        print(printable(f"{len(drawings)} drawings as PDF and SVG in {options.figures}"))
+        print(printable(f"{len(printed)} drawings as PDF and SVG in {options.figures}"))
 
 
 def check_output(output: Path, endings: Sequence[str]) -> None:

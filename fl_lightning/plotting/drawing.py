@@ -1,15 +1,15 @@
-"""Functions that draw into axes: curves, bars, maps and points, each of which can be read without colour.
+"""Functions that draw curves, bars, maps and points into axes, so that they can be read without colour.
 
-This imports matplotlib, which takes a while: import it where you draw.
+Importing this module imports matplotlib, which takes a while.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -22,50 +22,56 @@ from matplotlib.text import Text
 from matplotlib.ticker import AutoLocator, Formatter, LogLocator, MaxNLocator, NullLocator
 
 from fl_lightning.errors import printable
-from fl_lightning.plotting.style import FALLBACKS, FONT, HATCHES, LIGHT, LINE_COLOURS, SETTINGS, VISIBLE, line_style
+from fl_lightning.plotting.style import FALLBACKS, FONT, HATCHES, LIGHT, LINE_COLOURS, SETTINGS, line_style
+from fl_lightning.plotting.values import VISIBLE
 
-# names along an axis, and long ones below it, beyond which they could not be read
+# names along an axis at most, and long ones below it
 MOST_NAMES, MOST_LONG = 24, 12
 # letters of a name along an axis
 LONGEST_NAME = 24
 MARKS = "os^Dv<>Pp*hX"
 Draw = Callable[[Axes], None]
+_set_text = Text.set_text
 _escaped: set[str] = set()
 
 
 @dataclass(frozen=True)
-class CurveLine:
+class Curve:
     """A curve.
 
     Args:
-        x: its places ``(n,)``.
-        y: its values ``(n,)``.
-        style: arguments of matplotlib.
-        band: the lower and the upper edge of a band around it ``(n,)``; None for no band.
-        label: its name in a legend of the axes; empty for none.
+        number: determines its colour, stroke and markers.
+        y: values ``(n,)``.
+        label: name in a legend; empty for none.
+        x: places ``(n,)``; None for 0, 1, ...
+        band: lower and upper edge ``(n,)`` of a band around it; None for no band.
+        style: arguments of matplotlib that replace those of its number.
     """
 
-    x: np.ndarray
+    number: int
     y: np.ndarray
-    style: dict[str, Any]
-    band: tuple[np.ndarray, np.ndarray] | None = None
     label: str = ""
+    x: np.ndarray | None = None
+    band: tuple[np.ndarray, np.ndarray] | None = None
+    style: Mapping[str, Any] = field(default_factory=dict)
 
 
 # ------------------------------------------------------------------ style and texts
 @contextmanager
 def in_style(in_browser: bool = False) -> Iterator[None]:
-    r"""Draw and save figures in the style of the package, with texts as they are: ``$`` begins no formula.
+    r"""Draw and save figures in the style of the package, in which ``$`` and ``^`` are ordinary characters.
 
-    A character that no font has is drawn as an escape such as ``\u5b9e``, and one line of the log says so.
+    A character that no font has is drawn as an escape such as ``\u5b9e``, with one line in the log.
 
     Args:
-        in_browser: whether a browser draws the texts with fonts of its own, so that only control characters are
-            escaped.
+        in_browser: whether a browser draws the texts in fonts of its own; then only control characters are escaped.
     """
+    if Text.set_text is not _set_text:  # an outer context counts
+        yield
+        return
     installed = set(fontManager.get_font_names())
     fonts = (FONT,) if in_browser else (FONT, *(name for name in FALLBACKS if name in installed))
-    set_text, missing = Text.set_text, set[str]()
+    missing = set[str]()
 
     def set_shown(self: Text, text: Any) -> None:
         text = "" if text is None else str(text)
@@ -73,7 +79,7 @@ def in_style(in_browser: bool = False) -> Iterator[None]:
             if not (char.isprintable() and (in_browser or has_glyph(char, fonts))):
                 text = text.replace(char, char.encode("unicode_escape").decode())
                 missing.update(char * char.isprintable())
-        set_text(self, text)
+        _set_text(self, text)
 
     settings: Any = {**SETTINGS, "font.family": ["sans-serif", *fonts[1:]]}
     with matplotlib.rc_context(settings):
@@ -81,11 +87,11 @@ def in_style(in_browser: bool = False) -> Iterator[None]:
             Text.set_text = set_shown  # type: ignore
             yield
         finally:
-            Text.set_text = set_text  # type: ignore[method-assign]
+            Text.set_text = _set_text  # type: ignore[method-assign]
     if missing - _escaped:
         some = " ".join(sorted(missing - _escaped)[:8])
-        told = f"no installed font has {some}, which figures show as escapes; install one such as Noto Sans CJK"
-        logging.getLogger(__name__).warning(told)
+        message = f"no installed font has {some}, which figures show as escapes; install a font such as Noto Sans CJK"
+        logging.getLogger(__name__).warning(message)
         _escaped.update(missing)
 
 
@@ -156,31 +162,28 @@ def visible(values: np.ndarray) -> np.ndarray:
 
 
 # ------------------------------------------------------------------ drawings
-def numbered_line(at: int, y: np.ndarray, label: str = "", x: np.ndarray | None = None, **style: Any) -> CurveLine:
-    """Return curve number ``at`` over ``x``, by default the index of its values."""
-    places = np.arange(len(y)) if x is None else x
-    return CurveLine(places, y, line_style(at) | style, label=label)
-
-
-def curves(lines: Sequence[CurveLine], log: str = "", ticks: Sequence[str] | None = None, **labels: Any) -> Draw:
+def curves(lines: Sequence[Curve], log: str = "", ticks: Sequence[str] | None = None, **labels: Any) -> Draw:
     """Draw curves with bands.
 
     Args:
         lines: the curves.
-        log: the axes that are logarithmic, of ``xy``.
-        ticks: the names of the places along x, if they have some.
+        log: axes with a logarithmic scale, such as ``xy``.
+        ticks: names of the places along x, if they have names.
         labels: ``xlabel``, ``ylabel``, ``title``.
     """
 
     def draw(axes: Axes) -> None:
-        for number, line in enumerate(lines):
-            every = max(1, len(line.x) // 8)
-            style = line.style | ({"marker": "o"} if len(line.x) == 1 else {})
-            axes.plot(line.x, line.y, markevery=(number % every, every), label=in_legend(line.label), **style)
+        whole = True
+        for place, line in enumerate(lines):
+            x = np.arange(len(line.y)) if line.x is None else line.x
+            whole = whole and bool((x == np.round(x)).all())
+            style = line_style(line.number) | dict(line.style) | ({"marker": "o"} if len(x) == 1 else {})
+            every = max(1, len(x) // 8)
+            axes.plot(x, line.y, markevery=(place % every, every), label=in_legend(line.label), **style)
             if line.band is not None and (line.band[0] != line.band[1]).any():
-                axes.fill_between(line.x, *line.band, alpha=0.18, linewidth=0, color=line.style["color"])
+                axes.fill_between(x, *line.band, alpha=0.18, linewidth=0, color=style["color"])
         logarithmic(axes, log)
-        few_numbers(axes, all((line.x == np.round(line.x)).all() for line in lines))
+        few_numbers(axes, whole)
         if ticks is not None:
             name_ticks(axes.xaxis, ticks)
         axes.set(**labels)
@@ -224,8 +227,8 @@ def stacked(parts: Sequence[tuple[str, np.ndarray]], names: Sequence[str], xlabe
             label = in_legend(part.replace("_", " and "))
             axes.barh(np.arange(len(names)), lengths, 0.7, begin, label=label, **bar_style(at))
             begin = begin + lengths
-        axes.set_yticks(np.arange(len(names)), names)
-        axes.invert_yaxis()
+        name_ticks(axes.yaxis, names)
+        axes.set_ylim(max(len(names), 6) - 0.5, -0.5)
         axes.grid(axis="y", visible=False)
         few_numbers(axes)
         axes.set_xlabel(xlabel)

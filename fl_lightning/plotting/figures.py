@@ -1,4 +1,4 @@
-"""Figures of arrays that runs have saved: drawings for one run or for several, and their layout."""
+"""Figures of arrays that runs have saved: drawings of one run or of several, and their layout."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FixedLocator
 
-from fl_lightning.plotting.drawing import MARKS, MOST_NAMES, Draw, bars, curves, cut, heat, in_style, numbered_line
+from fl_lightning.plotting.drawing import MARKS, MOST_NAMES, Curve, Draw, bars, curves, cut, heat, in_style
 from fl_lightning.plotting.values import Reduce, over
 
 Arrays = Mapping[str, np.ndarray]
-# arrays of each seed, by the label of the run; a run of its own has the label ""
+# arrays of each seed by the label of the run; the label of a single run is ""
 Runs = Mapping[str, Sequence[Arrays]]
-# width and height in inches of a drawing, alone and beside others; names in a legend at most, in axes and below them
-ALONE, SIDE, IN_AXES, BELOW = (5.0, 3.8), (4.4, 3.3), 12, 20
-# letters of a name in a legend; labels side by side as bars; values of a drawing at most
-LONGEST_LABEL, MOST_BARS, LARGEST = 44, 4, 1_000_000
+# width and height in inches of a drawing, alone and beside others
+ALONE, SIDE = (5.0, 3.8), (4.4, 3.3)
+# labels at most in a legend within the axes, and in one below them; letters of a label
+IN_AXES, BELOW, LONGEST_LABEL = 12, 40, 44
+# labels side by side as bars; values of a drawing at most
+MOST_BARS, LARGEST = 4, 1_000_000
 
 
 @dataclass(frozen=True)
@@ -162,10 +165,10 @@ def curve_panels(
         for number, values, label in panel:
             thin: dict[str, Any] = {"alpha": 0.3, "linewidth": 0.8, "linestyle": "solid", "marker": None}
             each = [entry for entry in faint.get(number, ()) if np.isfinite(entry).any()]
-            lines += [numbered_line(number, y, "" if at else "each client", **thin) for at, y in enumerate(each)]
+            lines += [Curve(number, y, "" if at else "each client", style=thin) for at, y in enumerate(each)]
             marked = alone is not None and not log and length <= MOST_NAMES
             marker: dict[str, Any] = {"marker": MARKS[number % len(MARKS)]} if marked else {}
-            lines.append(numbered_line(number, values, label, **marker))
+            lines.append(Curve(number, values, label, style=marker))
         made.append(curves(lines, log, ticks, **own))
     return made
 
@@ -207,35 +210,60 @@ def maps(
 
 
 # ------------------------------------------------------------------ layout
-def laid_out(drawings: Sequence[Draw], title: str = "", columns: int = 0) -> ShownFigure:
-    """Return a figure of some drawings in rows of ``columns``, with one legend where that serves all of them."""
+def laid_out(
+    drawings: Sequence[Draw], title: str = "", columns: int = 0, size: tuple[float, float] | None = None
+) -> ShownFigure:
+    """Return a figure of drawings in a grid, with one legend below it where the panels can share one.
+
+    Args:
+        drawings: functions that draw into axes, one for each panel.
+        title: title of the figure.
+        columns: number of panels in a row; 0 makes the grid about square.
+        size: width and height of a panel in inches, without title and legend.
+    """
     columns = columns or (len(drawings) if len(drawings) <= 3 else math.ceil(math.sqrt(len(drawings))))
-    rows, (width, height) = math.ceil(len(drawings) / columns), ALONE if len(drawings) == 1 else SIDE
+    rows, (width, height) = math.ceil(len(drawings) / columns), size or (ALONE if len(drawings) == 1 else SIDE)
     with in_style():
-        layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08)
-        figure = ShownFigure(figsize=(width * columns, height * rows + 0.5), layout=layout)
+        figure = ShownFigure()
         panels = [figure.add_subplot(rows, columns, place + 1) for place in range(len(drawings))]
         for axes, draw in zip(panels, drawings, strict=True):
             draw(axes)
             axes.set_title("\n".join(fill(line, int(11 * width)) for line in axes.get_title().splitlines()))
-        legends, below = [legend_entries(axes) for axes in panels], 0.2
+        legends, below = [legend_entries(axes) for axes in panels], 0.0
         shared = {label: handle for entries in legends for label, handle in entries.items()}
-        if all(not entries or list(entries) == list(shared) for entries in legends):
-            if 0 < len(shared) <= BELOW:
-                across = max(1, int(14 * width * columns / (8 + max(map(len, shared)))))
-                below = 0.2 * math.ceil(len(shared) / across)
-                how: dict[str, Any] = {"ncols": min(across, len(shared)), "fontsize": 9, "frameon": False}
-                figure.legend(
-                    shared.values(), shared.keys(), loc="outside lower center", handlelength=3, markerscale=1.5, **how
-                )
-        else:
+        if not all(not entries or list(entries) == list(shared) for entries in legends):
             for axes, entries in zip(panels, legends, strict=True):
                 if 0 < len(entries) <= IN_AXES:
                     axes.legend(entries.values(), entries.keys(), fontsize=8, framealpha=0.6, handletextpad=0.4)
-        texts = [text for axes in panels for text in axes.get_xticklabels() if text.get_rotation()]
-        turned = max((len(text.get_text()) for text in texts), default=0)
-        figure.set_size_inches(width * columns, (height + 0.05 * turned) * rows + 0.3 + below)
+        elif 0 < len(shared) <= BELOW:
+            across = max(1, int(width * columns / (0.6 + 0.07 * max(map(len, shared)))))
+            below = 0.2 * math.ceil(len(shared) / across)
+            how: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "handlelength": 2.4, "borderpad": 0.1}
+            figure.legend(shared.values(), shared.keys(), loc="lower center", ncols=across, **how)
         figure.suptitle(fill(title, int(11 * width * columns)), fontsize=11)
+        above = 0.25 * len(figure.get_suptitle().splitlines())
+        turned = [len(text.get_text()) for axes in panels for text in axes.get_xticklabels() if text.get_rotation()]
+        whole = (height + 0.05 * max(turned, default=0)) * rows + above + below
+        figure.set_size_inches(width * columns, whole)
+        if len(figure.axes) > len(panels) or any(
+            axes.images or any(map(names_along, (axes.xaxis, axes.yaxis))) for axes in panels
+        ):
+            figure.set_layout_engine("tight", pad=0.4, rect=(0, below / whole, 1, 1 - above / whole))
+        else:  # measuring all texts takes as long as drawing them
+            left, right, bottom, top = (
+                0.72,
+                0.12,
+                0.48,
+                0.14 + 0.16 * max(len(axes.get_title().splitlines()) for axes in panels),
+            )
+            figure.subplots_adjust(
+                left / figure.get_figwidth(),
+                (below + bottom) / whole,
+                1 - right / figure.get_figwidth(),
+                1 - (above + top) / whole,
+                wspace=(left + right) / (width - left - right),
+                hspace=(bottom + top) / (height - bottom - top),
+            )
     return figure
 
 
@@ -247,7 +275,13 @@ def figures(plots: Iterable[Plot]) -> Iterator[tuple[str, Figure]]:
 
 
 def legend_entries(axes: Axes) -> dict[str, Any]:
-    """Return the legend handles by label, of axes and of those that share their place."""
+    """Return the legend handles by label, of axes and of their twins."""
     twins = [other for other in axes.figure.axes if other.bbox.bounds == axes.bbox.bounds]
     pairs = [zip(*reversed(other.get_legend_handles_labels()), strict=True) for other in twins]
     return {cut(label, LONGEST_LABEL): handle for of_axes in pairs for label, handle in of_axes}
+
+
+def names_along(axis: Axis) -> list[str]:
+    """Return the names along an axis; none of an axis of numbers."""
+    fixed = isinstance(axis.get_major_locator(), FixedLocator)
+    return [text.get_text() for text in axis.get_ticklabels()] if fixed else []

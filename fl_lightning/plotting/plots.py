@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from fl_lightning.plotting.drawing import MARKS, Draw, bars, curves, heat, numbered_line, points, visible
+from fl_lightning.plotting.drawing import MARKS, Curve, Draw, bars, curves, heat, points, visible
 from fl_lightning.plotting.figures import Arrays, Plot, Runs, curve_panels, maps, names_in, of_round, single
 from fl_lightning.plotting.values import (
     BOUNDS,
@@ -63,7 +63,8 @@ def of_all_rounds(arrays: Arrays, what: str) -> list[Any]:
     shades = colormaps["viridis_r"](np.linspace(0 if len(rounds) > 1 else 1, 1, len(rounds)))
     named = [f"round {round_}" if at in some else "" for at, round_ in enumerate(rounds)]
     each = zip(arrays[what], named, shades, strict=True)
-    return [numbered_line(0, y, label, color=shade, marker=None, linewidth=1) for y, label, shade in each]
+    thin: dict[str, Any] = {"marker": None, "linewidth": 1}
+    return [Curve(0, y, label, style={"color": shade, **thin}) for y, label, shade in each]
 
 
 def with_lines(draw: Draw, y: float, x: float | None = None) -> Draw:
@@ -192,7 +193,7 @@ def of_client(arrays: Arrays, at: int, title: str) -> Draw:
             bar.set(facecolor="0.8", hatch=None)
         shown = {"before": "accuracy of the local model", "after": "accuracy after aggregation"}
         lines = [
-            numbered_line(number, 100 * arrays[name][-1, at], label, marker=MARKS[number])
+            Curve(number, 100 * arrays[name][-1, at], label, style={"marker": MARKS[number]})
             for number, (name, label) in enumerate(shown.items())
         ]
         curves(lines, ylabel="test accuracy in %", ylim=(-4, 104))(right)
@@ -307,7 +308,7 @@ def course(runs: Runs, names: Sequence[str]) -> list[Draw]:
                     values.setdefault(int(round_), []).append(float(value))
             means = np.array([over(0)(np.array(values[round_])) for round_ in sorted(values)])
             if np.isfinite(means).any():
-                lines.append(numbered_line(number, means, label, np.array(sorted(values))))
+                lines.append(Curve(number, means, label, np.array(sorted(values))))
         if lines:
             made.append(curves(lines, xlabel="round", ylabel=name))
     return made

@@ -30,8 +30,6 @@ FALLBACKS = (
     *("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans SC", "Noto Sans JP", "WenQuanYi Micro Hei", "Microsoft YaHei"),
     *("PingFang SC", "Hiragino Sans", "Yu Gothic", "Malgun Gothic", "Arial Unicode MS", "Noto Emoji", "Segoe UI Emoji"),
 )
-# of singular values; those below this share of the largest are rounding errors
-VISIBLE = 1e-12
 
 
 def variables(colours: Mapping[str, str], lines: tuple[str, ...]) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 Reduce = Callable[[np.ndarray], np.ndarray]
+# singular values below this share of the largest are rounding errors
+VISIBLE = 1e-12
 CLASS_GROUPS = ("majority", "minority", "missing")
 SPECTRUM_TITLES = {"classifier": "classifier weight", "representation": "covariance of the test representations"}
 MODELS = {"own": "as it is", "tuned": "fine-tuned", "prototype": "nearest prototype"}

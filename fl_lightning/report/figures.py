@@ -6,7 +6,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -19,15 +19,13 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator
 
-from fl_lightning.bench.cells_csv import csv_text
 from fl_lightning.plotting.drawing import Draw
-from fl_lightning.plotting.figures import laid_out, legend_entries
+from fl_lightning.plotting.figures import laid_out, names_along
 from fl_lightning.plotting.style import FONT, LIGHT, LINE_COLOURS
 
-# inches of a drawing on the page, and of a column of a paper
-WIDTH, HEIGHT, COLUMN = 4.3, 3.0, 3.3
+# inches of a drawing on the page, and in a column of a paper
+ON_PAGE, COLUMN = (4.3, 3.0), (3.3, 2.3)
 # values of a map in a file of data at most
 MOST_CELLS = 20_000
 COLOURS = {LIGHT["ink"]: "ink", LIGHT["grid"]: "grid", LIGHT["quiet"]: "quiet", LIGHT["card"]: "card"}
@@ -41,41 +39,6 @@ COORDINATES, NUMBERS = re.compile(r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*'), re.compi
 SIZE = re.compile(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>')
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """One drawing of a figure.
-
-    Args:
-        draw: draws it into axes.
-        height: height in inches, without its legend.
-        name: name among the drawings of its figure; empty for its number.
-    """
-
-    draw: Draw
-    height: float = HEIGHT
-    name: str = ""
-
-    def figure(self, width: float = WIDTH) -> Figure:
-        """Return the drawing alone, with its legend."""
-        figure = Figure()
-        axes = figure.subplots()
-        self.draw(axes)
-        entries = legend_entries(axes)
-        columns = max(1, int(width / (0.5 + 0.07 * max(map(len, entries), default=1))))
-        below = 0.2 * math.ceil(len(entries) / columns)
-        height = self.height * (width / WIDTH if self.height >= HEIGHT else 1.0) + below
-        figure.set_size_inches(width, height)
-        if axes.images or any(map(names_along, (axes.xaxis, axes.yaxis))):
-            figure.set_layout_engine("tight", pad=0.4, rect=(0, below / height, 1, 1))
-        else:  # to measure all texts takes as long as to draw them
-            top = 1 - (0.14 + 0.16 * len(axes.get_title().splitlines())) / height
-            figure.subplots_adjust(0.72 / width, (0.48 + below) / height, 1 - 0.12 / width, top)
-        if entries:
-            how: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "handlelength": 2.4, "borderpad": 0.1}
-            figure.legend(entries.values(), entries.keys(), loc="lower center", ncols=columns, **how)
-        return figure
-
-
 @dataclass
 class Card:
     """A figure: drawings that belong together.
@@ -84,58 +47,51 @@ class Card:
         name: its name on the command line.
         title: its title.
         caption: how to read it.
-        drawings: its drawings.
-        table: its data; by default those of the drawn curves, bars and matrices.
+        drawings: functions that draw into axes, by the names that their files get.
+        table: its data; by default the values of the drawn curves, bars and maps.
     """
 
     name: str
     title: str
     caption: str
-    drawings: Sequence[Drawing]
+    drawings: Mapping[str, Draw]
     table: pd.DataFrame | None = None
 
     @cached_property
     def figures(self) -> list[Figure]:
-        """Each of its drawings alone."""
-        return [drawing.figure() for drawing in self.drawings]
+        """Each drawing as a figure of the page."""
+        return [laid_out([draw], size=ON_PAGE) for draw in self.drawings.values()]
 
     def elements(self) -> Iterator[str]:
-        """Yield its drawings as elements of a page."""
+        """Yield the drawings as elements of a page."""
         for at, figure in enumerate(self.figures):
             axes = figure.axes[0]
-            told = ", ".join(filter(None, [self.title, " ".join(axes.get_title().split()), axes.get_ylabel()]))
-            yield inline(figure, f"{self.name}-{at}", told)
+            about = ", ".join(filter(None, [self.title, " ".join(axes.get_title().split()), axes.get_ylabel()]))
+            yield inline(figure, f"{self.name}-{at}", about)
 
     def csv(self) -> str:
-        """Return its data as CSV, with six digits."""
+        """Return the data as CSV, with six digits."""
         table = self.table
         if table is None:
             of_map = bool(self.figures[0].axes[0].images)
             head = ("drawing", "row", "column", "value") if of_map else ("drawing", "curve", "x", "y")
             table = pd.DataFrame([row for figure in self.figures for row in data_of(figure.axes[0])], columns=head)
-        rows = table.itertuples(index=False)
-        digits = ([f"{one:.6g}" if isinstance(one, float) else one for one in row] for row in rows)
-        return csv_text([list(table.columns), *digits])
+        return table.to_csv(index=False, float_format="%.6g", na_rep="nan", lineterminator="\n")
 
     def printed(self) -> Iterator[tuple[str, Figure]]:
-        """Yield the name of each of its drawings, and a figure as wide as a column of a paper."""
-        for at, drawing in enumerate(self.drawings, 1):
-            own = re.sub(r"[^a-z0-9.]+", "-", (drawing.name or str(at)).lower()).strip("-")
-            own = own.removeprefix(f"{self.name.rsplit('-', 1)[-1]}-")  # of drift-drift-client
-            yield f"{self.name}-{own}" if len(self.drawings) > 1 else self.name, drawing.figure(COLUMN)
+        """Yield the file name of each drawing, and a figure as wide as a column of a paper."""
+        for name, draw in self.drawings.items():
+            own = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+            own = own.removeprefix(f"{self.name.rsplit('-', 1)[-1]}-")  # drift-client, not drift-drift-client
+            yield f"{self.name}-{own}" if len(self.drawings) > 1 else self.name, laid_out([draw], size=COLUMN)
 
-    def figure(self) -> Figure:
-        """Return all drawings side by side with their legend."""
-        return laid_out([drawing.draw for drawing in self.drawings], columns=len(self.drawings))
+
+def numbered(drawings: Iterable[Draw]) -> dict[str, Draw]:
+    """Return drawings by their numbers from 1."""
+    return {str(at): draw for at, draw in enumerate(drawings, 1)}
 
 
 # ------------------------------------------------------------------ data
-def names_along(axis: Axis) -> list[str]:
-    """Return the names along an axis; none of an axis of numbers."""
-    fixed = isinstance(axis.get_major_locator(), FixedLocator)
-    return [text.get_text() for text in axis.get_ticklabels()] if fixed else []
-
-
 def namer(axis: Axis) -> Callable[[float], Any]:
     """Return a function that gives the name of a place along an axis, or the place where it has none."""
     formatter = axis.get_major_formatter()

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 
 from fl_lightning.errors import printable
-from fl_lightning.plotting.drawing import MOST_LONG, curves, heat, numbered_line, stacked
+from fl_lightning.plotting.drawing import MOST_LONG, Curve, Draw, curves, heat, stacked
 from fl_lightning.plotting.figures import Plot, Runs
 from fl_lightning.plotting.plots import PLOTS, by_shape
-from fl_lightning.report.figures import Card, Drawing
+from fl_lightning.report.figures import Card, numbered
 from fl_lightning.report.reading import Measured, array_files, measured, plan_of
 from fl_lightning.report.runs import Group
 from fl_lightning.report.sections import Section, in_percent
@@ -82,15 +82,15 @@ def spent(rounds: pd.DataFrame, tags: Sequence[str]) -> pd.Series:
     return of_rounds.groupby("line").cumsum(skipna=False)
 
 
-def drawn(section: Section, points: pd.DataFrame, x: str, unit: float, name: str, **labels: str) -> Drawing:
+def drawn(section: Section, points: pd.DataFrame, x: str, unit: float, **labels: str) -> Draw:
     """Return a drawing of curves, with the deviations as bands where these are not too many."""
     by_line, lines = dict(iter(points.dropna(subset=[x]).groupby("line"))), []
     for number, line in enumerate(section.lines):
         if line in by_line:
             mean, deviation, places = (by_line[line][key].to_numpy(float) for key in ("mean", "std", x))
             band = (unit * (mean - deviation), unit * (mean + deviation)) if len(by_line) <= MOST_BANDS else None
-            lines.append(replace(numbered_line(number, unit * mean, line, places), band=band))
-    return Drawing(curves(lines, **labels), name=name)
+            lines.append(Curve(number, unit * mean, line, places, band))
+    return curves(lines, **labels)
 
 
 def about_band(groups: Sequence[Group]) -> str:
@@ -110,19 +110,19 @@ def metric_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     points = points_of(rounds, metric.tag)
     costs = {"bytes": spent(rounds, BYTES), "seconds": spent(rounds, SECONDS)}
     points = points.join(pd.DataFrame(costs), on=["line", "round"])
-    drawings = [drawn(section, points, "round", metric.unit, "rounds", xlabel="round", ylabel=metric.label)]
+    drawings = {"rounds": drawn(section, points, "round", metric.unit, xlabel="round", ylabel=metric.label)}
     for name, units in UNITS.items():
         if points[name].notna().any():
             # the largest unit in which the largest is 1 or more
             unit = next((unit for unit, size in units.items() if points[name].max() >= size), list(units)[-1])
             label = f"{unit} sent down and up" if name == "bytes" else f"{unit} spent"
             scaled = points.assign(**{name: points[name] / units[unit]})
-            drawings.append(drawn(section, scaled, name, metric.unit, name, xlabel=label, ylabel=metric.label))
+            drawings[name] = drawn(section, scaled, name, metric.unit, xlabel=label, ylabel=metric.label)
     head = ["curve", "round", metric.tag, "deviation", "seeds", "bytes", "seconds"]
     points["place"] = points["line"].map(section.lines.index)
     table = points.sort_values(["place", "round"]).drop(columns="place").set_axis(head, axis=1)
     table = table.astype(object).where(table.notna(), "")
-    *first, last = [drawing.name for drawing in drawings]
+    *first, last = drawings
     title = f"{metric.called} against {' and '.join(filter(None, [', '.join(first), last]))}"
     fewer = "Where some seeds have fewer rounds than others, the last part of a line is the mean of those left."
     caption = f"{about_band(section.at(setting))} {fewer * bool((points.groupby('line')['count'].nunique() > 1).any())}"
@@ -146,12 +146,12 @@ def tag_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
         tags = [tag for tag in (*LEARNING, *ABOUT_TAG) if tag in found]
         others = [tag for tag in found if tag not in tags]
         tags += others if family in FAMILIES else sorted(others, key=lambda tag: (tag.count("/"), tag))
-        drawings, most = [], len(tags) if family == "scores" else PANELS
+        drawings, most = {}, len(tags) if family == "scores" else PANELS
         for tag in tags[:most]:
             percent = in_percent(tag, rounds[tag])
             label = section.names.get(tag, tag if percent else ABOUT_TAG.get(tag, tag)) + " in %" * percent
             unit = 100.0 if percent else 1.0
-            drawings.append(drawn(section, points_of(rounds, tag), "round", unit, tag, xlabel="round", ylabel=label))
+            drawings[tag] = drawn(section, points_of(rounds, tag), "round", unit, xlabel="round", ylabel=label)
         if drawings:
             title = FAMILIES.get(family, "Terms of the loss" if family == "terms" else f"Metrics under {family}/")
             left = f" {len(tags) - most} more are in metrics.csv of the runs." if len(tags) > most else ""
@@ -166,7 +166,7 @@ def partition_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]
     for group in groups:
         if group.first.seed == min(other.first.seed for other in groups):
             partitions.setdefault(group.first.plan, group)
-    drawings = []
+    drawings: dict[str, Draw] = {}
     for digest, group in list(partitions.items())[:PANELS]:
         counts, names = plan_of(group.first)
         assert counts is not None
@@ -177,7 +177,7 @@ def partition_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]
         along = (classes if len(classes) == counts.shape[1] else None, sites if named else None)
         labels: dict[str, Any] = {"xlabel": "site" if named else "client", "ylabel": "class"}
         title = f"partition {digest[:8]}{of}, seed {group.first.seed}"
-        drawings.append(Drawing(heat(counts.T.astype(float), "samples", along, log=True, title=title, **labels)))
+        drawings[digest[:8]] = heat(counts.T.astype(float), "samples", along, log=True, title=title, **labels)
     if drawings:
         caption = "Samples of each class at each client, on a logarithmic scale; what is empty has none."
         yield "Who holds what", Card("partition", "Who holds what", caption, drawings)
@@ -207,7 +207,7 @@ def measured_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]
                 more = f" The first {PANELS} of {len(one.drawings)} are drawn." * (len(one.drawings) > PANELS)
                 title = ": ".join(filter(None, [heading, one.title]))
                 name = f"{file.removesuffix('.npz')}-{one.name.rpartition('/')[2]}"
-                yield heading, Card(name, title, f"{caption}{more}", [*map(Drawing, one.drawings[:PANELS])])
+                yield heading, Card(name, title, f"{caption}{more}", numbered(one.drawings[:PANELS]))
 
 
 def plot_of(file: str) -> tuple[str, Callable[[Runs], Iterator[Plot]]]:
@@ -250,7 +250,7 @@ def cost_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
         bars = stacked([(phase, lengths) for phase, lengths in parts if lengths.any()], lines, "seconds a round")
         caption = "Median seconds of a round without the first, by phase, the mean over seeds and workers. "
         caption += "Of a run whose folder is not here, those of its last round."
-        yield "Cost", Card("seconds", "Seconds of a round", caption, [Drawing(bars, 0.26 * len(lines) + 0.65)])
+        yield "Cost", Card("seconds", "Seconds of a round", caption, numbered([bars]))
 
 
 def phases_of(rounds: pd.DataFrame) -> pd.DataFrame:

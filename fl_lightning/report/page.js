@@ -8,16 +8,6 @@
     return element;
   };
 
-  // ---------------------------------------------------------------- light or dark
-  const root = document.documentElement, button = document.getElementById("theme"), key = "fl-report-theme";
-  try { if (localStorage.getItem(key)) root.dataset.theme = localStorage.getItem(key); } catch (error) { /* no storage */ }
-  button.hidden = false;
-  button.addEventListener("click", () => {
-    const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
-    root.dataset.theme = (root.dataset.theme || system) === "dark" ? "light" : "dark";
-    try { localStorage.setItem(key, root.dataset.theme); } catch (error) { /* no storage */ }
-  });
-
   // ---------------------------------------------------------------- tables
   // the text of a cell without the marks of its footnotes, and the number that it begins with
   const textOf = cell => [...cell.childNodes].filter(one => one.nodeName !== "SUP").map(one => one.textContent).join("").trim();

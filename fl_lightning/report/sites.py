@@ -12,7 +12,7 @@ from fl_lightning.bench.layout import NONE, Sheet, Text
 from fl_lightning.plotting.drawing import MOST_NAMES, bars
 from fl_lightning.plotting.values import MODELS
 from fl_lightning.records.summary import few_digits
-from fl_lightning.report.figures import Card, Drawing
+from fl_lightning.report.figures import Card, numbered
 from fl_lightning.report.reading import measured, plan_of
 from fl_lightning.report.runs import Group
 from fl_lightning.report.sections import Section, in_percent
@@ -131,6 +131,6 @@ def parts_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
                 heights = [(section.lines.index(line), part[line].to_numpy(), line) for line in part]
                 for start in range(0, len(heights), BARS):
                     some = heights[start : start + BARS]
-                    drawings.append(Drawing(bars(some, list(part.index), ylabel=label, xlabel=parts.kind)))
+                    drawings.append(bars(some, list(part.index), ylabel=label, xlabel=parts.kind))
             name = f"{parts.kind}s-{label.replace(' in %', '')}"
-            yield HEADING, Card(name, f"{label} by {parts.kind}", parts.caption, drawings)
+            yield HEADING, Card(name, f"{label} by {parts.kind}", parts.caption, numbered(drawings))

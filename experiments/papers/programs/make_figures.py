@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 from fl_lightning.bench import Cell, load_suite  # noqa: E402, found through the path above
 from fl_lightning.cli import main  # noqa: E402
 from fl_lightning.functional import effective_rank, numerical_rank  # noqa: E402
-from fl_lightning.plotting.drawing import CurveLine, Draw, bars, curves, heat, numbered_line, points  # noqa: E402
+from fl_lightning.plotting.drawing import Curve, Draw, bars, curves, heat, points  # noqa: E402
 from fl_lightning.plotting.figures import curve_panels, laid_out  # noqa: E402
 from fl_lightning.plotting.plots import of_client  # noqa: E402
 
@@ -244,9 +244,9 @@ def spectra(data: Data) -> Figure:
     return laid_out(drawings)
 
 
-def band(number: int, values: np.ndarray, label: str) -> CurveLine:
+def band(number: int, values: np.ndarray, label: str) -> Curve:
     """The mean over the seeds of values ``(S, n)``, and the band between the lowest and the highest."""
-    return replace(numbered_line(number, values.mean(0), label), band=(values.min(0), values.max(0)))
+    return Curve(number, values.mean(0), label, band=(values.min(0), values.max(0)))
 
 
 def with_level(draw: Draw, logarithmic: bool) -> Draw:
@@ -338,7 +338,7 @@ def over_rounds(runs: Mapping[str, np.ndarray], title: str) -> Draw:
     lines = []
     for number, (label, values) in enumerate(runs.items()):
         line = band(number, values, label)
-        lines.append(replace(line, x=line.x + 1))
+        lines.append(replace(line, x=np.arange(len(line.y)) + 1))
     return curves(lines, xlabel="round", ylabel="test accuracy in %", title=title)
 
 
@@ -368,7 +368,7 @@ def losses(data: Data) -> Figure:
         labels = {"xlabel": "local epoch, 5 a round", "ylabel": "training loss, mean over the clients"}
         drawings.append(curves(lines, title=f"FedUV, Figure 3: {alpha}", **labels))
     terms = data["alpha 0.05/CNN/FedDecorr/feddecorr"][0]
-    lines = [numbered_line(number, values, f"client {number}") for number, values in enumerate(terms)]
+    lines = [Curve(number, values, f"client {number}") for number, values in enumerate(terms)]
     title = "FedDecorr, Figure 11: alpha 0.05, first seed"
     drawings.append(curves(lines, xlabel="local epoch, 5 a round", ylabel="FedDecorr's term", title=title))
     return laid_out(drawings)
