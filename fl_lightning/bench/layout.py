@@ -46,9 +46,6 @@ EXPONENT = re.compile(r"(?P<factor>\d+(?:\.\d+)?)e(?P<sign>[-+]?)0*(?P<power>\d+
 ONE_COLUMN, SIZES = 50, ((105, r"\footnotesize"), (75, r"\small"))
 # of a column that is aligned as numbers are
 NUMERIC = re.compile(r"[-+<>\[]* ?\d")
-# what a text for readers of Markdown may have, and the command of LaTeX for it
-MARKDOWN = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*|(?<!\w)\*([^*\s][^*]*)\*(?!\w)|\[([^\]]+)\]\([^)\s]+\)")
-COMMANDS = (r"\texttt{{{}}}", r"\textbf{{{}}}", r"\emph{{{}}}", "{}")
 # the tag of a metric in prose
 TAG = re.compile(r"(?<![\w/])(test|val|train)/([a-z]\w*)(?![\w/])")
 
@@ -125,7 +122,7 @@ def markdown(sheet: Sheet) -> Iterator[str]:
     heads = [*sheet.names]
     for name, inner in sheet.groups:
         heads += [f"{name}: {one}" if one else name for one in (inner or [""])]
-    yield from (prose(sheet.caption), "")
+    yield from (in_markdown(sheet.caption), "")
     if sheet.lines:
         yield f"| {' | '.join(map(in_markdown, heads))} |"
         yield f"|{' --- |' * len(sheet.names)}{' ---: |' * (len(heads) - len(sheet.names))}"
@@ -149,11 +146,6 @@ def marked(text: Text) -> str:
 def in_markdown(text: str) -> str:
     """Return a text that Markdown shows as it is, within a table or outside."""
     return SPECIAL.sub(r"\\\g<0>", printable(text)).replace("<", "&lt;")
-
-
-def prose(text: str) -> str:
-    """Return a text of Markdown on one line and without HTML; other marks stay as their author wants them."""
-    return re.sub("<(?=[A-Za-z/!?])", "&lt;", printable(text))
 
 
 # ------------------------------------------------------------------ LaTeX
@@ -180,7 +172,7 @@ def latex(sheet: Sheet, label: str) -> Iterator[str]:
     size = next((size for most, size in SIZES if wide > most), "")
     numeric = [any(map(NUMERIC.match, column)) for column in columns[len(sheet.names) :]]
     aligned = "l" * len(sheet.names) + "".join("r" if one else "l" for one in numeric)
-    yield from (f"\\begin{{{environment}}}", r"\centering", f"\\caption{{{prose_in_latex(caption)}}}")
+    yield from (f"\\begin{{{environment}}}", r"\centering", f"\\caption{{{in_latex(without_slash(caption))}}}")
     yield f"\\label{{{label}}}{size}"
     yield from (f"\\begin{{tabular}}{{{aligned}}}", r"\toprule")
     yield from latex_head(sheet)
@@ -234,31 +226,9 @@ def marked_in_latex(text: Text) -> str:
     return f"{shown}$^{{{marks}}}$" if marks else shown
 
 
-def prose_in_latex(text: str) -> str:
-    """Return a text of Markdown in LaTeX."""
-    made, end = [], 0
-    text = without_slash(printable(text))
-    for found in MARKDOWN.finditer(text):
-        inner = next(group for group in found.groups() if group is not None)
-        command = COMMANDS[(found.lastindex or 1) - 1]
-        made += [set_in_latex(text[end : found.start()]), command.format(set_in_latex(inner))]
-        end = found.end()
-    return "".join([*made, set_in_latex(text[end:])])
-
-
-def without_markdown(text: str) -> str:
-    """Return a text of Markdown as plain text."""
-    return MARKDOWN.sub(lambda found: next(group for group in found.groups() if group is not None), printable(text))
-
-
 def in_latex(text: str) -> str:
     """Return a text that LaTeX shows as it is, with its numbers and Greek letters as mathematics."""
-    return set_in_latex(printable(text))
-
-
-def set_in_latex(text: str) -> str:
-    """Return a printable text in LaTeX."""
-    made, end = [], 0
+    made, end, text = [], 0, printable(text)
     for found in IN_MATHS.finditer(text):
         made += [text[end : found.start()].translate(IN_LATEX), formula_in_latex(found)]
         end = found.end()

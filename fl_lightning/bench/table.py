@@ -20,10 +20,8 @@ from fl_lightning.bench.layout import (
     in_markdown,
     latex_tables,
     markdown,
-    prose,
     renamed,
     with_names,
-    without_markdown,
 )
 from fl_lightning.bench.readings import conclusions, readings_sheet
 from fl_lightning.bench.results import CellResult, with_notes
@@ -64,7 +62,7 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
     lines = list(about(suite, cells, results))
     of_readings = readings_sheets(suite, comparisons)
     if form == "tex":
-        plain = [without_markdown(line.lstrip("#- ")) for line in lines]
+        plain = [line.lstrip("#- ") for line in lines]
         made = [*of_readings, *(sheet for comparison in comparisons for sheet in sheets(comparison))]
         tables = latex_tables(renamed(sheet, suite.names) for sheet in made)
         return "\n".join(["% \\usepackage{booktabs}", *(f"% {line}" for line in plain if line), *tables])
@@ -72,7 +70,7 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
         lines += markdown(renamed(sheet, suite.names))
         lines += [line for text in conclusions(suite, comparisons) for line in (in_markdown(text), "")]
     for comparison in comparisons:
-        lines += [f"## {prose(with_names(heading(comparison), suite.names))}", ""]
+        lines += [f"## {in_markdown(with_names(heading(comparison), suite.names))}", ""]
         lines += [line for sheet in sheets(comparison) for line in markdown(renamed(sheet, suite.names))]
         lines += [in_markdown(with_names(line, suite.names)) for line in summary_lines(comparison)]
     return "\n".join(lines)
@@ -97,16 +95,16 @@ def write_tables(
 
 def about(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> Iterator[str]:
     """Yield the lines above the tables: title, source, progress, machines, and notes on the source."""
-    yield from (f"# {prose(suite.title)}", "")
+    yield from (f"# {in_markdown(suite.title)}", "")
     if suite.source:
-        yield from (f"Source: {prose(suite.source)}", "")
+        yield from (f"Source: {in_markdown(suite.source)}", "")
     yield from (f"{len(cells)} cells: {progress(cells, results)}.", "")
     machines = sorted({results[cell.digest].machine for cell in cells if cell.digest in results} - {""})
     if machines:
         yield from (f"Run on {in_markdown('; '.join(machines))}.", "")
     if suite.notes:
         yield from ("What the source leaves open, and how it is filled in:", "")
-        yield from (*(f"- {prose(note)}" for note in suite.notes), "")
+        yield from (*(f"- {in_markdown(note)}" for note in suite.notes), "")
 
 
 def progress(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> str:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import combinations, groupby
+from itertools import combinations
 
-from fl_lightning.errors import count
 from fl_lightning.report.configs import max_rounds
 from fl_lightning.report.gallery import not_drawn
 from fl_lightning.report.reading import INFINITE, array_files
 from fl_lightning.report.sections import Section
 from fl_lightning.results import FitResult
 
-# skipped parts of a run, one and several
+# numbers that a run logs of what it skipped
 SKIPPED = {
-    "clients/failed": ("client failed and was skipped", "clients failed and were skipped"),
-    "batches/skipped": ("batch was skipped", "batches were skipped"),
-    "steps/lost": ("step of 16-mixed was lost", "steps of 16-mixed were lost"),
+    "clients/failed": "clients failed and were skipped",
+    "batches/skipped": "batches were skipped",
+    "steps/lost": "steps of 16-mixed were lost",
 }
-# runs that are named; of more there is one line for all
-NAMED = 3
 
 
 def cautions(section: Section) -> Iterator[str]:
@@ -38,7 +35,7 @@ def cautions(section: Section) -> Iterator[str]:
     for setting in section.settings:
         where, seeds = f" ({setting})" * bool(setting), {g.line: sorted(g.runs) for g in section.at(setting)}
         if len({tuple(one) for one in seeds.values()}) > 1:
-            told = "; ".join(f"{line}: {', '.join(spans(one))}" for line, one in seeds.items())
+            told = "; ".join(f"{line}: {len(one)} ({one[0]} to {one[-1]})" for line, one in seeds.items())
             yield f"The seeds are not the same for all{where}: {told}. Differences are of the seeds that both have."
         yield from (f"The order depends on the score{where}: {sides}." for sides in of_scores(section, setting))
     yield from of_versions(section.runs)
@@ -78,17 +75,13 @@ def of_run(section: Section, run: FitResult) -> Iterator[str]:
 
 def of_skipped(runs: Sequence[FitResult]) -> Iterator[str]:
     """Warn of clients and batches that were skipped."""
-    for tag, (one, several) in SKIPPED.items():
-        numbers = [(sum(run.values(tag).values()), run) for run in runs]
-        some = [(number, run) for number, run in numbers if number]
-        if len(some) > NAMED:
-            most, run = max(some, key=lambda pair: pair[0])
-            total = sum(number for number, _ in some)
-            yield f"{total:g} {several} in {len(some)} runs, most of them in {run.name}: {most:g}."
-            continue
-        for number, run in some:
-            rounds = count(sum(value > 0 for value in run.values(tag).values()), "round")
-            yield f"{run.name}: {number:g} {one if number == 1 else several}, in {rounds}."
+    for tag, skipped in SKIPPED.items():
+        numbers = [(sum(run.values(tag).values()), run.name) for run in runs]
+        some = [pair for pair in numbers if pair[0]]
+        if some:
+            most, name = max(some, key=lambda pair: pair[0])
+            where = name if len(some) == 1 else f"{len(some)} runs, {most:g} of them in {name}"
+            yield f"{sum(number for number, _ in some):g} {skipped} in {where}."
 
 
 def of_partitions(section: Section, setting: str) -> Iterator[str]:
@@ -103,13 +96,6 @@ def of_partitions(section: Section, setting: str) -> Iterator[str]:
             told = "; ".join(f"{digest[:8]} of {', '.join(lines)}" for digest, lines in found.items())
             where = f"{setting}, seed {seed}" if setting else f"seed {seed}"
             yield f"Different partitions are compared ({where}): {told}. No differences are taken between them."
-
-
-def spans(numbers: Sequence[int]) -> Iterator[str]:
-    """Yield ascending numbers as text, three and more without a gap by the first and the last."""
-    for _, span in groupby(enumerate(numbers), key=lambda one: one[1] - one[0]):
-        some = [number for _, number in span]
-        yield from map(str, some) if len(some) < 3 else [f"{some[0]} to {some[-1]}"]
 
 
 def of_scores(section: Section, setting: str) -> Iterator[str]:

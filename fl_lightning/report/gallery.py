@@ -37,14 +37,6 @@ FAMILIES = {
     "rank": "Ranks of classifier and representation",
     "drift": "Drift of the clients",
 }
-ABOUT_TAG = {
-    "drift/client": "mean norm of the clients' changes",
-    "drift/global": "norm of the global change",
-    "rank/classifier/effective": "effective rank of the classifier",
-    "rank/representation/effective": "effective rank of the representation",
-    "rank/classifier/stable": "stable rank of the classifier",
-    "rank/representation/stable": "stable rank of the representation",
-}
 ROUND_PHASES = ("train", "evaluate", "server", "log")
 VISITS = ("load", "data", "forward_backward", "correct", "step", "collect", "wait")
 
@@ -143,13 +135,11 @@ def tag_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
         if tag != section.metric.tag and first not in ELSEWHERE and not (of_a_client or once):
             families.setdefault(family, []).append(tag)
     for family, found in families.items():
-        tags = [tag for tag in (*LEARNING, *ABOUT_TAG) if tag in found]
-        others = [tag for tag in found if tag not in tags]
-        tags += others if family in FAMILIES else sorted(others, key=lambda tag: (tag.count("/"), tag))
+        tags = sorted(found, key=lambda tag: (tag not in LEARNING, tag.count("/"), tag))
         drawings, most = {}, len(tags) if family == "scores" else PANELS
         for tag in tags[:most]:
             percent = in_percent(tag, rounds[tag])
-            label = section.names.get(tag, tag if percent else ABOUT_TAG.get(tag, tag)) + " in %" * percent
+            label = section.names.get(tag, tag) + " in %" * percent
             unit = 100.0 if percent else 1.0
             drawings[tag] = drawn(section, points_of(rounds, tag), "round", unit, xlabel="round", ylabel=label)
         if drawings:

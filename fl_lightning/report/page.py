@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from fl_lightning import __version__
-from fl_lightning.bench.layout import Sheet, latex_tables, markdown, prose, renamed, with_names
+from fl_lightning.bench.layout import Sheet, in_markdown, latex_tables, markdown, renamed, with_names
 from fl_lightning.bench.readings import conclusions
 from fl_lightning.bench.table import heading, progress, readings_sheets, sheets, summary_lines
 from fl_lightning.errors import count, printable, require
@@ -148,9 +148,9 @@ class Report:
 
     def in_markdown(self) -> str:
         """Return the warnings and all tables in Markdown."""
-        lines = [f"# {prose(self.title)}", "", *(f"- Warning: {prose(one)}" for one in self.warnings), ""]
+        lines = [f"# {in_markdown(self.title)}", "", *(f"- Warning: {in_markdown(one)}" for one in self.warnings), ""]
         for text, found in groupby(self.sheets(), key=lambda one: one[0]):
-            lines += [f"## {prose(text)}", "", *(line for _, sheet in found for line in markdown(sheet))]
+            lines += [f"## {in_markdown(text)}", "", *(line for _, sheet in found for line in markdown(sheet))]
         return "\n".join(lines)
 
     def in_latex(self) -> str:

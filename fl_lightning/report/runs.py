@@ -213,75 +213,63 @@ def warn_of(run: FitResult) -> None:
 def configurations(runs: Iterable[FitResult]) -> list[Group]:
     """Group runs by configuration, and name each by its method and by the keys in which the configs differ.
 
-    Runs without a config are one configuration where their folder has one name.
+    Cells of a study are grouped and named by their labels. Runs without a config are one configuration where their
+    folder has one name.
     """
     by_config: dict[tuple[object, ...], list[FitResult]] = defaultdict(list)
-    configs = {id(run): in_texts(run.settings) for run in runs}
     for run in runs:
-        alike = () if run.settings or run.labels or run.run_dir is None else (str(run.run_dir.parent),)
-        own = tuple(run.labels.items()) if run.labels else (*alike, *sorted(configs[id(run)].items()))
-        by_config[own].append(run)
+        config = run.labels or in_texts(run.settings)
+        parent = () if config or run.run_dir is None else (str(run.run_dir.parent),)
+        by_config[(*parent, *sorted(config.items()))].append(run)
     groups = []
     for some in by_config.values():
         # of several runs with one seed, the one that has come furthest counts
         progress = sorted(some, key=lambda run: (run.state == "finished", run.state == "running", run.rounds))
         chosen = {run.seed: run for run in progress}
         repeats = [run for run in some if chosen[run.seed] is not run]
-        groups.append(Group("", "", dict(sorted(chosen.items())), configs[id(some[0])], repeats))
-    if any(run.labels for run in runs):
-        name_by_labels(groups)
-    else:
-        name_by_configs(groups)
+        groups.append(Group("", "", dict(sorted(chosen.items())), in_texts(some[0].settings), repeats))
+    name_groups(groups)
     return groups
 
 
-def name_by_labels(groups: Sequence[Group]) -> None:
-    """Name the cells of a study: the method is the line, and the other axes are the setting."""
-    axes = dict.fromkeys(axis for group in groups for axis in group.first.labels)
-    own = "method" if "method" in axes else next(iter(axes))
-    others = [axis for axis in axes if axis not in (own, "data")]
-    differing = [axis for axis in others if len({group.first.labels.get(axis) for group in groups}) > 1]
-    for group in groups:
-        labels = group.first.labels
-        group.line = labels.get(own, "")
-        group.own = {axis: labels[axis] for axis in differing if axis in labels}
-        group.setting = ", ".join(f"{axis}={label}" for axis, label in group.own.items())
-
-
-def name_by_configs(groups: Sequence[Group]) -> None:
+def name_groups(groups: Sequence[Group]) -> None:
     """Name configurations by the keys in which they differ: method and coefficients, then the setting.
 
-    A key that follows from the method belongs to it, as a learning rate that each method has of its own; but data,
-    network and how much is trained make a setting in any case.
+    A key that follows from the method belongs to it, as a learning rate that each method has of its own; but labels of
+    a study, data, network and how much is trained make a setting in any case.
     """
-    keys = differing_between([group.config for group in groups])
-    by_name: dict[str, list[Group]] = defaultdict(list)
-    for group in groups:
-        of_folder = group.first.run_dir.parent.name if group.first.run_dir is not None else group.first.name
-        by_name[method_names(group.first.config) if group.config else of_folder].append(group)
+    axes = {axis for group in groups for axis in group.first.labels}
+    configs = [dict(group.first.labels) or group.config for group in groups]
+    by_name: dict[str, list[int]] = defaultdict(list)
+    for at, group in enumerate(groups):
+        run, labels = group.first, group.first.labels
+        of_folder = run.run_dir.parent.name if run.run_dir is not None else run.name
+        of_config = method_names(run.config) if group.config else of_folder
+        by_name[labels.get("method", next(iter(labels.values()))) if labels else of_config].append(at)
     for name, alike in by_name.items():
-        own = [key for key in differing_between([group.config for group in alike]) if is_of_method(key)]
+        own = [key for key in differing_between([configs[at] for at in alike]) if is_of_method(key)]
         short = short_keys(own)
-        for group in alike:
-            group.line = " ".join([name, *(f"{short[key]}={group.config[key]}" for key in own if key in group.config)])
-    lines = {group.line for group in groups}
+        for at in alike:
+            groups[at].line = " ".join(
+                [name, *(f"{short[key]}={configs[at][key]}" for key in own if key in configs[at])]
+            )
+    lines = [group.line for group in groups]
 
-    def follows(key: str) -> bool:
-        """Return whether the line of a group tells its value of a key."""
-        return len({(group.line, group.config.get(key)) for group in groups}) == len(lines)
+    def makes_setting(key: str) -> bool:
+        """Return whether a key is none of the method, and the method does not tell its value."""
+        told = len(set(zip(lines, (config.get(key) for config in configs), strict=True))) == len(set(lines))
+        always = key in axes or key == "model" or f"{key}.".startswith(tuple(f"{one}." for one in OF_SETTING))
+        return not is_of_method(key) and (always or len(set(lines)) == 1 or not told)
 
-    def in_any_case(key: str) -> bool:
-        return key == "model" or f"{key}.".startswith(tuple(f"{one}." for one in OF_SETTING))
-
-    settings = [
-        key for key in keys if not is_of_method(key) and (len(lines) == 1 or in_any_case(key) or not follows(key))
-    ]
-    short, telling = short_keys(settings), telling_keys(settings, [group.config for group in groups])
-    for group in groups:
-        group.own = {short[key]: group.config[key] for key in settings if key in group.config}
-        group.setting = ", ".join(f"{short[key]}={group.config.get(key, 'not set')}" for key in telling)
-    if len(lines) == 1 and settings:  # the settings are what is compared
-        for group in groups:
+    # a study without methods compares the labels of its first axis
+    by_label = "method" if "method" in axes else next(iter(groups[0].first.labels), "")
+    differing = differing_between(configs)
+    settings = [key for key in differing if makes_setting(key) and not (key in axes and key in (by_label, "data"))]
+    short, telling = short_keys(settings), telling_keys(settings, configs)
+    for group, config in zip(groups, configs, strict=True):
+        group.own = {short[key]: config[key] for key in settings if key in config}
+        group.setting = ", ".join(f"{short[key]}={config.get(key, 'not set')}" for key in telling)
+        if len(set(lines)) == 1 and settings and not axes:  # the settings are what is compared
             group.line, group.setting, group.own = group.setting or group.line, "", {}
 
 
