@@ -24,8 +24,8 @@ Arrays = Mapping[str, np.ndarray]
 Runs = Mapping[str, Sequence[Arrays]]
 # width and height in inches of a drawing, alone and beside others
 ALONE, SIDE = (5.0, 3.8), (4.4, 3.3)
-# labels at most in a legend within the axes, and in one below them; letters of a label
-IN_AXES, BELOW, LONGEST_LABEL = 12, 40, 44
+# labels at most in a legend beside the axes, and in one below the figure; letters of a label
+BESIDE, BELOW, LONGEST_LABEL = 12, 40, 44
 # labels side by side as bars; values of a drawing at most
 MOST_BARS, LARGEST = 4, 1_000_000
 
@@ -233,37 +233,28 @@ def laid_out(
         shared = {label: handle for entries in legends for label, handle in entries.items()}
         if not all(not entries or list(entries) == list(shared) for entries in legends):
             for axes, entries in zip(panels, legends, strict=True):
-                if 0 < len(entries) <= IN_AXES:
-                    axes.legend(entries.values(), entries.keys(), fontsize=8, framealpha=0.6, handletextpad=0.4)
+                if 0 < len(entries) <= BESIDE:
+                    beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "frameon": False}
+                    axes.legend(entries.values(), entries.keys(), fontsize=8, handletextpad=0.4, **beside)
         elif 0 < len(shared) <= BELOW:
             across = max(1, int(width * columns / (0.6 + 0.07 * max(map(len, shared)))))
             below = 0.2 * math.ceil(len(shared) / across)
             how: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "handlelength": 2.4, "borderpad": 0.1}
             figure.legend(shared.values(), shared.keys(), loc="lower center", ncols=across, **how)
-        figure.suptitle(fill(title, int(11 * width * columns)), fontsize=11)
-        above = 0.25 * len(figure.get_suptitle().splitlines())
+        title = fill(title, int(11 * width * columns))
+        above, titles = 0.25 * len(title.splitlines()), max(len(axes.get_title().splitlines()) for axes in panels)
         turned = [len(text.get_text()) for axes in panels for text in axes.get_xticklabels() if text.get_rotation()]
-        whole = (height + 0.05 * max(turned, default=0)) * rows + above + below
-        figure.set_size_inches(width * columns, whole)
-        if len(figure.axes) > len(panels) or any(
-            axes.images or any(map(names_along, (axes.xaxis, axes.yaxis))) for axes in panels
-        ):
-            figure.set_layout_engine("tight", pad=0.4, rect=(0, below / whole, 1, 1 - above / whole))
+        wide, high = width * columns, (height + 0.05 * max(turned, default=0)) * rows + above + below
+        figure.set_size_inches(wide, high)
+        figure.suptitle(title, fontsize=11, y=1 - 0.06 / high)
+        named = any(names_along(axes.xaxis) or names_along(axes.yaxis) for axes in panels)
+        if named or len(figure.axes) > len(panels) or any(axes.images or axes.get_legend() for axes in panels):
+            figure.set_layout_engine("tight", pad=0.4, rect=(0, below / high, 1, 1 - above / high))
         else:  # measuring all texts takes as long as drawing them
-            left, right, bottom, top = (
-                0.72,
-                0.12,
-                0.48,
-                0.14 + 0.16 * max(len(axes.get_title().splitlines()) for axes in panels),
-            )
-            figure.subplots_adjust(
-                left / figure.get_figwidth(),
-                (below + bottom) / whole,
-                1 - right / figure.get_figwidth(),
-                1 - (above + top) / whole,
-                wspace=(left + right) / (width - left - right),
-                hspace=(bottom + top) / (height - bottom - top),
-            )
+            left, right, bottom, top = 0.72, 0.12, 0.48, 0.14 + 0.16 * titles
+            wspace, hspace = (left + right) / (width - left - right), (bottom + top) / (height - bottom - top)
+            ends = left / wide, (below + bottom) / high, 1 - right / wide, 1 - (above + top) / high
+            figure.subplots_adjust(*ends, wspace, hspace)
     return figure
 
 

@@ -269,17 +269,16 @@ def embedding(runs: Runs) -> Iterator[Plot]:
 
 
 def by_kind(found: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> list[Draw]:
-    """Draw points (n, 2) by their kind (n,) for each title; a kind has one colour in all drawings."""
-    kinds = sorted({kind for *_, held in found for kind in held.tolist()}, key=first_number)
-    return [
-        points([(str(kind), places[held == kind]) for kind in kinds], bare=True, title=title)
-        for title, places, held in found
-    ]
-
-
-def first_number(kind: Any) -> tuple[str, str]:
-    """Return a key that sorts names which begin with a number by that number."""
-    return str(kind).split(" ")[0].zfill(9), str(kind)
+    """Draw points (n, 2) for each title by their kind (n,), such as ``3 (25)``: class 3 with 25 training examples."""
+    classes = [{str(kind): str(kind).partition(" (")[0] for kind in held.tolist()} for *_, held in found]
+    every = sorted({name for names in classes for name in names.values()}, key=lambda name: name.zfill(9))
+    drawings = []
+    for (title, places, held), names in zip(found, classes, strict=True):
+        kinds = {name: kind for kind, name in names.items()}
+        # a class has one colour in all drawings
+        groups = [(kinds.get(name, ""), places[held.astype(str) == kinds.get(name, "")]) for name in every]
+        drawings.append(points(groups, bare=True, title=title))
+    return drawings
 
 
 def by_shape(runs: Runs) -> Iterator[Plot]:
