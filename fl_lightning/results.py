@@ -1,6 +1,6 @@
-"""The result of a run in Python: its metrics by round as a list, a frame of pandas, curves, and in a notebook.
+"""The result of a run in Python: metrics by round as a list, a pandas frame, curves, and a notebook cell.
 
-Importing this does not import torch, so that finished runs are read at once.
+Importing this module does not import torch, so that reading finished runs is fast.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ class FitResult:
         run_dir: the folder of the run; None where nothing was written, as in a ``fast_dev_run``.
         seed: the base seed of the run.
         state: ``finished``, ``running``, ``stopped`` or ``failed``.
-        method: the methods with their arguments, such as ``FedProx(mu=0.1)``; the name of the folder of a run without a
+        method: the methods with their arguments, such as ``FedProx(mu=0.1)``; the name of the folder for a run without
             config. Empty for a fit.
-        settings: the part of the config that decides the result, by dotted key. Empty for a fit, and for a run made
-            from Python.
-        config: the config; empty for a fit, and for a run made from Python.
+        settings: the part of the config that can change the result, by dotted key. Empty for a fit, and for a run from
+            Python.
+        config: the config; empty for a fit, and for a run from Python.
         environment: the contents of ``environment.json``; empty for a fit.
         notes: warnings about its files, such as damaged lines.
         labels: its labels in a study.
-        reason: why it failed.
-        plan: hash of its partition; empty where it is not known.
-        machine: processor or GPUs, and cores.
-        seconds: median seconds of a round without the first; None where there are too few rounds.
+        reason: reason of a failure.
+        plan: hash of its partition; empty if unknown.
+        machine: processor or GPUs, and number of cores.
+        seconds: median seconds of a round without the first; None with too few rounds.
         cost: the last line of ``cost.csv``.
     """
 
@@ -94,10 +94,10 @@ class FitResult:
         return self.history.frame()
 
     def plot(self, *tags: str) -> ShownFigure:
-        """Draw metrics against the rounds, each in axes of its own.
+        """Draw metrics against the rounds, in separate axes.
 
         Args:
-            tags: the metrics; by default those that the console shows, such as ``test/accuracy``.
+            tags: the metrics; by default the metrics on the console, such as ``test/accuracy``.
 
         Raises:
             UsageError: the run has no metric of this name.
@@ -120,31 +120,31 @@ class FitResult:
 
 
 def frame_of(rows: Sequence[Mapping[str, Any]], first: Sequence[str]) -> pandas.DataFrame:
-    """Return rows as a frame that begins with some columns."""
-    import pandas  # takes a while
+    """Return rows as a frame that starts with the columns ``first``."""
+    import pandas  # slow import
 
     tags = sorted({tag for row in rows for tag in row} - set(first))
     return pandas.DataFrame(rows, columns=[*first, *tags])
 
 
 def shown_tags(results: Sequence[FitResult]) -> list[str]:
-    """Return the metrics that are shown of some runs."""
+    """Return the metrics that are shown by default."""
     return names_to_show({tag: value for one in results for row in one.history for tag, value in row.items()})
 
 
 def curves_of(groups: Mapping[str, Sequence[FitResult]], tags: Sequence[str] = (), title: str = "") -> ShownFigure:
-    """Draw metrics against the rounds, each in axes of its own; shares are in percent.
+    """Draw metrics against the rounds, in separate axes; shares are in percent.
 
     Args:
-        groups: runs by label. A group of several runs has one curve: their mean over the rounds that all have, in a
-            band from the least to the greatest value.
-        tags: the metrics; by default those that the console shows.
+        groups: runs by label. A group of several runs has one curve: the mean over its runs, for the rounds that all of
+            them have, in a band from the least to the greatest value.
+        tags: the metrics; by default the metrics on the console.
         title: title of the figure.
 
     Raises:
-        UsageError: there is no metric of this name, or none at all.
+        UsageError: there is no such metric, or no metric.
     """
-    # these take a while
+    # slow imports
     import pandas
 
     from fl_lightning.plotting.drawing import Curve, curves
@@ -153,10 +153,10 @@ def curves_of(groups: Mapping[str, Sequence[FitResult]], tags: Sequence[str] = (
     results = [one for some in groups.values() for one in some]
     known = list(dict.fromkeys(tag for one in results for row in one.history for tag in row if tag != "round"))
     wanted = list(tags or shown_tags(results))
-    require(bool(wanted), "plot", [one.name for one in results], "no round with a metric is done; train further")
+    require(bool(wanted), "plot", [one.name for one in results], "no finished round with a metric; resume the run")
     drawings = []
     for tag in wanted:
-        require(tag in known, "plot", tag, f"there is no such metric; there are {choices(known, tag)}")
+        require(tag in known, "plot", tag, f"no such metric; available: {choices(known, tag)}")
         percent = is_share(tag) and all(0 <= value <= 1 for one in results for value in one.values(tag).values())
         lines = []
         for at, (label, some) in enumerate(groups.items()):

@@ -1,4 +1,4 @@
-"""The comparison of a table: for each row and column our numbers, the difference to the baseline and the paper's."""
+"""The comparison of a table: our numbers, published numbers and paired differences by row and column."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fl_lightning.bench.suite import OF_METRIC, SCORE, SCORES, Cell, Decide, Lab
 from fl_lightning.errors import clipped, printable
 
 NOT_COMPARED = "not compared"
-# a metric beyond this has diverged, too; the squares of smaller ones are still numbers
+# larger values count as diverged, since their squares overflow
 DIVERGED_BEYOND = 1e150
 # labels of a row, or of a column
 Part = tuple[str, ...]
@@ -37,7 +37,7 @@ Published = tuple[float, float | None]
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of a comparison of runs that belong to no suite. A suite has the same attributes.
+    """The terms of a comparison of runs outside a suite; a suite has the same attributes.
 
     Args:
         title: the data set, or the study.
@@ -45,10 +45,10 @@ class Terms:
         metric: tag of the metric.
         minimize: whether smaller values are better.
         percent: whether tables show 100 times its value.
-        baseline: labels of the cells with which the others are compared.
+        baseline: labels of the cells that others are compared with.
         interval: ``t``, ``bootstrap`` or ``sequence``.
         confidence: level of the intervals, in (0, 1).
-        decide: when a pair has enough seeds; None for all that there are.
+        decide: when a pair has enough seeds; None for all seeds.
     """
 
     title: str
@@ -72,11 +72,11 @@ class CellNumber:
         cell: the cell.
         result: its result.
         state: ``done``, ``nan``, ``failed``, ``running`` or ``waiting``.
-        value: its number; None where it has none.
-        partner: the baseline's cell of the same settings and seed; None for the baseline, and where there is none.
-        pair: its number and the partner's; None where one of them lacks, or they are not to be compared.
-        missed: whether it did not reach the target.
-        unequal: whether it is not compared, since its partition or machine is another one.
+        value: its number; None without a number.
+        partner: the baseline's cell of the same setting and seed; None for the baseline and without such a cell.
+        pair: its number and the partner's; None if one is missing, or if they must not be compared.
+        missed: whether it missed the target.
+        unequal: whether its partition or machine differs, so that it is not compared.
         notes: remarks for footnotes.
     """
 
@@ -99,20 +99,20 @@ class TableEntry:
         labels: label on each axis.
         states: number of its cells by state: ``done``, ``nan``, ``failed``, ``running``, ``waiting``.
         ours: our numbers.
-        bound: whether our mean is a lower bound, since a run did not reach the target.
+        bound: whether our mean is a lower bound, since a run missed the target.
         difference: our paired difference to the baseline; None for the baseline.
-        published: published number, and its deviation where it is known.
+        published: published number and its deviation, if known.
         published_difference: published difference to the baseline.
         decided: whether its difference to the baseline needs no more seeds.
-        verdict: verdict on the published difference, or ``not compared``. Where nothing is published, the decision on
-            the difference to the baseline, of a suite that decides; else empty.
-        seeds: about how many seeds would decide it; None where it is decided, or nothing tells.
+        verdict: verdict on the published difference, or ``not compared``. Without published numbers, the decision on
+            the difference to the baseline in a suite with ``decide``; otherwise empty.
+        seeds: estimated number of seeds that decide it; None if it is decided, or without an estimate.
         notes: remarks for footnotes.
-        scale: share of the work that was done.
+        scale: scale of the runs, a share of the suite's work.
         best: whether it has the best number of its column.
-        baseline: the baseline's mean over the seeds of the pairs.
-        student: Student's interval, of a suite that decides, once all its seeds are spent.
-        holm: p-value of the difference, corrected for all comparisons of the table, of a suite that decides.
+        baseline: mean of the baseline over the seeds of the pairs.
+        student: Student's interval in a suite with ``decide``, once all its seeds have run.
+        holm: p-value of the difference, corrected for all comparisons of the table, in a suite with ``decide``.
     """
 
     labels: Labels
@@ -134,7 +134,7 @@ class TableEntry:
 
     @property
     def cells(self) -> int:
-        """Number of its cells, which is the number of seeds."""
+        """Number of cells, one for each seed."""
         return sum(self.states.values())
 
 
@@ -149,9 +149,9 @@ class Comparison:
 
     Attributes:
         numbers: the cells' numbers.
-        rows: labels of the rows that have a cell, in the order of the suite.
-        columns: labels of the columns that have a cell, in the order of the suite.
-        entries: by the labels of row and column; none where the suite has no cell.
+        rows: labels of the rows with a cell, in the order of the suite.
+        columns: labels of the columns with a cell, in the order of the suite.
+        entries: entries by the labels of row and column.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Comparison:
         for number in self.numbers:
             number.pair = self._pair_of(number)
         if table.show == "seconds" and suite.baseline:
-            for number in self.numbers:  # ratios to the baseline's
+            for number in self.numbers:  # ratios to the baseline
                 number.pair = number.pair and (number.pair[0] / number.pair[1], 1.0)
                 base = self.is_baseline(number.cell)
                 number.value = (number.value and 1.0) if base else (number.pair and number.pair[0])
@@ -209,48 +209,48 @@ class Comparison:
         return ", ".join(label if axis == "method" else f"{axis}={label}" for axis, label in labels)
 
     def is_baseline(self, cell: Cell) -> bool:
-        """Return whether a cell is one of the baseline."""
+        """Return whether a cell belongs to the baseline."""
         return bool(self.suite.baseline) and {**cell.labels, **self.suite.baseline} == cell.labels
 
     @property
     def decimals(self) -> int:
-        """Decimals of a number, as papers print it."""
+        """Number of decimals, as papers print them."""
         if self.table.show == "rounds_to":
             return 1
         return 2 if self.suite.percent or self.table.show in ("seconds", "rank") else 4
 
     def _value_of(self, number: CellNumber) -> float | None:
-        """Return a cell's own number; a run that has failed or that went to nan has none."""
+        """Return the number of a cell; None for a run that failed or diverged."""
         result, show, minimize = number.result, self.table.show, self.suite.minimize
         if result.state == "failed":
-            number.notes.append(f"failed: {printable(result.reason) or 'for an unknown reason'}")
+            number.notes.append(f"failed: {printable(result.reason) or 'unknown reason'}")
         if result.state != "done":
             return None
         number.notes += [result.note] if result.note else []
         lost = [round_ for round_, value in result.values.items() if not abs(value) < DIVERGED_BEYOND]
         if lost:
             number.state = "nan"
-            number.notes.append(f"{self.suite.metric} went to {result.values[min(lost)]} in round {min(lost)}")
+            number.notes.append(f"{self.suite.metric} was {result.values[min(lost)]} in round {min(lost)}")
             return None
         if not result.values:
-            number.notes.append(f"ended without a value of {self.suite.metric}")
+            number.notes.append(f"no value of {self.suite.metric}")
             return None
         if show == "seconds":
-            number.notes += [] if result.seconds else ["too few rounds to tell the seconds of one"]
+            number.notes += [] if result.seconds else ["too few rounds to measure seconds"]
             return result.seconds or None
         unit, best = 100.0 if self.suite.percent else 1.0, min if minimize else max
         if show == "scores":
             value = result.metrics.get(f"scores/{number.cell.labels[SCORE]}")
-            number.notes += ["logs no such score: give it the callback Scores"] if value is None else []
+            number.notes += ["does not log this score; add the callback Scores"] if value is None else []
             return None if value is None else unit * value
         if show == "rounds_to":
             target = self.table.target
-            assert target is not None  # such a suite is refused
+            assert target is not None  # a suite without a target is refused
             reached = [round_ for round_, value in result.values.items() if best(value, target) == value]
             if not reached:
-                # it counts with all its rounds
+                # all its rounds count
                 number.missed = True
-                number.notes.append(f"did not reach the target in {max(result.values) + 1} rounds")
+                number.notes.append(f"missed the target in {max(result.values) + 1} rounds")
             return float(min(reached or [max(result.values)]) + 1)
         values = [result.values[round_] for round_ in sorted(result.values)]
         if show == "best":
@@ -259,7 +259,7 @@ class Comparison:
         return unit * math.fsum(last) / len(last)
 
     def _pair_of(self, number: CellNumber) -> tuple[float, float] | None:
-        """Return a cell's number and its partner's, if both had one partition, and one machine where seconds count."""
+        """Return the numbers of a cell and its partner if they share the partition and, for seconds, the machine."""
         partner = number.partner
         if partner is None or number.value is None or partner.value is None or (number.missed and partner.missed):
             return None
@@ -267,7 +267,7 @@ class Comparison:
         if ours.plan != theirs.plan:
             why = f"the hashes of the partitions differ ({ours.plan[:8] or 'none'}, {theirs.plan[:8] or 'none'})"
         elif not ours.plan:
-            why = "the hash of the partition is not known"
+            why = "the hash of the partition is unknown"
         elif self.table.show == "seconds" and ours.machine != theirs.machine:
             why = "they ran on different machines"
         else:
@@ -277,7 +277,7 @@ class Comparison:
         return None
 
     def _rank(self) -> None:
-        """Turn numbers into ranks among the rows of each column and seed, once none of them is still to come."""
+        """Replace numbers by ranks among the rows of each column and seed, once all of them exist."""
         groups: dict[tuple[Part, int], list[CellNumber]] = defaultdict(list)
         for number in self.numbers:
             groups[tuple(number.cell.labels[axis] for axis in self.table.columns), number.cell.seed].append(number)
@@ -292,12 +292,12 @@ class Comparison:
                 number.notes += ["not ranked: the hashes of the partitions of this column differ"] * differ
 
     def _entry(self, numbers: Sequence[CellNumber]) -> TableEntry:
-        """Return the entry of the cells that differ in their seed alone."""
+        """Return the entry of cells that differ only in the seed."""
         suite, decide, labels = self.suite, self.suite.decide, numbers[0].cell.labels
         bounds = {">" if one.missed else "<" * bool(one.partner and one.partner.missed) for one in numbers if one.pair}
         if decide:
-            # in the order of the seeds, up to the first that has none: which pairs come first must not depend on their
-            # numbers, as it would if slow or failed runs were passed over
+            # in the order of the seeds, up to the first seed without a pair: skipping slow or failed runs would make
+            # the order of the looks depend on the results
             order = {seed: at for at, seed in enumerate(first_seeds(suite.seeds, decide.max_seeds))}
             numbers = sorted(numbers, key=lambda one: (order.get(one.cell.seed, len(order)), one.cell.seed))
             pairs = [one.pair for one in itertools.takewhile(lambda one: one.pair, numbers) if one.pair]
@@ -311,7 +311,7 @@ class Comparison:
         published, base, apart = self._published(labels), self._published({**labels, **suite.baseline}), None
         compared = not self.is_baseline(numbers[0].cell)
         if published and base and suite.baseline and compared:
-            apart = round(published[0] - base[0], 9)  # the papers print fewer decimals
+            apart = round(published[0] - base[0], 9)  # papers print fewer decimals
         word: str = verdict(ours, apart, margin) or ""
         if apart is None and margin is not None and compared:
             word = decision(ours, margin)
@@ -342,7 +342,7 @@ class Comparison:
         )
 
     def _published(self, labels: Labels) -> Published | None:
-        """Return the published number of some labels; in a table of seconds, its ratio to the baseline's."""
+        """Return the published number of labels; in a table of seconds, its ratio to the baseline's number."""
         axes = (*self.table.rows, *self.table.columns)
         own = self.table.published.get(tuple(labels[axis] for axis in axes))
         if own is None or self.table.show != "seconds" or not self.suite.baseline:
@@ -351,9 +351,9 @@ class Comparison:
         return None if base is None else (own[0] / base[0], None if own[1] is None else own[1] / base[0])
 
     def _best(self, entries: Mapping[Part, TableEntry], numbers: Mapping[Part, Sequence[CellNumber]]) -> set[Part]:
-        """Return the rows with the best number of a column, as it is shown.
+        """Return the rows whose shown number is the best of a column.
 
-        There is none of a lone one, where partitions differ, or where rows were given different seeds.
+        The result is empty for a single number, and where partitions differ or rows have different seeds by ``decide``.
         """
         valued = [number for row in numbers.values() for number in row if number.value is not None]
         plans = {(number.cell.seed, number.result.plan) for number in valued}
@@ -373,13 +373,13 @@ class Comparison:
 def by_score(
     suite: Suite | Terms, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]
 ) -> tuple[Suite | Terms, Table, list[Cell]]:
-    """Return a table of scores as one of a suite with an axis more, whose labels are the scores.
+    """Return suite, table and cells with the scores as an additional axis.
 
     Args:
         suite: the suite.
-        table: one of its tables that shows ``scores``; its published numbers go to each score.
-        cells: cells to show; each becomes one for each score.
-        results: results by the digest of the cell, which tell what scores there are.
+        table: a table that shows ``scores``; its published numbers apply to each score.
+        cells: cells to show; each becomes one cell for each score.
+        results: results by the digest of the cell, which contain the scores.
     """
     logged = {tag for cell in cells if cell.digest in results for tag in results[cell.digest].metrics}
     scores = table.scores or tuple(score for score in SCORES if f"scores/{score}" in logged) or SCORES[:1]
@@ -391,10 +391,10 @@ def by_score(
 
 
 def unequal_settings(suite: Suite | Terms, cells: Sequence[Cell]) -> dict[Part, str]:
-    """Return the keys outside ``method`` in which rows of a table differ, in words, by their labels.
+    """Return a text about the keys outside ``method`` in which rows of a table differ, by labels.
 
-    A row is compared with the baseline's method, or the first one, in the same setting. Rows of a table should differ
-    in what their labels say; what a method's file sets beside the method, such as another rate, is part of the result.
+    A row is compared with the baseline's method, or the first method, in the same setting. A key that the file of a
+    method sets in addition to the method, such as a learning rate, is part of the comparison.
     """
     methods = suite.axes.get("method", ())
     reference = suite.baseline.get("method", next(iter(methods), ""))

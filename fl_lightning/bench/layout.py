@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from fl_lightning.errors import printable
 
-# marks: what is scaled, and what differs from the baseline
+# marks of scaled numbers and of differences to the baseline
 DAGGER, STAR = "†", "*"
 NONE = "-"
-# what Markdown takes for a mark: an underscore does not stand within a word, a bracket begins a link's address
+# markup of Markdown; an underscore within a word is not
 SPECIAL = re.compile(r"[|*\\`~]|(?<![^\W_])_|_(?![^\W_])|(?<=\])\(|&(?=[#\w]+;)")
 IN_LATEX = str.maketrans(
     {
@@ -33,8 +33,8 @@ LETTERS = "alpha beta gamma delta epsilon eta kappa lambda mu nu rho sigma tau t
 GREEK = {**{name: f"\\{name}" for name in LETTERS.split(" ")}, "lambda_": r"\lambda"}
 GREEK_LETTERS = {letter: GREEK[name] for letter, name in zip("αβγδεηκλμνρστθ", GREEK, strict=False)} | {"µ": r"\mu"}
 NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
-# of a text, what LaTeX sets as mathematics: a coefficient, a mean with its deviation or bound, an interval, a number
-# with a sign, a Greek letter
+# parts that LaTeX sets as mathematics: a coefficient, a mean with its deviation or bound, an interval, a number with
+# a sign, a Greek letter
 IN_MATHS = re.compile(
     rf"(?<![\w.])(?P<name>{'|'.join(GREEK)})(?: ?= ?| )(?P<value>[-+]?{NUMBER})(?![\w.]*\w)"
     rf"|(?P<formula>(?<![\w.])(?:[<>] )?{NUMBER} ± {NUMBER}|\[[-+]?{NUMBER}, [-+]?{NUMBER}\]"
@@ -42,9 +42,9 @@ IN_MATHS = re.compile(
     rf"|(?P<letter>[{''.join(GREEK_LETTERS)}])"
 )
 EXPONENT = re.compile(r"(?P<factor>\d+(?:\.\d+)?)e(?P<sign>[-+]?)0*(?P<power>\d+)")
-# letters in a row of a table that one column of two has room for, and beyond which the letters are smaller
+# letters of a row that fit into one column of two, and numbers of letters beyond which the font is smaller
 ONE_COLUMN, SIZES = 50, ((105, r"\footnotesize"), (75, r"\small"))
-# of a column that is aligned as numbers are
+# cells of a column that is aligned as numbers
 NUMERIC = re.compile(r"[-+<>\[]* ?\d")
 # the tag of a metric in prose
 TAG = re.compile(r"(?<![\w/])(test|val|train)/([a-z]\w*)(?![\w/])")
@@ -71,13 +71,13 @@ class Sheet:
 
     Args:
         caption: how to read it.
-        names: names of the columns on the left, which name the rows.
-        groups: name of each column, or group of columns, and the names within a group.
+        names: heads of the columns on the left, which name the rows.
+        groups: head of each column, or group of columns, and the heads within a group.
         lines: the rows.
         notes: footnotes by number.
         title: beginning of its caption in LaTeX; in Markdown it stands above.
         key: beginning of its label in LaTeX, after ``tab:``.
-        note: a remark on the whole table; empty for none.
+        note: remark on the whole table; empty for none.
     """
 
     caption: str
@@ -91,7 +91,7 @@ class Sheet:
 
 
 def renamed(sheet: Sheet, names: Mapping[str, str]) -> Sheet:
-    """Return a table with other names of labels, axes and the metric, such as ``Accuracy`` for ``test/accuracy``."""
+    """Return a table with other names, such as ``Accuracy`` for ``test/accuracy``."""
     if not names:
         return sheet
 
@@ -111,14 +111,14 @@ def renamed(sheet: Sheet, names: Mapping[str, str]) -> Sheet:
 
 
 def with_names(text: str, names: Mapping[str, str]) -> str:
-    """Return a text with other names for whole words, or groups of words."""
+    """Return a text in which whole words, or groups of words, have other names."""
     longest_first = sorted(map(re.escape, names), key=len, reverse=True)
     words = rf"(?<![\w/.])(?:{'|'.join(longest_first)})(?![\w/])"
     return re.sub(words, lambda found: names[found[0]], text) if names else text
 
 
 def markdown(sheet: Sheet) -> Iterator[str]:
-    """Yield the lines of a table in Markdown; as it has one row of heads, a column of a group has both names."""
+    """Yield the lines of a table in Markdown, with the name of the group in the head of each of its columns."""
     heads = [*sheet.names]
     for name, inner in sheet.groups:
         heads += [f"{name}: {one}" if one else name for one in (inner or [""])]
@@ -144,13 +144,13 @@ def marked(text: Text) -> str:
 
 
 def in_markdown(text: str) -> str:
-    """Return a text that Markdown shows as it is, within a table or outside."""
+    """Return a text with escaped Markdown."""
     return SPECIAL.sub(r"\\\g<0>", printable(text)).replace("<", "&lt;")
 
 
 # ------------------------------------------------------------------ LaTeX
 def latex_tables(sheets: Iterable[Sheet]) -> Iterator[str]:
-    """Yield the lines of some tables in LaTeX, which need the package booktabs; no two have one label."""
+    """Yield the lines of tables in LaTeX with the package booktabs; their labels differ."""
     taken = Counter[str]()
     for sheet in sheets:
         key = "-".join(re.findall("[a-z0-9]+", sheet.key.lower())) or "table"
@@ -159,7 +159,7 @@ def latex_tables(sheets: Iterable[Sheet]) -> Iterator[str]:
 
 
 def latex(sheet: Sheet, label: str) -> Iterator[str]:
-    """Yield the lines of a table in LaTeX; a table without rows is a comment."""
+    """Yield the lines of a table in LaTeX; a table without rows becomes a comment."""
     caption = f"{sheet.title}. {sheet.caption}" if sheet.title else sheet.caption
     if not sheet.lines:
         yield from (f"% {printable(text)}" for text in (caption, sheet.note) if text)
@@ -179,7 +179,7 @@ def latex(sheet: Sheet, label: str) -> Iterator[str]:
     yield r"\midrule"
     for line in sheet.lines:
         row = " & ".join(map(marked_in_latex, line))
-        # else it would be an argument of the command before
+        # otherwise it is an argument of the command before it
         yield f"{'{}' * row.startswith(('[', '*'))}{row} \\\\"
     yield from (r"\bottomrule", r"\end{tabular}")
     marked_notes = [f"$^{{{number}}}$ {in_latex(note)}" for number, note in sheet.notes.items()]
@@ -188,7 +188,7 @@ def latex(sheet: Sheet, label: str) -> Iterator[str]:
 
 
 def latex_head(sheet: Sheet) -> Iterator[str]:
-    """Yield the rows above the numbers: groups with a rule below each, and the names within them."""
+    """Yield the head: groups with a rule below each, and the heads within them."""
     widths = [len(inner) or 1 for _, inner in sheet.groups]
     names = [head_in_latex(name) for name in sheet.names]
     if not any(inner for _, inner in sheet.groups):
@@ -208,26 +208,26 @@ def latex_head(sheet: Sheet) -> Iterator[str]:
 
 def head_in_latex(text: str) -> str:
     """Return the name of a column, such as a coefficient."""
-    # as in a formula, there is room around the = of a setting
+    # a setting has spaces around =, as in a formula
     return f"${GREEK[text]}$" if text in GREEK else re.sub(r"(?<=\w)=(?=\w)", " = ", in_latex(without_slash(text)))
 
 
 def without_slash(text: str) -> str:
-    """Return a text in which the tags of metrics are words: ``test accuracy`` for ``test/accuracy``."""
+    """Return a text with words in place of tags: ``test accuracy`` for ``test/accuracy``."""
     return TAG.sub(lambda found: f"{found[1]} {found[2].replace('_', ' ')}", text)
 
 
 def marked_in_latex(text: Text) -> str:
     """Return a text in LaTeX, with its marks raised."""
     plain = "--" if text.text == NONE else in_latex(text.text)
-    # mathematics has a command of its own for bold
+    # mathematics needs another command for bold
     shown = f"\\textbf{{\\boldmath {plain}}}" if text.bold else plain
     marks = ",".join({DAGGER: r"\dagger", STAR: r"\ast"}.get(mark, mark) for mark in text.marks)
     return f"{shown}$^{{{marks}}}$" if marks else shown
 
 
 def in_latex(text: str) -> str:
-    """Return a text that LaTeX shows as it is, with its numbers and Greek letters as mathematics."""
+    """Return a text escaped for LaTeX, with numbers and Greek letters as mathematics."""
     made, end, text = [], 0, printable(text)
     for found in IN_MATHS.finditer(text):
         made += [text[end : found.start()].translate(IN_LATEX), formula_in_latex(found)]

@@ -1,9 +1,9 @@
-"""Which readings of an unclear protocol are consistent with the numbers that were published.
+"""Compare readings of an unclear protocol with published numbers.
 
-A paper seldom states all that its numbers depend on. A suite names under ``open`` some readings of what is missing, and
-ways of scoring. ``bench --readings`` runs all rows of its tables under each reading, and counts how many published
-numbers, and published differences to the baseline, are reached within a margin. A reading is consistent with the tables
-if all are: one that fits the baseline alone says nothing of the methods.
+Papers seldom state all details that their numbers depend on. The key ``open`` of a suite lists readings of the missing
+details, and ways of scoring. ``bench --readings`` runs all rows of its tables under each reading, and counts the
+published numbers, and the published differences to the baseline, that it reaches within a margin. A reading is
+consistent with the tables if it reaches all of them; a reading that fits only the baseline proves nothing.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from fl_lightning.errors import UsageError, require
 
 
 def with_readings(suite: Suite) -> Suite:
-    """The suite of all cells of ``suite`` under each reading."""
+    """Return a suite with the cells of ``suite`` under each reading."""
     if suite.open is None:
-        hint = "give it the key open, with the readings of the details that its source leaves open"
+        hint = "add the key open, with readings of the details that its source does not state"
         raise UsageError(f"{suite.path}: open=None: {hint}")
     of_metric = [table for table in suite.tables if table.published and table.show in OF_METRIC]
-    hint = f"readings are compared with published numbers: give them to a table that shows {', '.join(OF_METRIC)}"
+    hint = f"readings need published numbers; add them to a table that shows {', '.join(OF_METRIC)}"
     require(bool(of_metric), f"{suite.path}: tables.published", None, hint)
-    # a suite with a table of scores has the callback itself
+    # a suite with a table of scores has this callback
     lacks = suite.open.scores and all(table.show != "scores" for table in suite.tables)
     scored = ({"trainer": {"callbacks+": [{"class_path": "Scores"}]}},) if lacks else ()
-    hint = "it would take the place of the method of every row: give it to some by overrides with when: {reading: ...}"
+    hint = "would replace the method of every row; use overrides with when: {reading: ...} for single rows"
     for key, parts in {"config": suite.open.config, **suite.open.readings}.items():
         for part in parts if "method" in suite.axes else ():
             require("method" not in part, f"{suite.path}: open.{key}: method", part.get("method"), hint)
@@ -48,7 +48,7 @@ def with_readings(suite: Suite) -> Suite:
     fixed: dict[str, Any] = {"interval": "t", "decide": None} if suite.decide else {}
     return replace(
         suite,
-        title=f"{suite.title}: readings of what the source leaves open",
+        title=f"{suite.title}: readings of details that the source does not state",
         axes={**suite.axes, READING: axis},
         tables=tuple(tables),
         seeds=suite.open.seeds,
@@ -57,24 +57,24 @@ def with_readings(suite: Suite) -> Suite:
 
 
 def suites_in(path: str | Path) -> list[Suite]:
-    """The suite of a file, and where it has the key ``open``, that of its readings."""
+    """Return the suite of a file and, if it has the key ``open``, the suite of its readings."""
     suite = load_suite(path)
     return [suite, *([with_readings(suite)] if suite.open else [])]
 
 
 @dataclass
 class Fit:
-    """The number of published numbers or differences, and the distances of a reading from those that it has."""
+    """The number of published numbers or differences, and the distances of a reading from them."""
 
     published: int = 0
     distances: list[float] = field(default_factory=list)
 
     def within(self, margin: float) -> int:
-        """How many are within the margin."""
+        """Return the number of distances within the margin."""
         return sum(distance <= margin for distance in self.distances)
 
     def add(self, entry: TableEntry, ours: SeedSummary | Difference | None, published: float | None) -> None:
-        """Add a published number: infinitely far where all seeds have diverged, without a distance before the last."""
+        """Add a published number, at infinite distance if all seeds diverged, without a distance while seeds run."""
         self.published += published is not None
         unpaired = ours is not None and ours.n < entry.states["done"]
         if published is None or entry.states["waiting"] or entry.states["running"] or unpaired:
@@ -86,7 +86,7 @@ class Fit:
 
 
 def fits(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], tuple[Fit, Fit]]:
-    """By reading and score, the fit of the numbers and that of the differences, over all rows of all tables."""
+    """Return the fits of numbers and differences over all rows of all tables, by reading and score."""
     made: dict[tuple[str, str], tuple[Fit, Fit]] = {}
     for comparison in comparisons:
         for (row, column), entry in comparison.entries.items():
@@ -98,10 +98,10 @@ def fits(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], tuple[Fit, 
 
 
 def consistency(parts: Sequence[Fit], margin: float) -> tuple[str, ...]:
-    """The words that may hold for a reading: consistent with ``all`` numbers and differences, ``some``, or ``none``.
+    """Return the possible words for a reading: consistent with ``all`` numbers and differences, ``some``, or ``none``.
 
-    It is one word once all cells are done. A number that is too far off rules out ``all``. Differences do not count for
-    ``none``: where nothing is learned, they are near the small ones among the published.
+    Once all cells are done, it is one word. A number that is too far off rules out ``all``. Differences do not count
+    for ``none``: without learning, they are close to small published differences.
     """
     all_so_far = all(fit.within(margin) == len(fit.distances) for fit in parts)
     none_so_far = not parts[0].within(margin)
@@ -111,7 +111,7 @@ def consistency(parts: Sequence[Fit], margin: float) -> tuple[str, ...]:
 
 
 def readings_sheet(suite: Suite, comparisons: Sequence[Comparison]) -> Sheet:
-    """The table of the readings and scores, with how many published numbers and differences each reaches."""
+    """Return the table of readings and scores, with the numbers of published values that each reaches."""
     assert suite.open is not None
     margin, lines = suite.open.margin, []
     for (reading, score), parts in fits(comparisons).items():
@@ -121,11 +121,11 @@ def readings_sheet(suite: Suite, comparisons: Sequence[Comparison]) -> Sheet:
             some = f"{fit.within(margin)} of {len(fit.distances)}{f', {missing} without' * bool(missing)}"
             texts += [some, f"{max(fit.distances):.2f}"] if fit.distances else [NONE, NONE]
         words = consistency(parts, margin)
-        state = "not known yet" if len(words) == 3 else " or ".join(words)
+        state = "unknown so far" if len(words) == 3 else " or ".join(words)
         lines.append([Text(text) for text in (reading, score, *texts, state)])
     caption = (
-        f"With how many of the published numbers, and of the published differences to {comparisons[0].baseline}, each "
-        f"reading is consistent: ours is within {margin:g} of them."
+        f"Number of published numbers, and of published differences to {comparisons[0].baseline}, that each reading "
+        f"reaches within {margin:g}."
     )
     heads: list[tuple[str, list[str]]] = [
         (head, []) for head in ("numbers", "farthest", "differences", "farthest", "consistent with")
@@ -134,12 +134,12 @@ def readings_sheet(suite: Suite, comparisons: Sequence[Comparison]) -> Sheet:
 
 
 def conclusions(suite: Suite, comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """In sentences, which readings are consistent with all published numbers, and which with none."""
+    """Yield sentences about the readings that are consistent with all published numbers, and with none."""
     assert suite.open is not None
     made = fits(comparisons).items()
     possible = {f"{reading} by {score}": consistency(parts, suite.open.margin) for (reading, score), parts in made}
     for word, kind in (("all", "numbers and differences"), ("none", "numbers")):
         names = [name for name, words in possible.items() if words == (word,)]
         waiting = sum(word in words for words in possible.values()) - len(names)
-        rest = f"no reading{f' so far; {waiting} are not known yet' * bool(waiting)}"
+        rest = f"no reading{f' so far; {waiting} are unknown' * bool(waiting)}"
         yield f"Consistent with {word} of the published {kind}: {'; '.join(names) or rest}."

@@ -1,7 +1,7 @@
-"""The statistics of a table: a mean over seeds, a paired difference with its interval, a verdict, ranks.
+"""The statistics of a table: means over seeds, paired differences with intervals, verdicts, ranks.
 
-This is the one place that defines verdicts. Of a pair without a published number, :func:`decision` says how it stands
-to the baseline; with one, :func:`verdict` says what became of the published difference.
+:func:`decision` compares a pair with the baseline, and :func:`verdict` compares the pair's difference with a published
+one.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from scipy import stats
 
 Decision = Literal["no difference", "above", "below", "undecided"]
 Verdict = Literal["no difference", "reversed", "reproduced", "same sign", "undecided"]
-# the most seeds that an estimate names
+# greatest estimate of a number of seeds
 MOST_SEEDS = 9999
-# equal numbers, averaged in another order, differ by less than this many decimals show
+# decimals beyond which numbers differ only by the order of additions
 DECIMALS = 12
 
 
@@ -27,9 +27,9 @@ class SeedSummary:
     """Numbers of several seeds.
 
     Args:
-        mean: their mean.
-        deviation: their standard deviation, with n - 1 in the denominator; None for one number.
-        n: how many there are.
+        mean: the mean.
+        deviation: the standard deviation with n - 1 in the denominator; None for one number.
+        n: number of numbers.
     """
 
     mean: float
@@ -43,11 +43,11 @@ class Difference:
 
     Args:
         mean: the mean.
-        interval: its confidence interval; None for one pair, for a bound, and where the pairs tell none.
+        interval: its confidence interval; None for one pair, for a bound, or as ``why`` states.
         n: number of pairs.
-        bound: ``>`` where the difference is at least the mean, ``<`` where it is at most the mean.
-        why: why two or more pairs tell no interval; empty where they do, and for a bound.
-        deviation: standard deviation of the differences, with n - 1 in the denominator; None where they tell none.
+        bound: ``>`` if the difference is at least the mean, ``<`` if it is at most the mean.
+        why: reason why two or more pairs have no interval; otherwise empty.
+        deviation: standard deviation of the differences with n - 1 in the denominator; None without a spread.
     """
 
     mean: float
@@ -59,39 +59,38 @@ class Difference:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a footnote is to say of it."""
+        """The texts of its footnotes."""
         return (f"no interval: {self.why}",) if self.why else ()
 
 
 def summarize(values: Sequence[float]) -> SeedSummary | None:
-    """The mean and the standard deviation of some numbers; None without a number."""
+    """Return the mean and the standard deviation of numbers; None without a number."""
     if not values:
         return None
     return SeedSummary(float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None, len(values))
 
 
 def half_width(n: Any, deviation: float, kind: str, confidence: float, prior_scale: float = 1.0) -> Any:
-    r"""Half the length of the interval of a mean of n differences, for one n or an array of them.
+    r"""Return half the length of the interval of a mean of n differences, for a number or an array n.
 
-    A ``sequence`` holds the mean at all n at once with the probability ``confidence``, if the differences are
-    independent and normal with one mean and one variance. It may therefore be looked at after each pair, and a run may
-    end whenever it says enough: its error holds at any time, however that is chosen. It comes from the mixture of
-    likelihood ratios with the prior :math:`d\sigma / \sigma` of the standard deviation :math:`\sigma` and
-    :math:`N(0, \sigma^2 / c^2)` of the mean, which is a martingale with mean 1 under the hypothesis that the mean is
-    :math:`\mu`; the interval has all :math:`\mu` for which it is below :math:`1 / \alpha` (Wang and Ramdas,
-    Anytime-valid t-tests and confidence sequences for Gaussian means with unknown variance,
-    https://arxiv.org/abs/2310.03722, their Gaussian mixture):
+    A ``sequence`` contains the mean at all n simultaneously with probability ``confidence``, if the differences are
+    independent and normal with one mean and one variance. It may therefore be inspected after each pair, and sampling
+    may stop at any time without a greater error. It comes from the mixture of likelihood ratios with the prior
+    :math:`d\sigma / \sigma` of the standard deviation :math:`\sigma` and :math:`N(0, \sigma^2 / c^2)` of the mean,
+    which is a martingale with mean 1 under the hypothesis that the mean is :math:`\mu`; the interval contains all
+    :math:`\mu` for which it is below :math:`1 / \alpha` (Wang and Ramdas, Anytime-valid t-tests and confidence
+    sequences for Gaussian means with unknown variance, https://arxiv.org/abs/2310.03722, their Gaussian mixture):
 
     .. math::
         h_n = s \sqrt{\frac{1 - R}{n / (n + c^2) - (1 - R)}}, \qquad
         R = \left( \frac{\alpha^2 c^2}{n + c^2} \right)^{1 / n}
 
-    Here :math:`s^2` is the variance with n in the denominator. Where the fraction is not positive, h is infinite.
+    Here :math:`s^2` is the variance with n in the denominator. If the fraction is not positive, h is infinite.
 
     Args:
         n: number of pairs, 2 or more.
         deviation: standard deviation of the differences, with n - 1 in the denominator.
-        kind: ``sequence``; others are by Student's t.
+        kind: ``sequence``, or any other value for Student's t.
         confidence: the level, :math:`1 - \alpha`.
         prior_scale: 1/c, above 0.
     """
@@ -108,7 +107,7 @@ def half_width(n: Any, deviation: float, kind: str, confidence: float, prior_sca
 def sequence_p(ours: Difference, prior_scale: float = 1.0) -> float:
     """Return the least alpha at which the confidence sequence of :func:`half_width` excludes 0.
 
-    It is a p-value, in [0, 1], of "no difference" that holds at any look; 1 where the difference is only a bound.
+    It is a p-value in [0, 1] of "no difference", valid at any look; 1 if the difference is a bound.
 
     Args:
         ours: the mean difference of n pairs, with its deviation.
@@ -124,8 +123,8 @@ def sequence_p(ours: Difference, prior_scale: float = 1.0) -> float:
 def holm(values: Sequence[float]) -> list[float]:
     """Return p-values in [0, 1] of m comparisons, corrected for their number, in the order given.
 
-    The i-th smallest is multiplied by m - i, counted from 0, and is at least the one before it, so that an error holds
-    for all comparisons together. Source: Holm, Scandinavian Journal of Statistics 6, 1979.
+    The i-th smallest, counted from 0, is multiplied by m - i and is at least the one before it, so that the error is
+    that of all comparisons together. Source: Holm, Scandinavian Journal of Statistics 6, 1979.
     """
     places, many = np.argsort(np.argsort(values)), len(values)
     rising = np.maximum.accumulate(np.sort(values) * np.arange(many, 0, -1))
@@ -135,26 +134,26 @@ def holm(values: Sequence[float]) -> list[float]:
 def paired_difference(
     pairs: Sequence[tuple[float, float]], kind: str, confidence: float, prior_scale: float = 1.0
 ) -> Difference | None:
-    """The mean of first minus second, with its confidence interval; None without a pair.
+    """Return the mean of first minus second with its confidence interval; None without a pair.
 
-    Equal differences have no interval: they would give one without width, as if more seeds could not differ.
+    Equal differences have no interval, since an interval of length 0 would claim that more seeds could not differ.
 
     Args:
         pairs: a number and the baseline's, seed by seed.
-        kind: how the interval is made, by Student's ``t``, by ``bootstrap`` or as a ``sequence``.
+        kind: kind of interval: Student's ``t``, ``bootstrap`` or ``sequence``.
         confidence: its level, in (0, 1).
-        prior_scale: that of a sequence, see :func:`half_width`.
+        prior_scale: for a sequence, see :func:`half_width`.
     """
     if not pairs:
         return None
     n = len(pairs)
-    with np.errstate(all="ignore"):  # what is beyond a float's range leaves an interval that is not finite
+    with np.errstate(all="ignore"):  # overflow makes the interval infinite
         values = np.array([round(ours - theirs, DECIMALS) for ours, theirs in pairs])
         mean = float(values.mean())
         if n == 1:
             return Difference(mean, None, n)
         if np.ptp(values) <= 10.0**-DECIMALS * max(1.0, float(np.abs(pairs).max())):
-            return Difference(mean, None, n, why=f"the differences of the {n} pairs are equal, which tells no spread")
+            return Difference(mean, None, n, why=f"the differences of the {n} pairs are equal")
         if kind == "bootstrap" and 2 / n**n >= 1 - confidence:
             return Difference(mean, None, n, why=f"{n} pairs are too few for a bootstrap at {100 * confidence:g} %")
         if not np.isfinite(values).all():
@@ -178,11 +177,11 @@ def paired_difference(
 
 
 def bounded(difference: Difference | None, bounds: Collection[str]) -> Difference | None:
-    """A difference of pairs of which some are bounds, which leave no interval; None where they bound it on two sides.
+    """Return a difference with its bound, which replaces the interval; None if it is bounded on both sides.
 
     Args:
         difference: the difference.
-        bounds: what the pairs are: ``>``, ``<`` or, for numbers that are known, nothing.
+        bounds: bounds of the pairs: ``>``, ``<``, or empty for exact pairs.
     """
     sides = {side for side in bounds if side}
     if difference is None or not sides:
@@ -191,18 +190,18 @@ def bounded(difference: Difference | None, bounds: Collection[str]) -> Differenc
 
 
 def decision(ours: Difference | None, margin: float | None = None) -> Decision:
-    """What an interval says of a difference to the baseline.
+    """Return the decision on a difference to the baseline.
 
     Args:
         ours: the difference.
-        margin: the largest difference that does not matter; None where nobody has said it.
+        margin: greatest difference that does not matter; None if not stated.
 
     Returns:
-        ``no difference`` where the interval lies within the margin, ``above`` or ``below`` where it lies on one side of
-        0, and ``undecided`` otherwise, or without an interval.
+        ``no difference`` if the interval lies within the margin, ``above`` or ``below`` if it lies on one side of 0,
+        and ``undecided`` otherwise, or without an interval.
     """
     low, high = ours.interval if ours is not None and ours.interval is not None else (math.nan, math.nan)
-    if not low < high:  # true for nan, too
+    if not low < high:  # also for nan
         return "undecided"
     if margin is not None and -margin <= low and high <= margin:
         return "no difference"
@@ -210,7 +209,7 @@ def decision(ours: Difference | None, margin: float | None = None) -> Decision:
 
 
 def verdict(ours: Difference | None, published: float | None, margin: float | None = None) -> Verdict | None:
-    """What became of a published difference, in five words, of which the first that holds counts.
+    """Return the verdict on a published difference: the first of five that applies.
 
     Args:
         ours: our difference to the baseline, with its interval.
@@ -218,10 +217,10 @@ def verdict(ours: Difference | None, published: float | None, margin: float | No
         margin: as for :func:`decision`.
 
     Returns:
-        ``no difference`` where the interval lies within the margin; ``reversed`` where it lies on the other side of 0
-        than the published difference; ``reproduced`` where it excludes 0, contains the published difference, and is
-        shorter than that is large; ``same sign`` where it excludes 0; else ``undecided``. None where nothing is
-        published, or the published numbers are equal.
+        ``no difference`` if the interval lies within the margin; ``reversed`` if it lies on the other side of 0 than
+        the published difference; ``reproduced`` if it excludes 0, contains the published difference, and is shorter
+        than its absolute value; ``same sign`` if it excludes 0; otherwise ``undecided``. None without a published
+        difference, or if that is 0.
     """
     if not published or math.isnan(published):
         return None
@@ -239,14 +238,14 @@ def verdict(ours: Difference | None, published: float | None, margin: float | No
 def seeds_to_decide(
     ours: Difference | None, kind: str, confidence: float, prior_scale: float = 1.0, margin: float | None = None
 ) -> int | None:
-    """About how many seeds decide an undecided difference, if its mean and its deviation stay as they are.
+    """Estimate the number of seeds that decide an undecided difference, if its mean and deviation do not change.
 
-    That is the least number, above the present one, at which :func:`half_width` is below the absolute mean, so that the
-    interval excludes 0, or below what is left of the margin, so that the interval lies within it. For a ``bootstrap``,
-    which has no formula, it is Student's.
+    It is the least greater number at which :func:`half_width` is below the absolute mean, so that the interval excludes
+    0, or below the margin minus the absolute mean, so that the interval lies within the margin. Without a formula for
+    ``bootstrap``, Student's t is used.
 
     Returns:
-        The number; ``MOST_SEEDS`` + 1 for any larger one; None where nothing tells the deviation.
+        The number; ``MOST_SEEDS`` + 1 for any greater one; None without a deviation.
     """
     if ours is None or ours.deviation is None or ours.bound:
         return None
@@ -257,5 +256,5 @@ def seeds_to_decide(
 
 
 def ranks(values: Sequence[float], minimize: bool) -> list[float]:
-    """The rank of each value, where 1 is best; equal values share the mean of their ranks."""
+    """Return the rank of each value, where 1 is best; equal values share the mean of their ranks."""
     return [float(rank) for rank in stats.rankdata(values if minimize else [-value for value in values])]

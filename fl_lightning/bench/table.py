@@ -33,7 +33,7 @@ TableForm = Literal["md", "tex", "csv"]
 FORMS: tuple[TableForm, ...] = get_args(TableForm)
 STATES_OF_CELLS = ("done", "nan", "failed", "running", "waiting")
 VERDICTS = tuple(dict.fromkeys((*get_args(Verdict), *get_args(Decision), NOT_COMPARED)))
-# the most pairs of rows that a sentence names
+# pairs of rows in a sentence at most
 MOST_PAIRS = 10
 AT_THIS_SCALE = " at this scale"
 INTERVALS = {"t": "Student's t", "bootstrap": "bootstrap (percentiles)", "sequence": "a confidence sequence"}
@@ -46,17 +46,17 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
         suite: the suite.
         cells: cells to show.
         results: results by the digest of the cell; a cell without one waits.
-        form: ``md`` for Markdown, ``tex`` for LaTeX, ``csv`` for one line a number.
+        form: ``md`` for Markdown, ``tex`` for LaTeX, ``csv`` for a line for each number.
 
     Raises:
-        UsageError: there is no such form.
+        UsageError: the form is unknown.
     """
-    require(form in FORMS, "form", form, "choose among md, tex, csv")
+    require(form in FORMS, "form", form, "unknown form; available: md, tex, csv")
     results = with_notes(cells, results)
     comparisons = [Comparison(suite, table, cells, results) for table in suite.tables]
     if form == "csv":
         entries = [line for at, comparison in enumerate(comparisons, 1) for line in csv_lines(at, comparison)]
-        # a table of scores has a column more
+        # a table of scores has an additional column
         columns = max((list(entry) for entry in entries), key=len, default=[])
         return in_columns(columns, entries)
     lines = list(about(suite, cells, results))
@@ -81,7 +81,7 @@ def write_tables(
 ) -> list[Path]:
     """Write the tables of a suite as ``<suite>.table.md``, ``.tex`` and ``.csv``, its cells as ``<suite>.cells.csv``.
 
-    The names of scaled tables end in their scale, so that tables of two scales do not overwrite each other.
+    The file names of scaled tables end in their scale, so that tables of two scales do not replace each other.
 
     Returns:
         The files.
@@ -103,7 +103,7 @@ def about(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]
     if machines:
         yield from (f"Run on {in_markdown('; '.join(machines))}.", "")
     if suite.notes:
-        yield from ("What the source leaves open, and how it is filled in:", "")
+        yield from ("Details that the source does not state, and our choices:", "")
         yield from (*(f"- {in_markdown(note)}" for note in suite.notes), "")
 
 
@@ -114,19 +114,19 @@ def progress(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> str:
 
 
 def heading(comparison: Comparison) -> str:
-    """Return the heading of a table, with the page of the source that has it."""
+    """Return the heading of a table, with its page in the source."""
     table = comparison.table
     page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
     return f"{table.caption or first_upper(what_is_shown(comparison))}{f' ({page})' if page is not None else ''}"
 
 
 def readings_sheets(suite: Suite, comparisons: Sequence[Comparison]) -> list[Sheet]:
-    """Return the table of the readings that are consistent with the published numbers, for a suite of readings."""
+    """Return the table of readings, for a suite of readings."""
     return [readings_sheet(suite, comparisons)] if suite.has_readings and comparisons else []
 
 
 def sheets(comparison: Comparison) -> Iterator[Sheet]:
-    """Yield the table of our numbers beside the published ones, and the table of the differences to the baseline."""
+    """Yield the table of our numbers and the published numbers, and the table of differences to the baseline."""
     notes: dict[str, str] = {}
     entries, common = comparison.entries.values(), common_notes(comparison)
     published = any(entry.published for entry in entries)
@@ -151,7 +151,7 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
         groups.append(("mean of the columns", ["ours", ""] if published else []))
         for row, line in zip(rows, lines, strict=True):
             line += [Text(mean.get(row, NONE)), *([Text("")] if published else [])]
-    left_out = [f"No run reaches it, and so left out: {'; '.join(map(', '.join, silent))}."] if silent else []
+    left_out = [f"Omitted, since no run reaches the target: {'; '.join(map(', '.join, silent))}."] if silent else []
     key, note = f"{comparison.suite.name}-{comparison.table.show}", " ".join([*common.values(), *left_out])
     caption = caption_of(comparison)
     yield Sheet(caption, comparison.table.rows, groups, lines, notes, comparison.table.caption, key, note)
@@ -160,19 +160,19 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
 
 
 def says_nothing(comparison: Comparison, row: Part) -> bool:
-    """Return whether none of the runs of a row has reached the target, and nothing is published of it."""
+    """Return whether all runs of a row missed the target, and the row has no published number."""
     entries = [entry for (labels, _), entry in comparison.entries.items() if labels == row]
     numbers = [number for number in comparison.numbers if any(number.cell.labels == one.labels for one in entries)]
     return all(number.missed for number in numbers) and not any(entry.published for entry in entries)
 
 
 def common_notes(comparison: Comparison) -> dict[str, str]:
-    """Return the notes that all entries have, or all but the baseline's, each as a sentence about the whole table."""
+    """Return the notes of all entries, or of all except the baseline, each as a sentence about the table."""
     base = tuple(comparison.suite.baseline.items())
     entries = list(comparison.entries.values())
     others = [entry for entry in entries if not base or not set(base) <= set(entry.labels.items())]
     made = dict[str, str]()
-    for some, of in ((entries, ""), (others, f"All but {comparison.baseline}: ")):
+    for some, of in ((entries, ""), (others, f"All except {comparison.baseline}: ")):
         for note in some[0].notes if len(some) > 1 else ():
             if all(note in entry.notes for entry in some):
                 made.setdefault(note, f"{first_upper(f'{of}{note}')}.")
@@ -180,7 +180,7 @@ def common_notes(comparison: Comparison) -> dict[str, str]:
 
 
 def footnotes(texts: Iterable[str], notes: dict[str, str]) -> tuple[str, ...]:
-    """Return the numbers of footnotes, and add them to ``notes``; equal footnotes share one."""
+    """Return the numbers of footnotes, and add the footnotes to ``notes``; equal footnotes share a number."""
     numbers = {note: number for number, note in notes.items()}
     marks = tuple(numbers.setdefault(text, str(len(numbers) + 1)) for text in texts)
     notes.update({number: note for note, number in numbers.items()})
@@ -188,7 +188,7 @@ def footnotes(texts: Iterable[str], notes: dict[str, str]) -> tuple[str, ...]:
 
 
 def ours(entry: TableEntry, comparison: Comparison, marks: tuple[str, ...]) -> Text:
-    """Return our mean and deviation, with the number of seeds unless these are all; or the states of the cells."""
+    """Return our mean and deviation, with the number of seeds if some are missing, or the states of the cells."""
     pending = [f"{entry.states[state]} {state}" for state in STATES_OF_CELLS[1:] if entry.states[state]]
     if entry.ours is None:
         alone = pending[0].split()[1] if len(pending) == 1 else ", ".join(pending)
@@ -205,13 +205,13 @@ def ours(entry: TableEntry, comparison: Comparison, marks: tuple[str, ...]) -> T
 
 
 def significant(entry: TableEntry) -> bool:
-    """Return whether the interval of an entry's difference to the baseline is without 0."""
+    """Return whether the interval of an entry's difference to the baseline excludes 0."""
     interval = entry.difference.interval if entry.difference else None
     return interval is not None and (interval[0] > 0 or interval[1] < 0)
 
 
 def number_text(value: float, comparison: Comparison, bound: bool = False) -> str:
-    """Return a number with the decimals of its table; rounds without decimals where they are whole."""
+    """Return a number with the decimals of its table; whole numbers of rounds without decimals."""
     text = f"{value:.{comparison.decimals}f}"
     if comparison.table.show == "rounds_to":
         text = text.removesuffix(".0")
@@ -219,7 +219,7 @@ def number_text(value: float, comparison: Comparison, bound: bool = False) -> st
 
 
 def overall(comparison: Comparison) -> dict[Part, str]:
-    """Return the mean rank of each row over the columns, of the rows that have one in each column."""
+    """Return the mean rank of each row over the columns, for rows with a rank in each column."""
     made = {}
     for row in comparison.rows:
         entries = [comparison.entries.get((row, column)) for column in comparison.columns]
@@ -235,7 +235,7 @@ def differs(entry: TableEntry) -> bool:
 
 
 def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet:
-    """Return the differences to the baseline, a row for each row and column; footnotes are numbered after ``notes``."""
+    """Return the differences to the baseline, one line for each row and column; footnotes continue ``notes``."""
     suite, table, decide = comparison.suite, comparison.table, comparison.suite.decide
     both, common = dict(notes), common_notes(comparison)
     judged = bool(table.published) or any(entry.verdict for entry in comparison.entries.values())
@@ -252,14 +252,14 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
         line += difference_texts(entry, comparison, common, both)
         line += [Text(signed(entry.published_difference, comparison))] * bool(table.published)
         lines.append(line + [Text(verdict_text(entry))] * judged)
-    about = f"Difference to {comparison.baseline} on equal seeds and equal partitions, mean over the pairs"
-    texts = [f"{about}; the interval is by {INTERVALS[suite.interval]}, and needs two pairs."]
+    about = f"Difference to {comparison.baseline} on the same seeds and partitions, mean over the pairs"
+    texts = [f"{about}; interval: {INTERVALS[suite.interval]}, from two pairs on."]
     if decide:
         texts = [
-            f"{about} in the order of the seeds; the interval is a confidence sequence, which holds at each of its "
-            f"looks, one after each pair. Its error of {100 * decide.alpha:g} % is per pair of rows in one "
-            f"setting, not per table. Student's is that of {decide.max_seeds} pairs without looks; pairs that "
-            f"ended earlier have none. p by Holm holds for all {len(lines)} comparisons of this table together."
+            f"{about} in the order of the seeds; the interval is a confidence sequence, which is valid at each look, "
+            f"one after each pair. Its error of {100 * decide.alpha:g} % is per pair of rows in one setting, not per "
+            f"table. Student's interval is for {decide.max_seeds} pairs without looks, and missing for pairs that "
+            f"ended earlier. p by Holm is for all {len(lines)} comparisons of this table together."
         ]
         texts += [f"No difference: within {decide.margin:g}."] * (table.show in OF_METRIC)
     names = (*table.rows, *(axis for axis, _ in of_columns(comparison, comparison.columns[0])))
@@ -271,7 +271,7 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
 def difference_texts(
     entry: TableEntry, comparison: Comparison, common: Container[str], notes: dict[str, str]
 ) -> list[Text]:
-    """Return our difference, its interval and number of pairs, with their footnotes but the ``common`` ones."""
+    """Return our difference, its interval and number of pairs, with footnotes except the ``common`` ones."""
     marks = footnotes((note for note in entry.notes if NOT_COMPARED in note and note not in common), notes)
     apart = entry.difference
     if apart is None:
@@ -295,7 +295,7 @@ def signed(value: float | None, comparison: Comparison) -> str:
 
 
 def verdict_text(entry: TableEntry) -> str:
-    """Return the verdict, and where it is undecided the number of seeds that would decide it."""
+    """Return the verdict; if it is undecided, with the estimated number of seeds that decide it."""
     if entry.published_difference == 0:
         return "none: equal in the paper"
     text = verdict_at_scale(entry) or NONE
@@ -305,19 +305,19 @@ def verdict_text(entry: TableEntry) -> str:
 
 
 def verdict_at_scale(entry: TableEntry) -> str:
-    """Return the verdict, which holds at the scale of the run alone; empty where there is none."""
+    """Return the verdict with a remark on the scale; empty without a verdict."""
     judged = entry.verdict not in ("", NOT_COMPARED)
     return entry.verdict + AT_THIS_SCALE * (judged and entry.scale != 1)
 
 
 def column_name(comparison: Comparison, column: Part) -> str:
-    """Return the name of a column, such as ``alpha=0.1``; in a table of one column, the name of its numbers."""
+    """Return the name of a column, such as ``alpha=0.1``, or the name of the numbers in a table of one column."""
     labels = (f"{axis}={label}" for axis, label in of_columns(comparison, column))
     return ", ".join(labels) or first_upper(what_is_shown(comparison))
 
 
 def of_columns(comparison: Comparison, column: Part) -> list[tuple[str, str]]:
-    """Return the axes and labels of a column, without the axes on which all columns are alike."""
+    """Return the axes and labels of a column, without axes on which all columns have one label."""
     pairs = list(zip(comparison.table.columns, column, strict=True))
     labels = list(zip(*comparison.columns, strict=True))
     return [pair for pair, of_axis in zip(pairs, labels, strict=True) if len(set(of_axis)) > 1] or pairs
@@ -330,12 +330,12 @@ def what_is_shown(comparison: Comparison) -> str:
     if table.show == "rounds_to":
         assert table.target is not None
         target = f"{100 * table.target:g} %" if suite.percent else f"{table.target:g}"
-        return f"rounds until {suite.metric} is {target} or {'less' if suite.minimize else 'more'}"
+        return f"rounds until {suite.metric} is {'at most' if suite.minimize else 'at least'} {target}"
     return {
         "final": f"final {unit}",
         "best": f"best {unit} of all rounds",
         "last": f"mean {unit} of the last {table.k} rounds",
-        "seconds": f"seconds a round{f', divided by those of {comparison.baseline}' * bool(suite.baseline)}",
+        "seconds": f"seconds a round{f', divided by the seconds of {comparison.baseline}' * bool(suite.baseline)}",
         "scores": "final accuracy by score" + " in %" * suite.percent,
         "rank": f"rank by final {suite.metric} among the rows of a column",
     }[table.show]
@@ -347,24 +347,23 @@ def caption_of(comparison: Comparison) -> str:
     seeds = max((entry.cells for entry in entries), default=0)
     over = f"mean ± standard deviation over {seeds} seeds" if seeds != 1 else "of one seed"
     if comparison.suite.decide is not None:
-        over = "mean ± standard deviation over the seeds that it took to decide"
+        over = "mean ± standard deviation over the seeds until the decision"
     texts = [f"{first_upper(what_is_shown(comparison))}: {over}."]
-    texts += ["In bold: the best of a column."] * any(entry.best for entry in entries)
-    texts += ["Under “paper”: the published number."] * any(entry.published for entry in entries)
+    texts += ["Bold: best value of a column."] * any(entry.best for entry in entries)
+    texts += ["Paper: published number."] * any(entry.published for entry in entries)
     scales = sorted({entry.scale for entry in entries} - {1.0})
-    texts += [f"{DAGGER} scaled: a run does about {scale:g} of the work of the suite." for scale in scales]
-    about = f"With a star: the {100 * comparison.suite.confidence:g} % interval of the difference to"
-    alone = f"{about} {comparison.baseline} is without 0, for each pair by itself."
-    texts += [alone] * any(map(significant, entries))
+    texts += [f"{DAGGER} scaled: a run has about {scale:g} of the suite's work." for scale in scales]
+    about = f"Star: the {100 * comparison.suite.confidence:g} % interval of the difference to {comparison.baseline}"
+    texts += [f"{about} excludes 0, for each pair separately."] * any(map(significant, entries))
     for column in comparison.columns[:1]:
         in_names = of_columns(comparison, column)
         alike = [pair for pair in zip(table.columns, column, strict=True) if pair not in in_names]
         texts += [f"All with {', '.join(f'{axis}={label}' for axis, label in alike)}."] if alike else []
     if any(entry.bound for entry in entries):
         texts += [
-            "A run that does not reach it counts with all its rounds: a mean with > is a lower bound.",
-            "A pair of which neither run reaches it is left out; where one of them does, the difference is",
-            "at least (>) or at most (<) the mean, without an interval. Bounded on both sides, it is left out.",
+            "A run that misses the target counts with all its rounds, and > marks a lower bound of a mean.",
+            "A pair in which both runs miss it does not count. If one run misses it, the difference is",
+            "at least (>) or at most (<) the mean, without an interval, and omitted if it has both bounds.",
         ]
     if table.show == "seconds" and comparison.suite.baseline:
         seconds: dict[str, list[float]] = {}
@@ -375,18 +374,18 @@ def caption_of(comparison: Comparison) -> str:
         means = [f"{sum(all_) / len(all_):.3g} s{f' ({name})' * (len(seconds) > 1)}" for name, all_ in seconds.items()]
         texts += [f"A round of {comparison.baseline} takes {', '.join(means)}."] if means else []
     if table.show == "scores":
-        texts += ["One and the same model in every score.", *order_by_score(comparison)]
-    texts += ["1 is best; a run without a number has no rank."] * (table.show == "rank")
+        texts += ["All scores are of the same model.", *order_by_score(comparison)]
+    texts += ["1 is best; runs without a number have no rank."] * (table.show == "rank")
     return " ".join(texts)
 
 
 def order_by_score(comparison: Comparison) -> Iterator[str]:
-    """Yield the methods whose order depends on the score, by our means; nothing where one order holds in all."""
+    """Yield the pairs of methods whose order by our means depends on the score, if there are any."""
     means = {place: entry.ours.mean for place, entry in comparison.entries.items() if entry.ours}
     pairs = []
     by_method = [axis != "method" for axis in comparison.table.rows]
     for first, second in itertools.combinations(comparison.rows, 2):
-        # rows of one setting: they differ in their method alone, or there are no methods
+        # rows of one setting differ only in the method
         if not all(by_method) and any(a != b for a, b, same in zip(first, second, by_method, strict=True) if same):
             continue
         for column in dict.fromkeys(column[:-1] for column in comparison.columns):
@@ -412,12 +411,12 @@ def summary_lines(comparison: Comparison) -> Iterator[str]:
         lines += [f"- {', '.join(row)}: {', '.join(texts)}"] if texts else []
     if lines:
         scaled = AT_THIS_SCALE * any(entry.scale != 1 for entry in comparison.entries.values())
-        yield f"Verdicts relative to {comparison.baseline}{scaled}, in number of columns:"
+        yield f"Verdicts relative to {comparison.baseline}{scaled}, as numbers of columns:"
         yield from ("", *lines, "")
 
 
 def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield the lines of one table for a file of CSV."""
+    """Yield the lines of one table for a CSV file."""
     suite = comparison.suite
     for entry in comparison.entries.values():
         apart, published = entry.difference, entry.published or (None, None)
@@ -445,5 +444,5 @@ def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def first_upper(text: str) -> str:
-    """Return a text that begins a sentence."""
+    """Return a text with a capital first letter."""
     return text[:1].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""``report DIR|STUDY ...``: one page of runs and studies, with their tables. Nothing here imports torch."""
+"""``report DIR|STUDY ...``: a page about runs and studies. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from fl_lightning.cli.entry_point import COMMANDS, OneLineParser, end_with_statu
 from fl_lightning.errors import choices, clipped, count, printable, require
 
 BESIDE = (".md", ".tex", ".csv", ".runs.csv", ".paper.csv")
-# in the head of each page of a report
+# stands in the head of each page
 GENERATOR = '<meta name="generator" content="fl-lightning '
-# the forms of a figure; without the date, which would make each file another one
+# formats of a figure, without a date, so that equal figures are equal files
 UNDATED: dict[str, dict[str, None]] = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {}}
 
 
 def report_parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
     parser = OneLineParser(prog=f"{program()} report", description=COMMANDS["report"], allow_abbrev=False)
-    about = "folder with runs below it, output folder of bench, URL of its database, its file of cells, or a suite"
+    about = "folder that contains runs, output folder of bench, database URL, file of cells, or suite"
     parser.add_argument("sources", metavar="DIR|STUDY", nargs="+", help=about)
     parser.add_argument("--output", metavar="FILE", type=Path, help="the page; default: report.html")
     parser.add_argument("--metric", metavar="TAG", help="metric of the comparison; default: test/accuracy")
-    parser.add_argument("--minimize", action="store_true", help="smaller values are better, as is known of a loss")
-    parser.add_argument("--baseline", metavar="NAME", help="method that the others are compared with; default: FedAvg")
-    parser.add_argument("--target", type=float, help="count the rounds until the metric is there, such as 0.6")
+    parser.add_argument("--minimize", action="store_true", help="smaller values are better; default for a loss")
+    parser.add_argument("--baseline", metavar="NAME", help="method that others are compared with; default: FedAvg")
+    parser.add_argument("--target", type=float, help="count the rounds to this value of the metric, such as 0.6")
     several: dict = {"nargs": "+", "action": "extend", "default": []}
-    about = "suites of the studies, where these do not know the file"
+    about = "suites of studies whose file has moved"
     parser.add_argument("--suite", metavar="FILE", type=Path, help=about, **several)
     parser.add_argument("--title", default="Report", help="title of the page")
     about = "other names of methods, settings and metrics in tables and figures, such as test/accuracy=Accuracy"
     parser.add_argument("--names", metavar="OLD=NEW", help=about, **several)
-    about = "write each drawing there, too, as PDF and SVG as wide as a column of a paper"
+    about = "also write each drawing as PDF and SVG, as wide as a column of a paper"
     parser.add_argument("--figures", metavar="FOLDER", type=Path, help=about)
-    parser.add_argument("--figure", metavar="NAME", help="make this one figure, as --output FILE.pdf, .svg or .png")
+    parser.add_argument("--figure", metavar="NAME", help="write only this figure, to --output FILE.pdf, .svg or .png")
     return parser
 
 
 def main(args: Sequence[str]) -> None:
-    """Run ``report``. Bad input ends it with one line and exit status 2, and writes nothing."""
+    """Run ``report``. Bad input ends the program with one line and exit status 2, without writing a file."""
     end_with_status(lambda: report(report_parser().parse_args(args[1:])))
 
 
 def report(options: argparse.Namespace) -> None:
-    """Make the page and its tables, or one figure, and print where they are.
+    """Write the page and its tables, or one figure, and print their paths.
 
     Raises:
         UsageError: an option or a source is wrong, or a file cannot be written.
@@ -55,16 +55,16 @@ def report(options: argparse.Namespace) -> None:
     output = options.output or Path("report.html" if not options.figure else f"{options.figure}.pdf")
     check_output(output, tuple(UNDATED) if options.figure else (".html", ".htm"))
     if options.figures is not None:
-        require(not options.figure, "--figures", str(options.figures), "is for all figures; leave out --figure")
+        require(not options.figure, "--figures", str(options.figures), "writes all figures; remove --figure")
         check_writable("--figures", options.figures, options.figures)
     names: dict[str, str] = {}
     for pair in options.names:
-        # the old name may be a setting, such as alpha=0.1
+        # the old name may contain =, such as alpha=0.1
         old, _, new = pair.rpartition("=")
-        require(bool(old and new), "--names", pair, "give OLD=NEW, such as test/accuracy=Accuracy")
-        require(old not in names, "--names", pair, f"{old} is called {names.get(old)} already; give it one name")
+        require(bool(old and new), "--names", pair, "use OLD=NEW, such as test/accuracy=Accuracy")
+        require(old not in names, "--names", pair, f"{old} has the name {names.get(old)} already; remove one")
         names[old] = new
-    # these take a second to import, and bad arguments need none of them
+    # slow imports, which bad arguments do not need
     from fl_lightning.bench.fragments import write_text
     from fl_lightning.plotting.figures import laid_out
     from fl_lightning.report.page import make_report
@@ -82,7 +82,7 @@ def report(options: argparse.Namespace) -> None:
     cards = {card.name: card for *_, card in made.cards} if options.figure or options.figures else {}
     if options.figure:
         name = options.figure
-        require(name in cards, "--figure", name, f"the report has none of this name; it has {choices(cards, name)}")
+        require(name in cards, "--figure", name, f"no such figure; available: {choices(cards, name)}")
         with writing_into("--output", output):
             output.parent.mkdir(parents=True, exist_ok=True)
             drawings = list(cards[name].drawings.values())
@@ -113,25 +113,25 @@ def report(options: argparse.Namespace) -> None:
 
 
 def check_output(output: Path, endings: Sequence[str]) -> None:
-    """Refuse an output that cannot be written, or that would replace files that are no report's."""
-    require(output.suffix in endings, "--output", str(output), f"give a file that ends in {', '.join(endings)}")
-    require(not output.is_dir(), "--output", str(output), "is a folder; give a file")
+    """Refuse an output that cannot be written, or that would replace a file other than a report."""
+    require(output.suffix in endings, "--output", str(output), f"use a file name that ends in {', '.join(endings)}")
+    require(not output.is_dir(), "--output", str(output), "is a folder; use a file name")
     check_writable("--output", output, output.parent)
     page = output.with_suffix(".html")
     if output.suffix not in (".html", ".htm"):
         return
     if page.is_file():
         ours = GENERATOR in page.read_text(encoding="utf-8", errors="replace")[:2000]
-        require(ours, "--output", str(page), "is there and is no report; give another file")
+        require(ours, "--output", str(page), "exists and is not a report; use another name")
         return
     beside = [path for ending in BESIDE if (path := page.with_suffix(ending)).exists()]
-    require(not beside, "--output", str(page), f"{', '.join(map(str, beside))} is there; give another file")
+    require(not beside, "--output", str(page), f"{', '.join(map(str, beside))} exists; use another name")
 
 
 def check_writable(key: str, place: Path, folder: Path) -> None:
-    """Refuse a place whose folder cannot be made or written into, before anything is read."""
+    """Refuse a folder that cannot be created or written to, before anything is read."""
     folder = folder.absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     writable = folder.is_dir() and os.access(folder, os.W_OK)
-    require(writable, key, str(place), f"cannot be written: {folder} is no folder, or not writable; give another one")
+    require(writable, key, str(place), f"cannot be written: {folder} is not a writable folder; use another one")

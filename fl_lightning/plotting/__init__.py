@@ -1,1 +1,1 @@
-"""Figures of what callbacks measure, for TensorBoard, run folders and reports. Nothing here imports torch."""
+"""Figures of measurements, for TensorBoard, run folders and reports. This package does not import torch."""

@@ -45,7 +45,7 @@ class Curve:
         label: name in a legend; empty for none.
         x: places ``(n,)``; None for 0, 1, ...
         band: lower and upper edge ``(n,)`` of a band around it; None for no band.
-        style: arguments of matplotlib that replace those of its number.
+        style: arguments of matplotlib in addition to the style of its number.
     """
 
     number: int
@@ -64,7 +64,7 @@ def in_style(in_browser: bool = False) -> Iterator[None]:
     A character that no font has is drawn as an escape such as ``\u5b9e``, with one line in the log.
 
     Args:
-        in_browser: whether a browser draws the texts in fonts of its own; then only control characters are escaped.
+        in_browser: whether a browser draws the texts, with its fonts; then only control characters are escaped.
     """
     if Text.set_text is not _set_text:  # an outer context counts
         yield
@@ -102,13 +102,13 @@ def has_glyph(char: str, fonts: tuple[str, ...]) -> bool:
 
 
 def cut(name: str, longest: int = LONGEST_NAME) -> str:
-    """Return a name on one line, without the middle of a long one."""
+    """Return a name on one line; the middle of a long name is replaced by dots."""
     line, half = printable(name), longest // 2
     return line if len(line) <= longest else f"{line[:half]}...{line[3 - half :]}"
 
 
 class NameFormatter(Formatter):
-    """Names of the places 0, 1, ...: whole in the data of a figure, cut along an axis."""
+    """Names of the places 0, 1, ...: complete in the data of a figure, shortened along an axis."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
@@ -123,7 +123,7 @@ class NameFormatter(Formatter):
 
 
 def name_ticks(axis: Any, names: Sequence[str]) -> None:
-    """Name 0, 1, ..., or every second, third, ... where they are many; long names are turned below an axis."""
+    """Name the places 0, 1, ..., or every second, third, ... of many; long names below an axis are turned."""
     letters = [len(cut(name)) for name in names]
     long = axis.axis_name == "x" and max(letters, default=0) > 4 and sum(letters) > 30
     step = math.ceil(len(names) / (MOST_LONG if long else MOST_NAMES)) or 1
@@ -133,7 +133,7 @@ def name_ticks(axis: Any, names: Sequence[str]) -> None:
 
 
 def logarithmic(axes: Axes, which: str) -> None:
-    """Give some of the axes, of ``xy``, a logarithmic scale with plain numbers; matplotlib's would be formulas."""
+    """Make the axes in ``which``, such as ``xy``, logarithmic, with plain numbers instead of formulas."""
     for axis, set_scale in ((axes.xaxis, axes.set_xscale), (axes.yaxis, axes.set_yscale)):
         if axis.axis_name in which:
             set_scale("log")
@@ -144,7 +144,7 @@ def logarithmic(axes: Axes, which: str) -> None:
 
 
 def few_numbers(axes: Axes, whole: bool = False) -> None:
-    """Have few numbers along the axes: each costs time, and there is little room on a phone."""
+    """Limit the numbers along the axes, which cost time and room on a phone."""
     for axis in (axes.xaxis, axes.yaxis):
         if isinstance(axis.get_major_locator(), AutoLocator):
             integer = whole and axis.axis_name == "x"
@@ -152,12 +152,12 @@ def few_numbers(axes: Axes, whole: bool = False) -> None:
 
 
 def in_legend(label: str) -> str | None:
-    """Return the label of an artist; matplotlib hides those that begin with ``_``."""
+    """Return a label that matplotlib shows even if it begins with ``_``."""
     return f" {label}" if label.startswith("_") else label or None
 
 
 def visible(values: np.ndarray) -> np.ndarray:
-    """Return singular values ``(..., n)`` with nan for rounding errors, one of which would flatten the curves."""
+    """Return singular values ``(..., n)`` with nan in place of rounding errors, which would flatten the curves."""
     return np.where(values > VISIBLE * np.fmax.reduce(values, -1, keepdims=True, initial=0.0), values, np.nan)
 
 
@@ -193,9 +193,9 @@ def curves(lines: Sequence[Curve], log: str = "", ticks: Sequence[str] | None = 
 
 
 def bar_style(at: int) -> dict[str, Any]:
-    """Return arguments of matplotlib for bar number ``at``: a colour, and a hatch in the colour of the card.
+    """Return matplotlib's arguments for bar number ``at``: a colour, and a hatch in the colour of the card.
 
-    Where the colours begin again, each has the next hatch: the first 64 pairs differ.
+    Each repetition of the colours has other hatches: the first 64 pairs differ.
     """
     turn, colour = divmod(at, len(LINE_COLOURS))
     hatch = HATCHES[(at + turn) % len(HATCHES)]
@@ -203,7 +203,7 @@ def bar_style(at: int) -> dict[str, Any]:
 
 
 def bars(heights: Sequence[tuple[int, np.ndarray, str]], names: Sequence[str], **labels: Any) -> Draw:
-    """Draw groups of bars side by side: of each its number, its heights ``(n,)`` and its name in a legend."""
+    """Draw groups of bars from numbers (for colours), heights ``(n,)`` and names in a legend."""
 
     def draw(axes: Axes) -> None:
         width = 0.84 / max(len(heights), 1)
@@ -219,7 +219,7 @@ def bars(heights: Sequence[tuple[int, np.ndarray, str]], names: Sequence[str], *
 
 
 def stacked(parts: Sequence[tuple[str, np.ndarray]], names: Sequence[str], xlabel: str) -> Draw:
-    """Draw horizontal bars of parts: of each part its name and its length in each bar ``(n,)``."""
+    """Draw horizontal stacked bars from the names of the parts and their lengths in each bar ``(n,)``."""
 
     def draw(axes: Axes) -> None:
         begin = np.zeros(len(names))
@@ -244,14 +244,14 @@ def heat(
     limits: tuple[float, float] | None = None,
     **labels: Any,
 ) -> Draw:
-    """Draw a map of values ``(n, m)``; nan, and 0 on a logarithmic scale, stay empty.
+    """Draw a map of values ``(n, m)``; nan, and 0 on a logarithmic scale, are empty.
 
     Args:
         values: the values.
-        unit: their meaning, which stands beside the scale.
-        names: of the rows and of the columns, if they have some.
+        unit: meaning of the values, shown at the scale.
+        names: names of the rows and of the columns, if they have names.
         log: whether the scale is logarithmic.
-        limits: its ends; None takes the least and the largest value.
+        limits: ends of the scale; None for the least and the greatest value.
         labels: ``xlabel``, ``ylabel``, ``title``.
     """
 
@@ -266,11 +266,11 @@ def heat(
         if log:
             bar.ax.yaxis.set_minor_locator(NullLocator())
             bar.ax.yaxis.set_major_formatter("{x:g}")
-            # a narrow scale has one power of ten within it, or none
+            # a narrow scale contains at most one power of ten
             if sum(ends[0] <= tick <= ends[1] for tick in bar.get_ticks()) < 2:
                 bar.set_ticks(ends)
         for shades in bar.ax.collections:
-            shades.set_rasterized(True)  # they would be 256 elements
+            shades.set_rasterized(True)  # instead of 256 elements
         bar.outline.set_visible(False)
         axes.grid(visible=False)
         for axis, along in zip((axes.yaxis, axes.xaxis), names, strict=True):
@@ -287,9 +287,9 @@ def points(groups: Sequence[tuple[str, np.ndarray]], bare: bool, log: str = "", 
     """Draw points in the plane, with a colour and a marker for each group.
 
     Args:
-        groups: of each its name in a legend of the axes and its points ``(n, 2)``.
-        bare: whether the axes have no numbers, as where the coordinates have no meaning.
-        log: the axes that are logarithmic, of ``xy``.
+        groups: names in a legend, and points ``(n, 2)``.
+        bare: whether to omit the axes, because the coordinates have no meaning.
+        log: axes with a logarithmic scale, such as ``xy``.
         labels: ``xlabel``, ``ylabel``, ``title``.
     """
 

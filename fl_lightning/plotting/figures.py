@@ -22,11 +22,11 @@ from fl_lightning.plotting.values import Reduce, over
 Arrays = Mapping[str, np.ndarray]
 # arrays of each seed by the label of the run; the label of a single run is ""
 Runs = Mapping[str, Sequence[Arrays]]
-# width and height in inches of a drawing, alone and beside others
+# width and height in inches of a single drawing, and of one of several
 ALONE, SIDE = (5.0, 3.8), (4.4, 3.3)
-# labels at most in a legend beside the axes, and in one below the figure; letters of a label
+# labels at most in a legend right of the axes and in one below the figure; letters of a label
 BESIDE, BELOW, LONGEST_LABEL = 12, 40, 44
-# labels side by side as bars; values of a drawing at most
+# labels as bars in one drawing at most; values of a drawing at most
 MOST_BARS, LARGEST = 4, 1_000_000
 
 
@@ -46,7 +46,7 @@ class Plot:
 
 
 class ShownFigure(Figure):
-    """A figure in the style of the package wherever it is drawn, which a notebook shows as the value of a cell."""
+    """A figure that is always drawn in the style of the package, and that a notebook displays."""
 
     def draw(self, renderer: Any) -> None:
         """Draw the figure."""
@@ -67,12 +67,12 @@ class ShownFigure(Figure):
 
 # ------------------------------------------------------------------ values
 def single(runs: Runs) -> Arrays | None:
-    """Return the arrays of a run of its own; None where several labels are compared."""
+    """Return the arrays of a single run; None where several labels are compared."""
     return runs[""][0] if list(runs) == [""] else None
 
 
 def of_round(runs: Runs, clock: str = "rounds") -> str:
-    """Return ``, round 3`` for the last measurement of a run of its own, and nothing for several runs."""
+    """Return ``, round 3`` for the last measurement of a single run, and nothing for several runs."""
     arrays = single(runs)
     return "" if arrays is None else f", round {arrays[clock][-1]}"
 
@@ -81,16 +81,16 @@ def last(seeds: Iterable[Arrays], name: str, reduce: Reduce = np.asarray, axes: 
     """Return the mean over the seeds of the last entry of an array, ignoring nan.
 
     Args:
-        seeds: arrays of each seed, whose first axis is that of the measurements.
+        seeds: arrays of each seed, with the measurements along the first axis.
         name: name of the array.
-        reduce: applied to each entry before the mean, since clients of different seeds have nothing in common.
+        reduce: applied to each entry before the mean, since clients of different seeds do not correspond.
         axes: number of axes of the mean.
 
     Returns:
-        The mean; None where no seed has finite values, or where their shapes differ.
+        The mean; None without finite values, or if the shapes differ between seeds.
 
     Raises:
-        ValueError: the entries have another number of axes, or too many values to be drawn.
+        ValueError: the entries have another number of axes, or too many values.
     """
     entries = [reduce(arrays[name][-1]) for arrays in seeds if name in arrays and len(arrays[name])]
     for entry in entries:
@@ -103,7 +103,7 @@ def last(seeds: Iterable[Arrays], name: str, reduce: Reduce = np.asarray, axes: 
 
 
 def names_in(runs: Runs, name: str) -> list[str] | None:
-    """Return the names that an array holds, without ids of -1 and names joined by "to"; None where no run has them."""
+    """Return the names in an array, pairs joined by "to" and ids of -1 removed; None if no run has the array."""
     known = next((arrays[name] for seeds in runs.values() for arrays in seeds if name in arrays), None)
     if known is None or not known.ndim:
         return None
@@ -125,22 +125,22 @@ def curve_panels(
 ) -> list[Draw]:
     """Return drawings of the last measurement as curves, or bars, over an axis.
 
-    A run of its own has one drawing with a curve for each array; several runs have a drawing for each array, with a
-    curve for each label.
+    A single run has one drawing with a curve for each array; several runs have a drawing for each array, with a curve
+    for each label.
 
     Args:
         runs: arrays of each seed by label.
-        shown: label of each array by its name; arrays that no run has are left out.
-        reduce: makes (n,) of an entry.
-        names: names along the axis, or the array that holds them; numbers by default.
-        spread: axis of an array's entries over which the mean is taken in place of ``reduce``; a run of its own has a
-            faint curve for each index along it.
-        log: logarithmic axes, of ``xy``.
-        as_bars: bars side by side, where they are not too many.
+        shown: label of each array by its name; arrays that no run has are skipped.
+        reduce: maps an entry to (n,).
+        names: names along the axis, or the name of their array; numbers by default.
+        spread: axis of an array's entries for a mean in place of ``reduce``; a single run has a faint curve for each
+            index along this axis.
+        log: axes with a logarithmic scale, such as ``xy``.
+        as_bars: whether to draw bars in place of curves, unless there are too many.
         labels: ``xlabel``, ``ylabel``, ``title``.
     """
     alone, spread = single(runs), spread or {}
-    # number, values and label of what each panel shows, by its title
+    # number, values and label of each curve, by title of the panel
     panels: dict[str, list[tuple[int, np.ndarray, str]]] = {}
     faint: dict[int, np.ndarray] = {}
     for at, (name, told) in enumerate(shown.items()):
@@ -182,15 +182,15 @@ def maps(
     names: Sequence[str] = ("", ""),
     **labels: Any,
 ) -> list[Draw]:
-    """Return a drawing of the last measurement as a matrix, for each label and each array, on one scale.
+    """Return a map of the last measurement for each label and array, all on one scale.
 
     Args:
         runs: arrays of each seed by label.
         shown: label of each array by its name.
-        unit: meaning of the values, which stands beside the scale.
-        reduce: makes (n, m) of an entry.
-        limits: ends of the scale; the least and the largest value by default.
-        names: arrays that hold the names of rows and of columns, where they have names.
+        unit: meaning of the values, shown at the scale.
+        reduce: maps an entry to (n, m).
+        limits: ends of the scale; by default the least and the greatest value.
+        names: names of the arrays with the names of rows and columns, if they have names.
         labels: ``xlabel``, ``ylabel``.
     """
     found = []
@@ -273,6 +273,6 @@ def legend_entries(axes: Axes) -> dict[str, Any]:
 
 
 def names_along(axis: Axis) -> list[str]:
-    """Return the names along an axis; none of an axis of numbers."""
+    """Return the names along an axis; none for an axis of numbers."""
     fixed = isinstance(axis.get_major_locator(), FixedLocator)
     return [text.get_text() for text in axis.get_ticklabels()] if fixed else []

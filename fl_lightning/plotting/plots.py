@@ -1,7 +1,7 @@
-"""Plot functions of the files that callbacks leave in the folder of a run.
+"""Plot functions for the files of arrays that callbacks write.
 
-Each takes ``{label: [arrays of each seed]}``. The single label ``""`` stands for a run of its own, whose figures go to
-TensorBoard and into the folder of the run; several labels give the figures in which a report compares them.
+Each takes ``{label: [arrays of each seed]}``. The label ``""`` alone stands for a single run, whose figures go to
+TensorBoard and into its folder; with several labels, the figures compare them in a report.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WHEN = {"before": "before aggregation", "after": "after aggregation"}
 
 
 def spectra(runs: Runs, threshold: float = np.nan) -> Iterator[Plot]:
-    """Plot ``spectra.npz``: all rounds of one run, or the last spectra of several; and those of the local models."""
+    """Plot ``spectra.npz``: spectra of all rounds of one run, or the last ones of several; spectra of local models."""
     alone = single(runs)
     for what, title in SPECTRUM_TITLES.items():
         local, probe = f"local_{what}", f"probe_{what}"
@@ -53,12 +53,12 @@ def spectra(runs: Runs, threshold: float = np.nan) -> Iterator[Plot]:
 
 
 def seen(arrays: Arrays, *names: str) -> Arrays:
-    """Return arrays without the rounding errors of the spectra of some names."""
+    """Return arrays in which the spectra ``names`` have no rounding errors."""
     return {name: visible(array) if name in names else array for name, array in arrays.items()}
 
 
 def of_all_rounds(arrays: Arrays, what: str) -> list[Any]:
-    """Return the curves of all rounds, later ones darker; the first, the middle and the last have a label."""
+    """Return the curves of all rounds, later ones darker; the first, middle and last round have labels."""
     rounds, some = arrays["rounds"], some_of(len(arrays["rounds"]))
     shades = colormaps["viridis_r"](np.linspace(0 if len(rounds) > 1 else 1, 1, len(rounds)))
     named = [f"round {round_}" if at in some else "" for at, round_ in enumerate(rounds)]
@@ -68,7 +68,7 @@ def of_all_rounds(arrays: Arrays, what: str) -> list[Any]:
 
 
 def with_lines(draw: Draw, y: float, x: float | None = None) -> Draw:
-    """Draw, and mark a place along y, where the drawing reaches it, and one along x."""
+    """Draw, and mark a value of y, if it is within the axes, and a value of x."""
 
     def both(axes: Axes) -> None:
         draw(axes)
@@ -82,7 +82,7 @@ def with_lines(draw: Draw, y: float, x: float | None = None) -> Draw:
 
 
 def some_of(number: int) -> list[int]:
-    """Return the places of the first, the middle and the last of some measurements."""
+    """Return the indices of the first, the middle and the last measurement."""
     return sorted({0, (number - 1) // 2, number - 1})
 
 
@@ -124,7 +124,7 @@ def alignment(runs: Runs) -> Iterator[Plot]:
 def one_each(
     matrices: np.ndarray, titles: Sequence[str], unit: str, names: list[str] | None, **labels: Any
 ) -> list[Draw]:
-    """Draw each of some matrices of shares, without rows and columns beyond the names."""
+    """Draw matrices of shares, without rows and columns beyond the names."""
     inner, each = matrices[:, : names and len(names), : names and len(names)], {"limits": (0, 1), **labels}
     pairs = zip(titles, inner, strict=True)
     return [heat(values, unit, (names, names), title=title, **each) for title, values in pairs]
@@ -204,7 +204,7 @@ def of_client(arrays: Arrays, at: int, title: str) -> Draw:
 
 
 def personal(runs: Runs) -> Iterator[Plot]:
-    """Plot ``personal.npz``: the accuracy of each client's model on its own data, in order, and of each domain."""
+    """Plot ``personal.npz``: sorted accuracies of the clients' models on their data, and accuracies by domain."""
     alone, y = single(runs), "accuracy on its own test data in %"
     if alone is None:
         x, in_order = "client, the largest value first", lambda entry: 100 * descending(entry)
@@ -225,7 +225,7 @@ def personal(runs: Runs) -> Iterator[Plot]:
 
 
 def deviation(runs: Runs) -> Iterator[Plot]:
-    """Plot ``deviation.npz``: the direction of each minority class's row, or the ratios of several runs."""
+    """Plot ``deviation.npz``: directions of the rows of minority classes, or ratios of several runs."""
     alone, drawings = single(runs), []
     if alone is None:
         shown = {
@@ -252,7 +252,7 @@ def deviation(runs: Runs) -> Iterator[Plot]:
 
 
 def embedding(runs: Runs) -> Iterator[Plot]:
-    """Plot ``embedding.npz``: the embeddings of one run's models, or those of the global models of several."""
+    """Plot ``embedding.npz``: embeddings of the models of one run, or of the global models of several."""
     alone, title = single(runs), "t-SNE of the test representations"
     if alone is None:
         firsts = {label: seeds[0] for label, seeds in runs.items() if seeds and {"global", "labels"} <= seeds[0].keys()}

@@ -1,11 +1,11 @@
-"""The colours of a report, light and dark, and the line styles that tell curves apart without colour."""
+"""Light and dark colours, and line styles that distinguish curves without colour."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# text and what is behind it; each pair of a text and a ground has a contrast of 4.5 : 1 or more
+# colours of texts and backgrounds, with a contrast of at least 4.5 : 1
 LIGHT = {
     **{"page": "#f6f7f9", "card": "#ffffff", "band": "#eef1f5", "ink": "#1b2028", "quiet": "#545d69"},
     **{"link": "#0b57b0", "rule": "#c9d0d9", "grid": "#dfe4ea", "mark": "#8a4b00", "mark-ground": "#fff4e0"},
@@ -16,16 +16,16 @@ DARK = {
     **{"link": "#86b9ff", "rule": "#3b4552", "grid": "#2e3742", "mark": "#ffc46b", "mark-ground": "#33270f"},
     **{"good": "#6fdc8c", "bad": "#ff9aa2"},
 }
-# of curves and bars, with 3 : 1 or more against a card
+# colours of curves and bars, with a contrast of at least 3 : 1 against a card
 LINE_COLOURS = ("#1f5fbf", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#0e7490", "#be185d", "#4b5563")
 LINES_DARK = ("#7ab7ff", "#ff9d6b", "#6fdc8d", "#d2a8ff", "#e3c15a", "#5fd4e4", "#ff8ec6", "#b6c2cf")
-# lengths of strokes and gaps, in widths of the line; with the markers they tell 5 x 7 curves apart
+# lengths of strokes and gaps in widths of the line; with the markers they distinguish 35 curves
 DASHES = ("", "5 2", "1.5 1.5", "6 2 1.5 2", "9 3")
 MARKERS = ("", "o", "s", "^", "D", "v", "P")
-# of lines alone: each dot of a hatch would be a path of its own
+# hatches of lines, since each dot would be a separate path
 HATCHES = ("", "///", "\\\\\\", "---", "xx", "|||", "++", "/")
 FONT = "DejaVu Sans"
-# fonts, if they are installed, of characters that it lacks
+# fallback fonts, if installed
 FALLBACKS = (
     *("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans SC", "Noto Sans JP", "WenQuanYi Micro Hei", "Microsoft YaHei"),
     *("PingFang SC", "Hiragino Sans", "Yu Gothic", "Malgun Gothic", "Arial Unicode MS", "Noto Emoji", "Segoe UI Emoji"),
@@ -33,16 +33,16 @@ FALLBACKS = (
 
 
 def variables(colours: Mapping[str, str], lines: tuple[str, ...]) -> str:
-    """Colours as variables of CSS."""
+    """Return colours as CSS variables."""
     named = {**colours, **{f"line-{at}": one for at, one in enumerate(lines)}}
     return "".join(f"--{name}:{value};" for name, value in named.items())
 
 
 _INK = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color", "axes.edgecolor")
-# of matplotlib, while a figure is drawn and saved
+# settings of matplotlib while a figure is drawn and saved
 SETTINGS: dict[str, Any] = {
     **dict.fromkeys(_INK, LIGHT["ink"]),
-    # of a PDF outlines, as journals ask for: matplotlib's own would be of Type 3
+    # TrueType fonts in PDFs, as journals require, instead of Type 3
     "pdf.fonttype": 42,
     **{"svg.fonttype": "none", "svg.hashsalt": "fl_lightning", "text.parse_math": False},
     **{"font.sans-serif": [FONT], "font.size": 9, "axes.titlesize": 9.5},
@@ -53,10 +53,10 @@ SETTINGS: dict[str, Any] = {
 
 
 def line_style(at: int) -> dict[str, Any]:
-    """The arguments of matplotlib for curve number ``at``."""
+    """Return matplotlib's arguments for curve number ``at``."""
     dash = DASHES[at % len(DASHES)]
     style: Any = (0, tuple(map(float, dash.split()))) if dash else "solid"
-    # the first few are told apart by their strokes alone
+    # the first few differ in their strokes alone
     marker = MARKERS[at // len(DASHES) % len(MARKERS)]
     return {
         "color": LINE_COLOURS[at % len(LINE_COLOURS)],

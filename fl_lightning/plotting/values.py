@@ -1,4 +1,4 @@
-"""Numbers that callbacks log and figures show: means over an axis, of matrices, and shares."""
+"""Reductions that callbacks log and figures show: means over axes, means of matrices, and shares."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BOUNDS = {"ratio": "standard softmax (Definition 3)", "ratio_calibrated": "calib
 
 
 def over(axis: int) -> Reduce:
-    """Return a function that takes the mean over an axis, ignoring what is not finite; nan where nothing is."""
+    """Return a function for the mean of the finite values over an axis; nan without finite values."""
 
     def mean(values: np.ndarray) -> np.ndarray:
         finite = np.isfinite(values)
@@ -32,7 +32,7 @@ def off_diagonal(values: np.ndarray) -> np.ndarray:
 
 
 def by_layer(values: np.ndarray) -> np.ndarray:
-    """Return the means (L,) of what clients (L, m), or pairs of them (L, m, m), have; numbers (L,) as they are."""
+    """Return the means (L,) over clients (L, m) or pairs of clients (L, m, m); values (L,) are returned unchanged."""
     if values.ndim == 1:
         return values
     return over(1)(values) if values.ndim == 2 else off_diagonal(values)

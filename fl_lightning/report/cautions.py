@@ -12,7 +12,7 @@ from fl_lightning.report.reading import INFINITE, array_files
 from fl_lightning.report.sections import Section
 from fl_lightning.results import FitResult
 
-# numbers that a run logs of what it skipped
+# tags of the numbers of skipped clients, batches and steps
 SKIPPED = {
     "clients/failed": "clients failed and were skipped",
     "batches/skipped": "batches were skipped",
@@ -31,7 +31,7 @@ def cautions(section: Section) -> Iterator[str]:
     for group in section.groups:
         if group.repeats:
             names = ", ".join(run.name for run in group.repeats)
-            yield f"{names}: left out, since another run has the same config and seed and has come as far or further."
+            yield f"{names}: not in the means, since another run has the same config, seed and at least as many rounds."
     for setting in section.settings:
         where, seeds = f" ({setting})" * bool(setting), {g.line: sorted(g.runs) for g in section.at(setting)}
         if len({tuple(one) for one in seeds.values()}) > 1:
@@ -59,16 +59,16 @@ def of_run(section: Section, run: FitResult) -> Iterator[str]:
         yield f"{run.name} failed: {run.reason or 'for an unknown reason'}."
     of_arrays = [note for file in array_files(run) for note in not_drawn(run, file)]
     yield from (f"{run.name}: {note}." for note in (*run.notes, *of_arrays))
-    # the report's own metric, or a loss
+    # the metric of the report and all losses
     for tag in dict.fromkeys(tag for row in run.history for tag in row if tag == section.metric.tag or "loss" in tag):
         values = run.values(tag)
         bad = next((round_ for round_, value in values.items() if not abs(value) < INFINITE), None)
         if bad is not None:
             yield f"{run.name}: {tag} was {values[bad]} in round {bad}."
-    # callbacks that act may have ended it
+    # a callback such as EarlyStopping may have ended it
     whole = run.run_dir is None or any(key.startswith("trainer.callbacks.") for key in run.settings)
     if run.state == "finished" and 0 < run.rounds < (max_rounds(run.config) or 0) and not whole:
-        yield f"{run.name} is finished after {progress(run)}: it was ended early, or its metrics.csv is cut."
+        yield f"{run.name} is finished after {progress(run)}: it stopped early, or its metrics.csv is cut."
     if run.state == "finished" and not run.values(section.metric.tag):
         yield f"{run.name} has no {section.metric.tag}."
 
@@ -117,9 +117,9 @@ def of_versions(runs: Sequence[FitResult]) -> Iterator[str]:
     revisions = {str(one.get("git_revision")) for one in known if one.get("git_revision")}
     torch = {(one.get("versions") or {}).get("torch") for one in known}
     if len(revisions) > 1:
-        yield f"The runs are of {len(revisions)} revisions of the code; the table of the environment has them."
+        yield f"The runs come from {len(revisions)} revisions of the code; see Environment."
     if len(torch) > 1:
-        yield f"The runs are of different versions of torch: {', '.join(sorted(map(str, torch)))}."
+        yield f"The runs used different versions of torch: {', '.join(sorted(map(str, torch)))}."
     machines = {run.machine for run in runs if run.machine}
     if len(machines) > 1:
-        yield f"The runs were on {len(machines)} kinds of machines: their seconds cannot be compared."
+        yield f"The runs used {len(machines)} kinds of machines: do not compare their seconds."

@@ -11,9 +11,9 @@ from fl_lightning.records.hyperparameters import numbered
 
 Flat = dict[str, str]
 ABSENT = "-"
-# keys of a whole config that say how a run began, not what it is
+# keys of a config that start or resume a run without changing its result
 BEGINNING = ("ckpt_path", "allow_changes", "seed_everything")
-# arguments of the trainer and of the data that change a result by rounding alone
+# arguments of the trainer and of the data that change a result only by rounding
 CALCULATION = (
     *("trainer.threads_per_worker", "trainer.clients_per_step", "trainer.accelerator", "trainer.strategy"),
     *("trainer.compile", "trainer.channels_last", "trainer.on_client_error", "trainer.min_clients"),
@@ -21,16 +21,16 @@ CALCULATION = (
 LOADING = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "eval_batch_size")
 # callbacks of this package that change the result of a run
 ACTING = ("EarlyStopping", "CCVR")
-# arguments that tell data sets of one class apart; of a folder the name
+# arguments that distinguish data sets of one class; a folder is shown by its name
 KEYS_APART = {
     **{"NpyImages": ("root",), "ImageFolderImages": ("root",)},
     **dict.fromkeys(("Synthetic", "SyntheticPerClass"), ("alpha", "beta")),
 }
-UNKNOWN = "data set not known"
+UNKNOWN = "unknown data set"
 
 
 def class_of(value: Any) -> str:
-    """Return the name of the class of an entry; empty where it is no class."""
+    """Return the class name of an entry; empty for a plain value."""
     named = isinstance(value, Mapping) and "class_path" in value
     return exact(str(value["class_path"])).rsplit(".", 1)[-1] if named else ""
 
@@ -38,8 +38,8 @@ def class_of(value: Any) -> str:
 def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a config that decides the result of a run, by dotted key, without the seed.
 
-    A class is the value of its own key, and its arguments are below it: ``data.partitioner`` is ``Dirichlet``, and
-    ``data.partitioner.alpha`` is 0.1.
+    The value of a key with a class is the class name, and the keys below it are its arguments: ``data.partitioner`` is
+    ``Dirichlet`` and ``data.partitioner.alpha`` is 0.1.
     """
     kept = {key: value for key, value in of_result(dict(config)).items() if key not in BEGINNING}
     trainer = kept.get("trainer")
@@ -60,7 +60,7 @@ def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def items(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys and values of nested ones; a class is its name."""
+    """Yield the dotted keys and values of a nested config; a class appears by its name."""
     name = class_of(value)
     if name:
         yield key, name
@@ -88,7 +88,7 @@ def config_text(value: Any) -> str:
 
 
 def exact(text: str) -> str:
-    """Return a text, or its literal where it is not one line, so that two that differ stay different."""
+    """Return a text, or its literal if it has control characters, so that different texts stay different."""
     return text if text.isprintable() else repr(text)
 
 
@@ -110,26 +110,26 @@ def max_rounds(config: Mapping[str, Any]) -> int | None:
 
 
 def method_names(config: Mapping[str, Any]) -> str:
-    """Return the methods of a run, and the class of its server optimizer, if it has one; without both, FedAvg."""
+    """Return the methods of a run and the class of its server optimizer; FedAvg without either."""
     methods = config.get("method") or []
     named = "+".join(filter(None, map(class_of, methods if isinstance(methods, list) else [methods]))) or "FedAvg"
     return ", server ".join(filter(None, [named, class_of(look_up(dict(config), "trainer.server_optimizer"))]))
 
 
 def methods_with_arguments(config: Mapping[str, Any]) -> str:
-    """Return the same with arguments, such as ``FedProx(mu=0.1)``."""
+    """Return the methods and the server optimizer with their arguments, such as ``FedProx(mu=0.1)``."""
     named = compact(in_texts(deciding(config)))
     return ", server ".join(filter(None, [named.get("method", "FedAvg"), named.get("trainer.server_optimizer")]))
 
 
 def differing_between(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys whose values are not the same in all configs, in the order of the first that has them."""
+    """Return the keys whose values differ between configs, in order of appearance."""
     keys = dict.fromkeys(key for one in configs for key in one)
     return [key for key in keys if len({one.get(key) for one in configs}) > 1]
 
 
 def compact(config: Flat) -> Flat:
-    """Return a config in which each method is one text with its coefficients, and the server optimizer, too."""
+    """Return a config in which each method, and the server optimizer, is one text with its arguments."""
     made: Flat = {}
     for key, value in config.items():
         if not is_of_method(key):
@@ -143,7 +143,7 @@ def compact(config: Flat) -> Flat:
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Return the shortest ends of keys that tell them apart."""
+    """Return the shortest unambiguous end of each dotted key."""
     made = {}
     for key in keys:
         parts = key.split(".")

@@ -1,4 +1,4 @@
-"""The figures of a report, each with its caption and its data, and their drawings as SVG within a page."""
+"""The figures of a report, with captions and data, and their drawings as SVG of a page."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fl_lightning.plotting.style import FONT, LIGHT, LINE_COLOURS
 
 # inches of a drawing on the page, and in a column of a paper
 ON_PAGE, COLUMN = (4.3, 3.0), (3.3, 2.3)
-# values of a map in a file of data at most
+# values of a map in a CSV file at most
 MOST_CELLS = 20_000
 COLOURS = {LIGHT["ink"]: "ink", LIGHT["grid"]: "grid", LIGHT["quiet"]: "quiet", LIGHT["card"]: "card"}
 COLOURS |= {colour: f"line-{at}" for at, colour in enumerate(LINE_COLOURS)}
 OF_PAGE = re.compile("|".join(COLOURS))
-# what matplotlib writes around the drawing itself, and ids to which nothing refers
+# matplotlib's frame around the drawing, and ids without a reference
 AROUND = re.compile(
     r' id="[\w.]+_\d+"|<metadata>.*?</metadata>|<style type="text/css">.*?</style>|<!--.*?-->', re.DOTALL
 )
@@ -44,11 +44,11 @@ class Card:
     """A figure: drawings that belong together.
 
     Args:
-        name: its name on the command line.
-        title: its title.
+        name: name on the command line.
+        title: title.
         caption: how to read it.
-        drawings: functions that draw into axes, by the names that their files get.
-        table: its data; by default the values of the drawn curves, bars and maps.
+        drawings: functions that draw into axes, by name of the file.
+        table: data; by default the values of the drawn curves, bars and maps.
     """
 
     name: str
@@ -93,13 +93,13 @@ def numbered(drawings: Iterable[Draw]) -> dict[str, Draw]:
 
 # ------------------------------------------------------------------ data
 def namer(axis: Axis) -> Callable[[float], Any]:
-    """Return a function that gives the name of a place along an axis, or the place where it has none."""
+    """Return a function from a place along an axis to its name, or to the place itself without names."""
     formatter = axis.get_major_formatter()
     return (lambda at: formatter(at, 0)) if names_along(axis) else (lambda at: at)
 
 
 def data_of(axes: Axes) -> Iterator[list[Any]]:
-    """Yield the drawn data: of curves and bars the label, the place and the value, of maps row, column and value."""
+    """Yield the drawn data: label, place and value for curves and bars, row, column and value for maps."""
     title = " ".join(axes.get_title().split()) or axes.get_ylabel() or axes.get_xlabel()
     along_x, along_y = namer(axes.xaxis), namer(axes.yaxis)
     for line in axes.lines:
@@ -121,11 +121,11 @@ def data_of(axes: Axes) -> Iterator[list[Any]]:
 
 # ------------------------------------------------------------------ SVG
 def inline(figure: Figure, name: str, told: str) -> str:
-    """Return a figure as an ``<svg>`` element, the same text for the same figure.
+    """Return a figure as an ``<svg>`` element; equal figures have equal texts.
 
     Args:
-        figure: the figure, drawn with :func:`fl_lightning.plotting.style.settings`.
-        name: name of the figure, of which the ids within the drawing are made; each figure of a page has its own.
+        figure: the figure.
+        name: beginning of the ids within the drawing, unique on a page.
         told: description for readers who do not see it.
     """
     file = io.StringIO()
@@ -146,11 +146,11 @@ def inline(figure: Figure, name: str, told: str) -> str:
 
 
 def curves_in(figure: Figure) -> Iterator[dict[str, Any]]:
-    """Yield the curves of the first axes for the script of the page; nothing without curves.
+    """Yield the curves of the first axes for the script of the page, if there are any.
 
-    They have the ``box`` of the axes in the drawing (left, top, right, bottom), the ends of their scales ``x`` and
-    ``y`` and whether these are logarithmic, their ``labels``, the ``names`` of places along x, and of each of the
-    ``curves`` its label, its places and its values with five digits.
+    The keys are the ``box`` of the axes in the drawing (left, top, right, bottom), ``x`` and ``y`` with the ends of the
+    scale and whether it is logarithmic, ``labels``, the ``names`` of places along x, and ``curves`` with the label, the
+    places and the values of each, with five digits.
     """
     axes = figure.axes[0]
     curves = [line for line in axes.lines if not str(line.get_label()).startswith("_")]

@@ -1,4 +1,4 @@
-"""The figures of a section: its metrics, who holds what, the measurements of callbacks, and costs."""
+"""The figures of a section: metrics, partitions, measurements of callbacks, and costs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from fl_lightning.report.sections import Section, in_percent
 from fl_lightning.report.sites import parts_cards
 from fl_lightning.results import FitResult
 
-# settings that have figures; the others are in the tables
+# settings with figures at most; further settings have tables alone
 SETTINGS = 6
 # drawings of one figure, and bands of one drawing
 PANELS, MOST_BANDS = 6, 8
 BYTES, SECONDS = ["bytes/down", "bytes/up"], ["time/round"]
 UNITS = {"bytes": {"GB": 1e9, "MB": 1e6, "kB": 1e3}, "seconds": {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}}
-# drawn elsewhere, or of no interest for the model
+# families of metrics without curves
 ELSEWHERE = ("time", "placed", "spectrum", "bytes", "memory", "round", "step", "clients", "batches", "lr")
 LEARNING = ("train/accuracy", "train/loss", "test/accuracy", "test/loss", "val/accuracy")
-# families of metrics that come first
+# families that come first, and their titles
 FAMILIES = {
     "learning": "Training and test",
     "rank": "Ranks of classifier and representation",
@@ -46,7 +46,7 @@ def cards_of(section: Section, prefix: str = "") -> Iterator[tuple[str, str, Car
 
     Args:
         section: the section.
-        prefix: beginning of the names of the figures, where a report has several sections.
+        prefix: beginning of the figures' names in a report of several sections.
     """
     for makers in ((metric_cards, parts_cards), (partition_cards, tag_cards, measured_cards, cost_cards)):
         for setting in section.settings[:SETTINGS]:
@@ -65,9 +65,9 @@ def points_of(rounds: pd.DataFrame, tag: str) -> pd.DataFrame:
 
 
 def spent(rounds: pd.DataFrame, tags: Sequence[str]) -> pd.Series:
-    """Return the mean cost up to the end of each round, by line and round; nan from a round that has no cost.
+    """Return the mean cost up to the end of each round, by line and round; nan from the first round without a cost.
 
-    It adds up the mean of each round over the runs that have it, and so rises where some runs have fewer rounds, too.
+    The mean of each round is over the runs that have it, so the sum also rises where some runs have fewer rounds.
     """
     known = rounds.reindex(columns=["line", "round", *tags])
     of_rounds = known[tags].sum(axis=1, skipna=False).groupby([known["line"], known["round"]]).mean()
@@ -75,7 +75,7 @@ def spent(rounds: pd.DataFrame, tags: Sequence[str]) -> pd.Series:
 
 
 def drawn(section: Section, points: pd.DataFrame, x: str, unit: float, **labels: str) -> Draw:
-    """Return a drawing of curves, with the deviations as bands where these are not too many."""
+    """Return a drawing of curves, with the deviations as bands unless there are too many curves."""
     by_line, lines = dict(iter(points.dropna(subset=[x]).groupby("line"))), []
     for number, line in enumerate(section.lines):
         if line in by_line:
@@ -86,11 +86,11 @@ def drawn(section: Section, points: pd.DataFrame, x: str, unit: float, **labels:
 
 
 def about_band(groups: Sequence[Group]) -> str:
-    """Return the meaning of a band, where there is one."""
+    """Return an explanation of the bands, if there are any."""
     if all(len(group.runs) == 1 for group in groups):
         return ""
     if len(groups) > MOST_BANDS:
-        return "The lines are means over the seeds; their deviations are too many to be drawn as bands."
+        return "The lines are means over the seeds; with so many lines, deviations are not drawn."
     return "The line is the mean over the seeds, the band one standard deviation on either side."
 
 
@@ -105,7 +105,7 @@ def metric_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     drawings = {"rounds": drawn(section, points, "round", metric.unit, xlabel="round", ylabel=metric.label)}
     for name, units in UNITS.items():
         if points[name].notna().any():
-            # the largest unit in which the largest is 1 or more
+            # the largest unit in which the greatest value is at least 1
             unit = next((unit for unit, size in units.items() if points[name].max() >= size), list(units)[-1])
             label = f"{unit} sent down and up" if name == "bytes" else f"{unit} spent"
             scaled = points.assign(**{name: points[name] / units[unit]})
@@ -116,21 +116,21 @@ def metric_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     table = table.astype(object).where(table.notna(), "")
     *first, last = drawings
     title = f"{metric.called} against {' and '.join(filter(None, [', '.join(first), last]))}"
-    fewer = "Where some seeds have fewer rounds than others, the last part of a line is the mean of those left."
+    fewer = "Where some seeds have fewer rounds, the last part of a line is the mean over the others."
     caption = f"{about_band(section.at(setting))} {fewer * bool((points.groupby('line')['count'].nunique() > 1).any())}"
     heading = "Accuracy" if metric.tag.endswith("accuracy") else "Metric"
     yield heading, Card(metric.tag, title, caption.strip(), drawings, table)
 
 
 def tag_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
-    """Yield all other metrics against the rounds, in families by the first part of their tags."""
+    """Yield the other metrics against the rounds, grouped by the first part of their tags."""
     groups, rounds = section.at(setting), section.rounds_at(setting)
     families: dict[str, list[str]] = {family: [] for family in FAMILIES}
     for tag in rounds.columns[4:]:
         first = tag.split("/")[0]
         family = "learning" if tag in LEARNING else "terms" if first == "train" else first
         of_a_client = family in FAMILIES and "/local/" in tag
-        # a metric that was measured once is no curve: sites have bars
+        # sites that were measured once have bars instead of curves
         once = first == "domain" and (rounds.groupby(["line", "seed"])[tag].count() < 2).all()
         if tag != section.metric.tag and first not in ELSEWHERE and not (of_a_client or once):
             families.setdefault(family, []).append(tag)
@@ -144,13 +144,13 @@ def tag_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
             drawings[tag] = drawn(section, points_of(rounds, tag), "round", unit, xlabel="round", ylabel=label)
         if drawings:
             title = FAMILIES.get(family, "Terms of the loss" if family == "terms" else f"Metrics under {family}/")
-            left = f" {len(tags) - most} more are in metrics.csv of the runs." if len(tags) > most else ""
+            left = f" For {len(tags) - most} more, see metrics.csv of the runs." if len(tags) > most else ""
             yield title, Card(family, title, f"{about_band(groups)}{left}".strip(), drawings)
 
 
 # ------------------------------------------------------------------ who holds what
 def partition_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
-    """Yield who holds what: the partition of the smallest seed, and of each method whose partition is another one."""
+    """Yield the partition of the smallest seed, and each different partition of another method."""
     groups = [group for group in section.at(setting) if plan_of(group.first)[0] is not None]
     partitions: dict[str, Group] = {}
     for group in groups:
@@ -162,20 +162,20 @@ def partition_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]
         assert counts is not None
         of = f" of {group.line}" if len(partitions) > 1 else ""
         classes, sites = names.get("class_names", []), names.get("domains", [])
-        # sites name a few clients, each of which is one
+        # the names of sites replace the numbers of clients where each client is a site
         named = len(sites) == len(set(sites)) == len(counts) <= MOST_LONG and all(sites)
         along = (classes if len(classes) == counts.shape[1] else None, sites if named else None)
         labels: dict[str, Any] = {"xlabel": "site" if named else "client", "ylabel": "class"}
         title = f"partition {digest[:8]}{of}, seed {group.first.seed}"
         drawings[digest[:8]] = heat(counts.T.astype(float), "samples", along, log=True, title=title, **labels)
     if drawings:
-        caption = "Samples of each class at each client, on a logarithmic scale; what is empty has none."
+        caption = "Samples of each class at each client, on a logarithmic scale; empty fields have none."
         yield "Who holds what", Card("partition", "Who holds what", caption, drawings)
 
 
 # ------------------------------------------------------------------ files of arrays
 def measured_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
-    """Yield the figures of all files of arrays that callbacks have left in the folders of the runs."""
+    """Yield the figures of all files of arrays that callbacks wrote into the folders of the runs."""
     groups = section.at(setting)
     files = {name for group in groups for run in group.runs.values() for name in array_files(run)}
     known = list(PLOTS)
@@ -192,8 +192,8 @@ def measured_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]
         for one in plot(runs):
             if one.drawings:
                 low, high = min(rounds), max(rounds)
-                caption = f"The last measurement, {f'round {low}' if low == high else f'rounds {low} to {high}'}, "
-                caption += "as the mean over the seeds."
+                caption = f"Last measurement, {f'round {low}' if low == high else f'rounds {low} to {high}'}, "
+                caption += "mean over the seeds."
                 more = f" The first {PANELS} of {len(one.drawings)} are drawn." * (len(one.drawings) > PANELS)
                 title = ": ".join(filter(None, [heading, one.title]))
                 name = f"{file.removesuffix('.npz')}-{one.name.rpartition('/')[2]}"
@@ -201,13 +201,13 @@ def measured_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]
 
 
 def plot_of(file: str) -> tuple[str, Callable[[Runs], Iterator[Plot]]]:
-    """Return the heading and the plot function of a file."""
+    """Return the heading and the plot function for a file."""
     return PLOTS.get(file, (f"Measured in {printable(file)}", by_shape))
 
 
 @lru_cache(maxsize=1000)
 def not_drawn(run: FitResult, file: str) -> list[str]:
-    """Return the reasons why arrays of a file of a run are not drawn."""
+    """Return the reasons why arrays in a file of a run are not drawn."""
     arrays = measured(run, file)
     reasons = [f"{printable(file)}: {problem}" for problem in arrays.problems]
     try:
@@ -218,7 +218,7 @@ def not_drawn(run: FitResult, file: str) -> list[str]:
 
 
 def up_to_common_round(seeds: Sequence[Measured]) -> list[dict[str, np.ndarray]]:
-    """Return the arrays of each seed up to the last round that all seeds have measured; none without one."""
+    """Return the arrays of each seed up to the last round that all seeds measured; no arrays if there is none."""
     made = [{name: np.array(texts) for name, texts in arrays.names.items()} for arrays in seeds]
     for name in {name for arrays in seeds for name in arrays.values}:
         having = [(place, arrays) for place, arrays in enumerate(seeds) if name in arrays.values]
@@ -238,13 +238,13 @@ def cost_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     parts = [(phase, means.loc[lines, phase].fillna(0.0).to_numpy()) for phase in (*VISITS, *ROUND_PHASES[1:])]
     if lines:
         bars = stacked([(phase, lengths) for phase, lengths in parts if lengths.any()], lines, "seconds a round")
-        caption = "Median seconds of a round without the first, by phase, the mean over seeds and workers. "
-        caption += "Of a run whose folder is not here, those of its last round."
+        caption = "Median seconds of a round by phase without the first round, mean over seeds and workers. "
+        caption += "For runs without a folder: seconds of the last round."
         yield "Cost", Card("seconds", "Seconds of a round", caption, numbered([bars]))
 
 
 def phases_of(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Return the seconds of a round by phase: the mean over the runs of their medians without the first round."""
+    """Return the seconds of a round by phase: medians of each run without its first round, averaged over the runs."""
     phases = [*VISITS, *ROUND_PHASES]
     later = rounds[rounds["round"] > 0].rename(columns={f"time/{phase}": phase for phase in phases})
     known = later.reindex(columns=["setting", "line", "seed", *phases])

@@ -1,4 +1,4 @@
-"""The page of a report, and the files of tables beside it."""
+"""The page of a report, and its tables as further files."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from fl_lightning.report.tables import (
     shared_first,
 )
 
-# headings of the figures beside the results of a setting
+# headings of the figures that follow the results of a setting
 WITH_RESULTS = ("Accuracy", "Metric", HEADING)
-READINGS = "Which readings are consistent with the source"
+READINGS = "Readings that are consistent with the source"
 
 
 @dataclass
@@ -203,7 +203,7 @@ def make_report(
     axes = [pair for study in found.studies if study.suite for pair in study.suite.axes.items()]
     known += [text for axis, labels in axes for text in (axis, *labels)]
     for old in other:
-        hint = "no such method, setting or metric; give a name as the report shows it"
+        hint = "no such method, setting or metric; use a name from the report"
         require(any(with_names(text, {old: ""}) != text for text in known), "--names", old, hint)
     sections = [with_other_names(section, {**section.names, **other}) for section in sections]
     for section in sections:

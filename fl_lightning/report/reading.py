@@ -1,4 +1,4 @@
-"""Runs read from their folders. A file that cannot be read is left out, with a note of one line."""
+"""Read runs from their folders; a file that cannot be read is skipped, with a note of one line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fl_lightning.yaml_files import parse_yaml
 
 METRICS, ENVIRONMENT, CONFIG, PLAN = "metrics.csv", "environment.json", "config.yaml", "plan.npz"
 MOST_ROUNDS = 2**31
-# larger values are no measurements, and their squares and sums would be infinite
+# larger values count as infinite, since their squares and sums would be
 INFINITE = 1e100
 # without locks, seconds after its last sign of life in which a run counts as running
 PATIENCE = 1800.0
@@ -39,8 +39,8 @@ class Measured:
     Args:
         values: arrays of numbers by name, with an entry for each of their rounds along the first axis.
         rounds: the rounds of each array.
-        names: lists of names, such as those of layers.
-        problems: reasons why the file, or an array in it, is not used.
+        names: lists of names, such as names of layers.
+        problems: reasons why the file or an array in it is not used.
     """
 
     values: dict[str, np.ndarray] = field(default_factory=dict)
@@ -55,13 +55,13 @@ def find_runs(root: Path, notes: list[str] | None = None) -> list[Path]:
 
     Args:
         root: the folder.
-        notes: gets a line for each folder that cannot be read.
+        notes: list to which a line is added for each folder that cannot be read.
     """
     unread: list[OSError] = []
     walked = os.walk(root, onerror=unread.append)
     folders = [Path(folder) for folder, _, files in walked if METRICS in files or ENVIRONMENT in files]
     if notes is not None:
-        notes += [f"{printable(str(error.filename))} cannot be looked into: {why(error)}" for error in unread]
+        notes += [f"{printable(str(error.filename))} cannot be read: {why(error)}" for error in unread]
     return sorted(folders, key=natural)
 
 
@@ -72,7 +72,7 @@ def natural(path: Path) -> list[tuple[int, str]]:
 
 
 def name_runs(runs: Sequence[FitResult]) -> None:
-    """Name runs by their folders, relative to the last folder that all have in common."""
+    """Name runs by their folders, relative to the deepest folder that contains all of them."""
     folders = {id(run): run.run_dir.resolve() for run in runs if run.run_dir is not None}
     if folders:
         common = os.path.commonpath([folder.parent.parent for folder in folders.values()])
@@ -82,7 +82,7 @@ def name_runs(runs: Sequence[FitResult]) -> None:
 
 
 def read_run(folder: Path) -> FitResult:
-    """Read a run, and change nothing in its folder.
+    """Read a run without changing its folder.
 
     Raises:
         ValueError: it has neither a config nor an environment nor a round that can be read.
@@ -96,17 +96,17 @@ def read_run(folder: Path) -> FitResult:
                 return default
             if path.is_file() or file == "failures":
                 return by(path)
-            raise ValueError("it is no file")
+            raise ValueError("not a file")
         # a damaged file raises errors of a dozen kinds, of zlib, struct, tokenize and others
         except Exception as error:
-            notes.append(f"{file} cannot be read and is left out: {why(error)}")
+            notes.append(f"{file} cannot be read and is skipped: {why(error)}")
             return default
 
     config = read(CONFIG, read_config, {})
     environment = read(ENVIRONMENT, read_environment, {})
     history, skipped = read(METRICS, read_metrics, (History(), 0))
     if skipped:
-        notes.append(f"{METRICS}: {count(skipped, 'line')} cut or damaged, and left out")
+        notes.append(f"{METRICS}: {count(skipped, 'line')} cut or damaged, and skipped")
     if not (config or environment or history):
         raise ValueError("; ".join(notes) or "it is empty")
     notes += read("changes.yaml", read_changes, [])
@@ -114,7 +114,7 @@ def read_run(folder: Path) -> FitResult:
     read(PLAN, read_plan, None)
     wanted = max_rounds(config)
     state = state_of(folder, history, wanted)
-    # the last round that is left is not the last one of the run
+    # the last rounds are among the skipped lines
     state = "stopped" if skipped and state == "finished" and len(history) < (wanted or 0) else state
     timed = [row["time/round"] for row in history[1:] if "time/round" in row]
     return FitResult(
@@ -143,9 +143,9 @@ def why(error: BaseException) -> str:
 def state_of(folder: Path, history: History, wanted: int | None) -> RunState:
     """Return the state of a run.
 
-    It is finished once it has all its rounds, or once its final model was written after its last checkpoint, as where
-    EarlyStopping ends it. Otherwise it is running as long as a process holds its lock. Where there are no locks, as on
-    Windows, it is running as long as one of its files was changed a short while ago.
+    A run is finished once it has all its rounds, or once its final model is newer than its last checkpoint, as after
+    EarlyStopping. Otherwise it is running while a process holds its lock. Without locks, as on Windows, it is running
+    if one of its files was changed within the last half hour.
     """
 
     def changed_at(name: str) -> float:
@@ -163,17 +163,17 @@ def state_of(folder: Path, history: History, wanted: int | None) -> RunState:
 
 
 def machine_of(environment: Mapping[str, Any]) -> str:
-    """Return the processor or the GPUs, and the cores."""
+    """Return the processor or the GPUs, and the number of cores."""
     device = ", ".join(environment.get("gpus") or [environment.get("processor", "")])
     return printable(f"{device}, {environment.get('cores', '?')} cores") if environment else ""
 
 
 # ------------------------------------------------------------------ files
 def read_config(path: Path) -> dict[str, Any]:
-    """Return the config of a run; any error where a report cannot use it."""
+    """Return the config of a run, or raise any error if a report cannot use it."""
     config = parse_yaml(path.read_text(), path.name)
     if not isinstance(config, dict):
-        raise ValueError("it holds no mapping")
+        raise ValueError("not a mapping")
     deciding(config), data_set(config), method_names(config), max_rounds(config)
     return config
 
@@ -188,18 +188,18 @@ def read_environment(path: Path) -> dict[str, Any]:
 
 
 def read_table(path: Path) -> tuple[list[dict[str, str]], int]:
-    """Return the lines of a table by round, and the number of lines that are left out."""
-    # each line that was written whole has an end: the rest is cut, however much it looks like a number
+    """Return the lines of a table by round, and the number of skipped lines."""
+    # every complete line ends in a line break: a last line without one is cut, even if it ends in a number
     whole, _, rest = path.read_text(errors="replace").rpartition("\n")
     head, *lines = csv.reader(io.StringIO(whole)) if whole else [[]]
     if not {"round", "step"} & set(head):
-        raise ValueError("it has no column round")
+        raise ValueError("no column round")
     tags, complete = list(map(printable, head)), [line for line in lines if len(line) == len(head)]
     return [dict(zip(tags, line, strict=True)) for line in complete], len(lines) - len(complete) + bool(rest)
 
 
 def read_metrics(path: Path) -> tuple[History, int]:
-    """Return the metrics by round without empty cells, and the number of lines that are left out."""
+    """Return the metrics by round without empty cells, and the number of skipped lines."""
     lines, skipped = read_table(path)
     rows: dict[int, dict[str, float]] = {}
     for line in lines:
@@ -224,7 +224,7 @@ def read_cost(path: Path) -> dict[str, str]:
 
 
 def read_changes(path: Path) -> list[str]:
-    """Return the changes with which a run resumed, a line for each time."""
+    """Return a line for each time that a run resumed with changes."""
     return [
         f"it resumed after {change['rounds_done']} rounds with changes: "
         + ", ".join(f"{key} from {value['before']} to {value['now']}" for key, value in change["changes"].items())
@@ -233,7 +233,7 @@ def read_changes(path: Path) -> list[str]:
 
 
 def read_failures(folder: Path) -> list[str]:
-    """Return the clients that failed in a run, by the files that repeat their visits."""
+    """Return a line about the clients that failed in a run, from the files that `replay` uses."""
     parts = [re.fullmatch("round-(.+)-client-(.+)", printable(path.stem)) for path in sorted(folder.glob("*.pt"))]
     named = [f"client {one[2]} in round {one[1]}" for one in parts if one]
     more = f" and {len(named) - 3} more" if len(named) > 3 else ""
@@ -247,14 +247,14 @@ def load_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_plan(path: Path) -> tuple[np.ndarray | None, dict[str, list[str]]]:
-    """Return the samples of each class at each client (K, C), where a plan has them, and the names in it.
+    """Return the samples of each class at each client (K, C), or None, and the names in a plan.
 
-    These are the ``class_names`` (C,) and the ``domains`` of the clients (K,).
+    The names are the ``class_names`` (C,) and the ``domains`` of the clients (K,).
     """
     loaded = load_arrays(path)
     counts = loaded.pop("label_counts", np.zeros(0))
     if counts.size and (counts.ndim != 2 or not ((counts >= 0) & (counts < 2**53)).all()):
-        raise ValueError(f"label_counts {counts.shape} of {counts.dtype} are no numbers of samples")
+        raise ValueError(f"label_counts {counts.shape} of {counts.dtype} are not numbers of samples")
     texts: dict[str, np.ndarray] = {
         name: loaded[name] for name in ("class_names", "domains") if name in loaded and any(loaded[name])
     }
@@ -264,10 +264,10 @@ def read_plan(path: Path) -> tuple[np.ndarray | None, dict[str, list[str]]]:
 
 @lru_cache(maxsize=1000)
 def plan_of(run: FitResult) -> tuple[np.ndarray | None, dict[str, list[str]]]:
-    """Return the same for a run; None and no names where it has no plan that can be read."""
+    """Return samples and names of a run's plan; None and no names without a readable plan."""
     try:
         return (None, {}) if run.run_dir is None else read_plan(run.run_dir / PLAN)
-    except Exception:  # the run has a note of it
+    except Exception:  # read_run made a note
         return None, {}
 
 
@@ -279,7 +279,7 @@ def array_files(run: FitResult) -> list[str]:
 
 @lru_cache(maxsize=1000)
 def measured(run: FitResult, file: str) -> Measured:
-    """Return the measurements in a file; none where it has no array ``rounds``, so that it holds something else."""
+    """Return the measurements in a file; none if it has no array ``rounds``."""
     made = Measured()
     try:
         there = run.run_dir is not None and (run.run_dir / file).is_file()
@@ -289,15 +289,15 @@ def measured(run: FitResult, file: str) -> Measured:
         whole = {name: array for name, array in loaded.items() if array.ndim == 1 and array.dtype.kind in "iu"}
         clocks = {name: array for name, array in whole.items() if name == "rounds" or name.endswith("_rounds")}
         if "rounds" not in clocks or any(((one < 0) | (one >= MOST_ROUNDS)).any() for one in clocks.values()):
-            raise ValueError("its rounds are no whole numbers from 0")
-    except Exception as error:  # as for the other files
-        return Measured(problems=[f"cannot be read and is left out: {why(error)}"])
+            raise ValueError("rounds are not whole numbers from 0")
+    except Exception as error:  # many kinds, as above
+        return Measured(problems=[f"cannot be read and is skipped: {why(error)}"])
     for name, array in loaded.items():
-        # local_classifier has the rounds of local_rounds
+        # the rounds of local_classifier are in local_rounds
         own = clocks.get(f"{name.split('_')[0]}_rounds", clocks["rounds"])
         fitting = next((one for one in (own, *clocks.values()) if array.ndim and len(one) == len(array) > 0), None)
         if array.dtype.kind in "US":
-            # names are the same in every measurement; those of pairs are one
+            # names are the same in every measurement; the names of a pair become one
             last = array[-1] if array.ndim > 1 and len(array) else np.atleast_1d(array)
             texts = (" to ".join(map(str, entry)) if isinstance(entry, list) else str(entry) for entry in last.tolist())
             made.names[name] = list(map(printable, texts))

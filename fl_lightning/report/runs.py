@@ -1,4 +1,4 @@
-"""Several runs at once: read from their folders, grouped by configuration, as one frame and as curves."""
+"""Several runs: read from their folders, grouped by configuration, as one frame and as curves."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 
     from fl_lightning.plotting.figures import ShownFigure
 
-HINT = "give the folder of a run, such as runs/fedavg/version_0, or load_runs a folder or a pattern of many"
+HINT = "pass the folder of a run, such as runs/fedavg/version_0, or use load_runs for several runs"
 FIRST = ("run", "seed", "method", "round")
-# keys that make a setting even where each method has a value of its own
+# keys that make a setting even if each method has a different value
 OF_SETTING = (
     *("data", "model.encoder", "trainer.max_rounds", "trainer.local_epochs", "trainer.local_steps"),
     *("trainer.participation", "trainer.cohort_size", "trainer.sampler"),
 )
-# curves of single runs at most; of more runs, those of a configuration are one curve
+# runs with a curve each at most; with more runs, each configuration has one curve
 MOST_CURVES = 12
 
 
 @dataclass
 class Group:
-    """The runs of one configuration, which differ in the seed alone.
+    """The runs of one configuration, which differ only in the seed.
 
     Args:
         line: label of its curve, such as the method.
-        setting: the keys that tell its setting from others, as one text.
+        setting: keys and values that distinguish its setting, as one text.
         runs: by seed, in ascending order.
         config: its config by dotted key.
-        repeats: runs of a seed that is there already, which do not count.
-        own: all keys in which its setting differs from others, with their values.
+        repeats: further runs of a seed, which do not count.
+        own: all keys and values in which its setting differs from others.
     """
 
     line: str
@@ -70,7 +70,7 @@ class Runs(list[FitResult]):
     """Several runs, as :func:`fl_lightning.load_runs` reads them."""
 
     def frame(self) -> pandas.DataFrame:
-        """Return one frame of all: a row for each run and round.
+        """Return a frame with a row for each run and round.
 
         Its first columns are ``run``, ``seed``, ``method``, and the keys of the configs in which the runs differ.
         """
@@ -80,13 +80,13 @@ class Runs(list[FitResult]):
         return frame_of(rows, list(first))
 
     def plot(self, *tags: str) -> ShownFigure:
-        """Draw metrics against the rounds, each in axes of its own, with a curve for each run.
+        """Draw metrics against the rounds in separate axes, with a curve for each run.
 
-        Of more than twelve runs, those of one configuration are one curve: their mean, over the rounds that all of them
-        have, in a band from their least to their greatest value.
+        With more than twelve runs, each configuration has one curve: the mean over its runs, for the rounds that all of
+        them have, in a band from the least to the greatest value.
 
         Args:
-            tags: the metrics; by default those that the console shows, such as ``test/accuracy``.
+            tags: the metrics; by default the metrics on the console, such as ``test/accuracy``.
 
         Raises:
             UsageError: no run has a metric of this name.
@@ -107,7 +107,7 @@ class Runs(list[FitResult]):
     def _labels(self) -> list[dict[str, object]]:
         """Return the name, the seed and the method of each run, and the keys in which the configs differ."""
         keys = differing_between([in_texts(one.settings) for one in self if one.settings])
-        # the short names are none of the other columns, such as that of the method
+        # short names must differ from the other columns, such as method
         short = short_keys([*FIRST, *(key for key in keys if key not in FIRST)])
         return [
             {"run": one.name, "seed": one.seed, "method": one.method}
@@ -136,23 +136,23 @@ class Runs(list[FitResult]):
 
 # ------------------------------------------------------------------ reading
 def load_run(path: str | os.PathLike) -> FitResult:
-    """Read a run as its fit has returned it; nothing is changed in its folder.
+    """Read a run as its fit returned it, without changing its folder.
 
-    A run that was stopped, or that goes on, has the rounds that are done. A file that cannot be read is left out, with
-    a warning.
+    A run that is stopped or still running has its finished rounds. A file that cannot be read is skipped, with a
+    warning.
 
     Args:
-        path: the folder of the run, or one with this run alone below it.
+        path: the folder of the run, or a folder that contains only this run.
 
     Raises:
-        UsageError: there is no run, or there are several.
+        UsageError: the folder contains no run, or several.
     """
     check_path("load_run", path)
     folder = Path(path).expanduser()
-    require(folder.is_dir(), "load_run", str(folder), f"there is no such folder; {HINT}")
+    require(folder.is_dir(), "load_run", str(folder), f"no such folder; {HINT}")
     found = find_runs(folder)
-    require(bool(found), "load_run", str(folder), f"there is no run in it or below it; {HINT}")
-    some = f"it has {len(found)} runs below it; give one of them, such as {found[-1]}, or call load_runs"
+    require(bool(found), "load_run", str(folder), f"no run in this folder or below it; {HINT}")
+    some = f"there are {len(found)} runs below it; pass one of them, such as {found[-1]}, or call load_runs"
     require(len(found) == 1, "load_run", str(path), some)
     try:
         run = read_run(found[0])
@@ -163,25 +163,25 @@ def load_run(path: str | os.PathLike) -> FitResult:
 
 
 def load_runs(*paths: str | os.PathLike) -> Runs:
-    """Read many runs at once, which have one frame and one figure; nothing is changed in their folders.
+    """Read several runs, without changing their folders.
 
-    A file that cannot be read is left out, with a warning.
+    A file that cannot be read is skipped, with a warning.
 
     Args:
-        paths: folders that are runs or have runs below them, such as ``runs`` or the output of ``bench``; each may be
-            a pattern, such as ``runs/fed*``.
+        paths: folders of runs, folders that contain runs, such as ``runs`` or the output of ``bench``, or patterns,
+            such as ``runs/fed*``.
 
     Raises:
         UsageError: a path or a pattern has no run.
     """
-    require(bool(paths), "load_runs", paths, "give folders that have runs below them, such as runs")
+    require(bool(paths), "load_runs", paths, "pass folders that contain runs, such as runs")
     folders: dict[Path, Path] = {}
     for path in paths:
         check_path("load_runs", path)
         text = os.path.expanduser(path)
         matching = sorted(glob.glob(text)) if not os.path.lexists(text) else [text]
         found = [run for one in matching if os.path.isdir(one) for run in find_runs(Path(one))]
-        matched = "nothing is called so" if not matching else "there is no run in it or below it"
+        matched = "no such folder" if not matching else "no run in this folder or below it"
         require(bool(found), "load_runs", str(path), f"{matched}; {HINT}")
         folders.update({run.resolve(): run for run in found})
     runs = Runs()
@@ -189,7 +189,7 @@ def load_runs(*paths: str | os.PathLike) -> Runs:
         try:
             runs.append(read_run(folder))
         except ValueError as error:
-            warnings.warn(f"{folder} cannot be read and is left out: {why(error)}", stacklevel=2)
+            warnings.warn(f"{folder} cannot be read and is skipped: {why(error)}", stacklevel=2)
     require(bool(runs), "load_runs", [str(path) for path in paths], f"none of its runs can be read; {HINT}")
     for run in runs:
         warn_of(run)
@@ -198,8 +198,8 @@ def load_runs(*paths: str | os.PathLike) -> Runs:
 
 
 def check_path(function: str, path: object) -> None:
-    """Refuse an argument that is no path, such as a list of paths."""
-    hint = "give a path, or load_runs several: load_runs('runs/fedavg', 'runs/feduv')"
+    """Refuse an argument other than a path, such as a list of paths."""
+    hint = "pass a path, or several to load_runs: load_runs('runs/fedavg', 'runs/feduv')"
     require(isinstance(path, str | os.PathLike), function, path, hint)
 
 
@@ -213,8 +213,7 @@ def warn_of(run: FitResult) -> None:
 def configurations(runs: Iterable[FitResult]) -> list[Group]:
     """Group runs by configuration, and name each by its method and by the keys in which the configs differ.
 
-    Cells of a study are grouped and named by their labels. Runs without a config are one configuration where their
-    folder has one name.
+    Cells of a study are grouped and named by their labels, and runs without a config by their folder.
     """
     by_config: dict[tuple[object, ...], list[FitResult]] = defaultdict(list)
     for run in runs:
@@ -223,7 +222,7 @@ def configurations(runs: Iterable[FitResult]) -> list[Group]:
         by_config[(*parent, *sorted(config.items()))].append(run)
     groups = []
     for some in by_config.values():
-        # of several runs with one seed, the one that has come furthest counts
+        # of several runs with one seed, the one with most progress counts
         progress = sorted(some, key=lambda run: (run.state == "finished", run.state == "running", run.rounds))
         chosen = {run.seed: run for run in progress}
         repeats = [run for run in some if chosen[run.seed] is not run]
@@ -235,8 +234,8 @@ def configurations(runs: Iterable[FitResult]) -> list[Group]:
 def name_groups(groups: Sequence[Group]) -> None:
     """Name configurations by the keys in which they differ: method and coefficients, then the setting.
 
-    A key that follows from the method belongs to it, as a learning rate that each method has of its own; but labels of
-    a study, data, network and how much is trained make a setting in any case.
+    A key whose value follows from the method belongs to the method, such as a learning rate tuned for each method.
+    Labels of a study, data, network and the amount of training always make a setting.
     """
     axes = {axis for group in groups for axis in group.first.labels}
     configs = [dict(group.first.labels) or group.config for group in groups]
@@ -256,7 +255,7 @@ def name_groups(groups: Sequence[Group]) -> None:
     lines = [group.line for group in groups]
 
     def makes_setting(key: str) -> bool:
-        """Return whether a key is none of the method, and the method does not tell its value."""
+        """Return whether a key is outside the methods, and its value does not follow from the method."""
         told = len(set(zip(lines, (config.get(key) for config in configs), strict=True))) == len(set(lines))
         always = key in axes or key == "model" or f"{key}.".startswith(tuple(f"{one}." for one in OF_SETTING))
         return not is_of_method(key) and (always or len(set(lines)) == 1 or not told)
@@ -269,14 +268,14 @@ def name_groups(groups: Sequence[Group]) -> None:
     for group, config in zip(groups, configs, strict=True):
         group.own = {short[key]: config[key] for key in settings if key in config}
         group.setting = ", ".join(f"{short[key]}={config.get(key, 'not set')}" for key in telling)
-        if len(set(lines)) == 1 and settings and not axes:  # the settings are what is compared
+        if len(set(lines)) == 1 and settings and not axes:  # the settings are compared
             group.line, group.setting, group.own = group.setting or group.line, "", {}
 
 
 def telling_keys(keys: Sequence[str], configs: Sequence[Flat]) -> list[str]:
-    """Return as few of some keys as tell apart the same configs, those of the data first.
+    """Return the fewest keys that distinguish the configs, keys of the data first.
 
-    Arguments of a class, such as those of a network, need no name beside that of the class.
+    Arguments of a class are omitted where the name of the class suffices.
     """
 
     def number(some: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""The sections of a report: the runs of one data set, by setting and by method, with the seeds of one together."""
+"""The sections of a report: the runs of one data set, by setting, method and seed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from fl_lightning.report.runs import Group, by_numbers, configurations
 from fl_lightning.results import FitResult, RunState
 
 ACCURACIES, LOSSES = ("{}/accuracy", "{}_accuracy", "{}/acc", "{}_acc"), ("{}/loss", "{}_loss")
-# the metric of a report, in the order in which it is looked for
+# usual metrics of a report, the first choice first
 METRICS = tuple(
     name.format(phase)
     for phases, names in itertools.product((("test", "val"), ("train",)), (ACCURACIES, LOSSES))
     for phase in phases
     for name in names
 )
-# a run that was stopped can go on: it waits for that
+# a stopped run can resume, so its cell waits
 CELL_STATES: Mapping[RunState, CellState] = {
     "finished": "done",
     "running": "running",
@@ -47,9 +47,9 @@ class Metric:
     Args:
         tag: its tag.
         minimize: whether smaller values are better.
-        target: value for which the rounds are counted that a run needs; None for none.
+        target: value for which the needed rounds are counted; None for no target.
         percent: whether it is shown in percent.
-        name: its other name; empty for none.
+        name: name that replaces the tag; empty for none.
     """
 
     tag: str
@@ -86,9 +86,9 @@ class Section:
         title: the data set, or the study.
         groups: the configurations.
         metric: the metric of the comparison.
-        baseline: the line with which the others are compared; empty for none.
+        baseline: line that the others are compared with; empty for none.
         names: other names of methods, settings and metrics.
-        intervals: arguments of :class:`Terms` that a study has: ``interval``, ``confidence`` and ``decide``.
+        intervals: ``interval``, ``confidence`` and ``decide`` of a study, as for :class:`Terms`.
     """
 
     title: str
@@ -111,7 +111,7 @@ class Section:
 
     @property
     def runs(self) -> list[FitResult]:
-        """The runs that count."""
+        """The runs without repeats."""
         return [run for group in self.groups for run in group.runs.values()]
 
     @property
@@ -121,7 +121,7 @@ class Section:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """The metrics of all rounds of the runs that count, with the columns ``setting``, ``line`` and ``seed``."""
+        """The metrics of all rounds, with the columns ``setting``, ``line`` and ``seed``."""
         rows = [
             {"setting": group.setting, "line": group.line, "seed": seed, **row}
             for group in self.in_order
@@ -134,13 +134,13 @@ class Section:
         return frame[first].join(numbers.where(numbers.abs() < INFINITE))
 
     def rounds_at(self, setting: str) -> pd.DataFrame:
-        """Return the rounds of a setting, with the metrics that it has."""
+        """Return the rounds of a setting, without empty columns."""
         own = self.rounds[self.rounds["setting"] == setting]
         return own.dropna(axis=1, how="all") if len(own) else own
 
     @cached_property
     def parts(self) -> list[Section]:
-        """A section for each setting, without the others."""
+        """A section for each setting."""
         groups = [self.at(setting) for setting in self.settings]
         lines = [{group.line for group in of_setting} for of_setting in groups]
         named = [self.baseline if self.baseline in of_setting else "" for of_setting in lines]
@@ -152,7 +152,7 @@ class Section:
 
     @cached_property
     def comparisons(self) -> dict[Show, Comparison]:
-        """The tables of the ``final`` and the ``best`` values and, with a target, of the ``rounds_to`` it."""
+        """The tables of ``final`` and ``best`` values and, with a target, of ``rounds_to``."""
         settings = {"setting": self.settings} if len(self.settings) > 1 else {}
         axes, metric = {"method": self.lines, **settings}, self.metric
         cells, results = list[Cell](), dict[str, CellResult]()
@@ -172,7 +172,7 @@ class Section:
 
 
 def in_percent(tag: str, values: Iterable[float] = ()) -> bool:
-    """Return whether a metric is shown in percent: a share by its name whose values lie between 0 and 1."""
+    """Return whether a metric is shown in percent: its name denotes a share, and its values lie in [0, 1]."""
     known = [value for value in values if math.isfinite(value)]
     return is_share(tag) and all(0 <= value <= 1 for value in known)
 
@@ -180,20 +180,20 @@ def in_percent(tag: str, values: Iterable[float] = ()) -> bool:
 def choose_metric(
     runs: Sequence[FitResult], tag: str | None, minimize: bool, target: float | None, usual: Sequence[str] = METRICS
 ) -> Metric:
-    """Return the metric of a report: the one that is asked for, or the first of the usual ones that a run has.
+    """Return the metric of a report: ``tag``, or the first usual metric that a run has.
 
     Raises:
-        UsageError: no run has the one that is asked for, or the target cannot be reached.
+        UsageError: no run has the metric, or the target cannot be reached.
     """
     known = dict.fromkeys(key for run in runs for row in run.history for key in row)
     if tag is not None:
         some = ", ".join(key for key in known if not key.startswith(("time/", "placed/", "spectrum/"))) or "nothing"
-        require(tag in known, "--metric", tag, f"no run has it; there are {some}")
+        require(tag in known, "--metric", tag, f"no run has this metric; available: {some}")
     chosen = tag or next((metric for metric in usual if metric in known), usual[0])
     values = [value for run in runs for value in run.values(chosen).values()]
     metric = Metric(chosen, minimize or "loss" in chosen, target, in_percent(chosen, values))
     if target is not None:
-        hint = "give the value as the run logs it, such as 0.6 for 60 %"
+        hint = "use the scale of the logged values, such as 0.6 for 60 %"
         require(math.isfinite(target) and not (metric.percent and target > 1), "--target", target, hint)
     return metric
 
@@ -204,11 +204,11 @@ def sections_of(
     """Return the sections of some runs, one for each data set.
 
     Args:
-        runs: the runs, all with labels of one study or all without.
+        runs: the runs, either all with labels of one study or all without labels.
         metric: the metric of the comparison.
-        baseline: the line to compare with; None for FedAvg where there is one.
+        baseline: line to compare with; None for FedAvg, if it exists.
         title: beginning of the titles, such as the title of a study.
-        intervals: arguments of :class:`Terms` that a study has.
+        intervals: as for :class:`Section`.
     """
     by_data: dict[str, list[FitResult]] = defaultdict(list)
     for run in runs:
@@ -223,13 +223,13 @@ def sections_of(
 
 
 def with_other_names(section: Section, names: Mapping[str, str]) -> Section:
-    """Return a section whose methods, settings and metric have other names.
+    """Return a section with other names of methods, settings and metric.
 
     Raises:
         UsageError: two lines would have one name.
     """
     lines = {line: with_names(line, names) for line in section.lines}
-    hint = f"give each its own; there are {', '.join(lines)}"
+    hint = f"two methods would have one name; methods: {', '.join(lines)}"
     require(len(set(lines.values())) == len(lines), "--names", " ".join(map("=".join, names.items())), hint)
     for group in section.groups:
         group.line, group.setting = lines[group.line], with_names(group.setting, names)

@@ -1,4 +1,4 @@
-"""The accuracy of each site and each client: tables and bars of all of them."""
+"""The accuracy of each site and each client, as tables and bars."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fl_lightning.report.reading import measured, plan_of
 from fl_lightning.report.runs import Group
 from fl_lightning.report.sections import Section, in_percent
 
-# more bars side by side cannot be told apart
+# bars next to each other at most
 BARS = 4
 HEADING = "Sites and clients"
 
@@ -30,8 +30,8 @@ class Parts:
         kind: ``site`` or ``client``.
         values: by the label of a metric, a frame with a row for each part and a column for each line; shares are in
             percent.
-        caption: the runs and the measurement of the numbers.
-        examples: number of training examples by the name of the part; empty where it is not the same in all runs.
+        caption: origin of the numbers.
+        examples: number of training examples by name of the part; empty where the runs differ in it.
     """
 
     kind: str
@@ -41,24 +41,24 @@ class Parts:
 
     @property
     def names(self) -> list[str]:
-        """The names of the parts, in their order."""
+        """The names of the parts, in order."""
         return list(dict.fromkeys(name for frame in self.values.values() for name in frame.index))
 
 
 def parts_of(section: Section, setting: str) -> Iterator[Parts]:
-    """Yield the sites and the clients of a setting, where a run has measured them."""
+    """Yield the sites and the clients of a setting that the runs measured."""
     groups = section.at(setting)
     several = any(len(group.runs) > 1 for group in groups)
-    when = "the last time it was measured"
+    when = "at the last measurement"
     if sites := sites_of(section.rounds_at(setting)):
-        caption = f"On the test data of each site, {when}{', as the mean over the seeds' * several}."
+        caption = f"On the test data of each site, {when}{', mean over the seeds' * several}."
         yield Parts("site", sites, caption, examples_of(groups))
     if clients := clients_of(groups):
-        yield Parts("client", clients, f"On each client's own test data, {when}{', of the smallest seed' * several}.")
+        yield Parts("client", clients, f"On each client's own test data, {when}{', smallest seed' * several}.")
 
 
 def sites_of(rounds: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Return the last value of each metric of each domain, as the mean over the seeds."""
+    """Return the last value of each metric by domain, mean over the seeds."""
     tags = {}
     for tag in rounds:
         if tag.startswith("personal/domain/"):
@@ -78,7 +78,7 @@ def sites_of(rounds: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def clients_of(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
-    """Return the last accuracies of each client by ``PersonalAccuracy``, in the run of the smallest seed."""
+    """Return each client's last accuracies by ``PersonalAccuracy``, in the run of the smallest seed."""
     series: dict[str, dict[str, pd.Series]] = {}
     for group in groups:
         arrays, domains = measured(group.first, "personal.npz").values, plan_of(group.first)[1].get("domains", [])
@@ -92,7 +92,7 @@ def clients_of(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
 
 
 def examples_of(groups: Sequence[Group]) -> dict[str, int]:
-    """Return the training examples of each site, if all runs have one partition, and each client holds one site."""
+    """Return the training examples of each site, if all runs have one partition and each client is one site."""
     runs = [run for group in groups for run in group.runs.values()]
     counts, names = plan_of(runs[0])
     domains = names.get("domains", [])
@@ -103,7 +103,7 @@ def examples_of(groups: Sequence[Group]) -> dict[str, int]:
 
 
 def parts_sheets(section: Section, setting: str) -> Iterator[Sheet]:
-    """Yield a table for the sites and one for the clients: a row for each, a column for each metric and method."""
+    """Yield a table of the sites and one of the clients, with a column for each metric and method."""
     title = ", ".join(filter(None, [section.title, setting]))
     for parts in parts_of(section, setting):
         names, columns = parts.names, list[list[str]]()
@@ -121,7 +121,7 @@ def parts_sheets(section: Section, setting: str) -> Iterator[Sheet]:
 
 
 def parts_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
-    """Yield bars of the accuracies, or else of the first metric, of all parts."""
+    """Yield bars of the accuracies, or of the first metric if there are none."""
     for parts in parts_of(section, setting):
         shares = [label for label in parts.values if " in %" in label]
         for label in shares or list(parts.values)[:1]:

@@ -1,4 +1,4 @@
-"""The runs and studies of a report: from folders of runs, databases of ``bench``, suites and files of cells."""
+"""Read the runs and studies of a report from folders, databases of ``bench``, suites and files of cells."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from fl_lightning.report.reading import METRICS, find_runs, name_runs, natural, 
 from fl_lightning.results import FitResult, History, RunState
 
 DATABASE, CELLS = "study.db", ".cells.csv"
-HINT = "give a folder that has runs below it, the output of bench, a URL of a database or a file of cells"
+HINT = "pass a folder that contains runs, the output of bench, a database URL or a file of cells"
 RUN_STATES: dict[str, RunState] = {"done": "finished", "running": "running", "failed": "failed"}
-# a cell with the digest that it had when it was run, and its result
+# a cell with its digest at the time of its run, and its result
 StoredCell = tuple[Cell, CellResult]
 
 
@@ -37,10 +37,10 @@ class Study:
     Args:
         name: its name.
         metric: tag of its metric.
-        suite: the suite; None where its file is not known.
+        suite: the suite; None if its file is unknown.
         cells: the cells.
         results: results by digest.
-        runs: the runs of the cells that have begun.
+        runs: the runs of the cells that have started.
         notes: warnings about it.
     """
 
@@ -69,9 +69,9 @@ class Found:
     """The content of the sources.
 
     Args:
-        runs: runs of their own.
+        runs: runs outside studies.
         studies: studies of suites, with their runs.
-        notes: runs that were left out, and why.
+        notes: skipped runs, with reasons.
     """
 
     runs: list[FitResult] = field(default_factory=list)
@@ -80,10 +80,10 @@ class Found:
 
 
 def read_sources(given: Sequence[str], suites: Sequence[Path]) -> Found:
-    """Read the sources of a report; each run is taken once.
+    """Read the sources of a report; each run counts once.
 
     Raises:
-        UsageError: a source has nothing of a report.
+        UsageError: a source contains neither runs nor studies.
     """
     found, known = Found(), [suite for path in suites for suite in suites_in(path)]
     folders: dict[Path, Path] = {}
@@ -102,7 +102,7 @@ def read_sources(given: Sequence[str], suites: Sequence[Path]) -> Found:
                 found.runs.append(read_run(folder))
             except ValueError as error:
                 name = printable("/".join(resolved.parts[-2:]))
-                found.notes.append(f"{name} cannot be read and is left out: {why(error)}")
+                found.notes.append(f"{name} cannot be read and is skipped: {why(error)}")
     if not (found.runs or found.studies):
         raise UsageError(f"{clipped('; '.join(found.notes), 200)}; {HINT}")
     name_runs([*found.runs, *of_studies])
@@ -113,13 +113,13 @@ def read_folder(path: Path, suites: Sequence[Suite], found: Found) -> list[Path]
     """Read the studies at and below a folder, and return the folders of the runs there.
 
     Raises:
-        UsageError: it cannot be read, or has nothing of a report.
+        UsageError: it cannot be read, or contains neither runs nor studies.
     """
     try:
         os.listdir(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}; {HINT}") from error
-    # a folder of many things may have outputs of bench in it
+    # outputs of bench may be anywhere below
     databases = sorted(Path(folder) / DATABASE for folder, _, files in os.walk(path) if DATABASE in files)
     for database in databases:
         try:
@@ -127,21 +127,21 @@ def read_folder(path: Path, suites: Sequence[Suite], found: Found) -> list[Path]
         except UsageError as error:
             if database.parent == path:
                 raise
-            found.notes.append(f"{printable(str(database))} is left out, and its runs count by themselves: {error}")
+            found.notes.append(f"{printable(str(database))} is skipped, and its runs count as single runs: {error}")
     runs = find_runs(path, found.notes)
     cells = [] if databases or runs else sorted(path.glob(f"*{CELLS}"))
     for file in cells:
         found.studies += studies_in_file(file, suites)
     if not (databases or runs or cells):
-        raise UsageError(f"{path}: there is no run in this folder or below it; {HINT}")
+        raise UsageError(f"{path}: no run in this folder or below it; {HINT}")
     return runs
 
 
 def studies_in_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
-    """Yield the studies of a database of SQLite, of a file of cells, or of a suite at its usual place.
+    """Yield the studies of a SQLite database, of a file of cells, or of a suite in its default folder.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the file has another type, or the suite has no study.
     """
     if path.suffix == ".db":
         yield from studies_in_database(f"sqlite:///{path}", suites, path.parent)
@@ -152,11 +152,11 @@ def studies_in_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
     elif path.suffix in (".yaml", ".yml"):
         suite = load_suite(path)
         output = Path("runs") / suite.name
-        hint = f"its study {output / DATABASE} is not there; give the folder that bench wrote, with --suite {path}"
+        hint = f"no study {output / DATABASE}; pass the output folder of bench, and --suite {path}"
         require((output / DATABASE).is_file(), "SUITE", str(path), hint)
         yield from studies_in_database(f"sqlite:///{output / DATABASE}", [*suites, suite], output)
     else:
-        raise UsageError(f"{path}: is neither a database, a file of cells nor a suite; {HINT}")
+        raise UsageError(f"{path}: not a database, a file of cells or a suite; {HINT}")
 
 
 def studies_in_database(url: str, suites: Sequence[Suite], root: Path | None = None) -> Iterator[Study]:
@@ -164,23 +164,23 @@ def studies_in_database(url: str, suites: Sequence[Suite], root: Path | None = N
 
     Args:
         url: its address.
-        suites: suites that are known.
-        root: folder that has the folders of the runs.
+        suites: known suites.
+        root: folder with the folders of the runs.
 
     Raises:
-        UsageError: it cannot be used, or has no study of a suite.
+        UsageError: it cannot be used, or contains no study of a suite.
     """
     import optuna
 
     from fl_lightning.bench.study import decisive, digest_of, exists, hidden, open_database, result_of_trial
 
-    require(exists(url), "STUDY", hidden(url), "there is no such database")
+    require(exists(url), "STUDY", hidden(url), "no such database")
     with snapshot(url) as copied:
         backend = open_database(copied)
         summaries = optuna.get_all_study_summaries(backend, include_best_trial=False)
-        # those that tune have other names than their suite
+        # studies of tune have another name than their suite
         known = [summary for summary in summaries if summary.user_attrs.get("suite") == summary.study_name]
-        require(len(known) > 0, "STUDY", hidden(url), "it has no study of a suite; give the output of bench")
+        require(len(known) > 0, "STUDY", hidden(url), "no study of a suite in it; pass the output of bench")
         for summary in known:
             by_cell: dict[str, list[Any]] = {}
             for trial in optuna.load_study(study_name=summary.study_name, storage=backend).get_trials(deepcopy=False):
@@ -192,7 +192,7 @@ def studies_in_database(url: str, suites: Sequence[Suite], root: Path | None = N
                 cell = Cell(dict(noted["labels"]), int(noted["seed"]), ({},), noted.get("scale", 1.0), digest)
                 cells.append((cell, result_of_trial(cell, decisive(trials))))
             noted, named = summary.user_attrs, list(suites)
-            # the suite that the study names may be elsewhere by now, or have an error
+            # the file of the suite may have moved, or contain an error
             with suppress(UsageError):
                 named += suites_in(noted["file"]) if Path(noted.get("file", "")).is_file() else []
             yield from studies_of(noted["suite"], cells, noted.get("metric", "test/accuracy"), named, root)
@@ -200,10 +200,10 @@ def studies_in_database(url: str, suites: Sequence[Suite], root: Path | None = N
 
 @contextmanager
 def snapshot(url: str) -> Iterator[str]:
-    """Yield the URL of a copy of a SQLite database, so that a report writes nothing beside it; of others the URL.
+    """Yield the URL of a copy of a SQLite database, whose folder stays unchanged; otherwise ``url``.
 
     Raises:
-        UsageError: it is no database.
+        UsageError: it is not a database.
     """
     from fl_lightning.bench.study import SQLITE, hidden
 
@@ -211,7 +211,7 @@ def snapshot(url: str) -> Iterator[str]:
         yield url
         return
     path = Path(url.removeprefix(SQLITE).split("?")[0])
-    # while nobody writes, there is nothing beside it, and nothing is to be put there
+    # without a writer, an ordinary connection would create files next to the database
     still = "" if path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
     with tempfile.TemporaryDirectory(prefix="fl-report-") as folder:
         copy = Path(folder) / path.name
@@ -220,20 +220,20 @@ def snapshot(url: str) -> Iterator[str]:
             with closing(sqlite3.connect(address, uri=True)) as source, closing(sqlite3.connect(copy)) as target:
                 source.backup(target)
         except sqlite3.Error as error:
-            raise UsageError(f"STUDY={hidden(url)!r}: cannot be read: {error}; give the output of bench") from error
+            raise UsageError(f"STUDY={hidden(url)!r}: cannot be read: {error}; pass the output of bench") from error
         yield f"{SQLITE}{copy}"
 
 
 def studies_of(
     name: str, stored: Sequence[StoredCell], metric: str, suites: Sequence[Suite], root: Path | None
 ) -> Iterator[Study]:
-    """Yield the studies of some cells, one for each scale."""
+    """Yield a study for each scale of the cells."""
     suite = next((suite for suite in suites if suite.name == name), None)
     for scale in sorted({cell.scale for cell, _ in stored}, reverse=True) or [1.0]:
         some = [(cell, result) for cell, result in stored if cell.scale == scale]
         fitting, notes, waiting = some, list[str](), list[Cell]()
         if suite is None:
-            notes.append(f"{name}: its suite is not known, so that it has no published numbers; give it with --suite")
+            notes.append(f"{name}: unknown suite, so published numbers are omitted; pass --suite FILE")
         else:
             fitting = [
                 (replace(cell, labels={axis: cell.labels[axis] for axis in suite.axes}), result)
@@ -242,10 +242,10 @@ def studies_of(
                 and all(label in suite.axes[axis] for axis, label in cell.labels.items())
             ]
             if len(fitting) < len(some):
-                notes.append(f"{name}: {len(some) - len(fitting)} cells have labels that the suite has no longer")
+                notes.append(f"{name}: {len(some) - len(fitting)} cells have labels that the suite no longer has")
             by_file = {suite.cell(cell.labels, cell.seed, scale).digest for cell, _ in fitting}
             other = {result.digest for _, result in fitting} - by_file
-            text = "were run with another config than the suite's file says now (--config, or an edit)"
+            text = "ran with another config than the suite has now (because of --config or an edit)"
             notes += [f"{name}: {len(other)} cells {text}"] if other else []
             begun = {cell.name for cell, _ in fitting}
             whole = (
@@ -265,7 +265,7 @@ def studies_of(
 
 
 def run_of(cell: Cell, result: CellResult, metric: str, root: Path | None) -> FitResult | None:
-    """Return the run of a cell, from its folder where that is there; None for a cell that has not begun."""
+    """Return the run of a cell, from its folder if it exists; None for a cell that has not started."""
     folder: Path | None = Path(result.run_dir)
     if not (result.run_dir and (Path(result.run_dir) / METRICS).is_file()):
         versions = [] if root is None else [path.parent for path in (root / cell.folder).glob(f"version_*/{METRICS}")]
@@ -277,11 +277,11 @@ def run_of(cell: Cell, result: CellResult, metric: str, root: Path | None) -> Fi
     if folder is not None:
         try:
             run = read_run(folder)
-            # a process that was killed has not told the study of its end
+            # a killed process leaves its cell running
             state = "stopped" if state == "running" and run.state == "stopped" else state
             return replace(run, state=state, labels=cell.labels, seed=cell.seed, reason=result.reason)
         except ValueError as error:
-            notes = (f"its folder cannot be read, and the numbers are those of the study: {why(error)}",)
+            notes = (f"its folder cannot be read, so its numbers come from the study: {why(error)}",)
     history = History({"round": round_, metric: value} for round_, value in sorted(result.values.items()))
     if history:
         history[-1] = {**result.metrics, **history[-1]}

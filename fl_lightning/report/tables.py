@@ -1,4 +1,4 @@
-"""The tables of a report, as sheets that are rendered as HTML, Markdown and LaTeX, and as CSV."""
+"""The tables of a report, as sheets for HTML, Markdown and LaTeX, and as CSV."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fl_lightning.report.sections import Section
 from fl_lightning.results import FitResult
 
 ENVIRONMENT = ("processor", "cores", "gpus", "device", "workers", "threads", "platform", "python", "git_revision")
-# of the keys that all runs have in common, those that are shown at once, by their last part
+# common keys that are shown without unfolding, by their last part
 SHARED_FIRST = (
     *("partitioner", "alpha", "num_clients", "batch_size", "model", "encoder", "optimizer", "lr", "momentum"),
     *("max_rounds", "local_epochs", "local_steps", "participation", "cohort_size"),
@@ -33,7 +33,7 @@ OF_RUN = ["setting", "line", "seed"]
 
 
 def results_sheets(section: Section) -> Iterator[Sheet]:
-    """Yield the results of a section with one setting, and the differences to the baseline."""
+    """Yield the results of a section of one setting, and its differences to the baseline."""
     compared, metric, notes = section.comparisons, section.metric, dict[str, str]()
     sent, lines = bytes_by_run(section), []
     for group in section.in_order:
@@ -45,15 +45,15 @@ def results_sheets(section: Section) -> Iterator[Sheet]:
         spent = (str(len(runs)), done, amount([run.seconds for run in runs]), amount(of_round, 1e6))
         lines.append([Text(group.line), *numbers, *map(Text, spent)])
     heads = [f"final {metric.label}", f"best {metric.label}"]
-    said = ["Values of the runs that are finished."]
+    said = ["Values of finished runs."]
     if any(len(group.runs) > 1 for group in section.groups):
-        said = ["Mean ± standard deviation over the seeds of the runs that are finished."]
-    said += ["In bold: the best."] * any(text.bold for line in lines for text in line)
+        said = ["Mean ± standard deviation over the seeds of finished runs."]
+    said += ["Bold: best value."] * any(text.bold for line in lines for text in line)
     starred = any(STAR in text.marks for line in lines for text in line)
-    said += [f"With a star: the interval of the difference to {section.baseline} is without 0."] * starred
+    said += [f"Star: the interval of the difference to {section.baseline} excludes 0."] * starred
     if metric.target is not None:
         heads.append(f"rounds to {metric.unit * metric.target:g}{' %' * metric.percent}")
-        said.append("A run that does not reach the target counts with all its rounds: > is a lower bound.")
+        said.append("A run that misses the target counts with all its rounds, and > marks a lower bound.")
     heads += ["seeds", "rounds", "seconds a round", "MB a round"]
     title = ", ".join(filter(None, [section.title, *section.settings]))
     groups: list[tuple[str, Sequence[str]]] = [(head, []) for head in heads]
@@ -64,7 +64,7 @@ def results_sheets(section: Section) -> Iterator[Sheet]:
 
 
 def without_empty(sheet: Sheet) -> Sheet:
-    """Return a table without the columns that have no number."""
+    """Return a table without empty columns."""
     first = len(sheet.names)
     kept = [at for at in range(len(sheet.groups)) if any(line[first + at].text != NONE for line in sheet.lines)]
     lines = [[*line[:first], *(line[first + at] for at in kept)] for line in sheet.lines]
@@ -72,12 +72,12 @@ def without_empty(sheet: Sheet) -> Sheet:
 
 
 def entry_text(comparison: Comparison, row: tuple[str], notes: dict[str, str]) -> Text:
-    """Return a number of the table; a run that waits to go on is called stopped."""
+    """Return the text of a number; a run that waits to be resumed is shown as stopped."""
     entry = comparison.entries.get((row, ()))
     if entry is None:
         return Text(NONE)
     footnotes(entry.notes, notes)
-    # the table of differences says why runs are not compared
+    # the table of differences has the reasons why runs are not compared
     text = ours(entry, comparison, footnotes([note for note in entry.notes if NOT_COMPARED not in note], notes))
     return replace(text, text=text.text.replace("waiting", "stopped"))
 
@@ -97,7 +97,7 @@ def final_and_best(section: Section, run: FitResult) -> tuple[float | None, floa
 
 
 def runs_sheet(section: Section) -> Sheet:
-    """Return a table of the runs that count."""
+    """Return the table of the runs."""
     lines = []
     for group in section.in_order:
         for seed, run in group.runs.items():
@@ -106,18 +106,18 @@ def runs_sheet(section: Section) -> Sheet:
             texts = (group.label, str(seed), state, *values, run.plan[:8] or NONE, run.name)
             lines.append(list(map(Text, texts)))
     heads = ["last", "best", "partition", "folder"]
-    caption = "Every run that counts, with its last and its best value so far, whether it is finished or not."
+    caption = "Every run with its last and best value so far, finished or not."
     return Sheet(caption, ["configuration", "seed", "state"], [(head, []) for head in heads], lines, key="runs")
 
 
 def config_sheet(section: Section) -> Sheet | None:
-    """Return the keys in which the configurations differ; None where there is nothing to compare."""
+    """Return the keys in which the configurations differ; None if they do not differ."""
     groups = section.in_order
     configs = [compact(group.config) for group in groups]
     keys = sorted(differing_between(configs), key=lambda key: not is_of_method(key))
     if not keys:
         return None
-    caption = "The keys in which the configs differ; all others are the same. Keys that change no result are left out."
+    caption = "Keys in which the configs differ, without keys that cannot change a result."
     cells = [[Text(config.get(key, ABSENT)) for key in keys] for config in configs]
     first, rows, heads = "configuration", [group.label for group in groups], keys
     if len(groups) < len(keys):
@@ -128,20 +128,20 @@ def config_sheet(section: Section) -> Sheet | None:
 
 
 def common_config(section: Section) -> list[tuple[str, str]]:
-    """Return the keys that all configurations have in common, with their values."""
+    """Return the keys and values that all configurations share."""
     configs = [group.config for group in section.groups]
     differ = set(differing_between(configs))
     return [(key, value) for key, value in configs[0].items() if key not in differ] if configs else []
 
 
 def shared_first(common: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return those of the common keys that tell most, by their last part."""
+    """Return the most informative common keys, by their last part."""
     known = {key.rsplit(".", 1)[-1]: value for key, value in reversed(common)}
     return [(name, known[name]) for name in SHARED_FIRST if name in known]
 
 
 def cost_sheet(section: Section) -> Sheet | None:
-    """Return the costs of the configurations; None where no run has any."""
+    """Return the costs of the configurations; None without costs."""
     phases, sent = phases_of(section.rounds), bytes_by_run(section)
     memory = [tag for tag in section.rounds if tag.startswith("memory/")]
     last = section.rounds.reindex(columns=[*OF_RUN, *BYTES, *memory]).groupby(OF_RUN).last()
@@ -160,23 +160,23 @@ def cost_sheet(section: Section) -> Sheet | None:
             *(short_number(group.first.cost.get(column, NONE)) for column in columns),
         ]
         lines.append([Text(group.label), *map(Text, numbers)])
-    caption = "Cost of a round: median seconds of each phase without the first round, and bytes of the last round. "
-    caption += "Seconds compare methods only where they were taken on one machine with nothing else on it."
+    caption = "Cost of a round: median seconds of each phase without the first round, bytes of the last round. "
+    caption += "Compare seconds only of runs on one otherwise idle machine."
     if any(run.run_dir is None for run in section.runs):
-        caption += " Of a run whose folder is not here, the phases are those of its last round."
+        caption += " For runs without a folder: phases of the last round."
     groups: list[tuple[str, Sequence[str]]] = [(head, []) for head in (*heads, *memory, *columns)]
     sheet = without_empty(Sheet(caption, ["configuration"], groups, lines, key="cost"))
     return sheet if sheet.groups else None
 
 
 def amount(values: Iterable[float | None], unit: float = 1.0) -> str:
-    """Return the mean of the values that are known."""
+    """Return the mean of the known values."""
     known = [value for value in values if value is not None and value == value]
     return f"{np.mean(known) / unit:.3g}" if known else NONE
 
 
 def short_number(text: str) -> str:
-    """Return a number with four digits; other text as it is."""
+    """Return a number with four digits, and any other text unchanged."""
     try:
         return f"{float(text):.4g}"
     except ValueError:
@@ -184,7 +184,7 @@ def short_number(text: str) -> str:
 
 
 def environment_sheet(runs: Sequence[FitResult]) -> Sheet | None:
-    """Return the machine and the software of the runs; None where no run tells."""
+    """Return the machines and the software of the runs; None if unknown."""
     known = [run.environment for run in runs if run.environment]
     if not known:
         return None
@@ -203,14 +203,14 @@ def environment_sheet(runs: Sequence[FitResult]) -> Sheet | None:
 
 
 def commands(runs: Sequence[FitResult]) -> list[tuple[str, int]]:
-    """Return the distinct command lines of the runs, and how many runs have each."""
+    """Return the distinct command lines of the runs, each with its number of runs."""
     known = [run.environment.get("command") for run in runs]
     lines = Counter(shlex.join(map(str, line)) for line in known if isinstance(line, list) and line)
     return list(lines.items())
 
 
 def numbers_csv(comparisons: Sequence[Comparison]) -> str:
-    """Return a line for each row and column of each table, with all numbers unrounded."""
+    """Return CSV with a line for each row and column of each table, numbers unrounded."""
     return in_lines(
         {"title": comparison.suite.title, **line}
         for at, comparison in enumerate(comparisons, 1)
@@ -219,7 +219,7 @@ def numbers_csv(comparisons: Sequence[Comparison]) -> str:
 
 
 def runs_csv(sections: Sequence[Section]) -> str:
-    """Return a line for each run: its state, its last and best value, its cost, and all differing keys."""
+    """Return CSV with a line for each run: state, last and best value, cost, and the keys that differ."""
     lines = list[dict[str, Any]]()
     for section in sections:
         keys = differing_between([group.config for group in section.groups])

@@ -132,7 +132,7 @@ def test_what_is_known_of_a_reading_before_all_its_cells_are_done(make, shift, s
         return published(labels, shift) if labels["reading"] == "E=1" and labels["method"] == "FedAvg" else None
 
     made, text = fit_of(make(), first_row)
-    assert [row[-1] for row in made.values()] == [state, "not known yet"]
+    assert [row[-1] for row in made.values()] == [state, "unknown so far"]
     sentences = ("all of the published numbers and differences", "none of the published numbers")
     for word, number in zip(sentences, waiting, strict=True):
         assert f"Consistent with {word}: no reading so far; {number}" in text
@@ -144,7 +144,7 @@ def test_a_mean_counts_once_all_its_seeds_are_done(make):
     cells = suite.cells()
     half = results_of([cell for cell in cells if cell.seed == 0], lambda labels: published(labels, 9))
     text = tables_of(suite, cells, half)
-    assert "no reading so far; 2 are not known yet" in text and "| some" not in text
+    assert "no reading so far; 2 are unknown" in text and "| some" not in text
 
 
 def test_a_method_for_all_rows_is_refused(make):

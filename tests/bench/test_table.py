@@ -114,7 +114,7 @@ def test_a_bootstrap_agrees_with_one_by_hand_and_is_always_the_same(make):
     line = lines(text)["1", "0.1", "MOON"]
     assert float(line["low"]) == pytest.approx(means[500], abs=0.08)
     assert float(line["high"]) == pytest.approx(means[19500], abs=0.08)
-    assert "by bootstrap" in tables_of(suite, cells, results)
+    assert "interval: bootstrap" in tables_of(suite, cells, results)
 
 
 def test_one_pair_has_no_interval_and_no_verdict(make):
@@ -188,13 +188,13 @@ def test_rows_that_never_reach_the_target_are_left_out(make):
     finals = {**FINALS, ("0.1", "MOON"): [0.2] * 3, ("1", "MOON"): [0.3] * 3}
     suite = make(tables=[{"show": "rounds_to", "target": 0.6}])
     numbers, differences = md_of(suite, finals).split("Difference to")
-    assert "| MOON |" not in numbers and "left out: MOON." in numbers and "| FedProx |" in numbers
+    assert "| MOON |" not in numbers and "reaches the target: MOON." in numbers and "| FedProx |" in numbers
     # the pairs in which the baseline reaches it say something
     assert row_of(differences, "MOON", "0.1")[0].startswith("> ")
     assert csv_of(suite, finals)["1", "0.1", "MOON"]["lower_bound"] == "True"
     nobody = make(tables=[{"show": "rounds_to", "target": 0.99}])
     ended = {key: [0.5] * 3 for key in FINALS}
-    assert "left out: FedAvg; FedProx; MOON." in md_of(nobody, ended)
+    assert "reaches the target: FedAvg; FedProx; MOON." in md_of(nobody, ended)
     assert "tabular" not in md_of(nobody, ended, form="tex")
 
 
@@ -234,7 +234,7 @@ def test_what_has_no_number_shows_as_such_with_the_reason(make):
     assert row_of(text, "FedProx") == ["failed [1]", "73.00 (1 of 3 seeds, 2 waiting)"]
     assert row_of(text, "FedAvg")[1] == "2 running, 1 waiting"
     assert "- [1] seeds 0, 1, 2: failed: no data" in text and "- [2] seeds 0, 1: failed: no such file" in text
-    assert "- [3] seed 2: test/accuracy went to nan in round 1" in text
+    assert "- [3] seed 2: test/accuracy was nan in round 1" in text
     assert "18 cells: 5 done, 2 running, 6 waiting, 5 failed." in text
     line = csv_of(make(), finals, of=of)["1", "0.1", "MOON"]
     assert (line["mean"], line["difference"], line["nan"], line["failed"]) == ("", "", "1", "2")
@@ -244,7 +244,7 @@ def test_scaled_numbers_are_marked_and_judged_at_their_scale(make):
     table = {"published": {"FedAvg": {0.1: 60}, "FedProx": {0.1: 61}}}
     text = md_of(make(tables=[table]), scale=0.25)
     assert row_of(text, "FedAvg")[0] == "62.00 ± 2.00†"
-    assert "† scaled: a run does about 0.25 of the work of the suite." in text
+    assert "† scaled: a run has about 0.25 of the suite's work." in text
     assert row_of(text, "FedProx", "0.1")[-1] == "same sign at this scale"
     assert row_of(text, "FedProx", "0.1")[0] == "+3.33†"
     assert "relative to FedAvg at this scale" in text
@@ -254,7 +254,7 @@ def test_scaled_numbers_are_marked_and_judged_at_their_scale(make):
 def test_a_row_ends_with_how_often_it_has_each_verdict(make):
     table = {"published": {"FedAvg": {0.1: 60, 1: 70}, "FedProx": {0.1: 61, 1: 71}, "MOON": {0.1: 50, 1: 60}}}
     text = md_of(make(tables=[table]), {**FINALS, ("1", "MOON"): [0.80, 0.82, 0.1]})
-    end = text[text.index("Verdicts relative to FedAvg, in number of columns:") :]
+    end = text[text.index("Verdicts relative to FedAvg, as numbers of columns:") :]
     assert end.splitlines()[2:4] == ["- FedProx: 1 same sign, 1 undecided", "- MOON: 1 reversed, 1 undecided"]
 
 
@@ -300,8 +300,8 @@ def test_a_target_that_is_not_reached_makes_a_bound(make):
     assert row_of(text, "FedProx")[0] == "**2.7 ± 1.2**"
     assert row_of(text, "FedAvg")[0] == "> 3.3 [1]"  # of 2, 4 and at least 4
     assert row_of(text, "MOON")[0] == "> 2 [2]"  # a bound is never the best
-    assert "- [1] seed 2: did not reach the target in 4 rounds" in text
-    assert "counts with all its rounds: a mean with > is a lower bound" in text
+    assert "- [1] seed 2: missed the target in 4 rounds" in text
+    assert "counts with all its rounds, and > marks a lower bound" in text
     # at least 2 - 2 and 2 - 4; neither reaches it with seed 2
     assert row_of(text, "MOON", "0.1") == ["> -1.0", "-", "2"]
     assert row_of(text, "FedProx", "0.1") == ["&lt; -0.7", "-", "3"]  # 2 - 2, 4 - 4 and at most 2 - 4
@@ -398,7 +398,7 @@ def test_a_metric_that_leaves_the_numbers_is_as_good_as_nan(make):
     of = {("0.1", "MOON", seed): {"values": [0.5, 1e308]} for seed in range(3)}
     for show in ("final", "best", "last", "rank"):
         line = csv_of(make(tables=[{"show": show}]), of=of)["1", "0.1", "MOON"]
-        assert (line["nan"], line["n"]) == ("3", "0") and "went to 1e+308 in round 1" in line["notes"]
+        assert (line["nan"], line["n"]) == ("3", "0") and "was 1e+308 in round 1" in line["notes"]
 
 
 def test_each_method_may_be_compared_with_itself(make):
@@ -407,7 +407,7 @@ def test_each_method_may_be_compared_with_itself(make):
     table = {"rows": ["method", "alpha"], "columns": ["data"], "published": published}
     suite = make(axes={**BASE["axes"], "data": {"A": {}}}, baseline={"alpha": 1}, tables=[table])
     text = md_of(suite)
-    assert "Difference to alpha=1 on equal seeds" in text
+    assert "Difference to alpha=1 on the same seeds" in text
     assert row_of(text, "FedAvg", "0.1", "A") == ["-9.50", "[-15.85, -3.15]", "2", "-10.00", "same sign"]
     assert row_of(text, "MOON", "0.1", "A")[2:4] == ["3", "+3.00"]
     assert "- FedAvg, 0.1: 1 same sign" in text.splitlines()
@@ -479,7 +479,7 @@ def test_a_suite_that_decides_has_sequences_verdicts_and_its_seeds(make):
     *_, pairs, student, _, base, verdict = row_of(text, "FedProx", "1")
     assert (pairs, student, base) == ("6", "-", "61.00")
     assert verdict.startswith("undecided, about ")
-    assert "holds for all 4 comparisons" in text
+    assert "is for all 4 comparisons" in text
     assert "(7 seeds)" in row_of(text, "FedProx")[1]
     assert "error of 5 % is per pair" in text
     assert "No difference: within 1." in text

@@ -226,7 +226,7 @@ def test_a_folder_of_everything_has_its_runs_and_its_studies(command, study, tmp
     (tmp_path / "runs" / "other" / "study.db").write_text("no database")
     status, out, err = command(tmp_path / "runs")
     assert status == 0 and out == f"9 runs: {WITH_PAPER}\n"
-    assert_names(err, "other", "study.db", "left out")
+    assert_names(err, "other", "study.db", "skipped")
     page = page_of(tmp_path)
     assert ">reversed<" in page and ">CIFAR10</h2>" in page
 

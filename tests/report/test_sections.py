@@ -199,7 +199,7 @@ def test_a_run_that_was_repeated_counts_once(tmp_path, report):
     for version in range(2):
         write_run(tmp_path / f"version_{version}", measured=False)
     files = report()
-    assert len(runs(files)) == 1 and "another run has the same config and seed" in warned(files)
+    assert len(runs(files)) == 1 and "another run has the same config, seed" in warned(files)
 
 
 def test_runs_without_a_config_are_told_apart_by_their_folders(tmp_path, report):
@@ -207,8 +207,8 @@ def test_runs_without_a_config_are_told_apart_by_their_folders(tmp_path, report)
     for path in tmp_path.rglob("config.yaml"):
         path.unlink()
     assert {(data, method) for data, _, method in groups(report())} == {
-        ("data set not known", "mine"),
-        ("data set not known", "theirs"),
+        ("unknown data set", "mine"),
+        ("unknown data set", "theirs"),
     }
 
 
