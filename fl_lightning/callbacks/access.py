@@ -1,4 +1,4 @@
-"""What callbacks may use of a trainer."""
+"""The part of a trainer that callbacks may use."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Gathered = TypeVar("Gathered")
 
 
 class RunAccess:
-    """The part of a trainer that callbacks may use: what is known of the run, and questions about its models.
+    """The part of a trainer that callbacks may use: properties of the run, and evaluations of its models.
 
     Attributes:
         max_rounds: rounds of the run.
         eval_every_n_rounds: rounds from one evaluation to the next.
-        callbacks: those of the run.
-        taps: what the argument ``taps`` binds: paths of submodules by name.
-        weights: the file of the weights that the run began with; None where it began with those of the module.
-        should_stop: set it to True, on any worker, and the run ends after the present round.
-        keep_as_best: set it to True, on all workers, and the present round has a checkpoint, kept as ``best.ckpt``.
+        callbacks: callbacks of the run.
+        taps: paths of submodules by name, from the argument ``taps``.
+        weights: file of the initial weights; None if the module's own weights are used.
+        should_stop: set to True, on any worker, to end the run after this round.
+        keep_as_best: set to True, on all workers, to keep the checkpoint of this round as ``best.ckpt``.
     """
 
     max_rounds: int
@@ -50,12 +50,10 @@ class RunAccess:
 
     @property
     def run(self) -> Run:
-        """The parts of the run that goes on, or else of the last fit; without one, of the last run.
-
-        They are internal: callbacks use the members below.
+        """Parts of the current run, or of the last one. Internal: callbacks use the members below.
 
         Raises:
-            RuntimeError: the trainer has begun no run.
+            RuntimeError: the trainer has not started a run.
         """
         if self._run is None:
             raise RuntimeError("the trainer has no run yet; call fit, validate or test")
@@ -68,7 +66,7 @@ class RunAccess:
 
     @property
     def client(self) -> Client:
-        """The module in which the clients of this worker train, and, as ``client.memories()``, what they remember."""
+        """The module in which the clients of this worker train; ``client.memories()`` are their memories."""
         return self.run.client
 
     @property
@@ -83,22 +81,22 @@ class RunAccess:
 
     @property
     def seed(self) -> int:
-        """Base seed of all addressed streams."""
+        """Base seed of all random streams."""
         return self.run.seed
 
     @property
     def run_dir(self) -> Path | None:
-        """Folder of the run; None on workers other than the first and where nothing is written."""
+        """Folder of the run; None on all workers except the first, and in runs that write no files."""
         return None if self._run is None else self._run.folder.path
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of the present round, by tag."""
+        """Metrics of this round by tag."""
         return {} if self._run is None else self._run.metrics.current
 
     @property
     def history(self) -> list[dict[str, float]]:
-        """The metrics of all rounds that are done."""
+        """Metrics of all finished rounds."""
         return [] if self._run is None else self._run.metrics.history
 
     @property
@@ -108,12 +106,12 @@ class RunAccess:
 
     @property
     def resumed_from(self) -> Path | None:
-        """Folder of the run whose checkpoint this one resumes from, on the worker that writes; None without one."""
+        """Folder of the run whose checkpoint is resumed, on the worker that writes; None for a new run."""
         return self.run.folder.source
 
     @property
     def summary_writers(self) -> list[Any]:
-        """TensorBoard's writers among the loggers of this worker; none on those that do not write."""
+        """TensorBoard writers of this worker; empty on workers that do not write."""
         return self.run.folder.summary_writers
 
     @property
@@ -130,57 +128,57 @@ class RunAccess:
         """Log a value of this round under ``name``.
 
         Raises:
-            UsageError: it is no number.
+            UsageError: the value is not a number.
         """
         try:
             number = float(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise UsageError(f"trainer.log: {name}={value!r}: give a number") from error
+            raise UsageError(f"trainer.log: {name}={value!r}: log a number") from error
         self.run.metrics.update({name: number})
 
     def log_figure(self, name: str, figure: Any) -> None:
-        """Save a figure of Matplotlib as ``figures/<name>.png``, with _ for /, and give it to loggers of images."""
+        """Save a Matplotlib figure as ``figures/<name>.png``, with _ for /, and pass it to loggers of images."""
         self.run.folder.log_figure(name, figure, self.server.round)
 
     def warn(self, message: str) -> None:
-        """Give a warning of one line, on the first worker only."""
+        """Show a warning of one line, on the first worker only."""
         rank_zero_warn(message, stacklevel=5)
 
     def gather(self, value: Gathered) -> list[Gathered]:
-        """The value of each worker, by rank; all workers call this, with small values."""
+        """Return the values of all workers by rank; all workers call this, with small values."""
         return self.run.workers.gather(value)
 
     def all_reduce(self, sums: Sums) -> None:
-        """Add up the sums of all workers, in place and exactly; all workers call this."""
+        """Add the sums of all workers in place, exactly; all workers call this."""
         sums.all_reduce(self.run.workers)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """In this block a worker is on its own, as in ``on_client_end``: what it asks for waits for no other worker.
+        """Return a context in which a worker waits for no others, as in ``on_client_end``.
 
-        So workers can deal out clients, and evaluate each of them as a whole.
+        Workers can thus share the clients, and each evaluate some of them completely.
         """
         with self.run.workers.local_only():
             yield
 
     def domains_of(self, phase: str) -> list[str]:
-        """The names of the domains of which there are ``val`` or ``test`` data; none where the data have no domains."""
+        """Return the names of the domains with ``val`` or ``test`` data; empty for data without domains."""
         return self.run.loaders.domains(phase)
 
     @property
     def has_own_test_data(self) -> bool:
-        """Whether each client has test data of its own."""
+        """Whether each client has its own test data."""
         return not self.run.loaders.lack_of_own_test_data
 
     def num_examples(self, domain: str, phase: str = "test") -> int:
-        """The number of examples of one of :meth:`domains_of` a phase; 0 where a loader does not tell it."""
+        """Return the number of examples of a domain from :meth:`domains_of`; 0 if a loader does not know it."""
         return self.run.loaders.num_examples(domain, phase)
 
     def has_data(self, phase: str, client: int | None = None) -> bool:
-        """Whether there are data of ``val`` or ``test``; with ``client``, whether it has test examples of its own.
+        """Return whether there are ``val`` or ``test`` data; with ``client``, whether it has its own test examples.
 
         Raises:
-            UsageError: the data set does not divide its test data over clients.
+            UsageError: the data set does not divide its test data among clients.
         """
         loaders = self.run.loaders.evaluation(phase, client)
         return any(len(loader) for loader in loaders) if client is not None else bool(loaders)
@@ -188,20 +186,20 @@ class RunAccess:
     def evaluate(
         self, phase: str, state: State | None = None, client: int | None = None, domain: str | None = None
     ) -> dict[str, float]:
-        """Metrics by tag of a state; none without data. No callback sees the batches.
+        """Return the metrics of a state by tag; empty without data. Callbacks do not see the batches.
 
-        The batches are dealt out over the workers, which all call this; in ``on_client_end`` a worker is on its own.
+        All workers call this and share the batches; in ``on_client_end`` a worker evaluates all of them.
 
         Args:
             phase: ``val`` or ``test``.
-            state: the state, or entries that replace those of the global model; None is the global model, as it is
-                reported.
-            client: id of a client: the state is completed by the entries that stay with it, and evaluated on its own
-                test data. (Validation data are not divided over clients.) None uses the data of all.
-            domain: one of :meth:`domains_of` the phase, on whose data the state is evaluated; None is all.
+            state: a state, or entries that replace entries of the global model; None is the global model in its
+                reported form.
+            client: id of a client, whose local entries complete the state and on whose test data it is evaluated.
+                (Validation data are not divided among clients.) None uses all data.
+            domain: domain from :meth:`domains_of` on whose data the state is evaluated; None for all.
         """
         known = phase == "test" or (phase == "val" and client is None)
-        require(known, "trainer.evaluate: phase", phase, "give val or test; a client has test data of its own only")
+        require(known, "trainer.evaluate: phase", phase, "use val or test; with client, use test")
         whole, before = self._whole(state, client, domain, phase if client is None else ""), self.client.state()
         try:
             return self.run.evaluator.one_model(phase, whole, observed=False, data_of=client, domain=domain)
@@ -217,80 +215,84 @@ class RunAccess:
         examples: int | None = None,
         domain: str | None = None,
     ) -> Iterator[Observed]:
-        """The taps of a state, in eval mode, batch by batch.
+        """Yield the taps of a state in eval mode, batch by batch.
 
-        The batches (of training data: the clients) are dealt out over the workers, which all call this; in
-        ``on_client_end`` a worker is on its own.
+        All workers call this and share the batches (for training data: the clients); in ``on_client_end`` a worker
+        visits all of them.
 
         Args:
             state: as in :meth:`evaluate`.
-            taps: names of the taps, or paths of submodules, as ``trainer.taps`` has them.
-            data: the test data, or the clients' training data as their loaders give it.
-            client: id of the client whose data are used and whose entries complete the state; None for the test data of
-                all, or the training data of all clients in turn.
-            examples: a probe: about this many test examples, at least 1, drawn at random and the same in every round,
-                in batches of at most 64. None is all.
-            domain: one of :meth:`domains_of` the test data, to whose test data the question is restricted; None is all.
+            taps: names of taps, or paths of submodules as in ``trainer.taps``.
+            data: test data, or the clients' training data from their loaders.
+            client: id of the client whose data are used and whose entries complete the state; None for all test data,
+                or the training data of all clients in turn.
+            examples: approximate number of test examples of a random probe, at least 1, which is the same in every
+                round, in batches of at most 64. None for all.
+            domain: domain from :meth:`domains_of` to whose test data the batches are restricted; None for all.
 
         Yields:
-            ``(index, batch, targets, taps)``: ``index.client`` and ``index.batch`` say which batch it is; targets
-            ``(B,)``, None where it has none; taps by name, ``(B, ...)``.
+            ``(index, batch, targets, taps)``: ``index.client`` and ``index.batch`` identify the batch; targets are
+            ``(B,)``, or None; taps are ``(B, ...)`` by name.
         """
-        require(data in ("test", "train"), "trainer.representations: data", data, "give test or train")
-        require(examples is None or examples >= 1, "trainer.representations: examples", examples, "give 1 or more")
-        require(examples is None or data == "test", "trainer.representations: data", data, "a probe is of test data")
+        require(data in ("test", "train"), "trainer.representations: data", data, "use test or train")
+        require(examples is None or examples >= 1, "trainer.representations: examples", examples, "use 1 or more")
+        require(
+            examples is None or data == "test",
+            "trainer.representations: data",
+            data,
+            "a probe needs test data; remove examples",
+        )
         whole = self._whole(state, client, domain, "test" if data == "test" and client is None else "")
-        # in the batch order of the round to come, not in the one in which the clients have just trained
+        # in the batch order of the next round, not in the order of the training that just ended
         return self.run.representations.observe(whole, taps, data, client, self.server.round + 1, examples, domain)
 
     def recalibrated(
         self, state: State | None = None, clients: Sequence[int] | None = None, once: bool = False
     ) -> State:
-        """The running statistics of BatchNorm for a state, recomputed on training data, by name; none without data.
+        """Return BatchNorm's running statistics for a state, recomputed on training data, by name; empty without data.
 
-        The clients are dealt out over the workers, which all call this.
+        All workers call this and share the clients.
 
         Args:
             state: as in :meth:`evaluate`.
-            clients: ids of those whose training data are used; None is all.
-            once: one pass for all layers, an approximation, as ``trainer.buffers=recalibrate_once``.
+            clients: ids of clients whose training data are used; None for all.
+            once: approximate by one pass for all layers, as ``trainer.buffers=recalibrate_once``.
         """
         some = range(self.data.num_clients) if clients is None else clients
         return self.run.recalibration.statistics(self._whole(state), some, self.server.round, once)
 
     def fine_tune(self, client: int, state: State | None, steps: int) -> State:
-        """Train a state for some steps on the data of a client, by the module's own loss, and return it.
+        """Train a state for some steps on the data of a client, with the module's own loss, and return it.
 
-        What the client remembers and the state of the run stay as they are. A worker does this by itself, so that
-        clients can be dealt out: ``range(trainer.global_rank, number, trainer.world_size)``, or, where entries of the
-        state stay with the clients, those that this worker owns: ``trainer.client.memories()``.
+        The client's memory and the state of the run do not change. A worker does this alone, so that workers can share
+        clients: ``range(trainer.global_rank, number, trainer.world_size)``, or, in a run with client-local entries, the
+        clients that this worker owns: ``trainer.client.memories()``.
 
         Args:
-            client: its id.
+            client: id of the client.
             state: as in :meth:`evaluate`.
             steps: local steps, at least 0.
 
         Raises:
-            UsageError: there is no such client, ``steps`` is below 0, the state is not one of the model, or another
-                worker owns what the client keeps.
+            UsageError: an unknown client, ``steps`` below 0, a state of another model, or a client whose local entries
+                another worker owns.
         """
         self._check(client, state)
-        require(steps >= 0, "trainer.fine_tune: steps", steps, "give 0 or more")
+        require(steps >= 0, "trainer.fine_tune: steps", steps, "use 0 or more")
         owner = self.client.memories().owners.get(client, self.global_rank) if self.client.kept else self.global_rank
-        hint = f"worker {owner} owns what it keeps; fine-tune the clients in trainer.client.memories()"
+        hint = f"worker {owner} owns its local entries; fine-tune the clients in trainer.client.memories()"
         require(owner == self.global_rank, "trainer.fine_tune: client", client, hint)
         whole = {**self.methods.evaluated_state(self.server), **self.client.own_entries(client), **(state or {})}
         return self.run.local_training.fine_tune(client, self.server.round, whole, steps)
 
     def training_logits(self, client: int, logits: Tensor) -> Tensor:
-        """Logits ``(B, C)`` as the loss of a client's training step would see them, changed by ``transform_logits``.
+        """Return logits ``(B, C)`` as the loss of a client's training step sees them, changed by ``transform_logits``.
 
-        A worker does this by itself. Where methods remember something of the client, only the worker that owns it has
-        it.
+        A worker does this alone. Only the worker that owns the client has its memory.
 
         Args:
-            client: its id.
-            logits: the raw ones; they are returned where no method of the run changes logits.
+            client: id of the client.
+            logits: raw logits, returned unchanged if no method of the run transforms logits.
         """
         self._check(client)
         some = MethodList(self.methods.having("transform_logits"))
@@ -300,17 +302,16 @@ class RunAccess:
         return self.run.local_training.transformed(client, self.server.round, state, some, logits)
 
     def rehearse(self, client: int, methods: Sequence[str] | None = None) -> int:
-        """Take the first local step of a client's next visit, of which nothing is left.
+        """Take the first local step of a client's next visit, and restore all state, to measure the cost of a step.
 
-        What a step costs can be measured around it. A worker does this by itself. Where methods remember something of
-        the client, only the worker that owns it has it.
+        A worker does this alone. Only the worker that owns the client has its memory.
 
         Args:
-            client: its id.
-            methods: names of those of the run's methods that take part; None is all of them.
+            client: id of the client.
+            methods: names of the methods that take part; None for all methods of the run.
 
         Returns:
-            How many times the step runs a reference model.
+            Number of forward passes of reference models in the step.
         """
         self._check(client)
         some = MethodList([one for one in self.methods.methods if methods is None or one.name in methods])
@@ -319,29 +320,31 @@ class RunAccess:
     def _whole(
         self, state: State | None, client: int | None = None, domain: str | None = None, phase: str = ""
     ) -> State:
-        """The global model with the entries that ``client`` keeps, from its owner, and ``state`` in their place.
+        """Return the global model, updated by the local entries of ``client``, from its owner, and by ``state``.
 
-        All workers ask for it. ``phase`` is empty for the data of a client and for training data, without domains.
+        All workers call this. ``phase`` is empty for the data of a client and for training data.
         """
         self._check(client, state)
         if domain is not None:
             known = self.domains_of(phase) if phase else []
-            hint = f"the {phase or 'asked'} data have the domains: {', '.join(known) or 'none'}; give one of them"
-            require(domain in known, "domain", domain, f"{hint}, without a client")
+            hint = f"unknown domain; available in these data: {', '.join(known) or 'none'}"
+            require(domain in known, "domain", domain, f"{hint}; pass no client")
         own: State = {}
         if client is not None and self.client.kept:
             asked = self.gather((client, self.client.own_entries(client)))
             same = all(k == client for k, _ in asked)
-            require(same, "client", client, "the workers ask for several clients; all must ask for the same")
+            require(same, "client", client, "differs between workers; pass the same client on all workers")
             own = next((entries for _, entries in asked if entries), {})
         return {**self.methods.evaluated_state(self.server), **own, **(state or {})}
 
     def _check(self, client: int | None, state: State | None = None) -> None:
-        """Refuse a client that there is not, and a state that is not one of the model."""
+        """Refuse an unknown client, and a state of another model."""
         number, live = self.data.num_clients, self.client.live
-        require(client is None or client in range(number), "client", client, f"give an id from 0 to {number - 1}")
+        require(client is None or client in range(number), "client", client, f"use an id from 0 to {number - 1}")
         for name, value in (state or {}).items():
             if name not in live:
-                raise UsageError(f"state={name!r}: the model has no such entry; it has {choices(live, name)}")
+                raise UsageError(f"state={name!r}: the model has no such entry; available: {choices(live, name)}")
             shape = tuple(live[name].shape)
-            require(tuple(value.shape) == shape, f"state: {name}", tuple(value.shape), f"give the shape {shape}")
+            require(
+                tuple(value.shape) == shape, f"state: {name}", tuple(value.shape), f"pass a tensor of shape {shape}"
+            )

@@ -1,4 +1,4 @@
-"""Whether consecutive linear layers are aligned, as FedDecorr's theory assumes.
+"""Alignment of consecutive linear layers, which FedDecorr's theory assumes.
 
 FedDecorr: Shi et al., Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning,
 ICLR 2023, Assumption 2 and Figure 6. https://arxiv.org/abs/2210.00226
@@ -21,27 +21,27 @@ from fl_lightning.sums import Sums, Weighted
 
 
 class LayerAlignment(Measurement):
-    r"""Logs how well the singular vectors of consecutive linear layers are aligned.
+    r"""Logs the alignment of the singular vectors of consecutive linear layers.
 
-    For layers l and l + 1 with weights :math:`W = U S V^T`, it is the mean of
-    :math:`|\langle v_k^{l+1}, u_k^l \rangle|` over the top k: 1 where the layers are aligned, about
+    For layers l and l + 1 with weights :math:`W = U S V^T`, the alignment is the mean of
+    :math:`|\langle v_k^{l+1}, u_k^l \rangle|` over the top k: 1 for aligned layers, about
     :math:`\sqrt{2 / (\pi d)}` for unrelated directions in d dimensions, which is 0.05 for d = 256. It is logged as
     ``alignment/<layer>/global`` of the global model and as ``alignment/<layer>/local``, the mean over the local models
     before aggregation; ``<layer>`` is layer l + 1. The figures ``alignment/global`` and ``alignment/local`` have the
     last :func:`~fl_lightning.functional.singular_alignment` of each pair.
 
     ``layer_alignment.npz`` holds ``rounds`` (R,), ``pairs`` (R, P, 2), the layers' paths, the same in every row, and
-    ``global`` and ``local`` (R, P, k, k), whose diagonals are the alignment; nan where a layer has fewer than k
-    singular values, or where there is no such model.
+    ``global`` and ``local`` (R, P, k, k), whose diagonals are the alignment; nan for layers with fewer than k
+    singular values, and for a missing model.
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
-        layers: paths of linear layers, from the input on, each of which reads what the one before it gives, through
-            elementwise layers at most. None takes the linear layers in the order in which the module declares them, and
-            of these the neighbours whose sizes fit. A convolution has no such weight matrix and is refused.
-        number: k, how many singular vectors of each layer are compared, at least 1.
+        layers: paths of consecutive linear layers, starting at the input, with only elementwise layers in between.
+            None takes the linear layers in the order of their declaration, and compares neighbours of fitting sizes. A
+            convolution is refused, since it has no such weight matrix.
+        number: number k of compared singular vectors of each layer, at least 1.
 
-    Where the weights of a layer do not travel, its pairs have no global model.
+    Layers whose weights stay with the clients have no global model.
 
     Raises:
         UsageError: an argument out of its range, a layer that is not linear, or no two layers that fit.
@@ -51,8 +51,10 @@ class LayerAlignment(Measurement):
 
     def __init__(self, every_n_rounds: int = 10, layers: list[str] | None = None, number: int = 10) -> None:
         super().__init__(every_n_rounds)
-        require(number >= 1, "LayerAlignment.number", number, "give 1 or more")
-        require(layers is None or len(layers) >= 2, "LayerAlignment.layers", layers, "name 2 layers, or give null")
+        require(number >= 1, "LayerAlignment.number", number, "use 1 or more")
+        require(
+            layers is None or len(layers) >= 2, "LayerAlignment.layers", layers, "name at least 2 layers, or use null"
+        )
         self.layers, self.number = layers, number
 
     def setup(self, trainer: RunAccess) -> None:
@@ -72,7 +74,7 @@ class LayerAlignment(Measurement):
             raise UsageError(
                 f"LayerAlignment.layers: {first!r}, {second!r}: {numbers}; name layers that follow directly"
             )
-        hint = f"{type(module).__name__} has no two linear layers that follow each other; take LayerAlignment out"
+        hint = f"{type(module).__name__} has no two linear layers that follow each other; remove LayerAlignment"
         require(bool(self._pairs), "LayerAlignment.layers", self.layers, hint)
 
     def on_round_start(self, trainer: RunAccess) -> None:
@@ -96,11 +98,11 @@ class LayerAlignment(Measurement):
         self.keep(trainer, measured)
 
     def _of(self, state: State) -> dict[int, Tensor]:
-        """The alignment of each pair, by its place."""
+        """Return the alignment of each pair by its index."""
         matrices = ((state[first], state[second]) for first, second in map(weights, self._pairs))
         return {place: singular_alignment(*pair, self.number).cpu() for place, pair in enumerate(matrices)}
 
 
 def weights(pair: tuple[str, str]) -> tuple[str, str]:
-    """The names of the layers' weights in a state."""
+    """Return the names of the layers' weights in a state."""
     return f"{pair[0]}.weight", f"{pair[1]}.weight"

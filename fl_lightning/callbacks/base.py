@@ -13,16 +13,16 @@ from fl_lightning.client import Client
 from fl_lightning.records.hyperparameters import numbered
 
 AnyObject = TypeVar("AnyObject")
-# for callbacks of Lightning's own trainer, whose hooks mean something else: by class name, for subclasses, too
+# remedies for callbacks of Lightning's Trainer, whose hooks differ, and for their subclasses
 REPLACEMENTS = {
-    "EarlyStopping": "give fl_lightning.callbacks.EarlyStopping",
+    "EarlyStopping": "use fl_lightning.callbacks.EarlyStopping",
     "ModelCheckpoint": "checkpoints are written every trainer.checkpoint_every_n_rounds rounds, and "
     "fl_lightning.callbacks.BestCheckpoint keeps the best",
-    "OnExceptionCheckpoint": "checkpoints are written every trainer.checkpoint_every_n_rounds rounds; take it out",
-    "LearningRateMonitor": "the clients' learning rate is logged as lr; take it out",
-    "ProgressBar": "trainer.enable_progress_bar shows a bar over the rounds; take it out",
-    "Timer": "seconds are logged as time/...; take it out",
-    "BasePredictionWriter": "the command predict writes what it returns; take it out",
+    "OnExceptionCheckpoint": "checkpoints are written every trainer.checkpoint_every_n_rounds rounds; remove it",
+    "LearningRateMonitor": "the clients' learning rate is logged as lr; remove it",
+    "ProgressBar": "trainer.enable_progress_bar shows a bar over the rounds; remove it",
+    "Timer": "seconds are logged as time/...; remove it",
+    "BasePredictionWriter": "the command predict writes predictions; remove it",
 }
 OWN_INSTEAD = "write a fl_lightning.callbacks.Callback, see docs/own_callback.md"
 
@@ -30,17 +30,17 @@ OWN_INSTEAD = "write a fl_lightning.callbacks.Callback, see docs/own_callback.md
 class Callback:
     """The hooks of an observer; each does nothing until it is overridden.
 
-    Arguments are passed by name, so an override keeps the names of those it takes.
+    Arguments are passed by name, so an override keeps their names.
 
-    With several workers, each worker has its own copy and calls the same hooks. :meth:`on_client_end` and
-    :meth:`on_evaluation_batch_end` see only what this worker trains and evaluates; ``trainer.gather`` and
-    ``trainer.all_reduce`` bring the workers' observations together. ``trainer.run_dir`` is None on all workers except
-    the one that writes. Callbacks may use the members of :class:`~fl_lightning.callbacks.access.RunAccess`.
+    Each worker has a copy and calls the same hooks. :meth:`on_client_end` and :meth:`on_evaluation_batch_end` see only
+    the clients and batches of this worker; ``trainer.gather`` and ``trainer.all_reduce`` combine the observations of
+    all workers. ``trainer.run_dir`` is None except on the worker that writes. Callbacks may use the members of
+    :class:`~fl_lightning.callbacks.access.RunAccess`.
 
     Attributes:
-        requires: names of the taps it reads in :meth:`on_evaluation_batch_end`, checked before round 0.
-        panels: charts for TensorBoard's page Custom Scalars: by panel and title, a regular expression that the
-            beginning of a tag matches, as in ``{"Classes": {"worst class": "class/worst$"}}``.
+        requires: names of the taps for :meth:`on_evaluation_batch_end`, checked before round 0.
+        panels: charts for TensorBoard's page Custom Scalars: a regular expression for the beginning of tags, by panel
+            and title, as in ``{"Classes": {"worst class": "class/worst$"}}``.
     """
 
     requires: tuple[str, ...] = ()
@@ -48,60 +48,60 @@ class Callback:
 
     @property
     def sees_clients(self) -> bool:
-        """Whether it looks at clients after their visits, which is refused where these are at sites of their own."""
+        """Whether the callback needs access to clients after their visits, which a federation of sites refuses."""
         return type(self).on_client_end is not Callback.on_client_end
 
     def wants_evaluation(self, round_: int) -> bool:
-        """Whether the global model is to be evaluated in this round, whatever ``eval_every_n_rounds`` says."""
+        """Return whether to evaluate the global model in this round, regardless of ``eval_every_n_rounds``."""
         return False
 
     def sees_own_models(self, round_: int) -> bool:
-        """Whether it is to see the clients' own models as they are evaluated in this round, which are then one by one.
+        """Return whether the callback observes the evaluation of personalized models, which is then sequential.
 
-        By default this is so where it has :meth:`on_evaluation_batch_end` or :meth:`on_evaluation_end`.
+        By default True for a callback with :meth:`on_evaluation_batch_end` or :meth:`on_evaluation_end`.
         """
         names = ("on_evaluation_batch_end", "on_evaluation_end")
         return any(getattr(type(self), name) is not getattr(Callback, name) for name in names)
 
     def setup(self, trainer: RunAccess) -> None:
-        """Every command, before it writes anything: look at the run, and refuse with a UsageError what does not fit."""
+        """Called by every command before it writes; raise a UsageError for a run that does not fit."""
 
     def on_fit_start(self, trainer: RunAccess) -> None:
-        """Everything is checked and the run's folder exists; no client has trained in this run."""
+        """Called after all checks, when the run's folder exists and no client has trained."""
 
     def on_round_start(self, trainer: RunAccess) -> None:
-        """The cohort of ``trainer.server.round`` is drawn."""
+        """Called after the cohort of ``trainer.server.round`` is drawn."""
 
     def on_client_end(self, trainer: RunAccess, client: Client) -> None:
-        """A client has trained, on this worker, and sends an update; its local model is still in ``client.module``.
+        """Called after a client has trained on this worker; its local model is still in ``client.module``.
 
-        Here a worker is on its own: ``trainer.gather`` and ``trainer.all_reduce`` leave out the others.
+        Workers do not wait for each other here: ``trainer.gather`` and ``trainer.all_reduce`` see only this worker.
         """
 
     def on_evaluation_batch_end(
         self, trainer: RunAccess, phase: str, batch: Any, targets: Tensor | None, taps: dict[str, Tensor]
     ) -> None:
-        """A batch of the ``val`` or ``test`` data has been evaluated, on this worker.
+        """Called after each batch of ``val`` or ``test`` data that this worker evaluates.
 
         Args:
             trainer: the trainer.
             phase: ``val`` or ``test``.
-            batch: as the module's step got it.
-            targets: its labels ``(B,)``, None where it has none.
+            batch: the argument of the module's step.
+            targets: its labels ``(B,)``, or None.
             taps: the activations named in :attr:`requires`, ``(B, ...)`` each.
         """
 
     def on_evaluation_end(self, trainer: RunAccess, phase: str, client: int | None = None) -> None:
-        """A model has been evaluated on ``phase``.
+        """Called after a model is evaluated on all data of ``phase``.
 
-        It is the global one, with ``client`` None; or, where entries of the state do not travel, the own model of
-        ``client``. There a worker is on its own, as in :meth:`on_client_end`.
+        ``client`` is None for the global model, and the id of a client for its personalized model, whose evaluation is
+        by one worker alone, as in :meth:`on_client_end`.
         """
 
     def on_evaluation_command_end(self, trainer: RunAccess, phase: str) -> None:
-        """``validate`` or ``test`` has evaluated a model, which is now the global one of ``trainer``.
+        """Called after ``validate`` or ``test`` has evaluated a model, now the global model of ``trainer``.
 
-        No round was run. What ``trainer.log`` gets is added to the metrics that the command returns.
+        No round was run. Values from ``trainer.log`` are added to the metrics that the command returns.
 
         Args:
             trainer: the trainer.
@@ -109,16 +109,16 @@ class Callback:
         """
 
     def on_round_end(self, trainer: RunAccess) -> None:
-        """The server has stepped, and the model was evaluated if that was due; ``trainer.log`` still counts."""
+        """Called after the server's step and the evaluation; ``trainer.log`` still logs into this round."""
 
     def on_last_round_end(self, trainer: RunAccess) -> None:
-        """The present round is the last, by ``max_rounds`` or ``should_stop``; ``trainer.log`` still counts.
+        """Called after :meth:`on_round_end` of all callbacks in the last round, by ``max_rounds`` or ``should_stop``.
 
-        All callbacks have had :meth:`on_round_end`, and the final model is evaluated.
+        The final model is evaluated, and ``trainer.log`` still logs into this round.
         """
 
     def on_fit_end(self, trainer: RunAccess) -> None:
-        """The last round is done."""
+        """Called after the last round."""
 
     def summary_of_fit(self) -> str:
         """Return the text for the console at the end of a fit, ``validate`` or ``test``; empty by default."""
@@ -129,10 +129,13 @@ class Callback:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave, after :meth:`on_fit_start`; ``state`` is empty for a new callback."""
+        """Restore the result of :meth:`state_dict`, after :meth:`on_fit_start`.
+
+        ``state`` is empty for a new callback.
+        """
 
     def teardown(self, trainer: RunAccess) -> None:
-        """A fit is over, or has failed."""
+        """Called at the end of a fit, and after a failure."""
 
 
 def states(callbacks: list[Callback]) -> dict[str, dict[str, Any]]:
@@ -141,18 +144,18 @@ def states(callbacks: list[Callback]) -> dict[str, dict[str, Any]]:
 
 
 def load_states(callbacks: list[Callback], state: dict[str, dict[str, Any]]) -> None:
-    """Restore what :func:`states` gave; a callback that was not there gets an empty state."""
+    """Restore the result of :func:`states`; a new callback gets an empty state."""
     for name, callback in named(callbacks).items():
         callback.load_state_dict(state.get(name, {}))
 
 
 def named(objects: Sequence[AnyObject]) -> dict[str, AnyObject]:
-    """Each object by class name, with a number from the second of a class on."""
+    """Return objects by class name, with a number from the second object of a class on."""
     return dict(zip(numbered(type(value).__name__ for value in objects), objects, strict=True))
 
 
 def logged_instead(trainer: RunAccess) -> str | None:
-    """Name the metrics of a round, for one that lacks another; None after a round that need not be evaluated."""
+    """Return a text about the metrics of a round that lacks one; None after a round without evaluation."""
     done = trainer.server.round + 1
     if done % trainer.eval_every_n_rounds != 0 and done != trainer.max_rounds:
         return None
@@ -161,5 +164,5 @@ def logged_instead(trainer: RunAccess) -> str | None:
 
 
 def replacement(kind: type) -> str:
-    """Name the replacement of a callback of this class."""
+    """Return the remedy for a callback of this class."""
     return next((REPLACEMENTS[base.__name__] for base in kind.__mro__ if base.__name__ in REPLACEMENTS), OWN_INSTEAD)

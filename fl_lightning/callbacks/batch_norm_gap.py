@@ -1,8 +1,7 @@
-r"""How far the running statistics of the global model are from those that it has on the clients' data.
+r"""Distance of the global model's running statistics from its statistics on the clients' data.
 
-With the mean :math:`\bar\mu_c` and variance :math:`\bar\sigma_c^2` that the global model has for channel c of a layer,
-those recomputed for it, :math:`\mu_c` and :math:`\sigma_c^2`, and the layer's :math:`\epsilon`, over all channels of
-all layers:
+With the global model's mean :math:`\bar\mu_c` and variance :math:`\bar\sigma_c^2` of channel c, the recomputed
+:math:`\mu_c` and :math:`\sigma_c^2`, and the layer's :math:`\epsilon`, over all channels of all layers:
 
 .. math::
     \text{mean: } \frac1C \sum_c \frac{|\bar\mu_c - \mu_c|}{\sqrt{\sigma_c^2 + \epsilon}}, \qquad
@@ -22,22 +21,22 @@ from fl_lightning.errors import require
 class BatchNormGap(PeriodicCallback):
     """Logs the distance between the global model's running statistics of BatchNorm and the recomputed ones.
 
-    These are of the same weights, on the training data of the round's cohort, layer by layer; see
-    ``trainer.buffers=recalibrate``, which makes both the same. ``bn_gap/mean`` is in standard deviations of a channel,
-    ``bn_gap/variance`` the logarithm of the variances' ratio; both are 0 where the statistics are those of the data.
+    The statistics are recomputed for the same weights on the training data of the round's cohort, layer by layer, as
+    ``trainer.buffers=recalibrate`` does, for which both values are 0. ``bn_gap/mean`` is in standard deviations of a
+    channel, and ``bn_gap/variance`` is the logarithm of the ratio of the variances.
 
     Args:
-        every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too. One costs about
-            half a forward pass over the cohort's data for each layer.
+        every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too. A measurement
+            costs about half a forward pass over the cohort's data for each layer.
 
     Raises:
-        UsageError: the model has no BatchNorm layer that updates running statistics, or entries of the state stay with
-            the clients, so that there is no global model.
+        UsageError: the model has no BatchNorm layer that updates running statistics, or no global model because entries
+            of the state stay with the clients.
     """
 
     def setup(self, trainer: RunAccess) -> None:
         kind = type(trainer.client.module).__name__
-        hint = "it has no BatchNorm layer that updates running statistics; take the callback out"
+        hint = "it has no BatchNorm layer that updates running statistics; remove the callback"
         require(bool(trainer.client.batch_norms), "BatchNormGap with the model", kind, hint)
         require_global_model(trainer, self)
 

@@ -34,7 +34,7 @@ from fl_lightning.sums import Sums
 class ClassStatistics:
     """Count, mean and unbiased covariance of the representations of each class, in float64.
 
-    Sums of several clients can be added, which gives the same as merging their means and covariances.
+    Adding the sums of several clients is equivalent to merging their means and covariances.
     """
 
     def __init__(self, num_classes: int) -> None:
@@ -48,17 +48,17 @@ class ClassStatistics:
 
     @property
     def counts(self) -> list[int]:
-        """The number of examples n_c of each class, C numbers."""
+        """Number of examples n_c of each class, C numbers."""
         return [int(sums.totals["rows"].weight) if sums.totals else 0 for sums in self.sums]
 
     def gaussian(self, c: int) -> tuple[Tensor, Tensor]:
-        """Mean ``(d,)`` and unbiased covariance ``(d, d)`` of class ``c``, which has 2 examples or more."""
+        """Return mean ``(d,)`` and unbiased covariance ``(d, d)`` of class ``c``, which has at least 2 examples."""
         number, totals = self.counts[c], self.sums[c].totals
         mean = totals["rows"].total / number
         return mean, (totals["products"].total - number * torch.outer(mean, mean)) / (number - 1)
 
     def sample(self, number: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """``number`` draws from the Gaussian of each class with 2 examples or more, and their labels."""
+        """Return ``number`` draws from the Gaussian of each class with at least 2 examples, and their labels."""
         drawn, classes = [], [c for c, count in enumerate(self.counts) if count >= 2]
         require(len(classes) > 0, "CCVR with the largest class", max(self.counts), "it needs 2 examples of a class")
         for c in classes:
@@ -73,36 +73,36 @@ class ClassStatistics:
 class CCVR(Callback):
     r"""Calibrates the final global model's classifier on representations drawn from a Gaussian of each class.
 
-    After the last round every client's training examples, as its loader gives them, pass the global model in eval mode.
-    The classifier alone is then trained on the draws, starting from its global weights. The result of ``fit`` does not
-    change: the calibrated model is evaluated as ``ccvr/accuracy`` and saved as ``checkpoints/ccvr.ckpt``.
+    After the last round, the training examples from every client's loader pass the global model in eval mode. Only the
+    classifier is then trained on the draws, starting from its global weights. The result of ``fit`` does not change:
+    the calibrated model is evaluated as ``ccvr/accuracy`` and saved as ``checkpoints/ccvr.ckpt``.
 
     Args:
-        samples_per_class: M, number of draws from each class, at least 1; the paper tunes it. Classes with fewer than 2
-            examples have none.
+        samples_per_class: number M of draws from each class, at least 1; the paper tunes it. Classes with fewer than 2
+            examples have no draws.
         epochs: passes over the draws, at least 1.
         lr: learning rate of SGD with momentum 0.9, above 0.
-        batch_size: draws of a step, at least 1.
+        batch_size: draws in a step, at least 1.
 
     Raises:
-        UsageError: entries of the state do not travel, so that there is no global model; or ``logits`` is no layer
-            that reads the representation.
+        UsageError: the run has no global model because entries of the state stay with the clients, or ``logits`` is not
+            a layer that reads the representation.
     """
 
     requires = ("representation", "logits")
 
     def __init__(self, samples_per_class: int = 200, epochs: int = 10, lr: float = 0.01, batch_size: int = 64) -> None:
-        require(samples_per_class >= 1, "CCVR.samples_per_class", samples_per_class, "give 1 or more")
-        require(epochs >= 1, "CCVR.epochs", epochs, "give 1 or more")
-        require(lr > 0, "CCVR.lr", lr, "give a number above 0")
-        require(batch_size >= 1, "CCVR.batch_size", batch_size, "give 1 or more")
+        require(samples_per_class >= 1, "CCVR.samples_per_class", samples_per_class, "use 1 or more")
+        require(epochs >= 1, "CCVR.epochs", epochs, "use 1 or more")
+        require(lr > 0, "CCVR.lr", lr, "use a number above 0")
+        require(batch_size >= 1, "CCVR.batch_size", batch_size, "use 1 or more")
         self.samples_per_class, self.epochs, self.lr, self.batch_size = samples_per_class, epochs, lr, batch_size
 
     def setup(self, trainer: RunAccess) -> None:
         self._path = trainer.client.tap_paths["logits"]
         linear = isinstance(trainer.client.module.get_submodule(self._path), nn.Linear)
         require(linear, "CCVR with the tap logits", self._path, "bind it to the last linear layer")
-        require_global_model(trainer, self, "take CCVR out")
+        require_global_model(trainer, self, "remove CCVR")
 
     def on_last_round_end(self, trainer: RunAccess) -> None:
         began = time.perf_counter()
@@ -115,7 +115,7 @@ class CCVR(Callback):
             save({"state_dict": uncompiled_names(state)}, trainer.run_dir / "checkpoints" / "ccvr.ckpt")
 
     def _calibrated(self, trainer: RunAccess, state: State) -> State:
-        """The entries of the calibrated classifier, by their names in the state; clients are dealt out over workers."""
+        """Return the entries of the calibrated classifier by name in the state; workers share the clients."""
         path = self._path
         old = {name.removeprefix(f"{path}."): value for name, value in state.items() if name.startswith(f"{path}.")}
         classes, width = old["weight"].shape

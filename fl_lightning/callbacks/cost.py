@@ -19,7 +19,7 @@ from fl_lightning.state import num_bytes
 from fl_lightning.storage.atomic_io import write_atomically
 from fl_lightning.sums import Sums, Weighted
 
-# column of the file: tag of the round's metric
+# tags by column of the file
 METRIC_OF_COLUMN = {
     "clients": "clients",
     "steps": "cost/steps",
@@ -38,32 +38,32 @@ ADDED = ("steps", "flops", "flops_extra", "forwards_extra", "bytes_down", "bytes
 class CostLedger(PeriodicCallback):
     r"""Counts the costs of each round, and writes ``cost.csv``: a row for each round, with running totals.
 
-    Its columns, and the tags under which each round logs them:
+    Its columns, and the tags of their metrics:
 
-    - ``methods``: the run's methods; ``clients``: how many sent an update; ``steps`` (``cost/steps``): local steps of
-      all clients.
+    - ``methods``: the run's methods; ``clients``: number of clients that sent an update; ``steps`` (``cost/steps``):
+      local steps of all clients.
     - ``flops`` (``cost/flops``): floating-point operations of local training; ``flops_extra`` (``cost/flops_extra``):
-      the operations that methods add to the module's own. ``flops_extra/<name>`` counts a method by itself;
-      shares need not add up, where methods use the same reference model or one freezes layers.
-    - ``forwards_extra`` (``cost/forwards_extra``): forward passes of reference models, counted one by one.
+      the operations that methods add to the module's own. ``flops_extra/<name>`` counts one method;
+      these need not add up if methods share a reference model or freeze layers.
+    - ``forwards_extra`` (``cost/forwards_extra``): forward passes of reference models.
     - ``bytes_down``, ``bytes_up`` (``bytes/down``, ``bytes/up``): bytes that the server sends and receives.
     - ``client_state`` (``cost/client_state``): mean bytes that a client of the round keeps for its next visit;
-      ``client_state/<name>`` is the part of a method, ``client_state/state`` the part of entries that do not travel.
-    - ``seconds`` (``time/counted``): from the draw of the cohort to the end of the round, without writing checkpoints.
+      ``client_state/<name>`` is the part of a method, ``client_state/state`` the part of client-local entries.
+    - ``seconds`` (``time/counted``): from drawing the cohort to the end of the round, without writing checkpoints.
     - ``memory_peak`` (``memory/peak``): largest memory of a worker in bytes: on a GPU the allocations of this round,
-      on a CPU the resident memory of the process since it began.
-    - ``<column>_total``: the sum over all rounds so far, for columns that add up.
+      on a CPU the resident memory of the process since its start.
+    - ``<column>_total``: the sum over all rounds so far, for additive columns.
 
     Operations are approximate: matrix products and convolutions, as ``torch.utils.flop_counter``
-    counts them (a multiplication and an addition are two); normalisation, activations, the optimizer, and what methods
-    do to gradients and weights count nothing. One step of one client is counted, forward and backward, in the rounds 0
-    and 1 and then every ``every_n_rounds`` rounds, outside of training, and multiplied by all local steps: a last batch
-    that is not full counts as a full one. Extra operations are multiplied by the forward passes of reference models
-    instead where a method runs any. Evaluation and callbacks are left out, except in ``seconds`` and ``memory_peak``.
+    counts them (a multiplication and an addition are two); normalisation, activations, the optimizer, and the methods'
+    operations on gradients and weights do not count. One step of one client is counted, forward and backward, in rounds
+    0 and 1 and then every ``every_n_rounds`` rounds, outside of training, and multiplied by all local steps: an
+    incomplete last batch counts as a full batch. Extra operations of a method with reference models are multiplied by
+    their forward passes instead. Evaluation and callbacks count only in ``seconds`` and ``memory_peak``.
 
     Args:
-        every_n_rounds: rounds from one count of a step, and one writing of the file, to the next, at least 1. The file
-            is written in the last round, too.
+        every_n_rounds: rounds from one count of a step, and one update of the file, to the next, at least 1. The file
+            is also updated in the last round.
 
     Raises:
         UsageError: the argument is below 1.
@@ -79,7 +79,7 @@ class CostLedger(PeriodicCallback):
         self._began, self._sums = time.perf_counter(), Sums()
         self._runs = trainer.client.references.num_runs
         round_ = trainer.server.round
-        # methods with a client's previous model do more from the second round on
+        # methods with a client's previous model cost more from the second round on
         if round_ <= 1 or self.is_multiple(round_) or not self._step:
             self._step = count_step(trainer) or self._step
         if torch.cuda.is_initialized():
@@ -116,10 +116,10 @@ class CostLedger(PeriodicCallback):
         self._step = dict(state.get("step", {}))
 
     def _operations(self, steps: int, runs: int) -> dict[str, float]:
-        """Operations of a round of so many local steps, in which reference models ran ``runs`` times."""
+        """Return the operations of a round with ``steps`` local steps and ``runs`` passes of reference models."""
         step, counted = self._step, {"steps": float(steps), "forwards_extra": float(runs)}
         if step:
-            # with a cache, reference models run less often than once a step
+            # with a cache, reference models may run less than once a step
             times = runs / step["runs"] if step["runs"] else steps
             extra = {name: value * times for name, value in step["extra"].items()}
             every = extra.pop("")
@@ -128,7 +128,7 @@ class CostLedger(PeriodicCallback):
         return counted
 
     def _write(self, trainer: RunAccess) -> None:
-        """Write the file: a row for each round, of its metrics and of the sums so far."""
+        """Write the file with a row for each round: its metrics and the sums so far."""
         if trainer.run_dir is None:
             return
         rows, methods = [*trainer.history, trainer.metrics], "+".join(trainer.methods.names) or "fedavg"
@@ -146,10 +146,10 @@ class CostLedger(PeriodicCallback):
 
 
 def count_step(trainer: RunAccess) -> dict[str, Any]:
-    """Operations of one local step of the cohort's first client; all workers call this, and its owner counts.
+    """Return the operations of one local step of the cohort's first client; all workers call this.
 
-    ``own`` counts the module alone, ``extra`` the share of all methods, by the empty name, and of each by itself;
-    ``runs`` counts the reference models of the step. The result is empty where no client of the cohort has a batch.
+    ``own`` counts the module alone, ``extra`` the part of all methods, under the empty name, and of each method;
+    ``runs`` counts passes of reference models. The result is empty if no client of the cohort has a batch.
     """
     owners, data, names = trainer.client.memories().owners, trainer.data, trainer.methods.names
     k = next((k for k in sorted(trainer.server.cohort) if num_batches(data, k)), None)
@@ -168,12 +168,12 @@ def count_step(trainer: RunAccess) -> dict[str, Any]:
 
 
 def worker_peak_memory() -> float:
-    """Largest memory of this process in bytes: allocated on the GPU, if it uses one, or else resident."""
+    """Return the peak memory of this process in bytes: allocated on the GPU, or resident on a CPU."""
     if torch.cuda.is_initialized():
         return float(torch.cuda.max_memory_allocated())
     try:
         import resource
-    except ImportError:  # Windows has no such count
+    except ImportError:  # on Windows
         return 0.0
     # Linux counts in KiB, macOS in bytes
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))

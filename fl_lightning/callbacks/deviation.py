@@ -1,4 +1,4 @@
-r"""FedLC's deviation bound: does a client's majority class push the scores of its minority classes down?
+r"""FedLC's deviation bound: whether a client's majority class lowers the scores of its minority classes.
 
 Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022, Definition 3,
 Theorems 1 and 3. Paper: https://arxiv.org/abs/2209.00189
@@ -9,12 +9,12 @@ Over a client's training examples of class c, let :math:`\bar h^{(c)}` be the me
 .. math::
     D_{jr} = \frac{(1 - \bar p_r^{(r)}) \lVert \bar h^{(r)} \rVert^2}{\bar p_r^{(j)} \, \bar h^{(r)} \cdot \bar h^{(j)}}
 
-Theorem 1: where :math:`n_j / n_r > D_{jr} > 0`, the examples of j outweigh those of r in a gradient step: the row
+Theorem 1: if :math:`n_j / n_r > D_{jr} > 0`, the examples of j outweigh the examples of r in a gradient step: the row
 :math:`w_r` of the classifier moves against its class, :math:`\Delta w_r \cdot \bar h^{(r)} < 0`, and other rows towards
 it.
 
-Theorem 3 gives the bound under calibrated logits. Its derivation is that of Definition 3 with the probabilities of the
-calibrated softmax, which is what is computed here:
+Theorem 3 gives the bound under calibrated logits. It follows from Definition 3 with the probabilities of the calibrated
+softmax, as computed here:
 
 .. math::
     D_{jr}^{cal} = \sum_{y \ne r} e^{\Delta_{(r, y)}}
@@ -23,7 +23,7 @@ calibrated softmax, which is what is computed here:
     \qquad \Delta_{(r, y)} = \tau (n_r^{-1/4} - n_y^{-1/4})
 
 As printed, the factor is :math:`\Delta_{(r, y)}` without the exponential. The bound would then be 0 at
-:math:`\tau = 0`, where it has to be that of Definition 3.
+:math:`\tau = 0`, where it must equal Definition 3.
 """
 
 from __future__ import annotations
@@ -55,38 +55,38 @@ if TYPE_CHECKING:
 
 
 class DeviationBound(ClientMeasurement):
-    r"""Compares FedLC's deviation bound with what the rows of the local classifiers do.
+    r"""Compares FedLC's deviation bound with the changes of the local classifiers' rows.
 
-    The means are of the state that a client receives, in eval mode; the change of the classifier is that of the whole
+    The means are taken in the state that a client receives, in eval mode; the change of the classifier covers the whole
     visit. For each minority class r of a client, the majority class j is the one with the largest
-    :math:`(n_j / n_r) / D_{jr}`; the paper's condition holds where this ratio is above 1. In ``deviation.npz``, for R
-    measurements, m clients and C classes, nan where r is no minority class of the client or was in no batch:
+    :math:`(n_j / n_r) / D_{jr}`; the paper's condition holds if this ratio is above 1. In ``deviation.npz``, for R
+    measurements, m clients and C classes, nan unless r is a minority class of the client with examples in the batches:
 
     - ``rounds`` (R,), ``clients`` (R, m) and ``label_counts`` (R, m, C).
     - ``ratio`` and ``ratio_calibrated`` (R, m, C): the ratio with the bounds of Definition 3 and Theorem 3.
-    - ``bound`` and ``bound_calibrated`` (R, m, C): these bounds; nan where they are not above 0.
+    - ``bound`` and ``bound_calibrated`` (R, m, C): these bounds; nan unless they are above 0.
     - ``own`` (R, m, C): the cosine of :math:`\Delta w_r` and :math:`\bar h^{(r)}`; below 0 the class has deviated.
     - ``others`` (R, m, C): the largest such cosine of another row; above 0 another class's score rises.
 
     Logged are ``deviation/bound`` and ``deviation/bound_calibrated``, medians over all minority classes of all clients,
     ``deviation/predicted`` and ``deviation/predicted_calibrated``, the share of these classes whose ratio is above 1,
-    ``deviation/observed``, the share that has deviated, and, as the sign test of Theorem 1, ``deviation/confirmed`` and
-    ``deviation/confirmed_calibrated``, the share of the predicted ones that has deviated. The converse is not claimed:
-    several majority classes together, or missing ones, may push a class down as well. With FedLC in the run the
-    calibrated bound is the one that applies. A class that the client lacks leaves the calibrated softmax, which lowers
-    the bound where the model still gives it probability. The figure is ``deviation/signs``.
+    ``deviation/observed``, the share that deviated, and, as the sign test of Theorem 1, ``deviation/confirmed`` and
+    ``deviation/confirmed_calibrated``, the share of the predicted classes that deviated. The converse is not claimed:
+    several majority classes together, or missing ones, may lower a class as well. With FedLC in the run the
+    calibrated bound applies. A class that the client lacks is missing in the calibrated softmax, which lowers the bound
+    if the model still assigns it probability. The figure is ``deviation/signs``.
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
-        max_clients: most clients that a round measures, at least 1; of a larger cohort as many are drawn at random.
-        examples: about how many of a client's training examples the means are of: the first batches of a pass in random
-            order; None takes all. Rare classes may be missed.
-        tau: :math:`\tau \ge 0` of the calibrated bound; None takes that of FedLC in the run, or else 1.
+        max_clients: number of clients measured in a round at most, at least 1; drawn at random from a larger cohort.
+        examples: approximate number of a client's training examples for the means: the first batches of a pass in
+            random order; None takes all. Rare classes may be missed.
+        tau: :math:`\tau \ge 0` of the calibrated bound; None takes FedLC's value in the run, or 1.
         majority: threshold of a majority class, as in :class:`~fl_lightning.callbacks.PerClassAccuracy`.
 
     Raises:
-        UsageError: an argument out of its range, clients without label counts, or a tap ``logits`` that is no trained
-            layer which reads ``representation`` and has a row of weights for each class.
+        UsageError: an argument out of its range, clients without label counts, or a tap ``logits`` other than a trained
+            layer that reads ``representation`` and has a row of weights for each class.
     """
 
     file = "deviation.npz"
@@ -101,16 +101,16 @@ class DeviationBound(ClientMeasurement):
         majority: float = 1.0,
     ) -> None:
         super().__init__(every_n_rounds, max_clients)
-        require(examples is None or examples >= 1, "DeviationBound.examples", examples, "give 1 or more")
-        require(tau is None or tau >= 0, "DeviationBound.tau", tau, "give 0 or more")
-        require(majority > 0, "DeviationBound.majority", majority, "give a number above 0")
+        require(examples is None or examples >= 1, "DeviationBound.examples", examples, "use 1 or more")
+        require(tau is None or tau >= 0, "DeviationBound.tau", tau, "use 0 or more")
+        require(majority > 0, "DeviationBound.majority", majority, "use a number above 0")
         self.examples, self.tau, self.majority = examples, tau, majority
 
     def setup(self, trainer: RunAccess) -> None:
         classifier_of(trainer, self, classes=require_label_counts(trainer, self))
         self._weight = f"{trainer.client.tap_paths['logits']}.weight"
         trained = self._weight in trainer.client.trainable
-        require(trained, "DeviationBound: the classifier", self._weight, "it is not trained; take the callback out")
+        require(trained, "DeviationBound: the classifier", self._weight, "is not trained; remove the callback")
         of_methods = [method.tau for method in trainer.methods.methods if hasattr(method, "tau")]
         self._tau = float(self.tau if self.tau is not None else [*of_methods, 1.0][0])
 
@@ -147,16 +147,16 @@ class DeviationBound(ClientMeasurement):
 
 
 def class_means(batches: Iterable[Observed], counts: Tensor, tau: float, examples: int | None) -> dict[str, np.ndarray]:
-    """Means over the examples of each class in batches of taps, of which about ``examples`` are read; {} without any.
+    """Return means over about ``examples`` examples by class; empty without examples.
 
-    ``h (C, d)`` averages representations, ``p (C, C)`` probabilities, and ``q (C, C)`` calibrated probabilities, over
-    the examples of class c in row c; nan without examples.
+    Row c of ``h (C, d)``, ``p (C, C)`` and ``q (C, C)`` is the mean representation, probability and calibrated
+    probability of the examples of class c; nan without examples.
     """
     sums: dict[str, Any] = {}
     total = 0
     for _, _, targets, taps in batches:
         if targets is None:
-            raise UsageError("DeviationBound: the clients' data: they have no labels (B,)")
+            raise UsageError("DeviationBound: the clients' data have no labels (B,); remove the callback")
         logits = taps["logits"].double()
         calibrated = calibrated_logits(logits, counts.to(logits.device), tau)
         for name, rows in (
@@ -175,7 +175,7 @@ def class_means(batches: Iterable[Observed], counts: Tensor, tau: float, example
 
 
 def ratios(h: np.ndarray, p: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """:math:`(n_j / n_r) / D_{jr}` for all classes j (rows) and r (columns), ``(C, C)``; nan without their examples."""
+    """Return :math:`(n_j / n_r) / D_{jr}` for classes j (rows) and r (columns), ``(C, C)``; nan without examples."""
     products = h @ h.T
     with np.errstate(divide="ignore", invalid="ignore"):
         inverse = p * products / ((1 - np.diag(p)) * np.diag(products))
@@ -185,7 +185,7 @@ def ratios(h: np.ndarray, p: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def deviations(
     means: dict[str, np.ndarray], counts: np.ndarray, groups: dict[str, np.ndarray], change: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The numbers ``(C,)`` that the file has of a client, from the change of the classifier's weight ``(C, d)``."""
+    """Return a client's arrays ``(C,)`` of the file, from the change of the classifier's weight ``(C, d)``."""
     found: dict[str, np.ndarray] = {}
     h = means["h"]
     seen, majority = (groups[name] & np.isfinite(h).all(1) for name in ("minority", "majority"))

@@ -16,34 +16,35 @@ from fl_lightning.errors import require
 from fl_lightning.records.summary import aligned, told
 from fl_lightning.storage.atomic_io import write_atomically
 
-# the metrics that come first in the table
+# metrics that come first in the table
 USUAL = ("accuracy", "loss")
 
 
 class DomainMetrics(PeriodicCallback):
-    """Evaluates the model on the test data of each domain, such as each site, by the module's own test step.
+    """Evaluates the model on the test data of each domain, such as each site, with the module's own test step.
 
-    Every run has one, without being told, and it acts where the data have two or more domains: after the last round,
-    and with ``every_n_rounds`` after others, too. What the module logs of a domain, such as ``test/accuracy`` or
-    ``test/f1``, is logged as ``domain/<name>/accuracy``, ``domain/<name>/f1``. The console shows the table of the last
-    round, and ``domains.csv`` in the run's folder has it: a row for each domain, with its number of clients, training
-    examples and test examples, where they are known. ``test`` and ``validate`` with a checkpoint of a finished run show
-    and log the same of its model on the test and the validation data, and write no file.
+    Every run has this callback by default. With at least two domains it acts after the last round and, with
+    ``every_n_rounds``, after other rounds. The module's metrics on a domain, such as ``test/accuracy`` or ``test/f1``,
+    are logged as ``domain/<name>/accuracy`` and ``domain/<name>/f1``. The console and ``domains.csv`` in the run's
+    folder show the last round: a row for each domain, with its number of clients, training examples and test examples,
+    if known. ``test`` and ``validate`` with a checkpoint of a finished run show and log the same for its model on the
+    test and the validation data, without a file.
 
-    The model is the global one. Where entries of the state stay with the clients, it is each client's own model, and
-    the value of a domain is the mean over its clients; a domain without clients is then left out. In a federation each
-    site is a domain, with the values that it has sent in the last evaluation.
+    The model is the global model or, if entries of the state stay with the clients, each client's personalized model;
+    then the value of a domain is the mean over its clients, and domains without clients are omitted. In a federation,
+    each site is a domain, with the values of its last evaluation.
 
     Args:
-        every_n_rounds: rounds from one evaluation to the next, at least 1; None evaluates after the last round alone.
-        max_domains: of more domains than this nothing is evaluated, which takes a pass for each; at least 2.
+        every_n_rounds: rounds from one evaluation to the next, at least 1; None evaluates only after the last round.
+        max_domains: number of domains at most, at least 2; with more, which would need a pass for each, none is
+            evaluated.
     """
 
     after_evaluation = True
 
     def __init__(self, every_n_rounds: int | None = None, max_domains: int = 50) -> None:
         super().__init__(every_n_rounds)
-        require(max_domains >= 2, "DomainMetrics.max_domains", max_domains, "give 2 or more")
+        require(max_domains >= 2, "DomainMetrics.max_domains", max_domains, "use 2 or more")
         self.max_domains = max_domains
         self._lines: list[list[str]] = []
 
@@ -51,13 +52,15 @@ class DomainMetrics(PeriodicCallback):
         super().on_fit_start(trainer)
         self._lines, number = [], len(domain_names(trainer, "test"))
         if number > self.max_domains:
-            rank_zero_info(f"DomainMetrics: {number} domains, more than max_domains={self.max_domains}: none is told")
+            rank_zero_info(
+                f"DomainMetrics: {number} domains, more than max_domains={self.max_domains}; none is evaluated"
+            )
 
     def on_last_round_end(self, trainer: RunAccess) -> None:
         self.measure(trainer)
         if trainer.run_dir is not None and self._lines:
             text = io.StringIO()
-            # without the row of all data
+            # without the row for all data
             header = [name.replace(" ", "_") for name in self._lines[0]]
             csv.writer(text).writerows([header, *self._rows[:-1]])
             write_atomically(trainer.run_dir / "domains.csv", lambda path: path.write_text(text.getvalue(), newline=""))
@@ -94,7 +97,7 @@ class DomainMetrics(PeriodicCallback):
             return {plain(tag.removeprefix(own)): value for tag, value in sent}
         if not trainer.client.kept:
             return {plain(tag): value for tag, value in trainer.evaluate(phase, domain=name).items()}
-        if phase == "val":  # of which clients have none of their own
+        if phase == "val":  # clients have no validation data
             return {}
         clients = clients_of(trainer, name)
         evaluated = measure_clients(trainer, clients, lambda k: trainer.evaluate("test", client=k)).values()
@@ -103,22 +106,22 @@ class DomainMetrics(PeriodicCallback):
 
 
 def domain_names(trainer: RunAccess, phase: str) -> list[str]:
-    """The names of the domains of which there are data of a phase: in a federation, the sites."""
+    """Return the names of the domains with data of a phase; the sites of a federation."""
     return trainer.data.names if at_sites(trainer) else trainer.domains_of(phase)
 
 
 def at_sites(trainer: RunAccess) -> bool:
-    """Whether the clients are real sites, which evaluate on their own data."""
+    """Return whether the clients are real sites, which evaluate on their own data."""
     return bool(getattr(trainer.data, "elsewhere", False))
 
 
 def clients_of(trainer: RunAccess, domain: str) -> list[int]:
-    """The clients that hold this domain alone."""
+    """Return the clients that hold only this domain."""
     return [k for k in range(trainer.data.num_clients) if trainer.data.info(k).domain == domain]
 
 
 def counts_of(trainer: RunAccess, domain: str, phase: str) -> tuple[int, int, int]:
-    """A domain's clients, training examples and those of a phase; examples are 0 where they are not known."""
+    """Return a domain's numbers of clients, training examples and examples of a phase; 0 if unknown."""
     if at_sites(trainer):
         fact = trainer.data.fact(trainer.data.names.index(domain))
         return 1, fact.num_examples, dict(fact.evaluation).get(phase, 0)
@@ -129,5 +132,5 @@ def counts_of(trainer: RunAccess, domain: str, phase: str) -> tuple[int, int, in
 
 
 def plain(tag: str) -> str:
-    """A metric's name without the phase."""
+    """Return a metric's name without the phase."""
     return re.sub("^(test|val)[/_]", "", tag)

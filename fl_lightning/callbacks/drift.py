@@ -1,4 +1,4 @@
-r"""How far and in which directions clients move away from each other in a round.
+r"""Distances and directions in which the clients of a round drift apart.
 
 With client k's change :math:`\Delta_k = y_k - w^t`, its weight :math:`p_k` (normalised over the clients measured) and
 the sum :math:`\eta_k` of the learning rates of its local steps, the pseudo-gradient is
@@ -9,11 +9,11 @@ the sum :math:`\eta_k` of the learning rates of its local steps, the pseudo-grad
     B^2 = \frac{\sum_k p_k \lVert g_k \rVert^2}{\lVert \sum_k p_k g_k \rVert^2} \ge 1
 
 B is the gradient dissimilarity of FedProx (Li et al., MLSys 2020, Definition 3, https://arxiv.org/abs/1812.06127),
-which SCAFFOLD bounds, too (Karimireddy et al., ICML 2020, assumption A1, https://arxiv.org/abs/1910.06378). Theirs is
-of the gradients at one point; with one local step on all of a client's data this is the same number.
+which SCAFFOLD also bounds (Karimireddy et al., ICML 2020, assumption A1, https://arxiv.org/abs/1910.06378). They define
+it for gradients at one point, which is equal for one local step on all of a client's data.
 
-Everything follows from the inner products of the changes, layer by layer: no mean is needed, and no more than the
-changes of ``max_clients`` clients are held.
+All values follow from the inner products of the changes by layer, so that only the changes of ``max_clients`` clients
+are stored.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from fl_lightning.client import Client
 class Drift(ClientMeasurement):
     r"""Measures the clients' changes: norms, cosines, gradient dissimilarity, and the bias of the local classifiers.
 
-    The changes are those of all trained parameters, those included that stay with a client. In ``drift.npz``, for R
-    measurements, m clients and L layers (submodules with trained parameters of their own):
+    The changes are of all trained parameters, including parameters that stay with a client. In ``drift.npz``, for R
+    measurements, m clients and L layers (submodules that directly contain trained parameters):
 
     - ``rounds`` (R,), ``clients`` (R, m), ``weights`` (R, m): the clients' weights in the mean, before normalisation;
       ``lr_totals`` (R, m): sums of learning rates; ``layers`` (R, L): names.
     - ``gram`` (R, L, m, m): inner products of the changes; ``norms`` (R, m), ``pairwise`` (R, m, m) and
       ``to_mean`` (R, m): the clients' norms, their cosines, and their cosines to the weighted mean change, over all
       layers; ``layer_norms`` and ``layer_to_mean`` (R, L, m): the same by layer.
-    - ``dissimilarity`` (R,) and ``layer_dissimilarity`` (R, L): :math:`B^2`, at least 1, and 1 where all agree; nan
-      where the mean is 0.
+    - ``dissimilarity`` (R,) and ``layer_dissimilarity`` (R, L): :math:`B^2`, at least 1, and 1 if all clients agree;
+      nan if the mean is 0.
     - with ``classifier``: ``label_counts``, ``row_norms`` and ``biases`` (R, m, C) of the classifiers of the local
       models, and their correlations with the label counts over the classes, ``row_norm_correlation`` and
-      ``bias_correlation`` (R, m); nan for a classifier without bias, and for a client that has equally many examples of
-      all classes.
+      ``bias_correlation`` (R, m); nan for a classifier without bias, and for a client with equal numbers of examples
+      in all classes.
 
     Logged are the means over the clients: ``drift/cosine/pairwise``, ``drift/cosine/mean``, ``drift/dissimilarity``,
     ``drift/norm/spread`` (the standard deviation of the norms divided by their mean), ``drift/classifier/row_norm`` and
@@ -61,13 +61,13 @@ class Drift(ClientMeasurement):
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
-        max_clients: most clients that a round measures, at least 1; of a larger cohort as many are drawn at random. The
-            change of each is held in memory until the end of the round.
+        max_clients: number of clients measured in a round at most, at least 1; drawn at random from a larger cohort.
+            Their changes stay in memory until the end of the round.
         classifier: also compare the local classifiers with the label counts.
 
     Raises:
         UsageError: an argument out of its range; or, with ``classifier``, clients without label counts, or a tap
-            ``logits`` that is no layer with a row of weights for each class.
+            ``logits`` other than a layer with a row of weights for each class.
     """
 
     file = "drift.npz"
@@ -79,8 +79,8 @@ class Drift(ClientMeasurement):
 
     def setup(self, trainer: RunAccess) -> None:
         if self.classifier:
-            classes = require_label_counts(trainer, self, "give Drift.classifier=false")
-            remedy = "bind it to the last linear layer, or give classifier=false"
+            classes = require_label_counts(trainer, self, "set Drift.classifier=false")
+            remedy = "bind it to the last linear layer, or set classifier=false"
             self._classifier = classifier_of(trainer, self, remedy, classes)
 
     def on_round_start(self, trainer: RunAccess) -> None:
@@ -91,7 +91,7 @@ class Drift(ClientMeasurement):
         if not self.measures(trainer, client):
             return
         k = client.info.id
-        # in the precision of the parameters, float32 at least, the changes are practically exact, and half as large
+        # the precision of the parameters, at least float32, suffices and halves the memory of float64
         kinds = {name: torch.promote_types(client.live[name].dtype, torch.float32) for name in client.change}
         changes = {name: value.detach().flatten().to("cpu", kinds[name]) for name, value in client.change.items()}
         self._changes[k] = {name: value.numpy() for name, value in changes.items()}
@@ -101,11 +101,11 @@ class Drift(ClientMeasurement):
             self.mine[k] |= against_counts(self._classifier, counts.double().numpy())
 
     def record(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
-        # the parameters of a submodule are a layer; those of the module itself bear the name of a dot
+        # a layer has the parameters of one submodule; the layer of the module itself is called "."
         grams: dict[str, np.ndarray] = {}
         for name in trainer.client.trainable:
             layer = name.rpartition(".")[0] or "."
-            # each worker gets the changes of one parameter at a time, and computes the same bits from them
+            # each worker gets the changes of one parameter at a time and computes the same bits
             changes = in_order(trainer.gather({k: change[name] for k, change in self._changes.items()}))
             rows = torch.from_numpy(np.stack(list(changes.values()))).double()
             grams[layer] = grams.get(layer, 0.0) + (rows @ rows.T).numpy()
@@ -134,9 +134,9 @@ class Drift(ClientMeasurement):
 
 
 def summary_of_changes(gram: np.ndarray, weights: np.ndarray, lr_totals: np.ndarray) -> dict[str, np.ndarray]:
-    r"""Norms, cosines and :math:`B^2` from the inner products of the clients' changes ``(m, m)``, as the file has them.
+    r"""Return norms, cosines and :math:`B^2` from the inner products of the clients' changes ``(m, m)``.
 
-    Where all weights are 0, the clients count alike.
+    If all weights are 0, clients are weighted equally.
     """
     total = weights.sum()
     p = weights / total if total else np.full(len(weights), 1 / len(weights))
@@ -151,13 +151,13 @@ def summary_of_changes(gram: np.ndarray, weights: np.ndarray, lr_totals: np.ndar
 
 
 def padded_with_nan(table: np.ndarray, rows: int) -> np.ndarray:
-    """A table ``(n,)`` or ``(n, n)`` with nan up to ``rows`` in each axis; a number as it is."""
+    """Return a table ``(n,)`` or ``(n, n)`` padded with nan to ``rows`` along each axis; a number unchanged."""
     return np.pad(table, [(0, rows - size) for size in table.shape], constant_values=np.nan) if table.ndim else table
 
 
 @torch.no_grad()
 def against_counts(classifier: Any, counts: np.ndarray) -> dict[str, Any]:
-    """Row norms and biases of a classifier, and their correlations with the label counts."""
+    """Return row norms and biases of a classifier, and their correlations with the label counts."""
     row_norms = torch.linalg.vector_norm(classifier.weight.detach().double(), dim=1).cpu().numpy()
     bias = getattr(classifier, "bias", None)
     biases = np.full(len(counts), np.nan) if bias is None else bias.detach().double().cpu().numpy().copy()
@@ -169,6 +169,6 @@ def against_counts(classifier: Any, counts: np.ndarray) -> dict[str, Any]:
 
 
 def correlation(values: np.ndarray, counts: np.ndarray) -> float:
-    """Pearson's correlation over the classes; nan where either does not vary."""
+    """Return Pearson's correlation over the classes; nan if either is constant."""
     x, y = values - values.mean(), counts - counts.mean()
     return float(np.clip(quotient(x @ y, np.sqrt((x @ x) * (y @ y))), -1, 1))

@@ -1,6 +1,6 @@
-"""Ends a run when a metric no longer improves, and keeps the checkpoint of its best round.
+"""Callbacks that end a run when a metric no longer improves, and that keep the checkpoint of its best round.
 
-Lightning's private name that this needs is used here alone, as of lightning 2.6:
+The only use of this private name of Lightning (as of 2.6):
 ``EarlyStopping._evaluate_stopping_criteria``, the rule without the calls of Lightning's own trainer.
 """
 
@@ -22,23 +22,22 @@ from fl_lightning.errors import UsageError, require
 class EarlyStopping(Callback):
     """Ends the run after a round in which a metric has not improved for ``patience`` evaluations.
 
-    Arguments and rule are those of Lightning's ``EarlyStopping``. Any tag of ``metrics.csv`` can be monitored, because
-    the other callbacks log first. Rounds that do not log the metric do not count.
+    Arguments and rule are as in Lightning's ``EarlyStopping``. Any tag of ``metrics.csv`` can be monitored, because the
+    other callbacks log first. Rounds that do not log the metric do not count.
 
     Args:
         monitor: tag of the metric, such as ``test/accuracy``.
         min_delta: change that counts as an improvement, at least 0.
         patience: evaluations without improvement to tolerate, at least 0.
-        verbose: report each improvement too, not only why the run ends.
+        verbose: also report each improvement, not only the reason of the end.
         mode: whether the metric improves when it falls (``min``) or rises (``max``).
-        strict: raise where the first round that is evaluated does not log the metric; else warn, and go on.
+        strict: raise if the first evaluated round does not log the metric; otherwise warn and continue.
         check_finite: end the run when the metric is nan or infinite.
         stopping_threshold: end the run when the metric is better than this; None for none.
         divergence_threshold: end the run when the metric is worse than this; None for none.
 
     Raises:
-        UsageError: an argument out of its range; or ``strict``, and the metric is not logged by the end of a round that
-            was evaluated.
+        UsageError: an argument out of its range; or, with ``strict``, a metric that an evaluated round does not log.
     """
 
     def __init__(
@@ -53,15 +52,15 @@ class EarlyStopping(Callback):
         stopping_threshold: float | None = None,
         divergence_threshold: float | None = None,
     ) -> None:
-        require(min_delta >= 0, "EarlyStopping.min_delta", min_delta, "give 0 or more")
-        require(patience >= 0, "EarlyStopping.patience", patience, "give 0 or more")
+        require(min_delta >= 0, "EarlyStopping.min_delta", min_delta, "use 0 or more")
+        require(patience >= 0, "EarlyStopping.patience", patience, "use 0 or more")
         self.monitor, self.mode, self.verbose, self.strict = monitor, mode, verbose, strict
         how: dict[str, Any] = {"min_delta": min_delta, "patience": patience, "mode": mode}
         how |= {"stopping_threshold": stopping_threshold, "divergence_threshold": divergence_threshold}
         try:
             self._rule = LightningEarlyStopping(monitor, check_finite=check_finite, **how)
         except MisconfigurationException as error:
-            raise UsageError(f"EarlyStopping.mode={mode!r}: give min or max") from error
+            raise UsageError(f"EarlyStopping.mode={mode!r}: use min or max") from error
         self._initial = self._rule.state_dict()
 
     def on_fit_start(self, trainer: RunAccess) -> None:
@@ -95,7 +94,7 @@ class EarlyStopping(Callback):
 class BestCheckpoint(Callback):
     """Keeps the checkpoint of the round in which a metric is best so far, as ``checkpoints/best.ckpt``.
 
-    Arguments are those of Lightning's ``ModelCheckpoint``. Any tag of ``metrics.csv`` can be monitored, because the
+    Arguments are as in Lightning's ``ModelCheckpoint``. Any tag of ``metrics.csv`` can be monitored, because the
     other callbacks log first. Rounds that do not log the metric, or log nan, do not count. A round that improves the
     metric has a checkpoint, whatever ``trainer.checkpoint_every_n_rounds`` says.
 
@@ -104,11 +103,11 @@ class BestCheckpoint(Callback):
         mode: whether the metric improves when it falls (``min``) or rises (``max``).
 
     Raises:
-        UsageError: a mode that there is not; or the first round that is evaluated does not log the metric.
+        UsageError: an unknown mode, or a metric that the first evaluated round does not log.
     """
 
     def __init__(self, monitor: str, mode: Literal["min", "max"] = "min") -> None:
-        require(mode in ("min", "max"), "BestCheckpoint.mode", mode, "give min or max")
+        require(mode in ("min", "max"), "BestCheckpoint.mode", mode, "use min or max")
         self.monitor, self.mode = monitor, mode
 
     def on_fit_start(self, trainer: RunAccess) -> None:
@@ -122,18 +121,18 @@ class BestCheckpoint(Callback):
         require(self._seen or hint is None, "BestCheckpoint.monitor", self.monitor, hint or "")
 
     def on_last_round_end(self, trainer: RunAccess) -> None:
-        self._compare(trainer)  # the final model may have been evaluated since
+        self._compare(trainer)  # the final model may have been evaluated since on_round_end
 
     def state_dict(self) -> dict[str, Any]:
         return {"monitor": self.monitor, "mode": self.mode, "best": self._best, "round": self._round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        # the best of another metric means nothing
+        # the best value of another metric is meaningless
         if (state.get("monitor"), state.get("mode")) == (self.monitor, self.mode):
             self._best, self._round = state["best"], state["round"]
 
     def _compare(self, trainer: RunAccess) -> None:
-        """Ask for a checkpoint of this round where the metric has improved; all workers do."""
+        """Request a checkpoint of this round if the metric has improved; all workers call this."""
         value = trainer.gather(trainer.metrics.get(self.monitor))[0]
         self._seen = self._seen or value is not None
         if value is None or math.isnan(value) or self._round == trainer.server.round:

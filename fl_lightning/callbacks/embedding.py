@@ -1,4 +1,4 @@
-"""Representations of test images in two dimensions, as FedUV's Figure 4 and FedLC's Figure 7 show them.
+"""Representations of test images in two dimensions, as in FedUV's Figure 4 and FedLC's Figure 7.
 
 FedUV: Son et al., CVPR 2024. https://arxiv.org/abs/2402.18372. FedLC: Zhang et al., ICML 2022.
 https://arxiv.org/abs/2209.00189. t-SNE: van der Maaten and Hinton, JMLR 2008.
@@ -23,12 +23,12 @@ from fl_lightning.state import State
 
 # labels (n,) and representations (n, d) of each batch, by (loader, batch)
 Probe = dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]
-# how many clients are embedded unless they are named
+# number of embedded clients by default
 CLIENTS = 2
 
 
 def require_among(key: str, wanted: Sequence[int] | None, known: Collection[int], hint: str) -> None:
-    """Refuse ids of an argument of :class:`Embedding` that are not known."""
+    """Refuse unknown ids in an argument of :class:`Embedding`."""
     missing = [id_ for id_ in wanted or () if id_ not in known]
     require(not missing, f"Embedding.{key}", missing, hint)
 
@@ -36,32 +36,31 @@ def require_among(key: str, wanted: Sequence[int] | None, known: Collection[int]
 class Embedding(Measurement):
     """Draws the representations of a probe of the test data in two dimensions, by t-SNE.
 
-    The figure ``embedding/classes`` has a panel for the global model and for each local model before aggregation, each
-    with an embedding of its own, and coloured by class; the legend of a client says how many examples of each class it
-    trains on. The figure ``embedding/clients`` has one embedding of all these models together, coloured by model. The
-    representations themselves go to TensorBoard's projector, with class and model of each point.
+    The figure ``embedding/classes`` has a panel with a separate embedding for the global model and for each local model
+    before aggregation, coloured by class; the legend of a client shows its number of training examples of each class.
+    The figure ``embedding/clients`` is a joint embedding of all these models, coloured by model. TensorBoard's
+    projector receives the representations, with class and model of each point.
 
-    ``embedding.npz`` holds ``rounds`` (R,), ``labels`` (R, n), ``clients`` (R, K), the ids, -1 where there was none,
-    ``global`` (R, n, 2), ``local`` (R, K, n, 2) and ``joint`` (R, K + 1, n, 2), the global model first; nan where there
-    is no model.
+    ``embedding.npz`` holds ``rounds`` (R,), ``labels`` (R, n), ``clients`` (R, K), the ids, or -1,
+    ``global`` (R, n, 2), ``local`` (R, K, n, 2) and ``joint`` (R, K + 1, n, 2), the global model first; nan for a
+    missing model.
 
     Args:
-        every_n_rounds: rounds from one measurement to the next, at least 1, and in the last round; None is in the last
-            round alone.
+        every_n_rounds: rounds from one measurement to the next, at least 1, and in the last round; None measures
+            only in the last round.
         tap: name of a tap, or path of a submodule as in ``trainer.taps``, whose output is embedded.
         examples: number of test images in the probe, at least 8; None is all test data.
-        clients: ids of the clients whose local models are embedded, too, in rounds of which they are part; None is the
-            2 lowest ids of each round, and an empty list is none.
-        classes: the classes that are embedded; None is all. FedUV shows one of them, FedLC three.
-        perplexity: of t-SNE, above 0: how many neighbours a point has, in effect. It is lowered to a third of the
-            points where there are too few of them.
+        clients: ids of clients whose local models are embedded in the rounds in which they take part; None for the 2
+            lowest ids of each round, an empty list for no clients.
+        classes: embedded classes; None for all. FedUV shows one class, FedLC three.
+        perplexity: perplexity of t-SNE, the effective number of neighbours, above 0. With few points, it is lowered to
+            a third of their number.
 
-    Where entries of the state do not travel (FedBN, FedProto), there is no global model, and only clients are embedded.
-    Where ``EarlyStopping`` ends a run in a round that has no measurement, its last models are known too late: the
-    global one alone is embedded.
+    If entries of the state stay with the clients (FedBN, FedProto), only the clients' models are embedded. If
+    ``EarlyStopping`` ends a run in a round without a measurement, only the global model is embedded.
 
     Raises:
-        UsageError: an argument out of its range, a tap that is not there, no test data, or data without labels.
+        UsageError: an argument out of its range, an unknown tap, no test data, or data without labels.
     """
 
     file = "embedding.npz"
@@ -76,10 +75,10 @@ class Embedding(Measurement):
         perplexity: float = 30.0,
     ) -> None:
         super().__init__(every_n_rounds)
-        hint = "give 8 or more, or null for all test data"
+        hint = "use 8 or more, or null for all test data"
         require(examples is None or examples >= 8, "Embedding.examples", examples, hint)
-        require(classes is None or len(classes) > 0, "Embedding.classes", classes, "name a class, or give null")
-        require(perplexity > 0, "Embedding.perplexity", perplexity, "give a number above 0")
+        require(classes is None or len(classes) > 0, "Embedding.classes", classes, "name a class, or use null")
+        require(perplexity > 0, "Embedding.perplexity", perplexity, "use a number above 0")
         self.tap, self.examples, self.clients, self.classes = tap, examples, clients, classes
         self.perplexity = perplexity
 
@@ -87,21 +86,21 @@ class Embedding(Measurement):
         module, number = trainer.client.module, trainer.data.num_clients
         extra = with_paths(module, trainer.taps, [self.tap])
         resolve_taps(module, extra, {self.tap: type(self).__name__})
-        require_among("clients", self.clients, range(number), f"give ids from 0 to {number - 1}")
+        require_among("clients", self.clients, range(number), f"use ids from 0 to {number - 1}")
         counts = trainer.data.info(0).label_counts
         if counts is not None:
-            require_among("classes", self.classes, range(len(counts)), f"give classes from 0 to {len(counts) - 1}")
+            require_among("classes", self.classes, range(len(counts)), f"use classes from 0 to {len(counts) - 1}")
         require_test_data(trainer, self)
 
     def on_fit_start(self, trainer: RunAccess) -> None:
         super().on_fit_start(trainer)
-        # finds a submodule that the forward does not call, and data without labels
+        # fails for a submodule that the forward does not call, and for data without labels
         probe = trainer.representations(None, (self.tap,), examples=self.examples)
         mine = [None if targets is None else targets.tolist() for *_, targets, _ in probe]
         batches = [labels for theirs in trainer.gather(mine) for labels in theirs]
         require(None not in batches, "Embedding with the data", type(trainer.data).__name__, "it needs labels")
         known = {c for labels in batches for c in labels or ()}
-        hint = f"the probe has {', '.join(map(str, sorted(known)))}; give some of these"
+        hint = f"use classes of the probe: {', '.join(map(str, sorted(known)))}"
         require_among("classes", self.classes, known, hint)
 
     def on_round_start(self, trainer: RunAccess) -> None:
@@ -118,7 +117,7 @@ class Embedding(Measurement):
             self.measure(trainer)
 
     def measure(self, trainer: RunAccess) -> None:
-        # of each client the batches, and of None those of the global model
+        # the batches of each client, and of the global model as None
         mine: dict[int | None, Probe] = dict(self._local.items())
         if not trainer.client.kept:
             mine[None] = self._probe(trainer, None)
@@ -126,7 +125,7 @@ class Embedding(Measurement):
         self._local = {}
         probes = {k: in_order(part[k] for part in parts if k in part) for part in parts for k in part}
         ids = sorted(k for k in probes if k is not None)
-        # t-SNE takes long, so only the worker that writes computes it
+        # t-SNE is slow, so only the worker that writes computes it
         if trainer.run_dir is not None and probes:
             first = {"global": probes[None]} if None in probes else {}
             named = {**first, **{f"client {k}": probes[k] for k in ids}}
@@ -143,7 +142,7 @@ class Embedding(Measurement):
         seed = address(trainer.seed, "embedding") % 2**32
         apart = np.stack([embed(z, self.perplexity, seed) for _, z in models.values()])
         together = embed(np.concatenate([z for _, z in models.values()]), self.perplexity, seed)
-        # the global model first, then the clients, and nan where there is no model
+        # the global model first, then the clients; nan for a missing model
         first = 0 if "global" in models else 1
         separate, joint = np.full((2, width + 1, len(labels), 2), np.nan)
         separate[first : first + len(models)] = apart
@@ -159,7 +158,7 @@ class Embedding(Measurement):
         project(trainer.summary_writers, models, trainer.server.round)
 
     def on_fit_end(self, trainer: RunAccess) -> None:
-        """Its figures are drawn with each measurement."""
+        """The figures are drawn with each measurement."""
 
     def _probe(self, trainer: RunAccess, state: State | None) -> Probe:
         batches = trainer.representations(state, (self.tap,), examples=self.examples)
@@ -171,9 +170,9 @@ class Embedding(Measurement):
 
 
 def embed(z: np.ndarray, perplexity: float, seed: int) -> np.ndarray:
-    """t-SNE of representations ``(n, d)`` in two dimensions, ``(n, 2)``; zeros for fewer than 4 or where all are equal.
+    """Return t-SNE of representations ``(n, d)`` in two dimensions, ``(n, 2)``; zeros for fewer than 4 or equal points.
 
-    It runs on one thread, as sums over several threads would not have the same bits again.
+    It runs on one thread, since sums over several threads are not reproducible bit for bit.
     """
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
@@ -186,13 +185,13 @@ def embed(z: np.ndarray, perplexity: float, seed: int) -> np.ndarray:
 
 
 def project(writers: Sequence[Any], models: Mapping[str, tuple[np.ndarray, np.ndarray]], round_: int) -> None:
-    """Give the representations to TensorBoard's projector, with class and model of each point."""
+    """Send the representations to TensorBoard's projector, with class and model of each point."""
     rows = [[str(c), name] for name, (labels, _) in models.items() for c in labels]
     z = np.concatenate([z for _, z in models.values()])
     for writer in writers:
         file = Path(writer.get_logdir()) / "projector_config.pbtxt"
         before = file.read_text() if file.is_file() else ""
         writer.add_embedding(z, rows, global_step=round_, tag="embedding", metadata_header=["class", "model"])
-        if before:  # in a run that resumes, the writer does not know of the rounds before
+        if before:  # in a resumed run, the writer does not know the earlier rounds
             listed = re.findall(r"^embeddings \{.*?^\}\n", before + file.read_text(), re.DOTALL | re.MULTILINE)
             file.write_text("".join(dict.fromkeys(listed)))

@@ -1,7 +1,7 @@
-"""The loss within visits: of each client, by local epoch.
+"""Loss of each client by local epoch.
 
-As in FedDecorr's Figure 11 (Shi et al., ICLR 2023), the method's term over the local epochs of each client, and in
-FedUV's Figure 3 (Son et al., CVPR 2024), the training loss.
+FedDecorr's Figure 11 (Shi et al., ICLR 2023) shows the method's term over the local epochs of each client, FedUV's
+Figure 3 (Son et al., CVPR 2024) the training loss.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class LocalLosses(Measurement):
     """Writes the loss of each client in each of its local epochs to ``local_losses.csv``.
 
     A row has ``round``, ``client``, ``epoch`` (the local epoch, from 0), ``loss`` (the module's, without
-    penalties) and a column for each method's penalty (``feduv``) and for the terms of one that has several
-    (``feduv/uniformity``), with their coefficients: ``loss`` and the penalties add up to what is trained. Values are
-    means over the examples of the epoch, taken while the model changes. A cell is empty where a client has no such
-    term, as in its first visit with FedCKA. At the end there is a figure of the last recorded round for each column
+    penalties) and a column for each method's penalty (``feduv``) and for each of several terms of a penalty
+    (``feduv/uniformity``), with coefficients: ``loss`` and the penalties add up to the training objective. Values are
+    means over the examples of the epoch, while the model changes. Cells without a term are empty, as in the first visit
+    with FedCKA. At the end, each column has a figure of the last recorded round
     (``figures/local_losses_loss.png``).
 
     Without this callback nothing is collected; with it, an epoch costs one dictionary.
 
     Args:
-        every_n_rounds: rounds from one that is recorded to the next, at least 1; the last round is recorded too.
+        every_n_rounds: rounds from one record to the next, at least 1; the last round is recorded too.
 
     Raises:
         UsageError: ``every_n_rounds`` is below 1.
@@ -72,7 +72,7 @@ class LocalLosses(Measurement):
         log_figures(trainer, (plot_term(term, latest) for term in self._columns if latest and term not in KEYS))
 
     def state_dict(self) -> dict[str, Any]:
-        # the rows themselves are in the file
+        # the rows are in the file
         return {"rows": self._number}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ class LocalLosses(Measurement):
             warn_of_damage(path)
 
     def _append(self, rows: list[Row]) -> None:
-        """Add rows to the file, which is rewritten the first time, and for a new column."""
+        """Append rows to the file, and rewrite it at first and for a new column."""
         self._number += len(rows)
         before = self._columns
         self._columns = list(dict.fromkeys([*before, *(name for row in rows for name in row)]))
@@ -106,7 +106,7 @@ class LocalLosses(Measurement):
         write_atomically(self._path, partial(self._write, rows=rows))
 
     def _write(self, path: Path, rows: list[Row]) -> None:
-        # a row has empty cells for the columns that it lacks
+        # cells of missing columns are empty
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
@@ -114,7 +114,7 @@ class LocalLosses(Measurement):
 
 
 def read_rows(path: Path, number: int | None = None) -> list[Row]:
-    """The rows of a file, or its first ones; a line that is cut does not count."""
+    """Return the first rows of a file, or all; an incomplete last line does not count."""
     with path.open(newline="") as file:
         lines = [line for line in islice(file, number and number + 1) if line.endswith("\n")]
     return [{k: int(v) if k in KEYS else float(v) for k, v in row.items() if v} for row in csv.DictReader(lines)]

@@ -1,4 +1,4 @@
-"""Base classes of callbacks that measure every few rounds, and what these callbacks share."""
+"""Base classes of callbacks that measure every few rounds, and functions that they share."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ class PeriodicCallback(Callback):
     """A callback that acts every few rounds and in the last one.
 
     Args:
-        every_n_rounds: rounds from one time to the next, at least 1; the last round is one too. None acts in the last
-            round alone.
+        every_n_rounds: rounds from one time to the next, at least 1; the last round is included. None acts only in the
+            last round.
 
     Attributes:
-        after_evaluation: whether it acts in the last round after the final model is evaluated, which includes a round
-            in which a callback ends the run.
+        after_evaluation: whether it acts in the last round after the evaluation of the final model, also if a callback
+            ends the run.
     """
 
     after_evaluation: ClassVar[bool] = False
 
     def __init__(self, every_n_rounds: int | None = 10) -> None:
         valid = every_n_rounds is None or every_n_rounds >= 1
-        require(valid, f"{type(self).__name__}.every_n_rounds", every_n_rounds, "give 1 or more")
+        require(valid, f"{type(self).__name__}.every_n_rounds", every_n_rounds, "use 1 or more")
         self.every_n_rounds = every_n_rounds
 
     def due(self, round_: int) -> bool:
-        """Whether it acts in this round."""
+        """Return whether it acts in this round."""
         return self.is_multiple(round_) or round_ == self._last_round
 
     def is_multiple(self, number: int) -> bool:
-        """Whether a number of rounds is a multiple of ``every_n_rounds``."""
+        """Return whether a number of rounds is a multiple of ``every_n_rounds``."""
         return self.every_n_rounds is not None and number % self.every_n_rounds == 0
 
     def measure(self, trainer: RunAccess) -> None:
@@ -73,9 +73,9 @@ class PeriodicCallback(Callback):
 
 
 class Measurement(PeriodicCallback):
-    """A callback that measures every few rounds and in the last one, and keeps its numbers in a file of the run.
+    """A callback that measures every few rounds and in the last one, and stores arrays in a file of the run.
 
-    A subclass names its :attr:`file` and overrides :meth:`measure`, which gives :meth:`keep` the arrays of a round.
+    A subclass sets :attr:`file` and overrides :meth:`measure`, which passes the arrays of a round to :meth:`keep`.
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
@@ -97,18 +97,18 @@ class Measurement(PeriodicCallback):
             self.draw(trainer)
 
     def plot(self, runs: Runs) -> Iterable[Plot]:
-        """Yield the figures of the run, drawn at its end; none by default for a file of your own.
+        """Yield the figures of the run, drawn at its end; by default none for a callback outside this package.
 
         Args:
-            runs: the arrays of the file, as ``{"": [arrays]}``; a report gives the plot functions of this package the
-                arrays of each seed by the label of the runs.
+            runs: the arrays of the file, as ``{"": [arrays]}``; a report passes the arrays of each seed by label of the
+                runs to the plot functions of this package.
         """
         from fl_lightning.plotting.plots import PLOTS
 
         return PLOTS[self.file][1](runs) if self.file in PLOTS else ()
 
     def draw(self, trainer: RunAccess, more: Mapping[str, np.ndarray] | None = None) -> None:
-        """Log the figures, on the worker that writes; ``more`` are arrays for the figures that the file lacks."""
+        """Log the figures, on the worker that writes; ``more`` are additional arrays for the figures."""
         if trainer.run_dir is not None:
             log_figures(trainer, self.plot({"": [{**self._arrays(), **(more or {})}]}))
 
@@ -117,7 +117,7 @@ class Measurement(PeriodicCallback):
         self.series[name].append(np.asarray(value))
 
     def keep(self, trainer: RunAccess, measured: Mapping[str, Any] | None = None) -> None:
-        """Append the arrays of a round, by name, and the number of the round, and write the file."""
+        """Append the arrays of a round by name, and the round itself, and write the file."""
         for name, value in {**(measured or {}), "rounds": trainer.server.round}.items():
             self.append(name, value)
         self.save(trainer)
@@ -133,7 +133,7 @@ class Measurement(PeriodicCallback):
         return {name: np.stack(entries) for name, entries in self.series.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        # a checkpoint must not grow with the rounds: the numbers themselves are in the file
+        # a checkpoint must not grow with the rounds: the arrays are in the file
         return {"lengths": {name: len(entries) for name, entries in self.series.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -153,28 +153,28 @@ class Measurement(PeriodicCallback):
             warn_of_damage(path)
 
     def set_other_aside(self, path: Path) -> None:
-        """Rename a file of other numbers, which another callback or an earlier part of the run has written."""
+        """Rename an existing file that another callback or an earlier part of the run has written."""
         other = None if self._continues else set_aside(path)
         self._continues = True
         if other is not None:
-            rank_zero_warn(f"{path} has numbers that this callback does not continue: it is now {other.name}")
+            rank_zero_warn(f"{path} belongs to another callback or run; renamed to {other.name}")
 
 
 class ClientMeasurement(Measurement):
-    """A measurement of the clients of a cohort, each by itself, in a round that is due.
+    """A measurement of each client of a cohort, in rounds that are due.
 
-    A subclass appends tables by :meth:`append_table`, one row a client, whose ids are in ``clients`` (R, m), where m is
-    the smaller of ``max_clients`` and the number of clients. Rows without a client have the id -1 and are nan.
+    A subclass appends tables with one row for each client by :meth:`append_table`. The ids are in ``clients`` (R, m),
+    where m is the minimum of ``max_clients`` and the number of clients. Rows without a client have id -1 and are nan.
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
-        max_clients: most clients that a round measures, at least 1. From a larger cohort this number is drawn at
-            random, with a seed derived from the run, the class and the round.
+        max_clients: number of clients measured in a round at most, at least 1; drawn at random from a larger cohort,
+            with a seed derived from the run, the class and the round.
     """
 
     def __init__(self, every_n_rounds: int = 10, max_clients: int = 20) -> None:
         super().__init__(every_n_rounds)
-        require(max_clients >= 1, f"{type(self).__name__}.max_clients", max_clients, "give 1 or more")
+        require(max_clients >= 1, f"{type(self).__name__}.max_clients", max_clients, "use 1 or more")
         self.max_clients = max_clients
 
     def on_round_start(self, trainer: RunAccess) -> None:
@@ -183,7 +183,7 @@ class ClientMeasurement(Measurement):
         self.mine: dict[int, dict[str, Any]] = {}
 
     def measures(self, trainer: RunAccess, client: Client) -> bool:
-        """Whether this client, whose visit ends, is measured: it is due and chosen, and has taken a local step."""
+        """Return whether to measure this client: the round is due, the client chosen, and it has taken a local step."""
         return self.due(trainer.server.round) and client.info.id in self.chosen and client.num_steps > 0
 
     def measure(self, trainer: RunAccess) -> None:
@@ -194,33 +194,33 @@ class ClientMeasurement(Measurement):
             self.keep(trainer)
 
     def record(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
-        """Append and log the numbers of a round; all workers call this.
+        """Append and log the values of a round; all workers call this.
 
-        ``clients`` are the entries of :attr:`mine` of all workers, by client in ascending order; at least one.
+        ``clients`` are the entries of :attr:`mine` of all workers by client in ascending order, at least one.
         """
         raise NotImplementedError
 
     def rows(self, trainer: RunAccess) -> int:
-        """The number m of rows of a table."""
+        """Return the number m of rows of a table."""
         return min(self.max_clients, trainer.data.num_clients)
 
     def append_table(self, trainer: RunAccess, name: str, values: dict[int, Any], fill: Any = np.nan) -> None:
-        """Append a table to the series: a row for each client of ``values``, in its order, then rows of ``fill``."""
+        """Append a table: a row for each client of ``values``, in order, then rows of ``fill``."""
         rows = np.stack(list(values.values()))
         table = np.full((self.rows(trainer), *rows.shape[1:]), fill)
         table[: len(rows)] = rows
         self.append(name, table)
 
     def append_tables(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
-        """Append a table for each name that the clients have."""
+        """Append a table for each name of the clients' values."""
         for name in next(iter(clients.values())):
             self.append_table(trainer, name, {k: values[name] for k, values in clients.items()})
 
 
 def measure_clients(trainer: RunAccess, clients: Sequence[int], measure: Callable[[int], Value]) -> dict[int, Value]:
-    """The measurement of each of ``clients`` by its id, in ascending order; all workers call this.
+    """Return the measurement of each client by id, in ascending order; all workers call this.
 
-    A worker measures, by itself, the clients that it owns and its share of those that none owns.
+    A worker measures the clients that it owns, and its share of the clients without an owner.
     """
     owners, size = trainer.client.memories().owners, trainer.world_size
     with trainer.alone():
@@ -231,14 +231,14 @@ def measure_clients(trainer: RunAccess, clients: Sequence[int], measure: Callabl
 def labelled(
     trainer: RunAccess, callback: Callback, state: State | None, tap: str, data: Any = "test", **where: Any
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """A tap ``(B, ...)`` of a state and the labels ``(B,)`` of this worker's batches; refuse data without labels.
+    """Yield a tap ``(B, ...)`` of a state and the labels ``(B,)`` of this worker's batches; refuse data without labels.
 
     ``state``, ``data`` and ``where`` are arguments of ``trainer.representations``.
     """
     for _, _, targets, taps in trainer.representations(state, (tap,), data, **where):
         if targets is None:
             who, kind = type(callback).__name__, type(trainer.data).__name__
-            raise UsageError(f"{who} with the {data} data={kind!r}: it has no labels; give integer labels (B,)")
+            raise UsageError(f"{who} with the {data} data={kind!r}: no labels; add integer labels (B,)")
         yield taps[tap], targets
 
 
@@ -251,36 +251,36 @@ def log_figures(trainer: RunAccess, plots: Iterable[Plot]) -> None:
 
 
 def warn_of_damage(path: Path) -> None:
-    """Warn that a file of a run that resumes cannot be continued."""
-    rank_zero_warn(f"{path} is missing or damaged: it starts again with the rounds after the checkpoint")
+    """Warn that a file of a resumed run cannot be continued."""
+    rank_zero_warn(f"{path} is missing or damaged; it starts again with the rounds after the checkpoint")
 
 
 def drawn_clients(clients: Sequence[int], number: int, seed: int, purpose: str, *where: int) -> list[int]:
-    """At most ``number`` of ``clients``, drawn at random at an address, in ascending order."""
+    """Return at most ``number`` of ``clients``, drawn at random with a derived seed, in ascending order."""
     if len(clients) <= number:
         return sorted(clients)
     return sorted(numpy_rng(seed, purpose, *where).choice(sorted(clients), number, replace=False).tolist())
 
 
 def in_order(parts: Iterable[Mapping[Key, Value]]) -> dict[Key, Value]:
-    """The items of several workers, in ascending order of the clients, or of the batches."""
+    """Return the items of all workers in ascending order of clients or batches."""
     return dict(sorted((item for part in parts for item in part.items()), key=itemgetter(0)))
 
 
 def finite_mean(values: Any) -> float:
-    """The mean of the numbers that are not nan; nan without any."""
+    """Return the mean of the numbers except nan; nan without numbers."""
     array = np.asarray(values, dtype=np.float64)
     return float(np.nanmean(array)) if np.isfinite(array).any() else float("nan")
 
 
 def quotient(numerator: Any, denominator: Any) -> np.ndarray:
-    """Their quotient; nan where the denominator is not above 0."""
+    """Return the quotient; nan unless the denominator is above 0."""
     numerator, denominator = np.asarray(numerator), np.asarray(denominator)
     return np.divide(numerator, np.where(denominator > 0, denominator, np.nan))
 
 
 def log_finite(trainer: RunAccess, values: Mapping[str, float], prefix: str = "") -> None:
-    """Log those values that are numbers, such as not the mean over classes that no client lacks."""
+    """Log the finite values."""
     for name, value in values.items():
         if np.isfinite(value):
             trainer.log(prefix + name, value)
@@ -289,21 +289,21 @@ def log_finite(trainer: RunAccess, values: Mapping[str, float], prefix: str = ""
 # ---------------------------------------------------------------------- refusals
 def require_test_data(trainer: RunAccess, callback: Callback) -> None:
     """Refuse data without test data."""
-    hint = "it has no test data, on which the models are compared; give it a test_dataloader"
+    hint = "no test data; add a test_dataloader"
     key = f"{type(callback).__name__} with the data"
     require(trainer.has_data("test"), key, type(trainer.data).__name__, hint)
 
 
 def require_label_counts(trainer: RunAccess, callback: Callback, remedy: str = "take the callback out") -> int:
-    """Return the number of classes; refuse clients whose label counts are not known."""
+    """Return the number of classes; refuse clients without label counts."""
     counts, key = trainer.data.info(0).label_counts, f"{type(callback).__name__} with the data"
-    require(counts is not None, key, type(trainer.data).__name__, f"its clients have no label counts; {remedy}")
+    require(counts is not None, key, type(trainer.data).__name__, f"clients without label counts; {remedy}")
     return len(counts)
 
 
 def require_global_model(trainer: RunAccess, callback: Callback, remedy: str = "take the callback out") -> None:
-    """Refuse entries of the state that stay with the clients."""
-    hint = f"the state does not travel as a whole, so there is no global model; {remedy}"
+    """Refuse a run without a global model, because entries of the state stay with the clients."""
+    hint = f"the run has no global model; {remedy}"
     key, kept = f"{type(callback).__name__} with entries that stay with the clients", len(trainer.client.kept)
     require(not kept, key, kept, hint)
 
@@ -311,7 +311,7 @@ def require_global_model(trainer: RunAccess, callback: Callback, remedy: str = "
 def classifier_of(
     trainer: RunAccess, callback: Callback, remedy: str = "bind it to the last linear layer", classes: int | None = None
 ) -> Any:
-    """The layer that the tap ``logits`` is bound to; refuse one without a weight matrix of ``classes`` rows."""
+    """Return the layer of the tap ``logits``; refuse a layer without a weight matrix of ``classes`` rows."""
     who, path = type(callback).__name__, trainer.client.tap_paths["logits"]
     layer: nn.Module = trainer.client.module.get_submodule(path)
     weight = getattr(layer, "weight", None)
@@ -323,9 +323,9 @@ def classifier_of(
 
 
 def class_groups(counts: np.ndarray, threshold: float = 1.0) -> dict[str, np.ndarray]:
-    """The majority, minority and missing classes, as PerClassAccuracy has them, each as a boolean ``(C,)``.
+    """Return the majority, minority and missing classes of PerClassAccuracy, each as a boolean ``(C,)``.
 
-    ``counts (C,)`` are the client's training examples of each class, and a threshold of 1 is an even division.
+    ``counts (C,)`` are the client's training examples of each class; a threshold of 1 is an even division.
     """
     missing = counts == 0
     majority = ~missing & (counts >= threshold * counts.sum() / len(counts))

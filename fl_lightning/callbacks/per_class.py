@@ -1,8 +1,8 @@
-r"""Accuracy of each class before and after aggregation, by how many examples of it a client has.
+r"""Accuracy of each class before and after aggregation, for a client's majority, minority and missing classes.
 
 FedLC (Zhang et al., ICML 2022, Definition 2, Figures 2 and 6, https://arxiv.org/abs/2209.00189): after local training
-the accuracy of a client's minority classes falls and that of its missing classes is 0. Aggregation recovers a part of
-it.
+the accuracy of a client's minority classes falls, and its missing classes have accuracy 0. Aggregation recovers a part
+of it.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from fl_lightning.plotting.values import CLASS_GROUPS
 
 
 class PerClassAccuracy(ClientMeasurement):
-    r"""Measures the accuracy of each class, of the local models before and of the model after aggregation.
+    r"""Measures the accuracy of each class for the local models before, and the model after aggregation.
 
-    Both are of the same test examples and of the raw logits. The accuracy of class c is the share of its test examples
+    Both use the same test examples and the raw logits. The accuracy of class c is the share of its test examples
     that are classified as c. A client's *majority* classes are those with :math:`n_c \ge a \, n / C` training examples,
-    with a = ``majority``, its *missing* classes have none, and its *minority* classes are the others.
+    with a = ``majority``; *missing* classes have no examples, and all others are *minority* classes.
 
     In ``per_class.npz``, for R measurements, m clients and C classes:
 
     - ``rounds`` (R,), ``clients`` (R, m) and ``label_counts`` (R, m, C).
-    - ``before`` and ``after`` (R, m, C): accuracy on each class of a client's local model, and after aggregation: the
-      global model for all clients or, where entries of the state stay with the clients, each client's own model. It is
-      nan for a class of which there is no test example.
-    - ``groups_before`` and ``groups_after`` (R, m, 3): its mean over the client's majority, minority and missing
+    - ``before`` and ``after`` (R, m, C): accuracy of each class for a client's local model, and after aggregation: for
+      the global model or, if entries of the state stay with the clients, the client's personalized model; nan for
+      classes without test examples.
+    - ``groups_before`` and ``groups_after`` (R, m, 3): means over the client's majority, minority and missing
       classes; nan for a group without classes.
-    - ``confusion_before`` and ``confusion_after`` (R, C, C): how many test examples of a class (row) are classified as
-      another (column); summed over the local models, and of the global one.
+    - ``confusion_before`` and ``confusion_after`` (R, C, C): numbers of test examples of a class (row) classified as a
+      class (column), summed over the local models, and for the global model.
 
     Logged are the means over the clients: ``per_class/before/majority``, ``.../minority``, ``.../missing`` and
     ``.../all`` (the mean over the classes), and the same with ``after``. Figures: ``per_class/clients`` (FedLC, Figure
@@ -56,10 +56,10 @@ class PerClassAccuracy(ClientMeasurement):
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
-        max_clients: most clients that a round measures, at least 1; of a larger cohort as many are drawn at random.
-        examples: about how many test examples, drawn at random and the same in every round; None takes all. With many
-            classes a few hundred examples say little of each.
-        majority: threshold a > 0; 1 compares with an even division over all classes. The paper names no threshold.
+        max_clients: number of clients measured in a round at most, at least 1; drawn at random from a larger cohort.
+        examples: approximate number of random test examples, the same in every round; None takes all. With many
+            classes, a few hundred examples are few for each class.
+        majority: threshold a > 0; 1 compares with an even division over all classes. The paper states no threshold.
 
     Raises:
         UsageError: an argument out of its range, clients without label counts, or no test data.
@@ -72,8 +72,8 @@ class PerClassAccuracy(ClientMeasurement):
         self, every_n_rounds: int = 10, max_clients: int = 20, examples: int | None = 512, majority: float = 1.0
     ) -> None:
         super().__init__(every_n_rounds, max_clients)
-        require(examples is None or examples >= 1, "PerClassAccuracy.examples", examples, "give 1 or more")
-        require(majority > 0, "PerClassAccuracy.majority", majority, "give a number above 0")
+        require(examples is None or examples >= 1, "PerClassAccuracy.examples", examples, "use 1 or more")
+        require(majority > 0, "PerClassAccuracy.majority", majority, "use a number above 0")
         self.examples, self.majority = examples, majority
 
     def setup(self, trainer: RunAccess) -> None:
@@ -89,7 +89,7 @@ class PerClassAccuracy(ClientMeasurement):
             }
 
     def _confusion(self, trainer: RunAccess, state: Any) -> np.ndarray:
-        """The confusion matrix (C, C) of a state, of this worker's share of the test examples."""
+        """Return the confusion matrix (C, C) of a state on this worker's share of the test examples."""
         batches = labelled(trainer, self, state, "logits", examples=self.examples)
         return confusion(batches, len(trainer.data.info(0).label_counts))
 
@@ -98,7 +98,7 @@ class PerClassAccuracy(ClientMeasurement):
         if trainer.client.kept:
             own_entries = trainer.client.own_entries
             after = measure_clients(trainer, list(clients), lambda k: self._confusion(trainer, own_entries(k)))
-        else:  # one model for all
+        else:  # one model for all clients
             after = dict.fromkeys(clients, np.sum(trainer.gather(self._confusion(trainer, None)), 0))
         confusions["after"] = after
         counts = {k: values["label_counts"] for k, values in clients.items()}
@@ -116,7 +116,7 @@ class PerClassAccuracy(ClientMeasurement):
 
 
 def confusion(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> np.ndarray:
-    """The confusion matrix ``(C, C)`` of batches of logits ``(B, C)`` and labels ``(B,)``, which are its rows."""
+    """Return the confusion matrix ``(C, C)`` of logits ``(B, C)`` and labels ``(B,)``, which are its rows."""
     total = torch.zeros(classes, classes, dtype=torch.int64)
     for logits, labels in batches:
         shape = tuple(logits.shape)
@@ -126,11 +126,11 @@ def confusion(batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> np.ndar
 
 
 def accuracy(matrix: np.ndarray) -> np.ndarray:
-    """The accuracy of each class ``(C,)`` from a confusion matrix; nan for a class without examples."""
+    """Return the accuracy of each class ``(C,)`` from a confusion matrix; nan for a class without examples."""
     return quotient(np.diag(matrix), matrix.sum(1))
 
 
 def by_group(accuracies: np.ndarray, counts: np.ndarray, threshold: float) -> np.ndarray:
-    """The mean accuracy of a client's majority, minority and missing classes ``(3,)``; nan for a group without any."""
+    """Return a client's mean accuracy on majority, minority and missing classes ``(3,)``; nan for an empty group."""
     groups = class_groups(counts, threshold)
     return np.array([finite_mean(accuracies[groups[name]]) for name in CLASS_GROUPS])

@@ -1,10 +1,10 @@
-"""How well each client is served: accuracy on the test data of each client and of each domain.
+"""Accuracy on the test data of each client and of each domain.
 
 FedBABU (Oh et al., ICLR 2022, section 4, https://arxiv.org/abs/2106.06042) evaluates the global model on each client's
-own test data, as it is and after some steps of fine-tuning on the client's training data. FedBN (Li et al., ICLR 2021,
-section 5, https://arxiv.org/abs/2102.07623) evaluates each client's own model on the test data of its domain. FedProto
-(Tan et al., AAAI 2022, https://arxiv.org/abs/2105.00243, https://github.com/yuetan031/fedproto, lib/update.py)
-classifies a representation by the nearest global prototype among those of the client's own classes.
+test data, unchanged and after some steps of fine-tuning on the client's training data. FedBN (Li et al., ICLR 2021,
+section 5, https://arxiv.org/abs/2102.07623) evaluates each client's personalized model on the test data of its domain.
+FedProto (Tan et al., AAAI 2022, https://arxiv.org/abs/2105.00243, https://github.com/yuetan031/fedproto, lib/update.py)
+classifies a representation by the nearest global prototype of the client's classes.
 """
 
 from __future__ import annotations
@@ -36,37 +36,38 @@ from fl_lightning.state import State
 
 
 class PersonalAccuracy(Measurement):
-    """Measures the accuracy on each client's own test data and on each domain.
+    """Measures the accuracy on each client's test data and on each domain.
 
-    The model is the global one or, where entries of the state stay with the clients, each client's own one. A client's
-    test data are what ``data.test_dataloader(k)`` gives: those of its domain, or as many as there are in the
-    proportions of its labels.
+    The model is the global model or, if entries of the state stay with the clients, each client's personalized model. A
+    client's test data come from ``data.test_dataloader(k)``: the test data of its domain, or the largest subset with
+    the proportions of its labels.
 
     In ``personal.npz``, for R measurements, m clients and V domains:
 
     - ``rounds`` (R,) and ``clients`` (R, m), the same in every round.
     - ``own`` (R, m): accuracy on the client's test data.
-    - ``tuned`` (R, m): the same after fine-tuning; nan in rounds without it, and left out without ``fine_tune_steps``.
-    - ``prototype`` (R, m): accuracy of the nearest prototype, in a run whose methods have prototypes.
-    - ``domains`` (R, V), their names, and ``domain`` (R, V), where the data have domains: accuracy of the global model
-      on the test data of each; where entries stay with the clients, the mean of ``own`` over its clients.
+    - ``tuned`` (R, m): the same after fine-tuning; nan in rounds without it, and missing without ``fine_tune_steps``.
+    - ``prototype`` (R, m): accuracy of the nearest prototype, in a run with prototypes.
+    - ``domains`` (R, V), their names, and ``domain`` (R, V), for data with domains: accuracy of the global model on the
+      test data of each; if entries stay with the clients, the mean of ``own`` over its clients.
 
     Each of the first three is logged as mean, mean over the worst tenth of the clients and standard deviation:
     ``personal/accuracy``, ``personal/worst_tenth``, ``personal/spread``, then ``personal/tuned/accuracy``, ... and
     ``personal/prototype/accuracy``, ...; the domains as ``personal/domain/<name>``. The figure is ``personal/clients``,
     and the console shows the last measurement of each client at the end. ``test`` with a checkpoint of a finished run
-    shows and logs the same, and writes no file.
+    shows and logs the same, without a file.
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
-        max_clients: most clients that are measured, at least 1; of more as many are drawn at random, once for the run.
-        examples: about how many test examples of each client and each domain; None takes all.
-        fine_tune_steps: local steps of fine-tuning by the module's own loss, all parameters included, at least 0; 0 for
-            none. FedBABU takes 1 to 5 epochs.
-        fine_tune: ``last`` fine-tunes in the last round only, ``always`` in every round that is measured.
+        max_clients: number of measured clients at most, at least 1; drawn at random, once for the run, if there are
+            more.
+        examples: approximate number of test examples of each client and each domain; None takes all.
+        fine_tune_steps: local steps of fine-tuning of all parameters with the module's own loss, at least 0; 0 for no
+            fine-tuning. FedBABU uses 1 to 5 epochs.
+        fine_tune: ``last`` fine-tunes in the last round only, ``always`` in every measured round.
 
     Raises:
-        UsageError: an argument out of its range, no test data, or none for a client.
+        UsageError: an argument out of its range, no test data, or a client without test data.
     """
 
     file, after_evaluation = "personal.npz", True
@@ -81,10 +82,10 @@ class PersonalAccuracy(Measurement):
         fine_tune: Literal["last", "always"] = "last",
     ) -> None:
         super().__init__(every_n_rounds)
-        require(max_clients >= 1, "PersonalAccuracy.max_clients", max_clients, "give 1 or more")
-        require(examples is None or examples >= 1, "PersonalAccuracy.examples", examples, "give 1 or more")
-        require(fine_tune_steps >= 0, "PersonalAccuracy.fine_tune_steps", fine_tune_steps, "give 0 or more")
-        require(fine_tune in ("last", "always"), "PersonalAccuracy.fine_tune", fine_tune, "choose last or always")
+        require(max_clients >= 1, "PersonalAccuracy.max_clients", max_clients, "use 1 or more")
+        require(examples is None or examples >= 1, "PersonalAccuracy.examples", examples, "use 1 or more")
+        require(fine_tune_steps >= 0, "PersonalAccuracy.fine_tune_steps", fine_tune_steps, "use 0 or more")
+        require(fine_tune in ("last", "always"), "PersonalAccuracy.fine_tune", fine_tune, "use last or always")
         self.max_clients, self.examples = max_clients, examples
         self.fine_tune_steps, self.fine_tune = fine_tune_steps, fine_tune
 
@@ -96,12 +97,12 @@ class PersonalAccuracy(Measurement):
             try:
                 has_data = trainer.has_data("test", k)
             except UsageError as error:
-                message = f"PersonalAccuracy needs the test data of each client: {error}, or take the callback out"
+                message = f"PersonalAccuracy needs the test data of each client: {error}, or remove the callback"
                 raise UsageError(message) from error
-            hint = "the test data lack its classes; give a larger data.test_size, or take the callback out"
+            hint = "the test data lack its classes; set a larger data.test_size, or remove the callback"
             require(has_data, "PersonalAccuracy: test examples of client", k, hint)
         self._lines: list[list[str]] = []
-        # the class declares them as server values, which have no value before the first round
+        # server values exist on the class before they have a value
         methods: list[Any] = trainer.methods.methods
         self._with_prototypes = next((method for method in methods if hasattr(type(method), "prototypes")), None)
 
@@ -110,11 +111,11 @@ class PersonalAccuracy(Measurement):
 
     def on_evaluation_command_end(self, trainer: RunAccess, phase: str) -> None:
         self._lines = []
-        if phase == "test":  # clients have no validation data of their own
+        if phase == "test":  # clients have no validation data
             self._measured(trainer, True)
 
     def on_last_round_end(self, trainer: RunAccess) -> None:
-        # where a callback ends the run after a round that was measured, this measures it again, with fine-tuning
+        # if a callback ends the run after a measured round, this measures the round again with fine-tuning
         again = trainer.server.round in self.series.get("rounds", [])[-1:]
         if not again or (self.fine_tune_steps and self.fine_tune == "last"):
             self.keep(trainer, self._measured(trainer, True))
@@ -123,7 +124,7 @@ class PersonalAccuracy(Measurement):
         return aligned(self._lines) + "\n" if self._lines else ""
 
     def _measured(self, trainer: RunAccess, tune: bool) -> dict[str, Any]:
-        """The arrays of a measurement, which is logged; all workers call this."""
+        """Measure, log and return the arrays; all workers call this."""
         values = measure_clients(trainer, self.clients, lambda k: self._of_client(trainer, k, tune))
         measured: dict[str, Any] = {"clients": np.array(self.clients)}
         for what in next(iter(values.values())):
@@ -171,7 +172,7 @@ class PersonalAccuracy(Measurement):
         classify: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(1),
         **where: Any,
     ) -> tuple[int, int]:
-        """How many test examples ``classify`` puts in their class by a tap of a state, and how many there are."""
+        """Return the number of test examples that ``classify`` assigns correctly from a tap, and their total."""
         hits = total = 0
         for values, targets in labelled(trainer, self, state, tap, examples=self.examples, **where):
             hits += int((classify(values) == targets).sum())
@@ -180,19 +181,19 @@ class PersonalAccuracy(Measurement):
 
 
 def share(hits: int, total: int) -> float:
-    """The share of the hits; nan of nothing."""
+    """Return the share of the hits; nan without examples."""
     return hits / total if total else math.nan
 
 
 def nearest(z: Tensor, prototypes: Tensor, usable: Tensor) -> Tensor:
-    """The class ``(B,)`` of the nearest prototype ``(C, d)`` among the ``usable (C,)``, by Euclidean distance."""
+    """Return the class ``(B,)`` of the nearest ``usable (C,)`` prototype ``(C, d)`` by Euclidean distance."""
     rows = as_rows(z).double()
     distances = torch.cdist(rows, prototypes.to(rows), compute_mode="donot_use_mm_for_euclid_dist")
     return distances.masked_fill(~usable.to(rows.device), math.inf).argmin(1)
 
 
 def spread_over_clients(values: np.ndarray) -> dict[str, float]:
-    """Mean (``accuracy``), mean over the ``worst_tenth`` (of at least one client) and standard deviation."""
+    """Return mean (``accuracy``), mean over the ``worst_tenth`` (at least one client) and standard deviation."""
     known = np.sort(values[np.isfinite(values)])
     worst, spread = known[: math.ceil(len(known) / 10)], float(known.std()) if len(known) else math.nan
     return {"accuracy": finite_mean(known), "worst_tenth": finite_mean(worst), "spread": spread}

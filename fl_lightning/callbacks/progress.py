@@ -1,4 +1,4 @@
-"""What a run says on the console: a line for each evaluation, bars on a terminal, and a summary at the end."""
+"""Console output of a run: a line for each evaluation, bars on a terminal, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from fl_lightning.client import Client
 from fl_lightning.records.loggers import tensorboard_address
 from fl_lightning.records.summary import best, final, final_names, names_to_show, told
 
-# seconds after which a round has a bar of its own
+# seconds after which a round has its own bar
 LONG = 2.0
-# metrics in the table at the end, of a module that logs very many
+# metrics in the table at the end at most
 MOST_SHOWN = 20
 
 
 class ProgressBar(Callback):
-    """Says on stderr how a run gets on: a line for each evaluation, and tables at the end.
+    """Reports progress on stderr: a line for each evaluation, and tables at the end.
 
-    The tables are of the best and final metrics, and what other callbacks sum up, such as each site's accuracy.
+    The tables show the best and final metrics, and summaries of other callbacks, such as each site's accuracy.
 
-    A terminal has a bar over the rounds, too, and in a round of more than two seconds one over its clients (of several
-    workers, the first one's), with the time that is left.
+    A terminal also shows a bar over the rounds and, in rounds of more than two seconds, a bar over the clients of the
+    first worker, with the remaining time.
     """
 
     _rounds: Any = None
@@ -48,11 +48,11 @@ class ProgressBar(Callback):
 
     @property
     def sees_clients(self) -> bool:
-        return False  # it counts them, where it is told
+        return False  # it only counts them
 
     def on_client_end(self, trainer: RunAccess, client: Client) -> None:
         if self._clients is not None:
-            # by now it is known how many clients this worker has
+            # the number of this worker's clients is known by now
             number = trainer.metrics.get(f"placed/{trainer.global_rank}/clients", self._clients.total)
             self._clients.total = int(number)
             self._clients.update()
@@ -105,12 +105,12 @@ class ProgressBar(Callback):
 
 
 def summaries(trainer: RunAccess) -> list[str]:
-    """What the callbacks say of a run or an evaluation that is done."""
+    """Return the callbacks' texts about a finished run or evaluation."""
     return list(filter(None, (part.summary_of_fit() for part in trainer.callbacks if isinstance(part, Callback))))
 
 
 def round_line(metrics: Mapping[str, float], round_: int, rounds: int, seconds: float) -> str:
-    """The line of a round: its metrics, the mean ``seconds`` of a round so far, and the time that is left."""
+    """Return the line of a round: metrics, mean ``seconds`` of a round so far, and the remaining time."""
     shown = [f"{name} {told(name, metrics[name])}" for name in names_to_show(metrics)]
     last = rounds - 1
     left = [f"{tqdm.format_interval(seconds * (last - round_))} left"] if round_ < last else []
@@ -118,9 +118,9 @@ def round_line(metrics: Mapping[str, float], round_: int, rounds: int, seconds: 
 
 
 def final_table(history: list[dict[str, float]], seconds: float, first: int, folder: Any) -> str:
-    """A table of the best and the final value of each metric, and where the run lies.
+    """Return a table of the best and the final value of each metric, and the folder of the run.
 
-    The run began or resumed in the round ``first``, ``seconds`` ago.
+    The run started or resumed in the round ``first``, ``seconds`` ago.
     """
     all_metrics = {name: value for row in history for name, value in row.items()}
     names = list(dict.fromkeys([*final_names(all_metrics)[:MOST_SHOWN], *names_to_show(all_metrics)]))

@@ -1,4 +1,4 @@
-"""Records a run beside its metrics and checkpoints: the plan, the environment, the layout of TensorBoard's panels."""
+"""Records the partition and the environment of a run, and the layout of TensorBoard's panels."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fl_lightning.code_fingerprint import digest_of
 from fl_lightning.storage.atomic_io import write_atomically
 
 PACKAGES = ("fl-lightning", "torch", "torchvision", "lightning", "torchmetrics", "jsonargparse", "numpy")
-# the charts of TensorBoard's page Custom Scalars: by panel and title, the regular expression of a tag's beginning.
-# A colour is a run, so a chart of one tag tells runs apart.
+# charts of TensorBoard's page Custom Scalars: a regular expression for the beginning of tags, by panel and title.
+# A run has one colour, so a chart of one tag distinguishes runs.
 LAYOUT: dict[str, dict[str, str]] = {
     "Accuracy": {
         "test accuracy": "test/accuracy$",
@@ -64,7 +64,7 @@ class RunRecord(Callback):
         plan = trainer.data.plan
         plan.save(trainer.run_dir / "plan.npz")
         rank_zero_info(plan.report())
-        used = torch.cuda.is_initialized()  # asking for their names would begin to use them
+        used = torch.cuda.is_initialized()  # asking for names would initialize CUDA
         versions = {}
         for package in PACKAGES:
             with suppress(metadata.PackageNotFoundError):
@@ -93,7 +93,7 @@ class RunRecord(Callback):
         self._layout_is_due = True
 
     def on_round_end(self, trainer: RunAccess) -> None:
-        # now it is known which tags there are
+        # the tags are known now
         if self._layout_is_due:
             self._layout_is_due = False
             known = {tag.split("/")[0] for tag in trainer.metrics}
@@ -112,7 +112,7 @@ class RunRecord(Callback):
 
 
 def git_revision() -> str | None:
-    """The revision of the working folder, with ``-dirty`` where it has uncommitted changes; None without git."""
+    """Return the git revision of the working folder, with ``-dirty`` for uncommitted changes; None without git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path.cwd()).stdout.strip()
@@ -121,7 +121,7 @@ def git_revision() -> str | None:
 
 
 def processor() -> str:
-    """The name of the processor."""
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

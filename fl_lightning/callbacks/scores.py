@@ -1,8 +1,8 @@
-r"""One model, scored in every way in which papers report accuracy.
+r"""One model, scored in all the ways in which papers report accuracy.
 
 FedLC (Zhang et al., ICML 2022, https://arxiv.org/abs/2209.00189) and FedRS (Li and Zhan, KDD 2021,
-https://doi.org/10.1145/3447548.3467254) change a client's logits by its label counts in training. Whether a score lets
-them do so at test time, too, can decide which method is ahead. The prior on the logits is the correction of Saerens et
+https://doi.org/10.1145/3447548.3467254) change a client's logits by its label counts in training. Whether a score also
+does so at test time can decide which method is ahead. The prior on the logits is the correction of Saerens et
 al. (Neural Computation 14(1), 2002, Eq. 2.4, https://doi.org/10.1162/089976602753284446).
 """
 
@@ -38,50 +38,50 @@ ACCURACY = "test/accuracy"
 class Scores(PeriodicCallback):
     r"""Logs the accuracy of the global model under every score, as ``scores/<name>``.
 
-    Of the test data of all:
+    On all test data:
 
-    - ``pooled``: the module's own ``test/accuracy``, the same number; the share of hits where it logs none.
-    - ``class_balanced``: the mean over the classes of the accuracy on each.
-    - ``recalibrated``: ``pooled`` with the running statistics of BatchNorm recomputed, layer by layer, on the training
-      data of all clients; for models that have such statistics.
-    - ``best`` and ``mean_of_last``, at the end of the run: the largest ``test/accuracy`` of all rounds that were
-      evaluated, which is chosen on the test data, and the mean of the last ``last_k`` of them.
+    - ``pooled``: the module's own ``test/accuracy``, or the share of hits if it does not log one.
+    - ``class_balanced``: the mean over the classes of their accuracies.
+    - ``recalibrated``: ``pooled`` with BatchNorm's running statistics recomputed, layer by layer, on the training data
+      of all clients; for models with such statistics.
+    - ``best`` and ``mean_of_last``, at the end of the run: the greatest ``test/accuracy`` of all evaluated rounds,
+      which is selected on the test data, and the mean of the last ``last_k``.
 
-    Of each client's own test data, as the mean over the clients, each of which counts the same:
+    On each client's test data, as the unweighted mean over the clients:
 
     - ``clients``: by the raw logits, and ``worst_tenth``, the mean over the worst tenth of the clients.
-    - ``training_logits``: by the logits that the loss of the client's training step would see: those of each method's
-      ``transform_logits`` with the client's counts. Without such a method it is ``clients``.
-    - ``label_mask``: only classes of which the client has training examples can be predicted.
+    - ``training_logits``: by the logits as the loss of the client's training step sees them, after each method's
+      ``transform_logits`` with the client's counts. Without such a method it equals ``clients``.
+    - ``label_mask``: only classes with training examples of the client can be predicted.
     - ``label_prior``: :math:`o_c + \log(\pi_{kc} / \pi_c)` in place of the logit :math:`o_c`, with the share of class c
       in the training examples of client k and of all clients.
-    - ``local_steps``: after so many local steps by the module's own loss on the client's training data.
+    - ``local_steps``: after this number of local steps with the module's own loss on the client's training data.
 
-    ``test`` and ``validate`` with a checkpoint of a finished run log them of its global model, without those over the
-    rounds.
+    ``test`` and ``validate`` with a checkpoint of a finished run log the scores of its global model, without ``best``
+    and ``mean_of_last``.
 
-    A client's own test data are what ``data.test_dataloader(k)`` gives: those of its domain, or as many as there are in
-    the proportions of its training labels; clients of whose classes there is no test example are left out, with a
-    warning. Where the clients have no test data of their own, they are the test data of all, in which the examples of a
-    class together have the weight of the class in the client's training data.
+    A client's test data come from ``data.test_dataloader(k)``: the test data of its domain, or the largest subset with
+    the proportions of its training labels; clients without test examples of their classes are omitted, with a warning.
+    If the data set does not divide its test data, all test data are used, and the examples of a class together have the
+    weight of the class in the client's training data.
 
     Args:
-        every_n_rounds: rounds from one measurement to the next, at least 1; None measures after the last round alone.
-            A round that is measured is evaluated, too.
-        local_steps: steps before ``local_steps``, at least 0; 0 leaves this score out.
+        every_n_rounds: rounds from one measurement to the next, at least 1; None measures only after the last round.
+            A measured round is also evaluated.
+        local_steps: steps before ``local_steps``, at least 0; 0 omits this score.
         last_k: evaluated rounds in ``mean_of_last``, at least 1.
 
     Raises:
-        UsageError: an argument out of its range, no test data, clients without label counts, or entries of the state
-            that stay with the clients, so that there is no global model.
+        UsageError: an argument out of its range, no test data, clients without label counts, or no global model because
+            entries of the state stay with the clients.
     """
 
     after_evaluation, requires = True, ("logits",)
 
     def __init__(self, every_n_rounds: int | None = None, local_steps: int = 0, last_k: int = 5) -> None:
         super().__init__(every_n_rounds)
-        require(local_steps >= 0, "Scores.local_steps", local_steps, "give 0 or more")
-        require(last_k >= 1, "Scores.last_k", last_k, "give 1 or more")
+        require(local_steps >= 0, "Scores.local_steps", local_steps, "use 0 or more")
+        require(last_k >= 1, "Scores.last_k", last_k, "use 1 or more")
         self.local_steps, self.last_k = local_steps, last_k
 
     def wants_evaluation(self, round_: int) -> bool:
@@ -90,13 +90,13 @@ class Scores(PeriodicCallback):
     def setup(self, trainer: RunAccess) -> None:
         require_test_data(trainer, self)
         require_label_counts(trainer, self)
-        require_global_model(trainer, self, "give PersonalAccuracy, which measures the clients'")
+        require_global_model(trainer, self, "use PersonalAccuracy, which measures personalized models")
         clients = range(trainer.data.num_clients)
         self._own = trainer.has_own_test_data
         self._clients = [k for k in clients if trainer.has_data("test", k)] if self._own else [*clients]
         lacking = trainer.data.num_clients - len(self._clients)
         if lacking:
-            trainer.warn(f"Scores: {lacking} clients have no test data of their own and are left out of their means")
+            trainer.warn(f"Scores: {lacking} clients have no test data and are omitted from the means over clients")
 
     def on_last_round_end(self, trainer: RunAccess) -> None:
         self.measure(trainer)
@@ -126,7 +126,7 @@ class Scores(PeriodicCallback):
         log_finite(trainer, scores, "scores/")
 
     def _pooled(self, trainer: RunAccess, state: State | None) -> dict[str, float]:
-        """The scores of the test data of all, from their confusion matrix; all workers call this."""
+        """Return the scores on all test data, from their confusion matrix; all workers call this."""
         batches = labelled(trainer, self, state, "logits")
         matrix = np.sum(trainer.gather(confusion(batches, len(trainer.data.info(0).label_counts))), 0)
         return {"pooled": float(np.trace(matrix) / matrix.sum()), "class_balanced": finite_mean(accuracy(matrix))}
@@ -153,23 +153,23 @@ class Scores(PeriodicCallback):
         return scores
 
     def _outputs(self, trainer: RunAccess, state: State | None, client: int | None) -> tuple[Tensor, Tensor]:
-        """The logits ``(N, C)`` and labels ``(N,)`` of this worker's test examples, on the CPU."""
+        """Return the logits ``(N, C)`` and labels ``(N,)`` of this worker's test examples, on the CPU."""
         logits, labels = zip(*labelled(trainer, self, state, "logits", client=client), strict=True)
         return torch.cat(logits).cpu(), torch.cat(labels).cpu()
 
 
 def masked(logits: Tensor, counts: Tensor) -> Tensor:
-    """The logits ``(B, C)`` with those of classes without training examples, by ``counts (C,)``, at minus infinity."""
+    """Return logits ``(B, C)`` with minus infinity for classes without training examples, by ``counts (C,)``."""
     return logits.masked_fill(counts.to(logits.device) == 0, -math.inf)
 
 
 def with_prior(logits: Tensor, counts: Tensor, of_all: Tensor) -> Tensor:
-    r"""The logits ``(B, C)`` plus :math:`\log(\pi_{kc} / \pi_c)`, in float64, from the counts ``(C,)`` of both."""
+    r"""Return logits ``(B, C)`` plus :math:`\log(\pi_{kc} / \pi_c)`, in float64, from the counts ``(C,)`` of both."""
     shares, pooled = (part.double() / part.sum() for part in (counts, of_all))
     return masked(logits.double() + (shares / pooled.where(pooled > 0, 1.0)).log(), counts)
 
 
 def like(counts: Tensor, targets: Tensor) -> Tensor:
-    """Weights ``(N,)`` of examples, such that those of a class together have its share in ``counts (C,)``."""
+    """Return weights ``(N,)`` of examples that add up to the share in ``counts (C,)`` for each class."""
     present = torch.bincount(targets, minlength=len(counts)).double()
     return (counts.double() / counts.sum() / present.clamp_min(1.0))[targets]

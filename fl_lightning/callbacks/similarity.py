@@ -1,8 +1,8 @@
-"""Layer by layer, how similar the models of a round represent the same images.
+"""Similarity of the models of a round, layer by layer, on the same images.
 
-FedCKA (Son et al., 2021, Figure 2) trains its argument with it: early layers of local models are similar, late layers
-are not. https://arxiv.org/abs/2112.00407. The estimate is that of Nguyen et al., Do Wide and Deep Networks Learn the
-Same Things?, ICLR 2021. https://arxiv.org/abs/2010.15327
+FedCKA (Son et al., 2021, Figure 2, https://arxiv.org/abs/2112.00407) argues with it that early layers of local models
+are similar, and late layers are not. The estimate is due to Nguyen et al., Do Wide and Deep Networks Learn the Same
+Things?, ICLR 2021, https://arxiv.org/abs/2010.15327.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from fl_lightning.state import State
 if TYPE_CHECKING:
     from fl_lightning.callbacks.access import Observed
 
-# what unbiased_gram gives of each batch, by (loader, batch), a list with one for each layer
+# unbiased_gram of each layer, by (loader, batch)
 Grams = dict[tuple[int, int], list[Tensor]]
 
 
 class LayerSimilarity(Measurement):
     """Logs the CKA of each layer between local models, with the global model, and of the global model over a round.
 
-    The models see a probe of the test data, and batches of it are compared by
+    The models are compared on batches of a probe of the test data by
     :func:`~fl_lightning.functional.similarities`. It logs ``similarity/<layer>/global``, the mean over clients of the
     similarity of the local model, before aggregation, and the new global model; ``similarity/<layer>/clients``, the
     mean over pairs of clients; and ``similarity/<layer>/rounds``, between the global model before and after the round.
-    At the end there are three figures of the last measurement: ``similarity/layers``, ``similarity/global`` and
+    The last measurement has three figures: ``similarity/layers``, ``similarity/global`` and
     ``similarity/clients``.
 
-    ``layer_similarity.npz`` holds ``rounds`` (R,), ``layers`` (R, L), which is the same in every row, ``clients``
-    (R, M), the ids, -1 where there was none, ``to_global`` (R, L, M), ``between_clients`` (R, L, M, M) and
-    ``between_rounds`` (R, L), nan where there is no value.
+    ``layer_similarity.npz`` holds ``rounds`` (R,), ``layers`` (R, L), the same in every row, ``clients`` (R, M),
+    the ids, or -1, ``to_global`` (R, L, M), ``between_clients`` (R, L, M, M) and
+    ``between_rounds`` (R, L), nan for missing values.
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
-        layers: names of taps, or paths of submodules as in ``trainer.taps``; None is all taps that the module and
-            ``trainer.taps`` declare, each submodule once.
+        layers: names of taps, or paths of submodules as in ``trainer.taps``; None for all taps of the module and
+            ``trainer.taps``, each submodule once.
         examples: number of test images in the probe, at least 8; None is all test data.
-        max_clients: most clients of a round that are measured, at least 2: those of the lowest ids. Each costs a pass
-            over the probe.
+        max_clients: number of clients of a round at most, at least 2, with the lowest ids. Each costs a pass over the
+            probe.
 
-    Where entries of the state do not travel (FedBN, FedProto), there is no global model, and only clients are compared.
+    If entries of the state stay with the clients (FedBN, FedProto), only the clients' models are compared.
 
     Raises:
-        UsageError: an argument out of its range, a layer that is not there, or no test data.
+        UsageError: an argument out of its range, an unknown layer, or no test data.
     """
 
     file = "layer_similarity.npz"
@@ -67,10 +67,10 @@ class LayerSimilarity(Measurement):
         max_clients: int = 10,
     ) -> None:
         super().__init__(every_n_rounds)
-        require(layers is None or len(layers) > 0, "LayerSimilarity.layers", layers, "name a layer, or give null")
-        hint = "give 8 or more, or null for all test data"
+        require(layers is None or len(layers) > 0, "LayerSimilarity.layers", layers, "name a layer, or use null")
+        hint = "use 8 or more, or null for all test data"
         require(examples is None or examples >= 8, "LayerSimilarity.examples", examples, hint)
-        require(max_clients >= 2, "LayerSimilarity.max_clients", max_clients, "give 2 or more")
+        require(max_clients >= 2, "LayerSimilarity.max_clients", max_clients, "use 2 or more")
         self.layers, self.examples, self.max_clients = layers, examples, max_clients
 
     def setup(self, trainer: RunAccess) -> None:
@@ -84,7 +84,7 @@ class LayerSimilarity(Measurement):
 
     def on_fit_start(self, trainer: RunAccess) -> None:
         super().on_fit_start(trainer)
-        # finds a submodule that the forward does not call
+        # fails for a submodule that the forward does not call
         list(trainer.representations(None, self._layers, examples=1))
 
     def on_round_start(self, trainer: RunAccess) -> None:
@@ -103,7 +103,7 @@ class LayerSimilarity(Measurement):
         self._local, self._before = {}, {}
         before, after, local = (in_order(part) for part in zip(*parts, strict=True))
         width, number, present = min(self.max_clients, trainer.data.num_clients), len(self._layers), local.values()
-        # the global model first, then the clients, and nan where there is no model
+        # the global model first, then the clients; nan for a missing model
         table, between_rounds = np.full((number, width + 1, width + 1), np.nan), np.full(number, np.nan)
         models = [after, *present] if after else [*present]
         used = slice(0 if after else 1, 1 + len(present))
@@ -126,7 +126,7 @@ class LayerSimilarity(Measurement):
         self.keep(trainer, measured)
 
     def _of_global(self, trainer: RunAccess) -> Grams:
-        """This worker's batches of the global model."""
+        """Return this worker's batches of the global model."""
         return {} if trainer.client.kept else self._grams(trainer, None)
 
     def _grams(self, trainer: RunAccess, state: State | None) -> Grams:
@@ -138,11 +138,11 @@ class LayerSimilarity(Measurement):
 
 
 def distinct(taps: Mapping[str, str]) -> list[str]:
-    """The names of taps, with logits last; of several that are bound to the same output only the last one."""
+    """Return the names of taps, logits last; of several taps of one output only the last."""
     return sorted({binding: name for name, binding in taps.items()}.values(), key="logits".__eq__)
 
 
 def layer_similarities(models: list[Grams], place: int) -> np.ndarray:
-    """The similarity of one layer of several models, ``(m, m)``."""
+    """Return the similarity ``(m, m)`` of one layer of several models."""
     grams = torch.stack([torch.cat([batch[place] for batch in model.values()]) for model in models])
     return similarities(grams).numpy()

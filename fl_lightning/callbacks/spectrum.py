@@ -1,7 +1,7 @@
 """Singular-value spectra of the classifier and of the representations' covariance.
 
-The diagnostic of FedDecorr (Shi et al., ICLR 2023, Figures 1 to 3) and FedUV (Son et al., CVPR 2024): under label skew
-the trailing singular values fall towards 0, and the representation collapses into few dimensions.
+A diagnostic of FedDecorr (Shi et al., ICLR 2023, Figures 1 to 3) and FedUV (Son et al., CVPR 2024): under label skew,
+trailing singular values approach 0, and the representation collapses into few dimensions.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 def rows_and_products(z: Tensor) -> dict[str, Weighted]:
-    """The sums of rows ``(B, ...)``, each flattened to ``(d,)``, and of their outer products ``(d, d)``, in float64."""
+    """Return sums of rows ``(B, ...)``, flattened to ``(d,)``, and their outer products ``(d, d)``, in float64."""
     rows = z.detach().flatten(1).double()
     totals = {"rows": rows.sum(0), "products": rows.T @ rows}
     return {name: Weighted.summed(total, len(rows)) for name, total in totals.items()}
 
 
 def spectrum_of_rows(sums: Sums) -> Tensor | None:
-    """Singular values of the covariance ``(d, d)`` of the rows that are in the sums, descending; None without rows."""
+    """Return the singular values of the covariance ``(d, d)`` of the summed rows, descending; None without rows."""
     means = sums.means()
     return eigenvalues(means["products"] - torch.outer(means["rows"], means["rows"])) if means else None
 
@@ -50,40 +50,40 @@ def spectrum_of_rows(sums: Sums) -> Tensor | None:
 class SpectrumMonitor(Measurement):
     """Logs the spectra of the classifier weight and of the covariance of the test representations.
 
-    Each one is logged as scalars (``spectrum/classifier/<kk>``, ``spectrum/representation/<kk>``: the kk-th largest
-    singular value, from 0) and as one figure of all rounds. TensorBoard's charts are linear, so that small values would
-    all lie at 0: for them, the decimal logarithms of three values are ``spectrum/log10/<what>/largest``, ``.../median``
-    and ``.../smallest``. A value below 1e-12 of the largest, which is a rounding error, counts as 1e-12 of it, and of a
-    spectrum of zeros there are none. ``rank/classifier/...`` and ``rank/representation/...`` say how far it has
-    collapsed: its ``effective``, ``stable`` and ``numerical`` rank, ``above_threshold``, how many
-    singular values are above ``threshold``, and its ``condition`` number, of the values that count for the numerical
-    rank. ``spectra.npz`` holds ``rounds`` (R,), ``classifier`` (R, C) and ``representation`` (R, d), as they are,
-    neither normalised nor on a logarithmic scale; a report draws those of several runs into one figure.
+    Each spectrum is logged as scalars (``spectrum/classifier/<kk>``, ``spectrum/representation/<kk>``: the kk-th
+    largest singular value, from 0) and as one figure of all rounds. Because TensorBoard's charts are linear, three
+    values are also logged as decimal logarithms: ``spectrum/log10/<what>/largest``, ``.../median`` and
+    ``.../smallest``. There, rounding errors below 1e-12 of the largest value count as 1e-12 of it, and a spectrum of
+    zeros has no logarithms. ``rank/classifier/...`` and ``rank/representation/...`` measure the collapse: the
+    ``effective``, ``stable`` and ``numerical`` rank, ``above_threshold``, the number of singular values above
+    ``threshold``, and the ``condition`` number of the values that count for the numerical rank. ``spectra.npz`` holds
+    ``rounds`` (R,), ``classifier`` (R, C) and ``representation`` (R, d), neither normalised nor logarithmic; a report
+    draws the spectra of several runs into one figure.
 
-    A measurement in a round whose global model is evaluated anyway costs the covariance alone; in another round it
-    costs an evaluation.
+    In a round with an evaluation of the global model, a measurement costs only the covariance; in other rounds it costs
+    an evaluation.
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
         local_models: also measure the clients' local models before aggregation, every ``local_every_n_rounds`` rounds
             and in the last one: ``rank/<what>/local/mean``, the mean of their effective ranks, and
             ``rank/<what>/local/<id>``. ``spectra.npz`` then holds ``local_rounds`` (L,), ``local_classifier``
-            (L, N, C), ``local_representation`` (L, N, d), nan for clients that were not in the cohort, and
-            ``probe_representation`` (L, d), that of the global model on the same images. The figures
-            ``spectrum/local_classifier`` and ``spectrum/local_representation`` have each client, their mean and the
-            global model after the last of these rounds.
-        max_scalars: how many singular values of a spectrum become scalars, evenly spread from the first to the last.
-        threshold: a singular value above it counts as significant, at least 0.
+            (L, N, C), ``local_representation`` (L, N, d), nan for clients outside the cohort, and
+            ``probe_representation`` (L, d) of the global model on the same images. The figures
+            ``spectrum/local_classifier`` and ``spectrum/local_representation`` show each client, their mean and the
+            global model in the last of these rounds.
+        max_scalars: number of scalars of a spectrum, evenly spaced from the first to the last singular value.
+        threshold: threshold of significant singular values, at least 0.
         local_every_n_rounds: rounds from one measurement of the local models to the next, at least 1. Each costs a pass
             over ``examples`` images for each client of the round, and one for the global model.
-        examples: number of test images on which local models are measured, at least 2; None is all test data, as in
-            FedDecorr. A covariance of fewer images than d has as many singular values of 0 as they are short of d + 1.
+        examples: number n of test images for local models, at least 2; None for all test data, as in FedDecorr. With
+            fewer images than d, a covariance has d + 1 - n singular values of 0.
 
-    Where entries of the state do not travel (FedBN, FedProto), each spectrum is the mean over the clients' own models.
-    Without test data only the classifier of the global model has one.
+    If entries of the state stay with the clients (FedBN, FedProto), each spectrum is the mean over personalized models.
+    Without test data, only the classifier of the global model has a spectrum.
 
     Raises:
-        UsageError: an argument out of its range, or the tap ``logits`` is no layer with a weight matrix.
+        UsageError: an argument out of its range, or a tap ``logits`` other than a layer with a weight matrix.
     """
 
     file = "spectra.npz"
@@ -99,11 +99,11 @@ class SpectrumMonitor(Measurement):
         examples: int | None = 512,
     ) -> None:
         super().__init__(every_n_rounds)
-        require(max_scalars >= 2, "SpectrumMonitor.max_scalars", max_scalars, "give 2 or more")
-        require(threshold >= 0, "SpectrumMonitor.threshold", threshold, "give 0 or more")
+        require(max_scalars >= 2, "SpectrumMonitor.max_scalars", max_scalars, "use 2 or more")
+        require(threshold >= 0, "SpectrumMonitor.threshold", threshold, "use 0 or more")
         key = "SpectrumMonitor.local_every_n_rounds"
-        require(local_every_n_rounds >= 1, key, local_every_n_rounds, "give 1 or more")
-        hint = "give 2 or more, or null for all test data"
+        require(local_every_n_rounds >= 1, key, local_every_n_rounds, "use 1 or more")
+        hint = "use 2 or more, or null for all test data"
         require(examples is None or examples >= 2, "SpectrumMonitor.examples", examples, hint)
         self.local_models, self.max_scalars, self.threshold = local_models, max_scalars, threshold
         self.local_every_n_rounds, self.examples = local_every_n_rounds, examples
@@ -115,7 +115,7 @@ class SpectrumMonitor(Measurement):
         return self.due(round_)
 
     def local_due(self, round_: int) -> bool:
-        """Whether the local models of this round are measured."""
+        """Return whether the local models of this round are measured."""
         return self.local_models and (round_ % self.local_every_n_rounds == 0 or round_ == self._last_round)
 
     def setup(self, trainer: RunAccess) -> None:
@@ -171,14 +171,14 @@ class SpectrumMonitor(Measurement):
         return spectra(runs, self.threshold)
 
     def _probed(self, trainer: RunAccess, state: State | None) -> Sums:
-        """Sums over this worker's batches of the images on which local models are measured."""
+        """Return sums over this worker's batches of the probe for local models."""
         sums = Sums()
         for *_, taps in trainer.representations(state, ("representation",), examples=self.examples):
             sums.add(rows_and_products(taps["representation"]))
         return sums
 
     def _measure(self, sums: Sums) -> dict[str, Tensor]:
-        """The spectra of the classifier in the resident module, and of the representations where there are any."""
+        """Return the spectra of the classifier in the resident module, and of the representations, if any."""
         spectra = {"classifier": singular_values(self._classifier.weight), "representation": spectrum_of_rows(sums)}
         return {what: values for what, values in spectra.items() if values is not None}
 
@@ -197,7 +197,7 @@ class SpectrumMonitor(Measurement):
         for name, rank in ranks.items():
             trainer.log(f"rank/{what}/{name}", float(rank))
         if not values.any():
-            trainer.warn(f"round {trainer.server.round}: the {what} has collapsed, all its singular values are 0")
+            trainer.warn(f"round {trainer.server.round}: the {what} has collapsed: all its singular values are 0")
 
     def _keep_local(self, trainer: RunAccess) -> None:
         local = in_order(trainer.gather(self._local))
