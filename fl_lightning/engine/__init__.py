@@ -1,1 +1,1 @@
-"""What runs a federated experiment; nothing in it is public."""
+"""The engine of a federated run; internal."""

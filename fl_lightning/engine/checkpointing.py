@@ -25,7 +25,7 @@ from fl_lightning.storage.checkpoint import (
     valid_checkpoint,
 )
 
-# part of a run's state that starts fresh, and the keys of which a change makes it so
+# parts of a run's state, and the keys whose change resets each
 FRESH = {
     "server_optimizer": ("trainer.server_optimizer", "trainer.server_optimizer_scope", "model.trained"),
     "methods": ("method", "trainer.buffers", "trainer.server_optimizer_scope", "model.trained"),
@@ -61,14 +61,14 @@ def save_run(run: Run, folder: Path) -> None:
 
 
 def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Path | None:
-    """Return the checkpoint from which a fit resumes, verified; None if it begins with round 0. All workers call this.
+    """Return the verified checkpoint from which a fit resumes; None if it starts with round 0. All workers call this.
 
-    A restart by torchrun resumes from the last checkpoint without being told.
+    A restart by torchrun resumes from the last checkpoint automatically.
 
     Raises:
-        UsageError: there is no such run, none at the path, or none is valid.
+        UsageError: the run or the checkpoint does not exist, or no checkpoint is valid.
     """
-    # each node counts its own restarts, and that of the first worker may have had none
+    # each node counts its own restarts; the node of the first worker may not have restarted
     restarts = run.workers.gather(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))
     if ckpt_path is None and any(restarts):
         ckpt_path = newest_checkpoint(run.folder.root)
@@ -82,10 +82,10 @@ def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Path | None:
 def verified_checkpoint(run: Run, ckpt_path: str | Path | None, resumes: bool = False) -> Path | None:
     """Return the requested checkpoint, or the one before it; None if none is requested. All workers call this.
 
-    The folder of the run that it ``resumes`` is held before it is read, so that it stays the last one.
+    The folder of the run that it ``resumes`` is locked before reading, so that its last checkpoint does not change.
 
     Raises:
-        UsageError: there is none at the path, or none is valid.
+        UsageError: no checkpoint at the path, or none is valid.
     """
     path, error = None, None
     if run.workers.rank == 0:  # the others wait, instead of reading all the files as well
@@ -160,7 +160,7 @@ def begin_in_folder(run: Run, source: Path | None) -> Path | None:
 
 
 def restore_callbacks(run: Run, checkpoint: dict[str, Any]) -> None:
-    """Restore each callback of which the checkpoint has one of the same class and arguments."""
+    """Restore each callback for which the checkpoint has a callback of the same class and arguments."""
     if "callbacks" not in checkpoint:
         return
     there = {repr(description): name for name, description in checkpoint["description"]["callbacks"].items()}

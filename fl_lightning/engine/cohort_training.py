@@ -164,7 +164,7 @@ def train_group(
         if why:  # training in turn shows which client failed, if one did, once the group's memory is free
             del visits
             memories.drop_all(group)
-            run.trainer.warn(f"clients that cannot train side by side are trained one by one: {why}")
+            run.trainer.warn(f"clients that cannot train side by side are trained sequentially: {why}")
             outcome.remembered = {}
             for k in group:
                 if not outcome.errors or run.trainer.on_client_error == "skip":
@@ -240,7 +240,7 @@ def failing_alone(run: Run, k: int, outcome: Outcome) -> Iterator[None]:
     except (ClientError, UsageError) as error:
         outcome.errors[k] = error
         record_failure(run, k, error, outcome.remembered if k in outcome.remembered else {})
-        # it may have changed what later clients begin with; and a full memory is no fault of the client
+        # it may have changed the state of later clients, and a full memory is not the client's fault
         cause = error.__cause__
         full = isinstance(cause, (MemoryError, torch.OutOfMemoryError))
         full = full or (isinstance(cause, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(cause))
@@ -293,11 +293,11 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
     have no batch, does not change the global model.
 
     Returns:
-        The clients of all workers whose updates the server gets, in ascending order.
+        The clients whose updates the server gets, in ascending order.
 
     Raises:
-        ClientError: a client failed and must not be skipped, too few clients are left, or clients had batches, and none
-            took a local step.
+        ClientError: a client failed and must not be skipped, too few clients remain, or no client took a local step
+            despite having batches.
     """
     training, memories = run.local_training, run.client.memories()
     failures = {k: (isinstance(error, UsageError), str(error)) for k, error in outcome.errors.items()}
@@ -334,7 +334,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
             why = f"the gradients of {model} overflow in all {counts['lost']} steps, {hint}"
         raise ClientError(f"round {round_}: no client took a local step: {failed[max(failed)][1] if failed else why}")
     if not arrived:
-        run.trainer.warn(f"round {round_}: no update arrives, and the global model stays as it is")
+        run.trainer.warn(f"round {round_}: no update arrives, and the global model does not change")
     return arrived
 
 

@@ -43,7 +43,7 @@ class CompiledForward:
         except torch._dynamo.exc.TorchDynamoException as error:  # raised before anything has run
             self._compiled = None
             why = clipped((str(error).strip().splitlines() or [type(error).__name__])[0], 300)
-            self.warn(f"trainer.compile: the model cannot be compiled and runs as it is: {why}")
+            self.warn(f"trainer.compile: the model cannot be compiled and runs uncompiled: {why}")
             return self.plain(*args, **kwargs)
 
 

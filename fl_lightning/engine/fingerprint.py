@@ -367,10 +367,10 @@ def changes_of(
     if found := list(differing(shapes[0], shapes[1], "model").items()):
         key, (there, here) = found[0]
         text = f"{key} of its state has the shape {there} there and {here} here"
-        raise UsageError(f"{where}: not a checkpoint of this run: {text}; give the same model")
+        raise UsageError(f"{where}: not a checkpoint of this run: {text}; use the same model")
     changes = differences(ours, checkpoint)
     if "plan_hash" in changes:
-        hint = "another partition; give the data, num_clients and seed of before, or begin a new run with --weights"
+        hint = "another partition; restore data, num_clients and seed, or start a new run with --weights"
         first = {key: changes[key] for key in ("seed_everything", "plan_hash") if key in changes}
         raise UsageError(message(where, first | changes, hint))
     done, then, rounds = checkpoint["round"], checkpoint["description"]["trainer"], run.trainer.max_rounds
@@ -381,7 +381,7 @@ def changes_of(
         # the last round, which is always evaluated, would not be in a longer run
         changes["trainer.max_rounds"] = (done, rounds)
     if changes and not allowed:
-        text = message(where, changes, "give what it was, or --allow_changes true to go on in a new version")
+        text = message(where, changes, "restore it, or pass --allow_changes true to continue in a new version")
         raise (ChangedCodeError if touches(changes, "code") else UsageError)(text)
     return changes
 

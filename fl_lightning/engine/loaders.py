@@ -81,9 +81,9 @@ class Loaders:
                 loader.close()
 
     def batches(self, loader: ClientLoader) -> Iterator[tuple[Rows | None, Any]]:
-        """One pass over a client's data: batches on the device, each with its rows.
+        """Yield the batches of one pass over a client's data, on the device, each with its rows.
 
-        The rows are None where an example may differ from pass to pass, or the loader does not know them.
+        The rows are None if examples may differ between passes, or if the loader does not know them.
         """
         same = loader.deterministic
         return ((rows if same else None, self.to_device(batch)) for rows, batch in loader.batches(self.channels_last))
@@ -111,12 +111,12 @@ class Loaders:
 
     @property
     def lack_of_own_test_data(self) -> str:
-        """Why the clients have no test data of their own, with the remedy; empty where they have."""
+        """The reason why the clients have no test data, with the remedy; empty if they have test data."""
         own = getattr(self.data, "lack_of_own_test_data", None)
         return FederatedDataModule.lack_of_own_test_data(self.data) if own is None else own()
 
     def domains(self, phase: str) -> list[str]:
-        """The names of the domains of which there are ``val`` or ``test`` data; none where the data have no domains."""
+        """Return the names of the domains with ``val`` or ``test`` data; empty for data without domains."""
         return list(self._by_domain(phase))
 
     def num_examples(self, domain: str, phase: str) -> int:
@@ -170,7 +170,7 @@ class Loaders:
 
 
 def num_pickable(loader: ClientLoader) -> int:
-    """The number of a loader's examples; 0 where they cannot be picked one by one."""
+    """Return the number of a loader's examples; 0 if they cannot be indexed."""
     if isinstance(loader, Batches):
         return len(loader.rows)
     inner: Any = getattr(loader, "loader", None)
@@ -187,12 +187,12 @@ def pick(loader: Any, places: np.ndarray) -> ClientLoader:
 
 
 def flattened(loaders: Any, key: str) -> list[Any]:
-    """The loaders in a collection of them, in the order in which Lightning evaluates on them.
+    """Return the loaders of a collection, in the order of Lightning's evaluation.
 
-    A list or tuple with a tensor, or another value that is no loader, in it is one loader: a list of batches.
+    A list or tuple that contains a tensor, or another value except loaders, is one loader: a list of batches.
     """
     if is_combined(loaders):
-        mode, hint = getattr(loaders, "_mode", None), "evaluation data is read with mode sequential, give it"
+        mode, hint = getattr(loaders, "_mode", None), "combine evaluation data with mode sequential, not"
         require(mode == "sequential", f"{key}: CombinedLoader.mode", mode, hint)
         return list(loaders.flattened)
     if isinstance(loaders, (list, tuple)) and any(map(is_data, leaves_of(loaders))):
@@ -200,13 +200,13 @@ def flattened(loaders: Any, key: str) -> list[Any]:
     if isinstance(loaders, (list, tuple, Mapping)):
         parts = loaders.values() if isinstance(loaders, Mapping) else loaders
         return [leaf for part in parts for leaf in flattened(part, key)]
-    hint = "give a DataLoader, a list of batches, or an object with __iter__"
+    hint = "return a DataLoader, a list of batches, or an object with __iter__"
     require(loaders is None or not is_data(loaders) or isinstance(loaders, Tensor), key, type(loaders).__name__, hint)
     return [] if loaders is None else [loaders]
 
 
 def is_data(value: Any) -> bool:
-    """Whether a value is no loader, but lies in a batch. None stands for no loader."""
+    """Return whether a value is part of a batch instead of a loader; None means no loader."""
     return isinstance(value, (Tensor, np.ndarray, str, bytes)) or not (is_iterable(value) or value is None)
 
 

@@ -36,7 +36,7 @@ Batch = tuple[Rows | None, Any]
 
 
 class Choice(NamedTuple):
-    """Groups of ``least`` to ``size`` clients train side by side, and why; with size 1 clients train one by one."""
+    """Groups of ``least`` to ``size`` clients train side by side, with a reason; size 1 is sequential training."""
 
     size: int
     reason: str
@@ -235,7 +235,7 @@ class LocalTraining:
             left -= 1
             yield batch
         if left:
-            hint = "let its length be that of each pass; an iterator that is used up gives none in the next"
+            hint = "return the number of batches of every pass; an exhausted iterator has none in the next pass"
             raise ClientError(f"its train_dataloader gave {length - left} of the {length} batches of a pass; {hint}")
 
     def _step(self, batch: Any, index: int, rows: Rows | None, optimizer: Optimizer) -> None:
@@ -274,7 +274,7 @@ class LocalTraining:
             raise ClientError("optimizer_step has not run its closure; call optimizer.step(closure=optimizer_closure)")
         if client.num_steps == done and self._versions() != versions:
             if any(method.corrects_gradients for method in client.methods.methods):
-                hint = "which leaves out what the methods do; call optimizer.step(closure=optimizer_closure)"
+                hint = "which skips the methods' corrections; call optimizer.step(closure=optimizer_closure)"
                 raise ClientError(f"optimizer_step calls optimizer.optimizer.step, {hint}")
             client.end_step(optimizer)
 

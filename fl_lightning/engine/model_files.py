@@ -40,7 +40,7 @@ def warn_of_arguments(run: Run, name: str) -> None:
     """Warn of the constructor's arguments that the file called ``name`` leaves out."""
     left_out = ", ".join(key for key, value in constructor_arguments(run).items() if not is_storable(value))
     if left_out:
-        run.trainer.warn(f"{name}: {left_out} of hparams is no plain value; give it to load_from_checkpoint")
+        run.trainer.warn(f"{name}: {left_out} of hparams is not a plain value; pass it to load_from_checkpoint")
 
 
 def lightning_checkpoint(run: Run) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def constructor_arguments(run: Run) -> dict[str, Any]:
 
 
 def entries_of_module(run: Run) -> dict[str, Any]:
-    """Return what the module's hook adds to a checkpoint; the global model is loaded meanwhile."""
+    """Return the additions of the module's hook to a checkpoint; the global model is loaded meanwhile."""
     return added_on_save(run.client, lightning_checkpoint(run)) if "on_save_checkpoint" in run.resident.hooks else {}
 
 
@@ -81,9 +81,9 @@ def added_on_save(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def objects_of_module(client: Client) -> dict[str, Any]:
-    """Return what the module as it is now adds to a checkpoint beside tensors and plain values.
+    """Return the objects that the module's hook adds to a checkpoint, other than tensors and plain values.
 
-    Checkpoints leave it out, since reading an object runs code. A module that is built anew has it.
+    Checkpoints omit them, since reading an object runs code. A new module has them.
     """
     if "on_save_checkpoint" not in client.resident.hooks:
         return {}
@@ -150,7 +150,7 @@ def load_model(run: Run, path: Path) -> dict[int, State]:
     """Load the global model and the memories of a checkpoint; return the state entries that stay with each client.
 
     Raises:
-        UsageError: there is no such file, or it is a checkpoint of another model.
+        UsageError: the file does not exist, or belongs to another model.
     """
     contents = read(path)
     load_state(run.client.module, call_on_load(run.client, contents)["state_dict"], "ckpt_path", path)
@@ -161,10 +161,10 @@ def load_model(run: Run, path: Path) -> dict[int, State]:
 
 
 def load_weights(run: Run, path: Path) -> None:
-    """Load given weights, those of a checkpoint of any kind or a plain state dict, as the global model.
+    """Load the weights of any checkpoint, or a plain state dict, as the global model.
 
     Raises:
-        UsageError: there is no such file, or its weights are those of another model.
+        UsageError: the file does not exist, or belongs to another model.
     """
     contents = read(path, "weights")
     checkpoint = call_on_load(run.client, contents) if "state_dict" in contents else {"state_dict": contents}
@@ -176,7 +176,7 @@ def load_state(module: LightningModule, state: Mapping[str, Any], key: str, path
     """Load a state dict into a module, strictly unless the module's ``strict_loading`` is off.
 
     Raises:
-        UsageError: names or shapes differ; names the first few, and the module is as it was.
+        UsageError: names or shapes differ; the message has the first few, and the module is unchanged.
     """
     live, own = tensors(module), module.state_dict(keep_vars=True)
     before = clone(live)

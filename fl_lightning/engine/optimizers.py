@@ -40,7 +40,7 @@ def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]
         # an error in the user's own code keeps its traceback
         if not last.filename.startswith(torch.__path__[0]):
             raise
-        raise UsageError(f"{kind}: {error}; give the optimizer other arguments") from error
+        raise UsageError(f"{kind}: {error}; change the arguments of the optimizer") from error
     try:
         optimizers, schedulers, monitor = _configure_optimizers(returned or [])
         configs = _configure_schedulers_automatic_opt(schedulers, monitor)
@@ -51,7 +51,7 @@ def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]
     strays = [
         type(c.scheduler).__name__ for c in configs if getattr(c.scheduler, "optimizer", None) is not optimizers[0]
     ]
-    hint = "it is no scheduler of the optimizer that is returned; build it with that one, or leave it out"
+    hint = "is not a scheduler of the returned optimizer; create it with that optimizer, or remove it"
     require(not strays, f"{kind}: lr_scheduler", ", ".join(strays), hint)
     optimizers[0]._opt_called = True  # else a scheduler that is brought forward warns
     return optimizers[0], configs

@@ -1,12 +1,12 @@
-r"""Running statistics of BatchNorm, computed anew for a given state on the clients' training data.
+r"""Running statistics of BatchNorm, recomputed for a given state on the clients' training data.
 
-With the inputs :math:`x_{ic}` of channel c of a layer, over all examples and places of the clients asked,
+With the inputs :math:`x_{ic}` of channel c of a layer, over all examples and positions of the clients,
 
 .. math:: \mu_c = \frac1n \sum_i x_{ic}, \qquad \sigma_c^2 = \frac1n \sum_i x_{ic}^2 - \mu_c^2
 
-Layer by layer, each with the statistics of the earlier ones recomputed already, these are the statistics with which
-the model gives in eval mode what it gives in training mode on the pooled data as one batch. The variance is therefore
-that of the population, not torch's unbiased estimate, from which it differs by the factor (n - 1) / n.
+Layers are recomputed in order, each with the new statistics of earlier layers. In eval mode, the model then has the
+same outputs as in training mode on the pooled data in one batch. The variance is therefore the population variance,
+which is torch's unbiased estimate times (n - 1) / n.
 """
 
 from __future__ import annotations
@@ -91,9 +91,7 @@ class Recalibration:
         unused = [path for path in self.client.batch_norms if path not in calls]
         if calls and unused and not self._warned:
             self._warned = True
-            rank_zero_warn(
-                f"the forward of a batch does not call {', '.join(unused)}, whose statistics stay as they are"
-            )
+            rank_zero_warn(f"the forward of a batch does not call {', '.join(unused)}, whose statistics do not change")
         return calls
 
     def _add_client(self, sums: Sums, k: int, round_: int, calls: dict[str, int], leaves: bool) -> None:

@@ -33,7 +33,7 @@ SHAPED = (aten.ones_like.default, aten.zeros_like.default, aten.full_like.defaul
 MOST_FIXED = 2**16
 # recordings that are kept for one part of a step
 MOST_KEPT = 1000
-# changes of programs between rounds, after which a part of a step is no longer recorded
+# changes of programs between rounds after which a part of a step is no longer recorded
 MOST_DROPPED = 2
 
 
@@ -76,7 +76,7 @@ class Recorder(TorchDispatchMode):
         self.outside: list[tuple[int, Tensor, int]] = []
         self.aliases: dict[int, int] = {}
         self.obstacle: str | None = None
-        # all tensors are held, so that an id stays the id of one tensor
+        # keeps all tensors alive, so that ids are unique
         self._held: list[Tensor] = [*inputs]
         self._num_inputs = len(inputs)
         self._numbers = {id(tensor): number for number, tensor in enumerate(inputs)}
@@ -191,7 +191,7 @@ class Recorder(TorchDispatchMode):
         if not given and value is not None:
             self.obstacle = "it reads a number from a tensor"
         elif not isinstance(value, CONSTANTS):
-            self.obstacle = f"an operation is given a {type(value).__name__}"
+            self.obstacle = f"an operation receives a {type(value).__name__}"
         # the one nan that is equal to itself, by identity
         return math.nan if isinstance(value, float) and math.isnan(value) else value
 
@@ -235,9 +235,9 @@ class Recording:
     def write(self, recorder: Recorder, outputs: Sequence[Tensor]) -> None:
         """Write the operations as a function of the inputs.
 
-        Operations without effect are left out, equal ones are done once, and constants are kept. This does not apply to
-        tensors that are written to or given away, which must stay apart. In place of a copy that autograd has
-        made of a gradient, the gradient itself is handed out.
+        Operations without effect are removed, equal ones are executed once, and constants are stored. This does not
+        apply to tensors that are modified or returned, which must remain separate. In place of autograd's copy of a
+        gradient, the gradient itself is returned.
         """
         exposed = recorder.exposed(outputs)
         copies = recorder.copies(exposed)
@@ -284,14 +284,15 @@ class Recording:
 
 
 class Recordings:
-    """The recordings of a worker, by the part of a step and a key of all that is no tensor.
+    """The recordings of a worker, by part of a step and a key of everything except tensors.
 
-    A program is recorded the second time that it comes, and repeated from the third on. Attributes of methods and
-    modules may change between rounds. Where one has, each program is run as usual before it is repeated again; else the
-    first program of a part is, in each round. If it differs from its recording, all recordings of its part are dropped.
+    A program is recorded in its second run, and repeated from the third on. Attributes of methods and modules may
+    change between rounds. After a change, each program runs normally before it is repeated again; otherwise only the
+    first program of a part does, in each round. If it differs from its recording, all recordings of the part are
+    dropped.
 
     Attributes:
-        obstacles: why a part is never repeated, by part.
+        obstacles: reasons why parts are never repeated, by part.
     """
 
     def __init__(self) -> None:

@@ -69,7 +69,7 @@ def aggregate(run: Run, totals: Totals) -> None:
         payload, mean = totals.payload, totals.delta
         if client.sent and not mean:
             why = "all clients that sent an update have the weight 0"
-            run.trainer.warn(f"round {server.round}: {why}, and the global model stays as it is")
+            run.trainer.warn(f"round {server.round}: {why}, and the global model does not change")
         delta = run.methods.transform_update(server, mean, payload)
         frozen = {name: server.state[name].double() + change for name, change in totals.frozen.items()}
         server.step(delta, totals.others | frozen)

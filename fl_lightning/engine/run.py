@@ -60,12 +60,12 @@ from fl_lightning.sums.weighted import Weighted
 from fl_lightning.systems import Fate
 
 Result = TypeVar("Result")
-# the types that workers exchange, beside tensors, arrays and plain values
+# types that workers exchange, in addition to tensors, arrays and plain values
 MESSAGES = (BatchIndex, LogSpec, Note, Reduced, Weighted)
 
 
 class Clients(Protocol):
-    """Where the clients of a run are: on the workers of this program, or at sites of their own."""
+    """The location of a run's clients: on the workers of this program, or at real sites."""
 
     def present(self, run: Run, round_: int) -> Sequence[int]:
         """The clients that are present in a round, in ascending order, from which its cohort is drawn."""
@@ -111,13 +111,13 @@ class Run:
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """The run as plain values, as it is when this is first asked for: before round 0."""
+        """The run as plain values, before round 0."""
         return describe(self)
 
     def call(self, hook: str, **kwargs: Any) -> None:
         """Call a hook of all callbacks. An exception keeps its type and gets a note that names the callback."""
         try:
-            if hook == "setup":  # in which they refuse what they cannot work with
+            if hook == "setup":  # in which they refuse runs that do not fit
                 check_all(partial(callback.setup, self.trainer) for callback in self.callbacks)
             else:
                 self.fabric.call(hook, trainer=self.trainer, **kwargs)
@@ -220,14 +220,14 @@ def build(
     )
     sizes = (num_batches(data, k) for k in range(number))
     stand_in.clock.batches = next(filter(None, sizes), 0)  # of the first client that has any
-    hint = "no client has a training batch; give a smaller batch_size, or drop_last=false"
+    hint = "no client has a training batch; use a smaller batch_size, or drop_last=false"
     require(stage != "fit" or stand_in.clock.batches > 0, "data", type(data).__name__, hint)
     stand_in.attach(model)
     with ambient(seed, "setup"):  # the hooks in which a module may build itself draw the same numbers on all workers
         model.setup(stage)
         with fabric.init_module():
             model.configure_model()
-    stand_in.attach(model)  # what has been built, too
+    stand_in.attach(model)  # undo partial construction too
     validation.check_module(model, stage)  # again, since its hooks may have changed it
     fabric.to_device(model)
     fabric.strategy.precision.convert_module(model)
@@ -241,19 +241,19 @@ def build(
     # each with the name of the class that asks for it
     wanted = {tap: type(callback).__name__ for callback in trainer.callbacks for tap in callback.requires}
     taps: dict[str, str] = {}
-    # each site looks at its own
+    # each site checks its own
     of_data = [] if getattr(data, "elsewhere", False) else [partial(validation.check_model_fits, model, data, methods)]
     check_all([*of_data, lambda: taps.update(resolve_taps(model, trainer.taps, methods.wanted_taps() | wanted))])
     rules = (trainer.weighting, trainer.buffers, cache_limit(trainer, model, data, workers, fabric.device))
     client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0), stand_in=stand_in)
     cleanup.callback(client.release)
-    cleanup.callback(data.teardown, "fit")  # as it was set up, since every command deals the data out
+    cleanup.callback(data.teardown, "fit")  # set up as in every command, since each partitions the data
     cleanup.callback(model.teardown, stage)
     optimizers = OptimizerSource(model)
     if stage == "fit" or validation.can_train(model):
         check_optimizer(trainer, client, data, optimizers)
     if stage == "fit":
-        validation.check_buffers(trainer, client)  # once the methods know what they keep with the clients
+        validation.check_buffers(trainer, client)  # once the methods know their memories
     examples = sum(data.info(k).num_examples for k in range(number))
     scope = trainer.server_optimizer_scope
     validation.check_server_optimizer(trainer, select(client.live, client.trainable))
@@ -287,7 +287,7 @@ def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers
     kind = f"model={type(client.module).__name__}: configure_optimizers"
     validation.check_options(optimizer, kind)
     both = bool(schedulers) and trainer.client_lr_scheduler is not None
-    hint = "the module returns a scheduler of its own; keep one of them"
+    hint = "the module returns a scheduler; remove one of them"
     require(not both, "trainer.client_lr_scheduler", "given", hint)
     within = [c for c in schedulers if c.reduce_on_plateau and c.interval == "step"]
     hint = "a schedule that watches a metric is stepped after a round or an epoch; give epoch"
@@ -301,13 +301,13 @@ def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers
         ]
         for name, value in vars(client.module).items():
             there = not isinstance(value, LRScheduler) or any(value is part for part in returned)
-            hint = "configure_optimizers does not return it, so it would begin anew at every visit; return it with its "
+            hint = "configure_optimizers does not return it, so every visit would restart it; return it with its "
             hint += "interval, or give trainer.client_schedulers=restart"
             require(there, f"model={type(client.module).__name__}.{name}", type(value).__name__, hint)
     known = set(map(id, client.live.values()))
     trained = (value for group in optimizer.param_groups for value in group["params"] if value.requires_grad)
     foreign = sum(id(value) not in known for value in trained)
-    hint = "they are not in the state_dict, so nobody averages them; give the parameters that the module has after "
+    hint = "not in the state_dict, so they are not averaged; use the parameters that the module has after "
     hint += "configure_model, and build the optimizer in this function"
     require(not foreign, kind, f"{foreign} tensors", hint)
     correcting = [type(method).__name__ for method in client.methods.methods if method.corrects_gradients]

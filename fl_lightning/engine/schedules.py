@@ -89,7 +89,7 @@ class Schedules:
 
     @contextmanager
     def _unseen(self, *stepped: Any) -> Iterator[None]:
-        """In this block the module's own hook changes only what is ``stepped``: caches decide how often it runs."""
+        """Return a context in which the module's hook changes only ``stepped``: caches decide how often it runs."""
         if "lr_scheduler_step" not in self.client.resident.hooks:
             yield
             return
@@ -121,7 +121,7 @@ class MonitoredSchedule:
         monitored = [config for config in configs if config.reduce_on_plateau]
         together = f"model={type(module).__name__}: configure_optimizers returns a scheduler that watches a metric"
         if monitored and len(configs) > 1:
-            raise UsageError(f"{together} beside another one; return one of them")
+            raise UsageError(f"{together} and another scheduler; return one of them")
         self.config = monitored[0] if monitored and schedules.mode == "continue" else None
 
     def after_round(self, round_: int, metrics: Mapping[str, Any], evaluated: bool) -> None:

@@ -1,4 +1,4 @@
-"""What goes down to a client and what leaves it, as tensors and plain values."""
+"""The messages between server and clients, as tensors and plain values."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def sent_down(run: Run) -> list[str]:
 
 
 def contents_of(client: Client, update: Update) -> dict[str, Any]:
-    """A client's update as it is sent: tensors and plain values.
+    """A client's update as a message of tensors and plain values.
 
-    The parameters go as they are, in their own type; the server subtracts what it has sent, in float64 as the client
-    does. Where a method has transformed the change, that is sent.
+    It contains the parameters in their own type, from which the server subtracts the state that it sent, in float64 as
+    the client does; or the change itself, if a method has transformed it.
     """
     if client.methods.having("transform_client_update"):
         narrow = {name: narrowed(value) for name, value in update.delta.items()}
@@ -87,7 +87,7 @@ def update_of(contents: Mapping[str, Any], received: State) -> Update:
 
 
 def entries_of(contents: Mapping[str, Any]) -> list[Entry]:
-    """The tensors among what is sent, in order."""
+    """Return the tensors of a message, in order."""
     return [
         Entry(name, str(value.dtype).removeprefix("torch."), tuple(value.shape)) for name, value in tensors_of(contents)
     ]
@@ -117,7 +117,7 @@ def weighted(value: Any) -> Any:
 
 
 def narrowed(value: Tensor) -> Tensor:
-    """A tensor in float32, where that holds the same numbers: what is added in float64 was often computed in it."""
+    """Return a float64 tensor in float32 if that is exact, as for values that were computed in float32."""
     value = value.detach()
     if value.dtype != torch.float64:
         return value.clone()

@@ -81,7 +81,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "fast_dev_run": (lambda n: 0 <= n <= MOST, "give true, false or a number of batches from 0"),
 }
 
-# what Lightning 2 no longer calls, and refuses, with what took its place
+# hooks that Lightning 2 no longer calls and refuses, with their replacements
 REMOVED = {
     "configure_sharded_model": "configure_model",
     "training_epoch_end": "on_train_epoch_end",
@@ -89,7 +89,7 @@ REMOVED = {
     "test_epoch_end": "on_test_epoch_end",
 }
 
-# total variation of the clients' labels above which averaged statistics give a warning
+# total variation of the clients' labels above which averaged statistics cause a warning
 STRONG_SKEW = 0.5
 # clients that a warning lists
 CLIENTS_SHOWN = 10

@@ -1,4 +1,4 @@
-"""What the commands do in each worker: a fit of all rounds, an evaluation, a prediction."""
+"""The commands in each worker: fit, evaluation and prediction."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from fl_lightning.state import State
 from fl_lightning.storage.atomic_io import save
 from fl_lightning.storage.checkpoint import read
 
-# arguments of the command that change what is done now, not what the run is
+# arguments of the command that do not define the run
 FREE_OF_COMMAND = ("ckpt_path", "allow_changes")
 
 
@@ -94,7 +94,7 @@ def prepare_fit(
     if client.kept:
         some = "all" if not client.sent else f"{len(client.kept)} of {len(client.live)}"
         stay = f"{some} entries of the state stay with each client: metrics are means over the clients' own models"
-        run.trainer.warn(stay if client.sent else f"{stay}, and there is no model.ckpt")
+        run.trainer.warn(stay if client.sent else f"{stay}, and model.ckpt does not exist")
     return source, checkpoint
 
 
@@ -122,7 +122,8 @@ def play_rounds(run: Run, first: int, folder: Path | None) -> None:
         due = (round_ + 1) % run.trainer.checkpoint_every_n_rounds == 0 or run.trainer.keep_as_best
         if (last or due or signals.agreed) and folder is not None:
             path = folder / "checkpoints/last.ckpt"
-            with run.metrics.timed_writing(), naming_the_file(path, round_):  # one that fails leaves the last as it was
+            with run.metrics.timed_writing(), naming_the_file(path, round_):
+                # a failed save leaves the last checkpoint unchanged
                 save_run(run, path.parent)
             signals.checkpoint, saved = path, round_ + 1
         if last:
@@ -132,7 +133,7 @@ def play_rounds(run: Run, first: int, folder: Path | None) -> None:
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:
-    """The hyper-parameters for the loggers: the resolved config, or what is known of the objects of the run."""
+    """Return the hyper-parameters for the loggers: the resolved config, or a description of the run's objects."""
     trainer, methods = run.trainer, dict(zip(run.methods.names, run.methods.methods, strict=True))
     config = trainer.config
     params = of_config(config) if config else of_objects(run.client.module, trainer.arguments, methods)
@@ -154,10 +155,10 @@ def compare_hyperparams(run: Run, params: dict[str, Any]) -> None:
 
 
 def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> dict[int, State]:
-    """Load a checkpoint (``last`` is that of the newest version) or, without one, given weights or nothing.
+    """Load a checkpoint (``last`` is the last one of the newest version), or else given weights, if any.
 
     Returns:
-        The state entries that stay with each client, where a checkpoint has any.
+        The state entries that stay with each client, if the checkpoint has any.
     """
     source = None if ckpt_path is None else verified_checkpoint(run, ckpt_path)
     if source is None and weights is not None:
@@ -167,13 +168,13 @@ def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> 
     contents = read(source)
     changes = overridden(run, contents) if "server" in contents else {}
     if changes:
-        hint = "these values are used, not those of its run"
+        hint = "these values are used instead of the values of its run"
         run.trainer.warn(message(f"ckpt_path={shown_path(source)!r}", changes, hint))
     return load_model(run, source)
 
 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:
-    """Metrics of the module as it is, or of a checkpoint: its global model, or means over its clients' own ones."""
+    """Return the metrics of the module, or of a checkpoint: of its global model, or means over personalized models."""
     hint = "train with data.val_fraction=0.1" if hasattr(run.data, "val_fraction") else f"define {phase}_dataloader"
     require(run.evaluator.has_data(phase), "data", type(run.data).__name__, f"it has no {phase} data; {hint}")
     module, name = run.client.module, "validation_step" if phase == "val" else "test_step or validation_step"
@@ -184,7 +185,7 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: P
         mine = ((k, own[k]) for k in sorted(own)[run.workers.rank :: run.workers.size])
         metrics = run.evaluator.own_models(phase, state, mine, observed=False)
         run.resident.load(state)
-        hint = "their model is measured without what stays with them; give the methods of the run"
+        hint = "their model is measured without client-local entries; use the methods of the run"
         if not run.client.kept:
             run.trainer.warn(f"method={run.methods.names}: the checkpoint has entries of {len(own)} clients; {hint}")
     else:
@@ -196,7 +197,7 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: P
 def predict_once(
     run: Run, ckpt_path: str | Path | None, weights: Path | None = None, output: Path | None = None
 ) -> list[Any]:
-    """The outputs of ``predict_step`` of the module as it is, or of a checkpoint's global model, batch by batch."""
+    """Return the outputs of ``predict_step`` of the module, or of a checkpoint's global model, batch by batch."""
     if output is not None:
         check_folder("output", output.parent)
     own = load_given(run, ckpt_path, weights)
@@ -226,7 +227,7 @@ def predict(run: Run) -> list[Any]:
         run.resident.call("on_predict_epoch_end")
         run.resident.call("on_predict_end")
         absent, ordered = object(), []
-        for share in outputs:  # of which worker r of n has the batches r, r + n, r + 2n, ...
+        for share in outputs:  # worker r of n has the batches r, r + n, r + 2n, ...
             rows = zip_longest(*run.workers.gather(share), fillvalue=absent)
             ordered.append([output for row in rows for output in row if output is not absent])
     run.resident.begin_logging(1.0)
@@ -241,7 +242,7 @@ def predicted(run: Run, loader: ClientLoader, index: int, number: int) -> list[A
     with ambient(run.seed, "predict", index):
         for batch_idx, batch in run.loaders.share(loader, run.workers.rank, run.workers.size):
             run.workers.check()
-            # each batch has an address of its own, so its random numbers do not depend on the number of workers
+            # each batch has its own derived seed, so its random numbers do not depend on the number of workers
             with ambient(run.seed, "predict", index, batch_idx):
                 batch = run.loaders.to_device(batch, index)
                 run.resident.call("on_predict_batch_start", batch, batch_idx, *which)

@@ -33,9 +33,9 @@ def replay(
 ) -> dict[str, float]:
     """Repeat the visit of ``client`` in round ``round_`` from the record of its failure, or from a checkpoint.
 
-    The resident module is left with the client's model. The given ``weights`` began the run, and have no part in it.
-    With ``allow_changes`` the run may differ from the one that wrote the file: to try another rate, for example.
-    Returns the number of local steps, the last learning rate, and the logged values.
+    The resident module then has the client's model. The initial ``weights`` of the run are ignored. With
+    ``allow_changes``, the run may differ from the one that wrote the file, for example in the learning rate. Return the
+    number of local steps, the last learning rate, and the logged values.
     """
     hint = "a replay is one process; start it without torchrun or srun"
     require(run.workers.size == 1, "trainer.world_size", run.workers.size, hint)
@@ -54,7 +54,7 @@ def replay(
         fates |= {k: Fate() for k in (*run.server.cohort, client) if k not in fates}
         steps = {k: run.local_training.steps(k, fates[k].work) for k in run.server.cohort}
         group = next((group for group in groups_of_cohort(run, steps) if client in group), [client])
-        # the bits of a visit depend on those beside which it is made, where they can be
+        # the bits of a visit depend on the clients that train side by side with it
         if len(group) == 1 or not repeated_beside(run, group, client, round_, fates):
             with stopping_at_bad_terms(run.client):
                 run.local_training.visit(client, round_, run.server.state, fates[client].work)
@@ -81,9 +81,9 @@ def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int)
     hint = "give RUN/failures/round-R-client-K.pt, or the checkpoint of the rounds before"
     require(ckpt_path is not None, "ckpt_path", ckpt_path, hint)
     rounds, clients = run.trainer.max_rounds, run.data.num_clients
-    of_rounds = f"give one from 0 to {rounds - 1}, or a larger trainer.max_rounds"
+    of_rounds = f"use one from 0 to {rounds - 1}, or a larger trainer.max_rounds"
     require(0 <= round_ < rounds, "round", round_, of_rounds)
-    require(0 <= client < clients, "client", client, f"give one from 0 to {clients - 1}")
+    require(0 <= client < clients, "client", client, f"use one from 0 to {clients - 1}")
     source = verified_checkpoint(run, ckpt_path)
     assert source is not None  # one was asked for
     contents = read(source)
@@ -101,12 +101,12 @@ def restore_failure(
     changes = differences(identity(run), record)
     if changes and not allow_changes:
         where = f"ckpt_path={shown_path(path)!r}"
-        raise UsageError(message(where, changes, "give what it was, or --allow_changes true to try what it is now"))
+        raise UsageError(message(where, changes, "restore it, or pass --allow_changes true to try the new value"))
     call_on_load(run.client, record)
     restore_data(run.data, record["datamodule"])
     run.server.begin_round(round_, record["cohort"])
     restore_server(run, path, record)
-    # what its hook keeps beside the server values is in no file; what it does to these is in the record already
+    # on_round_start may keep values outside the server values; its effect on those is in the record
     run.methods.on_round_start(run.server)
     restore_server(run, path, record)
     run.local_training.monitored.load_state_dict(record["client_schedulers"])
@@ -119,7 +119,7 @@ def restore_failure(
 
 
 def restore_server(run: Run, path: Path, record: dict[str, Any]) -> None:
-    """Set the global state and the server values of the methods to those of a record."""
+    """Restore the global state and the server values of the methods from a record."""
     load_state(run.client.module, record["state_dict"], "ckpt_path", path)
     run.server.assign(run.client.state())
     try:
@@ -133,7 +133,7 @@ def restore_round(
 ) -> None:
     """Bring the run from the checkpoint after ``round_`` rounds to where the clients of the next one begin."""
     done = checkpoint["round"]
-    hint = f"{str(path)!r} has {done} rounds done, from which round {done} follows; give that, or another checkpoint"
+    hint = f"round {done} follows the {done} rounds of {str(path)!r}; use that round, or another checkpoint"
     require(done == round_, "round", round_, hint)
     restore_run(run, path, allow_changes)
     fates = draw_fates(run, round_, draw_cohort(run, round_))

@@ -46,9 +46,9 @@ class Evaluator:
         data_of: int | None = None,
         domain: str | None = None,
     ) -> dict[str, float]:
-        """Metrics of ``state`` by tag, on the test data of client ``data_of`` or of a domain, or on all data.
+        """Return the metrics of ``state`` by tag, on the test data of client ``data_of`` or a domain, or on all data.
 
-        Callbacks see each batch where it is ``observed``. Without data there are no metrics.
+        Callbacks see each batch if ``observed``. Without data, the result is empty.
         """
         self.resident.load(state)
         return self._evaluate(phase, self.loaders.evaluation(phase, data_of, domain), observed)
@@ -56,18 +56,18 @@ class Evaluator:
     def own_models(
         self, phase: str, state: State, own: Iterator[tuple[int, State]], observed: bool = True
     ) -> dict[str, float]:
-        """Mean metrics of the clients' own models: ``own`` has those of this worker, each with its own entries."""
+        """Return mean metrics of personalized models; ``own`` has the local entries of this worker's clients."""
         return self.means(self.own_model(phase, state, k, entries, observed) for k, entries in own)
 
     def own_model(self, phase: str, state: State, k: int, entries: State, observed: bool = True) -> dict[str, float]:
-        """Metrics of client ``k``'s own model, whose ``entries`` replace those of ``state``."""
+        """Return the metrics of client ``k``'s personalized model, ``state`` updated by its ``entries``."""
         self.resident.load({**state, **entries})
         return self._evaluate(phase, self.loaders.evaluation(phase), observed, k)
 
     def means(self, metrics: Iterable[dict[str, float]]) -> dict[str, float]:
-        """The means over the clients of all workers, each of which gives the metrics of its own clients.
+        """Return the means over the clients of all workers, which each pass the metrics of their own clients.
 
-        Where undefined values are left out of one, ``<tag>/clients`` is the number of the others.
+        If undefined values are excluded from a mean, ``<tag>/clients`` is the number of remaining clients.
         """
         sums = Sums()
         with self.workers.local_only():
@@ -91,11 +91,11 @@ class Evaluator:
                 fits = (
                     is_param_in_hook_signature(function, "dataloader_idx") if number > 1 else not needs_loader(function)
                 )
-                require(fits, key, count(number, "data loader"), "give it the argument dataloader_idx=0")
+                require(fits, key, count(number, "data loader"), "add the argument dataloader_idx=0")
             used_up = [loader for loader in map(inner, loaders) if isinstance(loader, Iterator)]
             again = set(map(id, map(inner, self.loaders.evaluation(phase)))) if used_up else set()
             kept = next((type(loader).__name__ for loader in used_up if id(loader) in again), "")
-            hint = "it is used up by the first evaluation; make it anew in this function, or return a list of batches"
+            hint = "the first evaluation exhausts it; create it in this function, or return a list of batches"
             require(not kept, f"data={type(own_module_of(self.loaders.data)).__name__}: {phase}_dataloader", kept, hint)
 
     def has_data(self, phase: str) -> bool:
@@ -118,7 +118,7 @@ class Evaluator:
         loop = EvaluationLoop(self.client, self.loaders, self.workers, phase, step, observe if observed else None)
         self.resident.stand_in.evaluated_batches = [self.loaders.length(loader) for loader in loaders]
         if observed and phase == "val":
-            # as within Lightning's fit; the other evaluations are no part of one
+            # as within Lightning's fit; other evaluations are outside of it
             self.resident.call("on_validation_model_zero_grad")
         # where the batches are not dealt out, every worker runs all
         with self.resident.evaluating(STAGES[phase]), self.workers.local_only(not loop.shared):

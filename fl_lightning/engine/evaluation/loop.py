@@ -83,7 +83,7 @@ class EvaluationLoop:
     def _pass(self, loader: ClientLoader, index: int, several: bool) -> None:
         for batch_idx, batch in self.loaders.share(loader, self.workers.rank, self.workers.size):
             self.workers.check()
-            # each batch has an address of its own, so its random numbers do not depend on the number of workers
+            # each batch has its own derived seed, so its random numbers do not depend on the number of workers
             with ambient(self.loaders.seed, self.phase, index, batch_idx):
                 batch = self.loaders.to_device(batch, index)
                 self.resident.logged.begin_batch(batch, index if several else None)
@@ -94,7 +94,7 @@ class EvaluationLoop:
                     output = self.resident.call(self.step, batch, *place)
                 self._call("batch_end", output, batch, batch_idx, *which)
             if self.shared:
-                # what this batch logged, and the states of torchmetrics objects
+                # values logged in this batch, and states of torchmetrics objects
                 values = {str(key): value for key, value in self.resident.logged.take().items()}
                 self._sums.add({**addable(values), "states": self._states.take((index, batch_idx))})
                 self._extremes.add(values)
@@ -107,12 +107,12 @@ class EvaluationLoop:
         self.resident.call(f"on_{self.stage}_{hook}", *args)
 
     def _merge(self) -> None:
-        """Reduce what was logged over all workers, who all call this."""
+        """Reduce the logged values over all workers; all workers call this."""
         logged = self.resident.logged
         note = (logged.specs(), self._extremes.values, self._states.note)
         notes = self._sums.all_reduce(self.workers, note)
         self._extremes.merge(extremes for _, extremes, _ in notes)
-        # the first worker has the first batch of each loader, so its order is that of one process
+        # the first worker has the first batch of each loader, so its order is the order of one process
         specs = {key: spec for theirs, *_ in reversed(notes) for key, spec in theirs.items()}
         specs = {**notes[0][0], **specs}
         results = reduced(self._sums.totals, self._extremes)

@@ -62,7 +62,7 @@ def can_merge(metric: Metric) -> bool:
 
 @cache
 def names_in_evaluation(kind: Any) -> frozenset[str]:
-    """The names that the functions of a class, but for those of training, use."""
+    """Return the names that the functions of a class use, except functions of training."""
     kinds = [base for base in kind.__mro__ if base.__module__.split(".")[0] not in FRAMEWORKS]
     parts = [(name, part) for base in kinds for name, part in vars(base).items()]
     of_training = ("training_step", "on_train_")
@@ -77,7 +77,7 @@ FRAMEWORKS = ("lightning", "pytorch_lightning", "torch", "torchmetrics", "builti
 
 
 class Note(NamedTuple):
-    """States that workers exchange beside sums: types of the sums, lists of batches, extremes of each data loader."""
+    """States that workers exchange besides sums: types of the sums, lists of batches, extremes by data loader."""
 
     types: dict[StateName, torch.dtype]
     parts: dict[StateName, dict[Place, list[Tensor]]]
@@ -187,7 +187,7 @@ class VisitMetrics:
         self._paths: dict[str, str] = {}
 
     def add(self, k: int, logged: MetricLog) -> None:
-        """Add what the visit of client ``k`` has logged."""
+        """Add the values that the visit of client ``k`` logged."""
         sums = {}
         for name, (path, states) in logged.states().items():
             fits = bool(states) and path in self._states.metrics and can_merge(self._states.metrics[path])

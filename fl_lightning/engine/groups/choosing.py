@@ -1,7 +1,7 @@
-"""How many clients of a cohort train side by side, and why: a rule on model, batch and device.
+"""Choose the number of clients that train side by side, by model, batch and device, with a reason.
 
-The rule is not timed, so that results are reproducible. Steps that cannot be mapped over clients are found before round
-0: by known properties of the module and its optimizer, and by a trial in which two clients take a step, one by one and
+The rule is not timed, so that results are reproducible. Steps that vmap cannot map over clients are found before round
+0: by known properties of the module and its optimizer, and by a trial in which two clients take a step sequentially and
 side by side.
 """
 
@@ -62,10 +62,10 @@ AUTO = "auto"
 
 
 def choose(run: Run) -> None:
-    """Choose how many clients train side by side, once the methods have their server values; all workers call this.
+    """Choose the size of groups, once the methods have their server values; all workers call this.
 
     Raises:
-        UsageError: a number is asked for, and this run cannot be mapped over clients.
+        UsageError: a size is requested, but this run cannot be mapped over clients.
     """
     run.local_training.choice = choice_for(run)
 
@@ -115,7 +115,7 @@ def obstacles(run: Run) -> Iterator[str]:
     if not precision.endswith("true"):
         yield f"trainer.precision={precision}: torch's autocast does not convert all that is mapped"
     if trainer.compile:
-        yield "trainer.compile compiles the forward of clients that train one by one"
+        yield "trainer.compile needs clients that train sequentially"
     if trainer.cache_references is True:
         yield "trainer.cache_references keeps what reference models give of one client"
     if resident.clock.accumulate > 1:
@@ -126,16 +126,16 @@ def obstacles(run: Run) -> Iterator[str]:
         yield "its scheduler watches a metric of each visit"
     for path, part in module.named_modules():
         if isinstance(part, nn.RNNBase):
-            yield f"{path or name} is a {type(part).__name__}, which keeps its weights in a place of its own"
+            yield f"{path or name} is a {type(part).__name__}, which stores its weights elsewhere"
         if getattr(part, "sparse", False) is True:
             yield f"the gradients of {path or name} are sparse"
 
 
 def try_two(run: Run) -> None:
-    """Two clients take their first step one by one and side by side; everything is restored.
+    """Try the first step of two clients sequentially and side by side, and restore everything.
 
     Raises:
-        NotMappable: side by side fails, or has another result.
+        NotMappable: the step side by side fails, or has another result.
     """
     training, state, auto = run.local_training, run.server.state, run.trainer.clients_per_step == AUTO
     clients = list(itertools.islice(filter(training.batches, range(run.data.num_clients)), 2))
@@ -153,7 +153,7 @@ def try_two(run: Run) -> None:
     if auto and operations > WORK.get(run.fabric.device.type, 0.0):
         raise NotMappable(f"a step takes {operations / 1e6:,.0f} million operations, which fill a core by themselves")
     if auto and draws:
-        raise NotMappable("its step draws random numbers, in a visit from a stream of its own")
+        raise NotMappable("its step draws random numbers, which each visit takes from its own stream")
     module, methods = run.client.module, run.methods.methods
     with (
         ambient(run.seed, "side_by_side"),

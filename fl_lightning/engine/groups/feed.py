@@ -1,4 +1,4 @@
-"""The batches of a group: those of equal shape stacked, so that as few programs as possible take them."""
+"""The batches of a group: batches of equal shape are stacked, to run as few programs as possible."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class GroupBatch(NamedTuple):
 
 
 def range_or_list(rows: list[int]) -> Rows:
-    """A range of rows as one, of which a tensor gives a view."""
+    """Return a range of rows as a slice, for which indexing gives a view."""
     first = rows[0]
     return slice(first, first + len(rows)) if rows == [*range(first, first + len(rows))] else rows
 
@@ -57,7 +57,7 @@ class Feed:
         self._gathers = loaders.plain and isinstance(first, IndexedLoader) and all(map(first.is_like, of_clients))
 
     def of_pass(self, lengths: Sequence[int]) -> Iterator[GroupBatch]:
-        """The batches of a pass in which the clients take so many of them."""
+        """Yield the batches of a pass with the given numbers of batches."""
         return self._gathered(lengths) if self._gathers else self._loaded(lengths)
 
     def _gathered(self, lengths: Sequence[int]) -> Iterator[GroupBatch]:
@@ -108,7 +108,7 @@ class Feed:
             yield GroupBatch(rows, indices, Table(shape, [Column(value, self.device) for value in values]), full)
 
     def _loaded(self, lengths: Sequence[int]) -> Iterator[GroupBatch]:
-        """Batches as the clients' loaders give them."""
+        """Yield batches from the clients' loaders."""
         passes = [self.loaders.batches(loader) for loader in self.of_clients]
         waiting: list[tuple[int, int, Any, list[Any]]] = []
         for index in range(max(lengths)):
@@ -131,7 +131,7 @@ class Feed:
     def _next(self, batches: Iterator[Any], index: int, length: int) -> tuple[Any, list[Any]]:
         pair = next(batches, None)
         if pair is None:
-            hint = "let its length be that of each pass; an iterator that is used up gives none in the next"
+            hint = "return the number of batches of every pass; an exhausted iterator has none in the next pass"
             raise ClientError(f"its train_dataloader gave {index} of the {length} batches of a pass; {hint}")
         leaves: list[Any] = []
         return take_apart(pair[1], leaves), leaves

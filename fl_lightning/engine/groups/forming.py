@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-# what a program takes, in steps of one client by itself, and what each of its clients adds: round numbers near those
+# cost of a program, and of each of its clients, in steps of one client alone: round numbers close to the ones
 # measured, which docs/side_by_side.md has
 PROGRAM, SHARE = 1.4, 0.055
 
@@ -18,19 +18,19 @@ def form_groups(
     kind: Callable[[int], object],
     lean: bool = False,
 ) -> list[list[int]]:
-    """Deal a cohort out in groups of ``least`` to ``size`` clients; those of which there are fewer come one by one.
+    """Divide a cohort into groups of ``least`` to ``size`` clients; clients without a group train alone.
 
-    Clients of as many steps come together, so that few of a group have to wait for the others.
+    Clients with similar numbers of steps share a group, so that few of them wait for others.
 
     Args:
         steps: expected local steps of each client.
         least: fewest clients of a group.
         size: most clients of a group, at least 1.
-        kind: only clients of which it gives the same share a group.
-        lean: leave clients of far more steps than the others to themselves, where that takes less time.
+        kind: only clients with the same value share a group.
+        lean: train clients with far more steps alone, if that takes less time.
 
     Returns:
-        The clients of each group, those with the most steps first.
+        The clients of each group, clients with most steps first.
     """
     kinds: dict[object, list[int]] = {}
     for k in sorted(steps, key=lambda k: (-steps[k], k)):
@@ -46,16 +46,16 @@ def form_groups(
 
 
 def dealt_out(clients: Sequence[int], number: int) -> list[list[int]]:
-    """The clients in so many groups, whose sizes differ by at most one, in their order."""
+    """Return the clients in ``number`` groups whose sizes differ by at most one, in order."""
     least, more = divmod(len(clients), number)
     ends = [index * least + min(index, more) for index in range(number + 1)]
     return [list(clients[begin:end]) for begin, end in pairwise(ends)]
 
 
 def longest_alone(clients: Sequence[int], steps: Mapping[int, int]) -> int:
-    """How many of the clients with the most steps, which come first, had better train by themselves.
+    """Return the number of clients with most steps, which come first, that should train alone.
 
-    A group takes as many programs as its longest client has steps, of which the last ones would be for few clients.
+    A group runs one program for each step of its longest client, and the last ones serve few clients.
     """
     rest, alone, best, number = sum(steps[k] for k in clients), 0, math.inf, 0
     for place, k in enumerate(clients):
@@ -67,6 +67,6 @@ def longest_alone(clients: Sequence[int], steps: Mapping[int, int]) -> int:
 
 
 def cost(group: Sequence[int], steps: Mapping[int, int]) -> float:
-    """What training a group takes, in steps of one client."""
+    """Return the cost of training a group, in steps of one client."""
     most, total = steps[group[0]], sum(steps[k] for k in group)
     return total if len(group) == 1 else PROGRAM * most + SHARE * total

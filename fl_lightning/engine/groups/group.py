@@ -40,7 +40,7 @@ from fl_lightning.state import State, norm
 from fl_lightning.sums import Reduced, Update, Weighted
 from fl_lightning.sums.weighted import weigh_rows
 
-# numbers of the states of a group beyond which its updates are computed one by one, for the memory they take
+# numbers in the states of a group beyond which its updates are computed sequentially, to save memory
 MOST_NUMBERS = 2**24
 
 
@@ -56,16 +56,16 @@ class Group:
 
     Args:
         training: local training of one client.
-        members: the clients, those with the most batches first.
+        members: the clients, clients with most batches first.
         round_: number of the round.
         received: the global state.
 
     Attributes:
         errors: the error of each client that failed, by row.
-        visits: the visits that the methods have begun, by row.
-        received_own: the entries of the received state that stay with each client ``(G, ...)``, by name.
-        shared: frozen parameters, which all clients have alike, by name.
-        settings: those of the optimizer, on which a step may depend.
+        visits: the visits that the methods have started, by row.
+        received_own: client-local entries of the received state ``(G, ...)``, by name.
+        shared: frozen parameters, equal for all clients, by name.
+        settings: settings of the optimizer on which a step may depend.
     """
 
     def __init__(self, training: LocalTraining, members: Sequence[Member], round_: int, received: State) -> None:
@@ -95,10 +95,10 @@ class Group:
     # ------------------------------------------------------------------ the visits
     @contextmanager
     def training_all(self) -> Iterator[None]:
-        """Train all clients; in the block their visits can be looked at, one by one.
+        """Train all clients; in the context, each of their visits can be observed.
 
         Raises:
-            ClientError: something failed, which cannot be told to be the failure of one of them.
+            ClientError: a failure that cannot be attributed to one client.
         """
         training, client = self.training, self.client
         ids = [member.id for member in self.members]
@@ -127,7 +127,7 @@ class Group:
             ]
             client.resident.stand_in.clock = self.clocks[0]
             client.resident.load_afresh(self.received)
-            # buffers that are not in the state: each visit begins with those of the start of the run
+            # buffers outside the state: each visit starts with their values at the start of the run
             known = {id(value) for value in client.live.values()}
             buffers = client.module.named_buffers()
             self._apart = {f"buffer {path}": value for path, value in buffers if id(value) not in known}
@@ -165,7 +165,7 @@ class Group:
 
     # ------------------------------------------------------------------ the beginning
     def _begin(self, optimizer: Any) -> None:
-        """Let the methods begin each visit, and put what the clients have side by side."""
+        """Let the methods start each visit, and stack the clients' values."""
         client, size = self.client, self.size
         starts = client.kept or client.methods.having("on_client_start")
         own = [self._start(row) if starts else ({}, {}) for row in range(size)]
@@ -198,7 +198,7 @@ class Group:
         return own, references
 
     def _set_tables(self, references: Sequence[dict[str, Any]]) -> None:
-        """A table for each shape of what the methods keep for a visit; most methods have one."""
+        """Return a table for each structure of the methods' scratch; most methods have one."""
         shapes: dict[str, Any] = {}
         by_kind: dict[str, dict[int, list[Any]]] = {}
         for row, info in enumerate(self.infos):
@@ -317,13 +317,13 @@ class Group:
             mounted[name].grad = gradient
 
     def note_settings(self) -> bool:
-        """Note the rates and other settings that the optimizer has now; returns whether they are others than before."""
+        """Store the optimizer's rates and other settings; return whether they changed."""
         groups = self.stack.optimizer.param_groups
         before, self.settings = self.settings, repr([{**group, "params": None} for group in groups])
         return self.settings != before
 
     def table_of(self, row: int) -> tuple[str, Table]:
-        """The table that holds what the methods keep for a client, and what distinguishes it from others."""
+        """Return the table of the methods' scratch for a client, and its distinguishing key."""
         return [*self._tables.items()][self._kinds[row]]
 
     def clock(self, row: int) -> Clock:
@@ -332,11 +332,11 @@ class Group:
 
     # ------------------------------------------------------------------ the end
     def update(self, row: int) -> Update:
-        """What a client sends.
+        """Return a client's update.
 
         Raises:
             ClientError: the client failed.
-            UsageError: something does not fit together.
+            UsageError: parts of the update do not fit together.
         """
         whose = f"client {self.members[row].id}, round {self.round}"
         try:
@@ -351,16 +351,16 @@ class Group:
             raise ClientError(f"{whose}: {located(error)}") from error
 
     def sends_states_alone(self) -> bool:
-        """Whether no hook looks at a client that has trained, so that their updates can be computed side by side."""
+        """Return whether no hook needs a trained client, so that updates can be computed side by side."""
         client, hooks = self.client, self.client.methods.having
         ends = any(hooks(hook) for hook in ("on_client_end", "transform_client_update", "client_weight"))
         return not (client.kept or ends or self.size * client.num_numbers > MOST_NUMBERS)
 
     @torch.no_grad()
     def updates(self) -> tuple[list[int], dict[str, Any], dict[str, Reduced]]:
-        """The rows of the clients that have not failed, their updates without payloads, and logged extremes.
+        """Return the rows of the clients that did not fail, their updates without payloads, and logged extremes.
 
-        The updates are those of :meth:`~fl_lightning.sums.Update.weighted`, with a row for each client.
+        The updates are as in :meth:`~fl_lightning.sums.Update.weighted`, with a row for each client.
         """
         client, state = self.client, self.stack.state
         change = {name: state[name].double() - self.received[name].double() for name in client.trainable}

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 def groups_of_own_models(run: Run) -> list[list[int]] | None:
-    """The clients whose own models this worker evaluates, by group; None where all are evaluated one by one.
+    """Return the clients whose personalized models this worker evaluates, by group; None for sequential evaluation.
 
-    Groups depend on the clients alone, since the bits of a result do. Memories are sent to the worker of their group.
+    Groups depend only on the clients, so that results are reproducible. Memories are sent to the worker of their group.
     """
     choice, memories, workers = run.local_training.choice, run.client.memories(), run.workers
     clients = sorted(memories.owners)
@@ -48,7 +48,7 @@ def groups_of_own_models(run: Run) -> list[list[int]] | None:
 def metrics_of_own_models(
     run: Run, phase: str, state: State, groups: Sequence[list[int]]
 ) -> Iterator[dict[str, float]]:
-    """Metrics of each client's own model by tag; those of a group that cannot be mapped are evaluated one by one."""
+    """Return the metrics of each personalized model by tag; a group that cannot be mapped is evaluated sequentially."""
     module, resident = run.client.module, run.client.resident
     step, loaders = step_name(module, phase), run.loaders.evaluation(phase)
     # an evaluation that is nothing but its step: no hook of the module's around it, and no torchmetrics object
@@ -62,8 +62,10 @@ def metrics_of_own_models(
                 continue
             except (LostWorkerError, Stopped):
                 raise
-            except Exception as error:  # if it is that of a client, it comes again
-                run.trainer.warn(f"own models that cannot be evaluated side by side are, one by one: {located(error)}")
+            except Exception as error:  # an error of a client occurs again
+                run.trainer.warn(
+                    f"personalized models are evaluated sequentially, since side by side fails: {located(error)}"
+                )
         for k, entries in own.items():
             yield run.evaluator.own_model(phase, state, k, entries)
 
@@ -72,10 +74,10 @@ def metrics_of_own_models(
 def evaluate_side_by_side(
     run: Run, phase: str, step: str, state: State, loader: ClientLoader, own: Sequence[State]
 ) -> list[dict[str, float]]:
-    """Metrics by tag of several models, each with ``own`` entries in the place of those of the global ``state``.
+    """Return the metrics by tag of several models: the global ``state``, updated by ``own`` entries of each.
 
     Raises:
-        NotMappable: the step cannot be mapped; or any other error.
+        NotMappable: the step cannot be mapped. Other errors pass through.
     """
     client, resident, loaders = run.client, run.client.resident, run.loaders
     resident.load(state)

@@ -20,16 +20,16 @@ from fl_lightning.state import State
 if TYPE_CHECKING:
     from fl_lightning.engine.groups.group import Group
 
-# what a part of a step gives of one client, by name; None is a gradient that it has taken away
+# results of a part of a step for one client, by name; None is a removed gradient
 Results = dict[str, Tensor | None]
 
 
 class Part(NamedTuple):
-    """A part of a step: ``work`` does it for one client, whose module, visit and values are there.
+    """A part of a step: ``work`` does it for one client, whose module, visit and values are loaded.
 
-    ``columns`` are the arguments of ``work``, each with whether it is stacked. ``finish`` takes the results of ``work``
-    and the states, both of all clients, and returns the gradients of the states. ``about`` and the arguments tell parts
-    of one name apart.
+    ``columns`` are the arguments of ``work``, each with a flag for stacked ones. ``finish`` takes the results of
+    ``work`` and the states of all clients, and returns the gradients of the states. ``about`` and the arguments
+    distinguish parts with one name.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Program:
         self.group, self.rows, self.mounted, self.part = group, rows, mounted, part
         self.number = len(numbers_of(rows, group.size))
         self.kind, self.table = group.table_of(numbers_of(rows, group.size)[0])
-        # what the methods see of each client: what is its own in the received state, and what is kept for its visit
+        # values of each client that methods see: local entries of the received state, and scratch
         self.own = {name: values[rows] for name, values in group.received_own.items()}
         self.given = [*part.columns, *(column.take(rows) for column in self.table.columns)]
         self.stacked = [*mounted.values(), *self.own.values(), *(value for value, batched in self.given if batched)]
@@ -105,13 +105,13 @@ class Program:
         given, notes, log = [*self.given, *counts], Notes(), group.log
 
         def note(what: str) -> None:
-            notes.obstacle = notes.obstacle or f"a step looks at {what}"
+            notes.obstacle = notes.obstacle or f"a step reads {what}"
 
         chosen = numbers_of(self.rows, group.size)
         clock: Any = View("self.trainer: ", lambda: [group.clock(row) for row in chosen], note)
 
         def mapped(*tensors: Tensor) -> tuple[Tensor, ...]:
-            log.take_records()  # those of a step that has failed
+            log.take_records()  # values of a failed step
             values = iter(tensors[len(names) :])
             leaves = [next(values) if batched else value for value, batched in given]
             mine, counted = leaves[number : len(self.given)], leaves[len(self.given) :]
@@ -153,10 +153,10 @@ class Program:
         return [*gradients.values(), *outputs], notes
 
     def _changed(self, tree: Any, before: Sequence[Any], scratch: Any) -> dict[int, Any]:
-        """The leaves of ``client.scratch`` that the step has replaced, by place.
+        """Return the leaves of ``client.scratch`` that the step has replaced, by place.
 
         Raises:
-            NotMappable: it holds other values than before the step, or one under the name of another.
+            NotMappable: its structure has changed in the step, or a value has moved to another name.
         """
         after: list[Any] = []
         shape = take_apart({**tree, "scratch": scratch}, after)

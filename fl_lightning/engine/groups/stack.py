@@ -1,7 +1,7 @@
-"""The stacked state of a group, and its optimizer, of which any rows may take a step.
+"""The stacked state of a group and its optimizer, in which any rows may take a step.
 
-The user's optimizer is given stacked tensors in the place of parameters. Those that act element by element then do for
-each client what they would do for it alone.
+The user's optimizer gets stacked tensors in place of parameters. An elementwise optimizer then treats each client as it
+would treat the client alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ELEMENTWISE = (SGD, Adam, AdamW, RMSprop, Adagrad)
 
 
 def counts_steps(optimizer: Optimizer) -> bool:
-    """Whether a step depends on how many came before it, so that clients in one must have taken as many."""
+    """Return whether a step depends on the number of earlier steps, which must then be equal for all clients."""
     return type(optimizer) is not SGD or any(group["dampening"] for group in optimizer.param_groups)
 
 
@@ -40,10 +40,10 @@ class Stack:
         self.size = len(next(iter(state.values())))
         names = {id(live[name]): name for name in self._trainable}
         self._originals = [list(group["params"]) for group in optimizer.param_groups]
-        # a parameter that is not trained is left out: it has no gradient
+        # a frozen parameter has no gradient
         self.optimized = [[names[id(p)] for p in group if id(p) in names] for group in self._originals]
         self.moves = {name: np.zeros(self.size, dtype=np.int64) for name in state if name in self._trainable}
-        # the optimizer's state by entry and name: tensors of all clients, and what clients share after as many moves
+        # the optimizer's state by entry and name: tensors of all clients, and values shared after equal moves
         self._slots: dict[tuple[str, str], Tensor] = {}
         self._scalars: dict[tuple[str, str], dict[int, Any]] = {}
         self._rows: Rows | None = None
@@ -70,7 +70,7 @@ class Stack:
         return self.mounted
 
     def note_step(self) -> None:
-        """The optimizer has moved what is mounted and has a gradient."""
+        """Mark that the optimizer has moved the mounted entries with gradients."""
         for name, moves in self.moves.items():
             moves[self._rows] += self.mounted[name].grad is not None
 
@@ -81,7 +81,7 @@ class Stack:
 
     @torch.no_grad()
     def unmount(self) -> None:
-        """Write what is mounted back to the stack."""
+        """Write the mounted entries back to the stack."""
         if self._rows is None:
             return
         rows, copies = self._rows, not isinstance(self._rows, slice)
@@ -100,12 +100,12 @@ class Stack:
         self._rows = None
 
     def release(self) -> None:
-        """Give the optimizer its own parameters back."""
+        """Restore the optimizer's own parameters."""
         self.unmount()
         self.optimizer.state.clear()
         for group, parameters in zip(self.optimizer.param_groups, self._originals, strict=True):
             group["params"] = parameters
 
     def _moves_of(self, name: str) -> int:
-        """Moves of an entry of the mounted clients, which have as many where they share a scalar."""
+        """Return the number of moves of an entry of the mounted clients, equal for clients that share a scalar."""
         return int(self.moves[name][self._rows][0])
