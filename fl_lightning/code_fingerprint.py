@@ -80,9 +80,9 @@ def is_own_module(name: str) -> bool:
 
 
 def read_source(module: str, loaded: bool = False) -> bytes | None:
-    """Return the present source of a user's module, or the one that was ``loaded``; None for any other module.
+    """Return the current source of a user's module, or the ``loaded`` source; None for any other module.
 
-    What a module was loaded from is what was there when it was first asked for: a file may be edited later.
+    The loaded source is read at the first call, since the file may be edited later.
     """
     spec = getattr(sys.modules.get(module), "__spec__", None)
     if loaded and module in sys.modules and module in _READ and _READ[module][0] is spec:

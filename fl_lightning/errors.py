@@ -34,11 +34,11 @@ class UsageErrors(UsageError):
 
 
 class ChangedCodeError(UsageError):
-    """A run does not resume, and the user's own source code is not that of its checkpoint."""
+    """A run does not resume, because the user's source code differs from the checkpoint."""
 
 
 class SharedStateError(UsageError):
-    """A hook of one client has written to what all clients share; the run cannot skip the client and go on."""
+    """A client's hook has modified state that all clients share, so the run cannot skip the client."""
 
 
 class ClientError(RuntimeError):
@@ -52,11 +52,11 @@ class ClientError(RuntimeError):
 
 
 class LostWorkerError(ClientError):
-    """A worker process has ended or is late, so the run cannot go on.
+    """A worker process has ended or is late, so the run cannot continue.
 
     Attributes:
-        worker: its rank; None where it is not known.
-        status: its exit status; None where it is not known.
+        worker: its rank; None if unknown.
+        status: its exit status; None if unknown.
     """
 
     def __init__(self, text: str, worker: int | None = None, status: int | None = None) -> None:
@@ -69,8 +69,8 @@ class Stopped(BaseException):
 
     Attributes:
         signal: the signal.
-        checkpoint: the checkpoint from which the run goes on; None where it has none yet.
-        weights: whether the run was given weights, which a checkpoint replaces.
+        checkpoint: the checkpoint from which the run resumes; None if it has no checkpoint yet.
+        weights: whether the run had initial weights, which a checkpoint replaces.
         status: the exit status of the program, 128 + the number of the signal.
     """
 
@@ -101,7 +101,7 @@ def text_of(error: BaseException) -> str:
 
 
 def own_text(error: BaseException) -> str:
-    """What an error says of itself; an error of the user's own class may fail even to do that."""
+    """Return the text of an error; an error of a user's class may fail even at this."""
     try:
         return str(error)
     except Exception as problem:
@@ -111,8 +111,9 @@ def own_text(error: BaseException) -> str:
 def located(error: BaseException) -> str:
     """An error on one line: its kind, the file, line and function of the user's code that raised it, and its text.
 
-    A library's code is passed over: this package, installed ones and Python's own. Where no frame is the user's, the
-    innermost stands there. Without a text, it is the line of code. A ClientError says itself what is wrong.
+    Frames of libraries are skipped: this package, installed packages and Python. Without a frame of the user's code,
+        the
+    innermost frame is shown. Without a text, the line of code is shown. A ClientError is complete by itself.
     """
     if isinstance(error, ClientError):
         return str(error)
@@ -147,11 +148,11 @@ def is_users(file: str) -> bool:
 
 
 def check_all(checks: Iterable[Callable[[], object]]) -> None:
-    """Make all of several checks that do not need each other, so that what they refuse is told at once.
+    """Run several independent checks, and report all failures together.
 
     Raises:
-        UsageError: one of them refuses something.
-        UsageErrors: several do.
+        UsageError: one check failed.
+        UsageErrors: several checks failed.
     """
     errors: dict[str, UsageError] = {}
     for check in checks:
@@ -165,7 +166,7 @@ def check_all(checks: Iterable[Callable[[], object]]) -> None:
 
 
 def texts_of(error: UsageError) -> list[str]:
-    """What an error refuses, a text for each thing."""
+    """Return the texts of an error, one for each failure."""
     return error.lines if isinstance(error, UsageErrors) else [str(error)]
 
 
@@ -198,7 +199,7 @@ def choices(names: Iterable[str], near: str = "") -> str:
 
 
 def printable_lines(text: str) -> str:
-    """A message as :func:`printable` gives it, with the names that it lists at its end on lines of their own."""
+    """Return a :func:`printable` message with the names at its end on separate lines."""
     head, *names = re.split(r"\n  (?=\S+(?:\n  \S+)*\Z)", text)
     return "\n  ".join(map(printable, [head, *names]))
 

@@ -1,7 +1,7 @@
-"""Arithmetic on lists of tensors, each operation in one call however many there are.
+"""Arithmetic on lists of tensors, with one call for each operation.
 
 These are the private functions ``torch._foreach_*`` on which torch's own optimizers build, as of torch 2.6 and 2.15.
-No other module names them. An empty list is allowed everywhere.
+Only this module uses them. All functions accept empty lists.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _apart = False
 
 @contextmanager
 def tensor_by_tensor() -> Iterator[None]:
-    """In this block tensors are treated one by one: a mapped function knows no operation on a list of them."""
+    """Return a context that treats tensors one at a time, since vmap does not support operations on lists."""
     global _apart
     before, _apart = _apart, True
     try:
@@ -29,7 +29,7 @@ def tensor_by_tensor() -> Iterator[None]:
 
 
 def add_(tensors: Tensors, addends: Tensors, scale: Any = 1.0) -> None:
-    """Add ``scale`` times the addends, in place; a scale that is a tensor only where tensors are treated one by one."""
+    """Add ``scale`` times the addends, in place; a tensor as scale only within :func:`tensor_by_tensor`."""
     if _apart:
         differs = isinstance(scale, Tensor)
         for tensor, addend in zip(tensors, addends, strict=True):

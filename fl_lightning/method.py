@@ -29,14 +29,13 @@ Payload = dict[str, Weighted]
 
 @dataclass
 class Step:
-    """What a penalty sees of one local step.
+    """The arguments of a penalty in one local step.
 
     Args:
-        batch: the batch as the loader gave it.
-        targets: labels ``(B,)``, None where the batch has none.
-        taps: the outputs asked for in :attr:`Method.requires`, ``(B, ...)`` each, with their graph. ``logits`` are raw.
-            :func:`~fl_lightning.functional.as_rows` flattens one to ``(B, d)``, as all methods do that need a row for
-            each example.
+        batch: the batch from the loader.
+        targets: labels ``(B,)``, or None.
+        taps: outputs named in :attr:`Method.requires`, ``(B, ...)`` each, with their graph. ``logits`` are raw.
+            :func:`~fl_lightning.functional.as_rows` flattens an output to rows ``(B, d)``.
     """
 
     batch: Any
@@ -83,19 +82,17 @@ class ServerValue(Generic[Value]):
 class Method:
     """The hooks of a method; each does nothing until it is overridden.
 
-    Client hooks run where the client runs, server hooks once a round. What a method keeps for a client lives in
-    ``client.memory(self)``, what it keeps for a visit alone in ``client.scratch(self)``, what it keeps on the server in
-    attributes that are declared as :class:`ServerValue`. What a client hook changes of other attributes lasts until the
-    end of the visit.
+    Client hooks run on the client's worker, server hooks once a round. Values of a client between rounds belong in
+    ``client.memory(self)``, values of one visit in ``client.scratch(self)``, and values of the server in attributes
+    declared as :class:`ServerValue`. Changes of other attributes by client hooks are undone at the end of the visit.
 
     Attributes:
-        name: the name under which it logs, sends and remembers: that of its class in lower case; a subclass keeps that
-            of its parent, unless it sets another, as in ``name = "mine"``.
-        remembers: what it keeps for each client between rounds: the keys of ``client.memory(self)``, each with its
-            meaning.
+        name: name for logs, payloads and memories: by default the lower-cased class name, which subclasses inherit;
+            override it as in ``name = "mine"``.
+        remembers: keys of ``client.memory(self)`` between rounds, each with its meaning.
         requires: names of the taps it reads, checked before round 0.
         needs_label_counts: whether it reads ``client.info.label_counts``, checked before round 0.
-        needs_exchange: whether it makes no sense in a run that sends no weights, checked before round 0.
+        needs_exchange: whether it needs a run that exchanges weights, checked before round 0.
     """
 
     name = ""
@@ -121,16 +118,16 @@ class Method:
         return any(overrides(self, hook) for hook in hooks)
 
     def setup(self, client: Client, optimizer: Optimizer) -> None:
-        """Before round 0: look at the module and its optimizer, and refuse with a UsageError what does not fit.
+        """Check the module and its optimizer before round 0; raise a UsageError if the method does not fit.
 
-        No client has trained yet: ``client.info`` is that of client 0.
+        No client has trained yet: ``client.info`` describes client 0.
         """
 
     def initial_memory(self, client: Client) -> dict[str, Any]:
-        """What ``client.memory(self)`` holds while it is still empty, as in the client's first visit.
+        """Return the initial content of ``client.memory(self)``, in the client's first visit.
 
-        Let it depend on nothing but ``client.info``, ``client.received`` and streams of :mod:`fl_lightning.seeding`, so
-        that the number of workers cannot change it.
+        It must depend only on ``client.info``, ``client.received`` and streams of :mod:`fl_lightning.seeding`, so that
+        the number of workers cannot change it.
         """
         return {}
 
@@ -165,7 +162,7 @@ class Method:
         """After the optimizer has moved the parameters: correct them in place."""
 
     def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
-        """After the last local step; reads ``client.change`` and returns what it sends beside the weights."""
+        """Return the payload after the last local step, computed for example from ``client.change``."""
         return None
 
     def transform_client_update(self, client: Client, delta: State) -> State:
@@ -232,35 +229,35 @@ def require_sgd(who: str, optimizer: Optimizer, hint: str, momentum: bool = True
 
 
 class MethodList:
-    """A list of methods as one: what they do together at each hook.
+    """The composition of a list of methods at each hook.
 
     Penalties and gradient corrections add, transforms compose in list order, ``exchanges`` is a logical and, and two
-    different client weights are an error. What a hook returns is checked, and named where it is not what it must be.
+    different client weights are an error. Results of hooks are checked, and errors name the method.
 
     Attributes:
-        attributes: the :class:`~fl_lightning.client.module_snapshot.MethodSnapshot` with which visits begin; None once
-            a server hook was called.
-        having: gives the methods that have a hook of their own, in list order, by the name of the hook.
+        attributes: the :class:`~fl_lightning.client.module_snapshot.MethodSnapshot` at the start of visits; None after
+            a server hook.
+        having: methods that override a hook, in list order, by name of the hook.
     """
 
     def __init__(self, methods: Sequence[Method]) -> None:
         self.methods = list(methods)
         self.attributes: Any = None
         self._warned: set[str] = set()
-        # a server hook may give a method another hook
+        # a server hook may set another hook of a method
         self.having = cache(lambda hook: [method for method in self.methods if overrides(method, hook)])
         for method in self.methods:
             hint = "give objects of Method's subclasses, such as FedProx(mu=0.01)"
             require(isinstance(method, Method), "method", method, hint)
-            base = "it is the base of all methods, and does nothing; give one of its subclasses, such as FedProx"
+            base = "is the base of all methods and does nothing; use a subclass such as FedProx"
             require(type(method) is not Method, "method", "Method", base)
             taps = method.requires
             listed = isinstance(taps, (tuple, list)) and all(isinstance(tap, str) for tap in taps)
-            hint = 'give a tuple of names of taps, such as ("representation",)'
+            hint = 'use a tuple of names of taps, such as ("representation",)'
             require(listed, f"method={type(method).__name__}: requires", taps, hint)
         for name in self.names:
             if self.names.count(name) > 1:
-                hint = f"keep one of them, or give one of their classes another name: name = 'my{name}'"
+                hint = f"keep one of them, or rename one of their classes: name = 'my{name}'"
                 raise UsageError(f"method={self.names}: {name} stands twice in the list; {hint}")
 
     def wanted_taps(self) -> dict[str, str]:
@@ -300,7 +297,7 @@ class MethodList:
             call_hook(method, hook, client, *args)
 
     def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
-        """Apply each method's transform to what the one before it in the list returned."""
+        """Apply the methods' transforms in list order."""
         for method in self.having("transform_logits"):
             check_logits(method, client, logits)
             new = call_hook(method, "transform_logits", client, logits)
@@ -321,14 +318,14 @@ class MethodList:
             if not needs_gradient(term) and method.name not in self._warned:
                 self._warned.add(method.name)
                 rank_zero_warn(
-                    f"method={type(method).__name__}: penalty returned a tensor without gradient, which is added to "
-                    "the loss and trains nothing; return None where there is no term"
+                    f"method={type(method).__name__}: penalty returned a tensor without gradient, which has no "
+                    "effect on training; return None for no term"
                 )
             terms[method.name] = term.reshape(()) if term.ndim else term
         return terms
 
     def on_client_end(self, client: Client) -> dict[str, Payload]:
-        """What each method sends, by its name."""
+        """Return the payload of each method by name."""
         sent: dict[str, Payload] = {}
         for method in self.methods:
             payload = call_hook(method, "on_client_end", client)
@@ -340,7 +337,7 @@ class MethodList:
         return sent
 
     def transform_client_update(self, client: Client, delta: State) -> State:
-        """Apply each method's transform to what the one before it in the list returned."""
+        """Apply the methods' transforms in list order."""
         for method in self.having("transform_client_update"):
             new = call_hook(method, "transform_client_update", client, delta)
             delta = checked_state(method, "transform_client_update", new, delta)
@@ -366,8 +363,8 @@ class MethodList:
         changing = [type(method).__name__ for method in self.methods if overrides(method, "transform_logits")]
         if changing:
             rank_zero_info(
-                f"method={changing}: what the module computes from its logits in training, such as train/accuracy, is "
-                "of the logits as changed by the method; evaluation uses the raw ones"
+                f"method={changing}: training metrics of the module, such as train/accuracy, use logits changed by the "
+                "method; evaluation uses raw logits"
             )
         for method in self._with_new_attributes():
             method.reset(server)
@@ -379,7 +376,7 @@ class MethodList:
             method.on_round_start(server)
 
     def transform_update(self, server: Server, delta: State, payload: dict[str, Payload]) -> State:
-        """Apply each method's transform, with its own payload, to what the one before it in the list returned."""
+        """Apply the methods' transforms in list order, each with its own payload."""
         for method in self._with_new_attributes():
             new = method.transform_update(server, delta, payload.get(method.name, {}))
             delta = checked_state(method, "transform_update", new, delta)
@@ -412,19 +409,19 @@ class MethodList:
         return [method.name for method in self.methods]
 
     def _with_new_attributes(self) -> list[Method]:
-        """The methods, for a server hook, which may change their attributes: what visits restore is taken anew."""
+        """Return the methods for a server hook, after which the snapshot of their attributes is taken again."""
         self.attributes = None
         self.having.cache_clear()
         return self.methods
 
 
 def overrides(method: Method, hook: str) -> bool:
-    """Whether a method has a hook of its own, in its class or as an attribute."""
+    """Return whether a method overrides a hook, in its class or as an attribute."""
     return hook in vars(method) or getattr(type(method), hook) is not getattr(Method, hook)
 
 
 def call_hook(method: Method, hook: str, client: Client, *args: Any) -> Any:
-    """What a client hook returns."""
+    """The result of a client hook."""
     try:
         return getattr(method, hook)(client, *args)
     finally:
@@ -443,7 +440,7 @@ def check_logits(method: Method, client: Client, logits: Tensor) -> None:
 
 
 def check_returned(condition: bool, method: Method, hook: str, value: object, hint: str) -> None:
-    """Refuse what a hook of a method returned."""
+    """Refuse the result of a method's hook."""
     if not condition:
         words = "None" if value is None else f"the {type(value).__name__} {clipped(repr(value), 60)}"
         if isinstance(value, Tensor):
@@ -452,14 +449,14 @@ def check_returned(condition: bool, method: Method, hook: str, value: object, hi
 
 
 def checked_state(method: Method, hook: str, new: Any, state: State) -> State:
-    """What a hook made of ``state``, if it is a state with the same entries."""
+    """Return a hook's result for ``state``, if it is a state with the same entries."""
     hint = "return a dictionary with a tensor for each entry that it was given"
     check_returned(isinstance(new, Mapping), method, hook, new, hint)
     for name, value in state.items():
         fits = isinstance(new.get(name), Tensor) and new[name].shape == value.shape
         check_returned(fits, method, f"{hook}[{name!r}]", new.get(name), f"{hint}: {tuple(value.shape)}")
     for name in new.keys() - state.keys():
-        check_returned(False, method, f"{hook}[{name!r}]", new[name], f"{hint}, and no other")
+        check_returned(False, method, f"{hook}[{name!r}]", new[name], f"{hint}, and no additional entries")
     return dict(new)
 
 

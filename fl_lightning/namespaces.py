@@ -1,7 +1,7 @@
 """The two distributions of Lightning, ``lightning.pytorch`` and ``pytorch_lightning``: the same classes, twice.
 
-An object of one is no instance of the classes of the other, so what is asked of a user's object is asked here.
-``pytorch_lightning`` need not be installed, and is never imported here: whoever has an object of it has imported it.
+Objects of one are not instances of the other's classes, so this module tests the types of users' objects.
+``pytorch_lightning`` is optional and never imported here: an object of it implies that the user has imported it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from pathlib import Path
 
-# what an installed package has, which its setup.py takes from the folder beside the package
+# files of an installed package, which setup.py copies from the folder next to the package
 FOLDERS = (Path(__file__).parent / "configs", Path(__file__).parents[1] / "experiments")
 PARTS = ("smoke", "data", "models", "methods", "protocols", "overview", "papers")
 

@@ -1,7 +1,7 @@
-"""Addressed randomness: every draw comes from a stream named by (base seed, purpose, round, client).
+"""Derived randomness: every draw comes from a stream identified by (base seed, purpose, round, client).
 
-Nothing depends on what was drawn before, so resuming, the number of workers and the list of methods
-cannot change a partition, a cohort, an order of batches or an initial weight.
+No draw depends on earlier draws, so resuming, the number of workers and the list of methods cannot change a partition,
+a cohort, an order of batches or an initial weight.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from fl_lightning.errors import require
 
 
 def base_seed() -> int:
-    """The seed given to ``seed_everything`` (the top-level key of a config), 0 when there was none."""
+    """Return the seed of ``seed_everything`` (the top-level key of a config), or 0."""
     seed = os.environ.get("PL_GLOBAL_SEED", "0")
-    require(seed.isdecimal(), "PL_GLOBAL_SEED", seed, "give a whole number from 0, or unset the variable")
+    require(seed.isdecimal(), "PL_GLOBAL_SEED", seed, "use a whole number from 0, or unset the variable")
     return int(seed)
 
 

@@ -20,8 +20,8 @@ class Server:
 
     With ``SGD(lr=1)``, the default, :math:`w^{t+1} = w^t + \sum_k p_k (y_k - w^t) = \sum_k p_k y_k`: FedAvg. Parameters
     are stepped in float64 and rounded to their own dtype after each step, so that the mean is rounded once. Buffers and
-    frozen parameters bypass the optimizer, but for floating ones if ``scope`` is ``all_float``: they take the plain
-    mean, and integer ones its whole part in their dtype.
+    frozen parameters bypass the optimizer, except floating-point ones if ``scope`` is ``all_float``: they take the
+    plain mean, and integers its whole part in their dtype.
 
     Args:
         state: the initial global state by name.
@@ -29,19 +29,19 @@ class Server:
         optimizer: builds the server optimizer from parameters; None is ``SGD(lr=1)``.
         num_clients: N.
         num_examples: training examples of all N clients together.
-        scope: what the optimizer moves: the ``parameters``, or ``all_float`` entries of the state, as some reference
-            codes do; running variances may then become negative.
-        seed: base seed of the run, for what a method draws.
+        scope: entries that the optimizer moves: the ``parameters``, or ``all_float`` entries of the state, as in some
+            reference codes; running variances may then become negative.
+        seed: base seed of the run, for random draws of methods.
 
     Attributes:
-        state: the global state w^t as it is sent.
+        state: the global state w^t that clients receive.
         parameters: the entries of it that the optimizer moves, in float64.
         round: t, from 0.
         cohort: ids of the clients of this round.
-        population: how many clients it was drawn from uniformly, 0 where it was drawn in another way.
+        population: number of clients of a uniform draw; 0 for other samplers.
         at_sites: whether its clients are real sites, all of which know the run's seed.
-        metrics: what a method's server hook wants to be logged with the round, by tag.
-        moved: names of the entries beside :attr:`parameters` that have changed since the start of the run.
+        metrics: values for the round's log from server hooks, by tag.
+        moved: names of entries outside :attr:`parameters` that have changed since the start of the run.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Server:
         if self.optimizer is not None and delta:
             self.optimizer.step()
         for name in delta:
-            # what is stepped next is what was sent, also where the module is in float64 or bfloat16
+            # the next step starts from the sent values, also if the module is in float64 or bfloat16
             self.state[name].copy_(self.parameters[name].data)
             self.parameters[name].data.copy_(self.state[name])
         stepped = select(self.state, delta)
@@ -103,7 +103,7 @@ class Server:
             kind, rate = type(self.optimizer).__name__, self.optimizer.param_groups[0].get("lr")
             raise ClientError(
                 f"round {self.round}: trainer.server_optimizer {kind} with lr {rate} made {bad} nan or infinite; "
-                "give it a smaller lr"
+                "use a smaller lr"
             )
         for name in others.keys() - delta.keys():
             self.state[name].copy_(others[name])
@@ -115,10 +115,10 @@ class Server:
         return {"state": self.state, "optimizer": optimizer, "round": self.round, "moved": sorted(self.moved)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave.
+        """Restore the result of :meth:`state_dict`.
 
         Raises:
-            KeyError: the state is that of another model.
+            KeyError: the state belongs to another model.
         """
         if state["state"].keys() != self.state.keys():
             raise KeyError(f"it holds {len(state['state'])} entries, the model has {len(self.state)}")

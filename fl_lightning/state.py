@@ -45,7 +45,7 @@ def uncompiled_name(name: str) -> str:
 
 @torch.no_grad()
 def copy_into(live: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Copy ``state`` into the tensors of ``live`` in place; names that ``state`` lacks stay as they are."""
+    """Copy ``state`` into the tensors of ``live`` in place; other entries do not change."""
     names = [name for name in live if name in state]
     foreach.copy_([live[name] for name in names], [state[name] for name in names])
 
@@ -56,7 +56,7 @@ def clone(state: Mapping[str, Tensor]) -> State:
 
 
 def select(state: Mapping[str, Tensor], names: Iterable[str]) -> State:
-    """The entries of ``state`` called ``names``, in that order."""
+    """Return the entries ``names`` of ``state``, in this order."""
     return {name: state[name] for name in names}
 
 
@@ -74,9 +74,9 @@ def norm(state: Mapping[str, Tensor]) -> Tensor:
 
 
 def first_not_finite(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> str | None:
-    """The first entry with a number that is nan or infinite, and was not so ``before``; None if there is none.
+    """Return the first entry with a nan or infinite number that was finite ``before``; None if all are finite.
 
-    A mask of infinities is such an entry, and stays as it was.
+    An unchanged mask of infinities is allowed.
     """
     values = {name: value for name, value in state.items() if value.is_floating_point() and value.numel()}
     norms = foreach.norms(list(values.values()), math.inf)

@@ -1,7 +1,7 @@
-"""What befalls the clients of a cohort beside training: they drop out, do less than they should, or are not there.
+"""Simulates system heterogeneity: clients that drop out, stragglers, and clients that are not available.
 
-All of it is a pure function of the seed, the round and the client: methods that are compared on one seed meet the same
-clients, and a resumed run needs no saved generator.
+Everything is a pure function of seed, round and client: methods that are compared on one seed have the same clients,
+and a resumed run needs no saved generator.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Window = tuple[int, int | None]
 
 @dataclass(frozen=True)
 class Fate:
-    """What befalls a client in a round.
+    """The outcome of a client in a round.
 
     Args:
-        work: local epochs, or steps where the run counts ``local_steps``, that it trains; None for all of them.
-        lost: it drops out ``before`` its training or ``after`` it; None if the server gets its update.
+        work: local epochs, or steps with ``local_steps``, that it trains; None for all.
+        lost: whether it drops out ``before`` or ``after`` its training; None if the server gets its update.
     """
 
     work: int | None = None
@@ -32,26 +32,26 @@ class Fate:
 
 
 class SystemsHeterogeneity:
-    r"""Clients that drop out, stragglers that train for fewer epochs, and clients that are not always there.
+    r"""Clients that drop out, stragglers that train for fewer epochs, and clients that are not always available.
 
     FedProx's protocol (Li et al., MLSys 2020, Section 5.2): ``stragglers`` 0, 0.5 or 0.9 of the cohort train for a
-    number of epochs that is drawn uniformly below E; ``late`` is ``keep`` for FedProx and ``drop`` for FedAvg.
-    FedNova's (Wang et al., NeurIPS 2020, Section 6): ``stragglers=1.0, least=2, most=5`` with ``local_epochs=5``, so
-    that each client draws its number of epochs uniformly from 2 to 5 in each round.
+    number of epochs drawn uniformly below E; ``late`` is ``keep`` for FedProx and ``drop`` for FedAvg.
+    FedNova's protocol (Wang et al., NeurIPS 2020, Section 6): ``stragglers=1.0, least=2, most=5`` with
+    ``local_epochs=5``, so that each client draws its number of epochs uniformly from 2 to 5 in each round.
 
-    A client that drops out before its training is as if it were not in the cohort. What one did that drops out after
-    it is lost: its update, and what methods remember of it. A straggler's next visit begins where it would after a
-    whole one: epochs and learning rates follow the rounds, not the work.
+    A client that drops out before its training is treated as absent from the cohort. If it drops out after its
+    training, its update and the changes of its memory are lost. A straggler's next visit starts as after a complete
+    visit: epochs and learning rates follow the rounds, not the work.
 
     Args:
-        stragglers: share of each cohort that does less than a whole visit, in [0, 1], rounded to a number of clients.
-        least: fewest epochs of a straggler, at least 1; steps where the run counts ``local_steps``.
-        most: most of them, at most those of a whole visit; None is one less than these.
-        late: ``keep`` what stragglers did, or ``drop`` them: they are then not trained at all.
+        stragglers: share of each cohort that trains an incomplete visit, in [0, 1], rounded to a number of clients.
+        least: epochs of a straggler at least, from 1 on; steps with ``local_steps``.
+        most: epochs of a straggler at most, up to a complete visit; None is one less than a complete visit.
+        late: ``keep`` the stragglers' updates, or ``drop`` stragglers, which are then not trained.
         dropout_before: probability that a client of the cohort drops out before its training, in [0, 1].
         dropout_after: probability that it drops out after its training, in [0, 1]; both add up to at most 1.
-        available: when clients are there to be chosen: ids, as ``3`` or ``5-9``, to windows of rounds, each of the
-            first and the last one; ``[10]`` has no last one. Clients that are not named are always there.
+        available: windows of rounds in which clients are available, by ids such as ``3`` or ``5-9``: the first and the
+            last round, or only the first as in ``[10]``. All other clients are always available.
 
     Raises:
         UsageError: an argument out of its range.
@@ -69,7 +69,7 @@ class SystemsHeterogeneity:
     ) -> None:
         shares = {"stragglers": stragglers, "dropout_before": dropout_before, "dropout_after": dropout_after}
         for name, share in shares.items():
-            require(0 <= share <= 1, f"trainer.systems.{name}", share, "give a share in [0, 1]")
+            require(0 <= share <= 1, f"trainer.systems.{name}", share, "use a share in [0, 1]")
         both = dropout_before + dropout_after
         require(both <= 1, "trainer.systems: dropout_before + dropout_after", both, "give at most 1 in all")
         require(least >= 1, "trainer.systems.least", least, "give 1 or more")
@@ -94,31 +94,35 @@ class SystemsHeterogeneity:
                     self._windows.setdefault(k, []).append((rounds[0], rounds[1] if len(rounds) > 1 else None))
 
     def check(self, num_clients: int, rounds: int, whole: int) -> None:
-        """Refuse what does not fit the run.
+        """Refuse settings that do not fit the run.
 
         Args:
             num_clients: number of all clients.
-            rounds: of the run.
-            whole: epochs, or steps, of a whole visit.
+            rounds: rounds of the run.
+            whole: epochs, or steps, of a complete visit.
 
         Raises:
-            UsageError: no smaller number of epochs, more of them than in a whole visit, a client that there is not, or
-                a round in which no client is there.
+            UsageError: complete visits cannot be shortened, or are shorter than ``most``; an unknown client; or a round
+                without an available client.
         """
         most = whole - 1 if self.most is None else self.most
-        hint = f"a whole visit has {whole} epochs or steps; give trainer.local_epochs or local_steps above {self.least}"
+        hint = (
+            f"a complete visit has {whole} epochs or steps; set trainer.local_epochs or local_steps above {self.least}"
+        )
         require(not self.stragglers or most >= self.least, "trainer.systems.stragglers", self.stragglers, hint)
-        hint = f"a whole visit has {whole} epochs or steps, give at most that"
+        hint = f"a complete visit has {whole} epochs or steps; use at most {whole}"
         require(not self.stragglers or most <= whole, "trainer.systems.most", self.most, hint)
         unknown = [k for k in self._windows if k >= num_clients][:1]
-        require(not unknown, "trainer.systems.available", unknown, f"there are clients 0 to {num_clients - 1}")
-        # somebody leaves before a round in which nobody is there
+        require(not unknown, "trainer.systems.available", unknown, f"clients are 0 to {num_clients - 1}")
+        # before a round without clients, a client leaves
         ends = {0, *(last + 1 for windows in self._windows.values() for _, last in windows if last is not None)}
         empty = [r for r in sorted(ends) if r < rounds and not self.present(r, num_clients)]
-        require(not empty, "trainer.systems.available", empty, "no client is there in these rounds; give others")
+        require(
+            not empty, "trainer.systems.available", empty, "no client is available in these rounds; change the windows"
+        )
 
     def present(self, round_: int, num_clients: int) -> list[int]:
-        """The clients that are there to be chosen in a round, ascending."""
+        """Return the clients that are available in a round, in ascending order."""
         return [
             k
             for k in range(num_clients)
@@ -126,13 +130,13 @@ class SystemsHeterogeneity:
         ]
 
     def fates(self, seed: int, round_: int, cohort: list[int], whole: int) -> dict[int, Fate]:
-        """What befalls the clients of a cohort, by id.
+        """Return the outcomes of the clients of a cohort by id.
 
         Args:
             seed: base seed of the run.
             round_: number of the round.
-            cohort: the clients that were chosen.
-            whole: epochs, or steps, of a whole visit.
+            cohort: clients of the cohort.
+            whole: epochs, or steps, of a complete visit.
         """
         number = math.floor(self.stragglers * len(cohort) + 0.5)
         late = {cohort[place] for place in numpy_rng(seed, "stragglers", round_).permutation(len(cohort))[:number]}

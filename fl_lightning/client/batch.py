@@ -1,4 +1,4 @@
-"""What a batch holds: how many examples, and their labels."""
+"""The number of examples in a batch, and their labels."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def batch_size(batch: Any, warns: bool = True) -> int | None:
 @cache
 def _warn_of_ambiguous_size() -> None:
     rank_zero_warn(
-        "A batch has parts of several lengths, or without one: what is logged is weighted by that of its first tensor. "
-        "Give another as self.log(..., batch_size=...)"
+        "A batch has parts of several lengths, or without a length: logged values are weighted by the length of its "
+        "first tensor; pass batch_size to self.log"
     )
 
 
 def count_examples(batch: Any) -> int:
-    """The examples of a batch: its graphs where it counts them (PyG), else :func:`batch_size`; 1 where that is None."""
+    """Return the number of examples in a batch: graphs (PyG), or :func:`batch_size`; 1 if unknown."""
     graphs = None if type(batch) in (tuple, list) else getattr(batch, "num_graphs", None)
     size = graphs if isinstance(graphs, int) else batch_size(batch, warns=False)
     return 1 if size is None else size

@@ -1,4 +1,4 @@
-"""The layers whose running statistics a server can recompute, and what a batch adds to them."""
+"""Layers whose running statistics a server can recompute, and the contribution of a batch."""
 
 from __future__ import annotations
 

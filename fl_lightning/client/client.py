@@ -44,31 +44,32 @@ Buffers = Literal["average", "keep", "local", "recalibrate", "recalibrate_once"]
 RECALIBRATES: tuple[Buffers, ...] = ("recalibrate", "recalibrate_once")
 # the weights with which an update is added without rounding
 LEAST_WEIGHT, LARGEST_WEIGHT = 1e-12, 1e30
-# what a training_step may return
+# return values of a training_step
 STEP_HINT = "return a tensor, a dictionary with the key loss, or None to skip the batch"
 
 
 class Client(LightningModule):
     """The user's module as one client has it during its visit: with its state, data description and memory.
 
-    Its :meth:`training_step` is the loss of the user's module plus the penalties of the methods. There is one object
-    for all clients of a process: the state of each is loaded in place, in the :class:`Resident` module, and all else
-    that belongs to one client is in its :class:`Visit`.
+    Its :meth:`training_step` returns the loss of the user's module plus the penalties of the methods. One object serves
+    all clients of a process: their state is loaded in place, into the :class:`Resident` module, and everything else of
+        a
+    client is in its :class:`Visit`.
 
     Args:
         module: the user's LightningModule.
         methods: the methods of the run.
-        taps: tap name to what it is bound to in ``module``: the path of a submodule, or ``path:field``.
-        memories: what clients keep between rounds; None is memories without a limit.
-        seed: base seed of the run, for what a method draws.
-        weighting: the client's weight where no method gives one: its number of training examples, or 1 (``uniform``).
-        buffers: ``average`` sends buffers and frozen parameters, ``keep`` leaves the server's as they are, ``local``
-            keeps them with each client. ``recalibrate`` sends all but the running statistics of BatchNorm, which the
-            server recomputes; ``recalibrate_once`` sends these as well.
-        cache_limit: bytes in which a visit keeps the reference models' taps of each example, so that they run on it
-            once, not once an epoch; 0 keeps none.
-        info: description of the first client, which methods may look at before any visit.
-        stand_in: what ``self.trainer`` is in the module; None is one of a single epoch.
+        taps: binding in ``module`` by tap name: the path of a submodule, or ``path:field``.
+        memories: memories of the clients; None for memories without a limit.
+        seed: base seed of the run, for random draws of methods.
+        weighting: the client's weight unless a method sets one: its number of training examples, or 1 (``uniform``).
+        buffers: ``average`` sends buffers and frozen parameters, ``keep`` does not change the server's, ``local``
+            keeps them with each client. ``recalibrate`` sends all except the running statistics of BatchNorm, which
+            the server recomputes; ``recalibrate_once`` sends these as well.
+        cache_limit: bytes for a visit's cache of the reference models' taps, so that these models run once on an
+            example instead of once an epoch; 0 for no cache.
+        info: description of the first client, for methods before any visit.
+        stand_in: the module's ``self.trainer``; None for one with a single epoch.
 
     Raises:
         UsageError: the module's state dict cannot be averaged.
@@ -80,7 +81,7 @@ class Client(LightningModule):
         trainable: names of the parameters that are trained.
         others: names of the buffers and frozen parameters.
         frozen: names of the frozen parameters.
-        tap_paths: tap name to the path of the submodule that it is bound to.
+        tap_paths: path of the bound submodule by tap name.
         batch_norms: paths of the layers whose running statistics training updates.
     """
 
@@ -109,13 +110,13 @@ class Client(LightningModule):
         self.batch_norms = batch_norms(module)
         self.references = References(taps, resident.takes_index, cache_limit)
         self._memories = memories if memories is not None else Memories()
-        # what methods send is added in float64, but sent in the parameters' type
+        # payloads are added in float64, but sent in the parameters' type
         self._bytes_of_number = next((self.live[name].element_size() for name in self.trainable), 4)
         self._idle = self.visit = Visit(info or ClientInfo(0, 0, None), {}, resident.clock, resident.logged)
         self._sealed = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # a plain attribute, which is set at each visit: torch would look for parameters and modules in it
+        # set without torch, which would search it for parameters and modules at each visit
         if "_sealed" not in vars(self):
             super().__setattr__(name, value)
         elif name in vars(self):
@@ -225,9 +226,9 @@ class Client(LightningModule):
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What was logged in this visit, by tag: ``train/loss``, ...; it is there once the visit has ended.
+        """Values logged in this visit by tag: ``train/loss``, ...; available after the visit.
 
-        A callback reads it in ``on_client_end``.
+        Callbacks read them in ``on_client_end``.
         """
         return {tagged("train", name): value.value for name, value in self.visit.values.items()}
 
@@ -236,9 +237,9 @@ class Client(LightningModule):
         return self.resident.state()
 
     def memory(self, method: Method) -> dict[str, Any]:
-        """What ``method`` keeps for this client between rounds: tensors and plain values.
+        """Return the memory of ``method`` for this client between rounds: tensors and plain values.
 
-        While it is empty, it is what ``method.initial_memory`` gives.
+        An empty memory starts as the result of ``method.initial_memory``.
         """
         memory = self._memories.visited(self.info.id)
         if method.name not in memory:
@@ -248,7 +249,7 @@ class Client(LightningModule):
         return memory[method.name]
 
     def scratch(self, method: Method) -> SimpleNamespace:
-        """What ``method`` keeps for this visit alone, under names of its own choice; empty when the visit begins."""
+        """Return the values that ``method`` keeps only for this visit, by name; empty at the start of the visit."""
         return self.visit.scratch.setdefault(method.name, SimpleNamespace())
 
     @torch.no_grad()
@@ -296,8 +297,8 @@ class Client(LightningModule):
         Args:
             name: the tag.
             value: a number or a scalar tensor.
-            *args: those of Lightning's ``log``, as are ``kwargs``; see :class:`.MetricLog`.
-            weight: its weight; None is the number of examples of the present batch.
+            *args: as ``kwargs``, arguments of Lightning's ``log``; see :class:`.MetricLog`.
+            weight: its weight; None for the number of examples of the current batch.
             **kwargs: ``reduce_fx`` and others; ``batch_size`` is another name for the weight.
         """
         size = kwargs.pop("batch_size", None)
@@ -370,7 +371,7 @@ class Client(LightningModule):
     def starting(
         self, info: ClientInfo, received: State, clock: Clock
     ) -> tuple[Visit, State, dict[str, dict[str, Any]]]:
-        """Begin the visit of a client that trains beside others, in a module that has received the global state."""
+        """Start the visit of a client that trains side by side, in a module with the global state."""
         visit, own = self._begin(info, received, clock)
         if own:
             self.resident.load(visit.received)
@@ -382,7 +383,7 @@ class Client(LightningModule):
 
     @contextmanager
     def mapped(self, live: State, visit: Any, references: Mapping[str, Any]) -> Iterator[None]:
-        """In this block, of a function that is mapped over clients, what belongs to a client is that of one of them."""
+        """Return a context, for functions that are mapped over clients, with the values of one of them."""
         attributes, stand_in, logged = vars(self), self.resident.stand_in, self.resident.logged
         before = {name: attributes[name] for name in ("live", "visit")}, stand_in.clock
         try:
@@ -399,10 +400,9 @@ class Client(LightningModule):
 
     @contextmanager
     def rehearsing(self, methods: MethodList | None = None) -> Iterator[None]:
-        """In this block anything may be trained, with these ``methods`` alone, of which nothing is left at its end.
+        """Return a context for any training with only these ``methods``, which restores all state at its end.
 
-        Without ``methods`` it is the module alone that is trained, and taps record nothing. What clients remember is as
-        it was, too.
+        Without ``methods``, the module alone is trained, and taps record nothing. Memories are restored, too.
         """
         before, visit, runs = self.methods, self.visit, self.references.num_runs
         resident, paused = self.resident, nullcontext() if methods is not None else self.resident.taps.recorded(False)
@@ -448,7 +448,7 @@ class Client(LightningModule):
             output = module.training_step(batch, batch_idx) if resident.takes_index else module.training_step(batch)
         finally:
             taps.trains = False
-        # a tensor is asked for first: whether it is a mapping takes longer to find out
+        # tensors first: testing for a mapping takes longer
         loss = output.get("loss") if not isinstance(output, Tensor) and isinstance(output, Mapping) else output
         if not isinstance(loss, Tensor) and output is not None:
             raise ClientError(f"training_step returned {type(output).__name__} without a loss; {STEP_HINT}")
@@ -456,7 +456,7 @@ class Client(LightningModule):
             raise ClientError(f"training_step returned a loss of shape {tuple(loss.shape)}; return its mean or its sum")
         if "on_train_batch_end" in resident.hooks:
             rest = {k: v for k, v in output.items() if k != "loss"} if isinstance(output, Mapping) else {}
-            # the loss as Lightning gives it, of which as many as there are batches in a step add up to their mean
+            # Lightning's scaled loss: the losses of a step's batches add up to their mean
             self.visit.outputs = {} if loss is None else {"loss": loss.detach() / self.visit.clock.accumulate, **rest}
         return loss
 
@@ -473,7 +473,7 @@ class Client(LightningModule):
         counts.num_steps += 1
 
     def finish(self) -> Update:
-        """End the visit: keep the entries that do not travel, and return what the client sends."""
+        """End the visit: store the client-local entries, and return the client's update."""
         visit, resident, live = self.visit, self.resident, self.live
         resident.taps.clear()
         visit.outputs = {}
@@ -495,10 +495,10 @@ class Client(LightningModule):
         delta = self.methods.transform_client_update(self, select(self.change, self.sent))
         check_finite(delta, payload)
         if self.methods.attributes is not None and self.methods.attributes.in_place:
-            # these may refer to what is restored in place at the end of the visit
+            # these may refer to objects that are restored in place at the end of the visit
             delta, payload, memory = clone(delta), cloned(payload), self._memories.visited(visit.info.id)
             memory.update(with_tensors(memory, torch.clone))
-        # copies: what happens to the module after the visit changes nothing in what was sent
+        # copies, so that later changes of the module do not change the update
         others = clone(select(live, self.sent_others))
         leave_out_large_integers(others, visit.received)
         changed = [name for name in self.sent_frozen if not torch.equal(live[name], visit.received[name])]
@@ -523,7 +523,7 @@ class Client(LightningModule):
         return self._memories
 
     def release(self) -> None:
-        """Give the user's module back as it was, and remove the files of clients on disk."""
+        """Restore the user's module, and remove the files of clients on disk."""
         self.resident.release()
         self._memories.close()
 
@@ -562,4 +562,4 @@ def check_finite(delta: State, payload: Mapping[str, Mapping[str, Weighted]]) ->
     sent = {**delta, **{"/".join(path): value.total for path, value in flatten(payload).items()}}
     for name, size in zip(sent, foreach.norms(list(sent.values()), math.inf), strict=True):
         if not math.isfinite(size):
-            raise ClientError(f"what it sends as {name} is nan or infinite")
+            raise ClientError(f"its update is nan or infinite at {name}")

@@ -1,4 +1,4 @@
-"""The clock of a visit: where it lies in the one fit of which all visits of a client are parts."""
+"""The clock of a visit: its position in the fit that all visits of a client form."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 
 @dataclass
 class Clock:
-    """Counts epochs and steps as if the present client trained alone, and took part in every round.
+    """Counts epochs and steps as if the current client trained alone and took part in every round.
 
     Args:
         rounds: R, rounds of the run.
         local_epochs: E, epochs of a visit.
-        local_steps: optimizer steps of a visit, which take the place of E; epochs are then passes over the data.
+        local_steps: optimizer steps of a visit, in place of E; epochs are then passes over the data.
         accumulate: batches of an optimizer step.
-        limit: most batches of a visit, None for no limit.
-        batches: B, batches in a pass over the present client's data.
+        limit: batches of a visit at most; None for no limit.
+        batches: B, batches in a pass over the current client's data.
         round: r, from 0.
-        epoch: the present epoch of the visit, from 0.
+        epoch: current epoch of the visit, from 0.
         step: optimizer steps taken in the visit.
-        work: epochs, or steps where the run counts them, of a visit that does less than a whole one; None for all. The
-            clock is otherwise that of whole visits: the client's later ones begin where they would without it.
+        work: epochs (or steps, with ``local_steps``) of an incomplete visit; None for all. Later visits start as if
+            this visit were complete.
     """
 
     rounds: int = 1
@@ -36,12 +36,12 @@ class Clock:
 
     @property
     def passes(self) -> list[int]:
-        """How many batches each epoch of a whole visit takes; the last epoch may be cut short."""
+        """Number of batches of each epoch of a complete visit; the last epoch may be shorter."""
         return self._passes(self.local_epochs, self.local_steps)
 
     @property
     def passes_now(self) -> list[int]:
-        """How many batches each epoch of the present visit takes, which may do less :attr:`work`."""
+        """Number of batches of each epoch of the current visit, which may do less :attr:`work`."""
         if self.work is None:
             return self.passes
         return self._passes(self.work, None) if self.local_steps is None else self._passes(0, self.work)
@@ -57,7 +57,7 @@ class Clock:
 
     @property
     def current_epoch(self) -> int:
-        """Epochs done before this one: r * E and those of this visit."""
+        """Epochs before this one: r * E and the epochs of this visit."""
         return self.round * (self.local_epochs if self.local_steps is None else len(self.passes)) + self.epoch
 
     def at(self, round_: int, batches: int | None = None, work: int | None = None) -> Clock:

@@ -1,7 +1,7 @@
-"""What each of several clients keeps, side by side: one column of values for all that stands at the same place.
+"""Batched trees: values of several clients, with one column for each place in the tree.
 
-A client's values come as a tree: dictionaries, lists and tuples of tensors, numbers and anything else. Trees of one
-shape share a table. Its columns are tensors with a row for each client, or lists of numbers.
+A client's values form a tree: dictionaries, lists and tuples of tensors, numbers and other objects. Trees of one
+structure share a table, whose columns are tensors with a row for each client, or lists of numbers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# rows of a group: a range of them, of which a tensor gives a view, or their numbers
+# rows of a group: a slice, for which indexing gives a view, or their numbers
 Rows = slice | list[int]
 
 
@@ -57,7 +57,7 @@ def kind_of(shape: Any, leaves: Sequence[Any]) -> str:
 
 
 def numbers_of(rows: Rows, of: int) -> Sequence[int]:
-    """The numbers of these rows, of a group of so many clients."""
+    """Return the numbers of these rows in a group of ``size`` clients."""
     return range(of)[rows] if isinstance(rows, slice) else rows
 
 
@@ -109,7 +109,7 @@ class Table(NamedTuple):
 
 
 def table_of(shape: Any, rows: Mapping[int, Sequence[Any]], size: int, device: torch.device) -> Table:
-    """A table for a group of ``size`` clients, of which ``rows`` have this shape, each with its leaves."""
+    """Return a table for a group of ``size`` clients, from the leaves of the ``rows`` with this structure."""
     columns = []
     for values in zip(*rows.values(), strict=True):
         first, by_row = values[0], dict(zip(rows, values, strict=True))

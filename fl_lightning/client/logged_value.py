@@ -300,7 +300,7 @@ def numbers(values: list[Any]) -> list[float]:
     try:
         return torch.stack(values).tolist()
     except (TypeError, RuntimeError):
-        # some are no tensors, or lie on another device
+        # some are not tensors, or are on another device
         return [float(value) for value in values]
 
 

@@ -1,8 +1,8 @@
-"""What a module and methods see in a mapped step: one client, whose tensors stand for those of a whole group.
+"""Views for modules and methods in a mapped step: one client, whose tensors represent the whole group.
 
 Clients of a group take a step together, as one program over stacked tensors: the step runs once, under ``torch.vmap``,
-and each tensor in it has a hidden dimension for the clients. A value that differs by client is such a tensor; where it
-cannot be one, as an id that user code would look something up by, it is refused.
+and each tensor has a hidden dimension for the clients. Values that differ between clients are such tensors; others,
+such as an id that user code would use as a key, are refused.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def not_mappable(what: str, why: str) -> NotMappable:
 
 
 class View:
-    """Several objects as one: gives an attribute in which they agree, and refuses another by name.
+    """Several objects as one: returns attributes in which they agree, and refuses others by name.
 
-    ``note`` is told which attribute is read, since it may have another value in the next step. Values that are
-    ``given``, such as mapped tensors, take precedence. ``name`` comes before the attribute's in errors.
+    ``note`` is called with each attribute that is read, since it may change before the next step. Values in ``given``,
+    such as mapped tensors, take precedence. ``name`` precedes the attribute in errors.
     """
 
     def __init__(

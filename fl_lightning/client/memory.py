@@ -1,4 +1,4 @@
-"""What clients keep between rounds: in main memory up to a limit, beyond it on disk."""
+"""Memories of clients between rounds: in main memory up to a limit, beyond it on disk."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Memory = dict[str, dict[str, Any]]
 class Memories(Mapping[int, Memory]):
     """The memories of the clients that this worker owns, by id.
 
-    A client's memory holds tensors and plain values by method and, as ``state``, the entries of the state that do not
-    travel. Beyond ``limit``, the memories of the clients whose last visit is the longest ago lie on disk, each in a
-    file of its own that is written atomically and read back memory-mapped.
+    A client's memory holds tensors and plain values by method and, as ``state``, the client-local entries of the state.
+    Beyond ``limit``, the least recently visited clients' memories are on disk, each in a separate file that is written
+    atomically and read memory-mapped.
 
-    A visit changes a memory as a whole or not at all: it works on a copy, which takes the place of the original when
-    the visit ends, and is dropped when it fails.
+    A visit changes a memory completely or not at all: it works on a copy, which replaces the original at the end of the
+    visit, and is dropped if the visit fails.
 
     Args:
-        limit: bytes of tensors held in main memory, at least 0.
-        device: where a client's memory lies while it is visited; between visits it lies in main memory.
+        limit: bytes of tensors in main memory, at least 0.
+        device: device of a client's memory during its visit; between visits it is in main memory.
 
     Attributes:
-        owners: owner rank of each client that remembers something, the same on all workers.
+        owners: rank of the owner of each client with a memory, the same on all workers.
         files: name and SHA-256 of each client's file in the last checkpoint, the same on all workers.
     """
 
@@ -54,12 +54,15 @@ class Memories(Mapping[int, Memory]):
         self._changed: set[int] = set()
 
     def __getitem__(self, k: int) -> Memory:
-        """The memory of client ``k``, to read: in its visit, as it is so far; one that lies on disk stays there."""
+        """Return the memory of client ``k`` for reading, including changes of its current visit.
+
+        A file stays on disk.
+        """
         held = self._visited if k in self._visited else self._held
         return held[k] if k in held else load(self._on_disk[k])
 
     def __contains__(self, k: object) -> bool:
-        # that of Mapping would read a file
+        # the method of Mapping would read a file
         return k in self._visited or k in self._held or k in self._on_disk
 
     def __iter__(self) -> Iterator[int]:
@@ -80,7 +83,7 @@ class Memories(Mapping[int, Memory]):
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """What visits in this block would change is dropped; one that has begun before it goes on after it."""
+        """Return a context that drops the changes of its visits; an earlier visit continues after it."""
         begun, self._visited = self._visited, {}
         try:
             yield
@@ -93,22 +96,22 @@ class Memories(Mapping[int, Memory]):
             memory = self._held[k] if k in self._held else load(self._on_disk[k]) if k in self._on_disk else {}
             if self.device.type != "cpu":
                 memory = move_data_to_device(memory, self.device)
-            elif k in self._held:  # what is written into a memory-mapped tensor does not reach its file
+            elif k in self._held:  # writes into a memory-mapped tensor do not reach its file
                 memory = with_tensors(memory, torch.clone)
             self._visited[k] = memory
         return self._visited[k]
 
     def drop(self, k: int) -> None:
-        """Take back what the visit of client ``k`` has changed since it began."""
+        """Drop the changes of client ``k``'s visit."""
         self._visited.pop(k, None)
 
     def drop_all(self, clients: Iterable[int]) -> None:
-        """Take back what the visits of these clients have changed, of those that have not been settled."""
+        """Drop the changes of these clients' visits that have not been committed."""
         for k in clients:
             self.drop(k)
 
     def settle(self, k: int) -> None:
-        """Keep what the visit of client ``k`` has changed, count what its memory holds now, and keep to the limit."""
+        """Commit the changes of client ``k``'s visit, count the size of its memory, and enforce the limit."""
         if k not in self._visited:
             return
         memory = self._visited.pop(k)
@@ -170,13 +173,13 @@ class Memories(Mapping[int, Memory]):
     def restore(
         self, paths: Mapping[int, Path], workers: Collectives, files: Mapping[int, tuple[str, str]] | None
     ) -> None:
-        """Deal the clients of a checkpoint out over the workers.
+        """Distribute the clients of a checkpoint among the workers.
 
         Args:
             paths: file of each client.
-            workers: the workers, over which the clients are dealt out in turn.
+            workers: the workers, which get the clients in turn.
             files: name and SHA-256 of each client's file, if the run resumes in the folder of the checkpoint; None if
-                the next checkpoint writes every file anew.
+                the next checkpoint writes all files again.
         """
         self.owners = {k: place % workers.size for place, k in enumerate(sorted(paths))}
         self._on_disk |= {k: paths[k] for k, rank in self.owners.items() if rank == workers.rank}
@@ -186,7 +189,7 @@ class Memories(Mapping[int, Memory]):
             self._changed |= {*self}
 
     def close(self) -> None:
-        """Remove the files that were written beyond the limit; those of checkpoints stay."""
+        """Remove the files that were written beyond the limit, but no files of checkpoints."""
         if self._scratch is not None:
             self._scratch.close()
 
@@ -210,7 +213,7 @@ class Memories(Mapping[int, Memory]):
 
     def _count(self, k: int, size: int) -> None:
         """Client ``k`` now holds ``size`` bytes in memory."""
-        # the total is kept beside the sizes: adding them up each time would make a round quadratic in its clients
+        # a running total: adding all sizes each time would make a round quadratic in its clients
         self._total += size - self._sizes.pop(k, 0)
         self._sizes |= {k: size} if size else {}
 

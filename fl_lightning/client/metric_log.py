@@ -32,22 +32,21 @@ METHODS_HOOK = "on_train_epoch_end"
 class MetricLog:
     """Collects the values of ``self.log`` and the terms of the loss, in a visit or an evaluation.
 
-    In the record there is one value of each name for a visit. A mean is that over the visit; a sum, a maximum, a
-    minimum and the value of a torchmetrics object are those of the last epoch in which it was logged. Where both
-    ``on_step`` and ``on_epoch`` are set, the record has it as ``name_epoch``, and a visit's last step as ``name_step``.
-    Of a torchmetrics object there is no ``name_step``; ``name/clients`` is 1, or 0 where its value is undefined and
-    left out. In an evaluation only the reduction over all batches is recorded. ``logger=False`` keeps a value out of
-    the record; :meth:`callback_metrics` has it all the same. A visit is one process, and nothing is drawn while it
-    lasts, so ``sync_dist``, ``sync_dist_group``, ``rank_zero_only``, ``prog_bar`` and ``enable_graph`` have nothing to
-    do.
+    The record has one value of each name for a visit. Means are over the visit; sums, maxima, minima and the values of
+    torchmetrics objects are from the last epoch that logged them. With both ``on_step`` and ``on_epoch``, the record
+    has ``name_epoch``, and the last step of the visit as ``name_step``, except for torchmetrics objects. Their
+    ``name/clients`` is 1, or 0 if the value is undefined and omitted. An evaluation records only the reduction over all
+    batches. With ``logger=False``, a value is only in :meth:`callback_metrics`. Since a visit runs in one process
+    without a display, ``sync_dist``, ``sync_dist_group``, ``rank_zero_only``, ``prog_bar`` and ``enable_graph`` have no
+    effect.
 
-    The log of clients side by side has a row for each. A mapped step adds to :attr:`records`; their tensors are results
-    of the step, and return by :meth:`add_records`.
+    The log of clients side by side has a row for each client. A mapped step appends to :attr:`records`, whose tensors
+    are results of the step and return through :meth:`add_records`.
 
     Args:
         module: the user's module.
-        evaluated: values of the last evaluations of the global model, which are among :meth:`callback_metrics`, too.
-        examples: the client's examples, the weight of values that are logged once an epoch; None in an evaluation.
+        evaluated: values of the last evaluations of the global model, which are also in :meth:`callback_metrics`.
+        examples: number of the client's examples, the weight of values logged once an epoch; None in an evaluation.
         size: number of clients side by side; None for one client.
     """
 
@@ -67,10 +66,10 @@ class MetricLog:
         self._size: int | None = None
         self._counted: int | None = None
         self._entries: dict[LogKey, LoggedValue] = {}
-        # values as they came: they become tensors when they are asked for
+        # original values, which become tensors on demand
         self._callback: dict[str, Any] = dict(evaluated or {})
 
-    # ------------------------------------------------------------------ what the module calls
+    # ------------------------------------------------------------------ called by the module
     def log(self, name: str, value: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> None:
         """Lightning's ``LightningModule.log``, whose arguments and names these are.
 
@@ -99,9 +98,9 @@ class MetricLog:
         value, weight = value.detach(), self._counted
         entry.add(value.reshape(()) if value.ndim else value, self.counted if weight is None else weight)
 
-    # ------------------------------------------------------------------ what the engine calls
+    # ------------------------------------------------------------------ called by the engine
     def begin_batch(self, batch: Any, dataloader_idx: int | None = None) -> None:
-        """Begin a batch; its size, counted when it is needed, is the weight of what is logged without one."""
+        """Start a batch; its size, counted when needed, is the default weight of logged values."""
         self._batch, self.dataloader_idx = batch, dataloader_idx
         self._size = self._counted = None
 
@@ -156,9 +155,9 @@ class MetricLog:
         return {entry.spec.epoch_name: (str(entry.spec.metric), entry.states) for entry in shown}
 
     def callback_metrics(self) -> dict[str, Tensor]:
-        """What Lightning's ``trainer.callback_metrics`` holds: the latest values by Lightning's names.
+        """Return the latest values by Lightning's names, as ``trainer.callback_metrics``.
 
-        In a visit they are those of its client, beside those of the last evaluation of the global model.
+        In a visit, these are the values of its client and of the last evaluation of the global model.
         """
         if self.size is not None:
             raise not_mappable("self.trainer.callback_metrics", DIFFERS)
@@ -173,7 +172,7 @@ class MetricLog:
 
     # ------------------------------------------------------------------ of an evaluation
     def take(self) -> dict[LogKey, Reduced]:
-        """What was logged since the last call, but for torchmetrics objects; it is then forgotten."""
+        """Return and remove the values logged since the last call, except torchmetrics objects."""
         values: dict[LogKey, Reduced] = {}
         for key, entry in self._entries.items():
             if entry.spec.metric is None:
@@ -187,14 +186,14 @@ class MetricLog:
         return {key: entry.spec for key, entry in self._entries.items()}
 
     def assign(self, specs: Mapping[LogKey, LogSpec], values: Mapping[LogKey, Reduced]) -> None:
-        """Take what was reduced over all workers, those names included that were not logged in this one."""
+        """Store values that were reduced over all workers, including names that this worker did not log."""
         self._entries = {key: self._entries.get(key) or LoggedValue(spec) for key, spec in specs.items()}
         for key, value in values.items():
             self._entries[key].assign(value)
         self.end_loader()
 
     def end_loader(self) -> None:
-        """Reduce what was logged so far, for the hooks that follow."""
+        """Reduce the values logged so far, for the following hooks."""
         for entry in self._entries.values():
             entry.end_epoch()
             self._callback |= entry.shown_epoch(entry.epoch)
@@ -207,7 +206,7 @@ class MetricLog:
 
     # ------------------------------------------------------------------ of clients side by side
     def take_records(self) -> tuple[list[Record], list[Tensor]]:
-        """What a mapped step has logged: the records, with ``...`` in the place of tensors, and these tensors."""
+        """Return the records of a mapped step, with ``...`` in place of tensors, and these tensors."""
         tensors = [part for record in self.records for part in record if isinstance(part, Tensor)]
         shapes = [Record._make(... if isinstance(part, Tensor) else part for part in one) for one in self.records]
         self.records.clear()
@@ -255,7 +254,7 @@ class MetricLog:
             weight = entry.batch_size
         if weight is None:
             weight = self._weight(entry, value) if entry.once or self._size is None else self._size
-        # a tensor is asked for first: whether it is a metric takes longer to find out
+        # tensors first: testing for a metric takes longer
         if isinstance(value, Tensor):
             if value.ndim:
                 hint = f"a tensor of one element is logged; try value.mean(), not {tuple(value.shape)}"
@@ -267,7 +266,7 @@ class MetricLog:
                 value = (value.detach() if value.requires_grad else value).clone()  # the module may change it in place
         elif isinstance(value, Metric):
             if self.size is not None:
-                why = "a torchmetrics object keeps what it has seen of one client"
+                why = "a torchmetrics object has the state of one client"
                 raise not_mappable(f"self.log({name!r}, ...)", why)
             entry.add_metric(value, weight)
             return
@@ -284,7 +283,7 @@ class MetricLog:
         if self._size is not None:
             return self._size
         needed = entry.spec.on_epoch and entry.spec.kind == "mean" and not isinstance(value, Metric)
-        hint = f"its size cannot be told from the batch, a {type(self._batch).__name__}: give batch_size="
+        hint = f"its size is unknown for a {type(self._batch).__name__}: give batch_size="
         require(not needed, f"self.log({entry.spec.name!r}, ..., batch_size=...)", None, hint)
         return 1
 
@@ -302,7 +301,7 @@ class MetricLog:
             if isinstance(value, Metric):
                 known = {id(part): place for place, part in self.module.named_modules() if isinstance(part, Metric)}
                 path = known.get(id(value), options["metric_attribute"])
-                hint = f"it is no attribute of the module; choose one of {list(known.values())}"
+                hint = f"not an attribute of the module; available: {list(known.values())}"
                 require(path is not None, f"self.log({name!r}, ...)", type(value).__name__, hint)
                 spec = spec._replace(metric=path)
             functions: Any = _FxValidator.functions[hook]
@@ -321,7 +320,7 @@ class MetricLog:
 
     @property
     def _recorded(self) -> list[LoggedValue]:
-        """What goes into the record: first the terms of the loss, of which the module may log one under its name."""
+        """Return the record, with the terms of the loss first, since the module may log one of their names."""
         others = [entry for (hook, *_), entry in self._entries.items() if hook != TERM and entry.spec.logger]
         return [*self._terms, *others]
 
@@ -336,11 +335,11 @@ class MetricLog:
 
 
 def check_kind(name: str, value: Any) -> None:
-    """Refuse what is no number, tensor or torchmetrics object, as Lightning does."""
+    """Refuse values other than numbers, tensors and torchmetrics objects, as Lightning does."""
     allowed = isinstance(value, (Tensor, Number, Metric))
     require(allowed, f"self.log({name!r}, ...)", type(value).__name__, "a number, a tensor or a Metric is logged")
 
 
 def as_tensor(value: Any) -> Tensor:
-    """A reduced value as a tensor, in float64; a number or a tensor as it is."""
+    """Return a reduced value as a tensor, in float64; a number or a tensor unchanged."""
     return torch.tensor(value.value, dtype=torch.float64) if isinstance(value, Reduced) else torch.as_tensor(value)

@@ -36,11 +36,11 @@ PLAIN = (str, bytes, int, float, complex, bool, type(None))
 CONTAINERS = (list, dict, set, deque)
 MISSING = object()
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-# attributes that the engine looks after: those of Lightning, hooks, and the functions that a run puts into the module
+# attributes that the engine manages: Lightning's, hooks, and functions that a run sets in the module
 ENGINE = {name for name in vars(nn.Module()) if "hook" in name} | {"log", "log_dict", "forward"}
 ENGINE |= vars(LightningModule()).keys() - vars(nn.Module()).keys()
 OWN = {*vars(LightningModule()), *ENGINE}
-# objects that are searched, whoever wrote their classes
+# objects that are always searched
 WITH_PARTS = (nn.Module, SimpleNamespace, Optimizer, LRScheduler, Method, Weighted)
 # objects that are never searched: inputs and outputs, which may be large or open
 SKIPPED = (Dataset, DataLoader, Sampler, Logger, namespaces.LightningDataModule, type)
@@ -52,10 +52,10 @@ LIBRARIES = {
 
 
 class Snapshot:
-    """The present contents of objects: attributes, containers, tensors, arrays and random generators.
+    """The current contents of objects: attributes, containers, tensors, arrays and random generators.
 
-    Each attribute is the same object again after :meth:`restore`, since closures and other objects may refer to it.
-    ``skipped`` objects are left alone; of ``state`` tensors ``requires_grad`` alone is restored.
+    :meth:`restore` keeps the identity of each attribute, since closures and other objects may refer to it. ``skipped``
+    objects are ignored; for ``state`` tensors, only ``requires_grad`` is restored.
     """
 
     def __init__(self, roots: Iterable[Any], skipped: Iterable[Any] = (), state: Iterable[Tensor] = ()) -> None:
@@ -181,7 +181,7 @@ def restore_of(part: Any) -> Callable[[], object] | None:
 
 @torch.no_grad()
 def refill_tensor(value: Tensor, saved: Tensor, trained: bool, gradient: Tensor | None) -> None:
-    """Give a tensor its values, its ``requires_grad`` and its gradient back."""
+    """Restore a tensor's values, ``requires_grad`` and gradient."""
     if (value.shape, value.dtype, value.device) == (saved.shape, saved.dtype, saved.device):
         value.detach().copy_(saved)
     else:
@@ -192,15 +192,15 @@ def refill_tensor(value: Tensor, saved: Tensor, trained: bool, gradient: Tensor 
 
 
 def values_held(module: nn.Module, methods: Sequence[Method], known: Iterable[Any]) -> dict[tuple[int, str], Any]:
-    """The contents of a module's and its methods' attributes by name, to be compared by :func:`changed_value`.
+    """Return the contents of a module's and its methods' attributes by name, for :func:`changed_value`.
 
-    Tensors and arrays are copied; those of server values, and ``known`` objects, are left out.
+    Tensors and arrays are copied; server values and ``known`` objects are omitted.
     """
     seen, found = {*map(id, known), *(id(tensor) for _, tensor in server_tensors(methods))}, dict[Any, Any]()
     for place, root in enumerate((module, *methods)):
         for name, part in walk(root, seen, type(root).__name__ if place else "self"):
             if isinstance(part, Tensor):
-                # what a mapped step leaves behind can neither be read nor be the same again
+                # a tensor that a mapped step left behind can neither be read nor compared
                 found[place, name] = object() if is_mapped(part) else part.detach().clone()
             elif isinstance(part, np.ndarray):
                 found[place, name] = (part.dtype.str, part.tobytes())
@@ -239,7 +239,7 @@ def uncopyable(module: nn.Module, shared: object) -> dict[int, Any]:
         elif isinstance(part, Tensor) and not part.is_leaf:
             counterparts[id(part)] = part.detach().clone()
         elif held_by(part) is None and not isinstance(part, (Tensor, np.ndarray)):
-            # the other parts have copies of their own, which a bound method or a closure then refers to
+            # the other parts have separate copies, to which bound methods and closures then refer
             others = {number: other for number, other in (parts | counterparts).items() if other is not part}
             try:
                 copy.deepcopy(part, others)
@@ -250,7 +250,7 @@ def uncopyable(module: nn.Module, shared: object) -> dict[int, Any]:
 
 @contextmanager
 def temporary_hooks(module: nn.Module) -> Iterator[None]:
-    """Hooks that this block registers on the module or its parts are removed at its end, without those of taps."""
+    """Return a context that removes the hooks registered in it on the module or its parts, except hooks of taps."""
     first = RemovableHandle.next_id  # hooks are numbered in the order in which they are registered
     try:
         yield
@@ -262,11 +262,11 @@ def temporary_hooks(module: nn.Module) -> Iterator[None]:
 
 
 class StateBinding:
-    """The entries of a module's parameters and buffers that hold its state: others can stand in, and code may rebind.
+    """The entries of a module's parameters and buffers with its state, which user code may rebind.
 
-    ``self.mean = 0.9 * self.mean + ...`` puts another tensor in the place of a buffer; its values are those of the
-    state. A replaced parameter or layer, and a new entry, would be left out of the averages: they are errors. The
-    ``live`` tensors of the state stay the same objects for the whole run.
+    ``self.mean = 0.9 * self.mean + ...`` replaces a buffer by another tensor, whose values become the state. A replaced
+    parameter or layer, or a new entry, would not be averaged and is an error. The ``live`` tensors of the state are the
+    same objects for the whole run.
     """
 
     def __init__(self, module: nn.Module, live: Mapping[str, Tensor]) -> None:
@@ -357,19 +357,19 @@ def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
     """Refuse a module whose state dict cannot be averaged.
 
     Raises:
-        UsageError: the module has a part of ``torch.jit``; the state dict leaves out a trained parameter, or holds
-            something that is no tensor, is made anew by each call, is sparse or complex, or has no shape yet.
+        UsageError: the module has a part of ``torch.jit``; the state dict lacks a trained parameter, or has a value
+            that is not a tensor, is created by each call, is sparse or complex, or has no shape yet.
     """
     known, again = set(map(id, live.values())), module.state_dict(keep_vars=True)
     wrong = {
-        "is of torch.jit, whose buffers a run cannot restore; give the layer that was scripted": [
+        "is of torch.jit, whose buffers a run cannot restore; use the layer before scripting": [
             name or "it" for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)
         ],
-        "has no shape before the first batch; give the layer its number of inputs": [
+        "has no shape before the first batch; set the layer's number of inputs": [
             name for name, value in live.items() if is_lazy(value)
         ],
-        "of its state_dict is no dense real tensor that stays the same one, so that it cannot be averaged; register a "
-        "plain buffer, use persistent=False, or leave it out of the state_dict": [
+        "of its state_dict is not a dense real tensor that is the same in each call, so it cannot be averaged; register "
+        "a plain buffer, use persistent=False, or remove it from the state_dict": [
             *(name for name, value in again.items() if not isinstance(value, Tensor)),
             *(name for name, value in live.items() if value is not again.get(name)),
             *(name for name, value in live.items() if value.layout is not torch.strided or value.is_complex()),

@@ -1,7 +1,6 @@
 """Reference models: frozen copies of the module with another state, observed on the client's current batch.
 
-They run in eval mode without gradient, only as far as the last tap that is asked for, and once a batch, however many
-methods ask.
+They run in eval mode without gradient, only up to the last requested tap, and once per batch for all methods.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ Observation = dict[str, Tensor]
 
 
 class References:
-    """The reference models of one visit; up to ``limit`` bytes of taps are kept for the rest of the visit.
+    """The reference models of one visit; up to ``limit`` bytes of taps are cached for the rest of the visit.
 
-    ``num_runs`` counts how many times a model has been run, in all visits.
+    ``num_runs`` counts the forward passes of reference models in all visits.
     """
 
     def __init__(self, tap_paths: Mapping[str, str], takes_index: bool, limit: float = 0.0) -> None:
@@ -44,7 +43,7 @@ class References:
         self._batch: tuple[Any, int] = (None, 0)
         self._versions: list[tuple[int, int]] = []
         self._rows: Rows | None = None
-        # of clients that train side by side, what is loaded for one of them, to be stacked
+        # for clients side by side: values loaded for one of them, to be stacked
         self._given: dict[str, dict[str, Any]] | None = None
 
     def start(self, repeats: bool = True) -> None:
@@ -53,7 +52,7 @@ class References:
         self._batch, self._seen, self._rows = (None, 0), {}, None
 
     def end(self) -> None:
-        """End a visit: release the last batch, and what was observed and cached."""
+        """End a visit: release the last batch, observations and cache."""
         self.start(repeats=False)
 
     def begin_batch(self, batch: Any, index: int, rows: Rows | None) -> None:
@@ -165,7 +164,7 @@ class Cache:
         self._channels_last: dict[str, bool] = {}
 
     def holds(self, index: Tensor) -> bool:
-        """Whether the taps of all these examples are there."""
+        """Return whether the cache has the taps of all these examples."""
         return bool(self._held[index].all())
 
     def put(self, index: Tensor, observation: Observation) -> None:
@@ -206,17 +205,17 @@ def is_channels_last(images: Tensor) -> bool:
 
 
 def frozen_copy(module: LightningModule, shared: object) -> LightningModule:
-    """A deep copy of the module in eval mode without gradients, which does not log and refers to ``shared`` as it is.
+    """Return a deep copy of the module in eval mode without gradients, which does not log and shares ``shared``.
 
     Raises:
-        UsageError: it cannot be copied, though its parts can.
+        UsageError: the module cannot be copied, although its parts can.
     """
     compiled = module.__dict__.pop("forward", None)  # it is bound to the module, so the copy must not call it
     try:
         frozen: Any = copy.deepcopy(module, uncopyable(module, shared))
     except Exception as error:
         why = f"it cannot be copied, and a reference model is a copy: {clipped(text_of(error), 80)}"
-        raise UsageError(f"model={type(module).__name__}: {why}; give its parts a __deepcopy__ that works") from error
+        raise UsageError(f"model={type(module).__name__}: {why}; fix __deepcopy__ of its parts") from error
     finally:
         module.__dict__.update({"forward": compiled} if compiled is not None else {})
     frozen.log = frozen.log_dict = lambda *args, **kwargs: None

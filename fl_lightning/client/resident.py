@@ -82,7 +82,7 @@ class Resident:
         vars(self.module)["_current_fx_name"] = name
 
     def begin_run(self) -> None:
-        """Take the module as it is now for what each visit begins with: modes, attributes, non-persistent buffers."""
+        """Store the module's modes, attributes and non-persistent buffers as the start of each visit."""
         self._start = ModuleSnapshot(self.module)
 
     def begin_round(self, round_: int) -> None:
@@ -94,7 +94,7 @@ class Resident:
         self.stand_in.clock = self.clock.at_end_of_round()
 
     def begin_logging(self, examples: float | None = None) -> MetricLog:
-        """Collect anew what is logged: in the visit of a client with so many examples; None is an evaluation."""
+        """Start a new log, for the visit of a client with this number of examples, or for an evaluation (None)."""
         logged = MetricLog(self.module, self.evaluated, examples)
         self.log_into(logged)
         return logged
@@ -124,7 +124,7 @@ class Resident:
         copy_into(self.live, state)
 
     def load_afresh(self, state: State) -> None:
-        """Load a state, and bring back what is in no state as it was when the run began, without gradients."""
+        """Load a state, and restore everything outside the state to the start of the run, without gradients."""
         self.load(state)
         self._start.restore()
         for parameter in self._parameters:
@@ -161,7 +161,7 @@ class Resident:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """In this block anything may be done to the module, which is at its end as it was at its beginning.
+        """Return a context that restores the module at its end.
 
         It begins with the attributes and buffers of the start of the run.
         """
@@ -183,7 +183,7 @@ class Resident:
         now = ModuleSnapshot(self.module)
         try:
             self.taps.remove()
-            self._start.restore()  # the copy is not that of a client in the middle of its visit
+            self._start.restore()  # no copy of a client in the middle of its visit
             frozen = frozen_copy(self.module, self.stand_in)
             self.stand_in.attach(frozen)
             return frozen
@@ -192,7 +192,7 @@ class Resident:
             self.taps.install()
 
     def release(self) -> None:
-        """Give the module back as it was: without hooks, with its own ``log`` and ``forward``."""
+        """Restore the module: without hooks, with its own ``log`` and ``forward``."""
         self.taps.remove()
         self._binding.rebind()
         self._start.restore()
@@ -223,6 +223,6 @@ def overridden_hooks(module: LightningModule) -> frozenset[str]:
     for base in reversed(LightningModule.__mro__):
         if base.__module__.startswith(("lightning", "pytorch_lightning")):
             members |= vars(base)
-    # forward is no hook, and may be a compiled one here
+    # forward is not a hook, and may be compiled here
     names = [name for name, value in members.items() if name[0] != "_" and callable(value) and name != "forward"]
     return frozenset(name for name in names if namespaces.is_overridden(name, module))

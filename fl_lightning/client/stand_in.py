@@ -1,7 +1,7 @@
-"""What ``self.trainer`` is in a user's module and data module.
+"""The object that user modules and data modules see as ``self.trainer``.
 
-Lightning's private names that this needs are used here alone, as of lightning 2.6: ``LightningModule._trainer``, which
-its setter does not set in modules inside of containers, ``LightningOptimizer._to_lightning_optimizer``, and
+The only use of these private names of Lightning (as of 2.6): ``LightningModule._trainer``, which
+its setter does not set in modules inside containers, ``LightningOptimizer._to_lightning_optimizer``, and
 ``Strategy._lightning_module`` and ``_lightning_optimizers``.
 """
 
@@ -26,10 +26,10 @@ from torch.optim import Optimizer
 
 from fl_lightning.client.clock import Clock
 
-# what to do instead of setting an attribute of ``self.trainer``
-INSTEAD = {"should_stop": "give the callback EarlyStopping, or set trainer.should_stop in a callback of your own"}
-ARGUMENT = "give it as an argument of the run's trainer, if that has it"
-# what belongs to a visit
+# remedies for setting an attribute of ``self.trainer``
+INSTEAD = {"should_stop": "use the callback EarlyStopping, or set trainer.should_stop in your own callback"}
+ARGUMENT = "pass it to the run's trainer, if that has this argument"
+# attributes of a visit
 KEPT_ASIDE = ("clock", "optimizers", "lr_scheduler_configs", "train_dataloader", "sanity_checking")
 
 
@@ -70,7 +70,7 @@ class LocalStrategy(SingleDeviceStrategy):
 
 
 class SilentLogger(Logger):
-    """The logger of a visit, where only one of the workers could write: it warns once, and drops what it is given."""
+    """The logger of a visit, which warns once and drops all values, since only one worker could write."""
 
     name = version = save_dir = None
 
@@ -99,12 +99,12 @@ class SilentLogger(Logger):
 class StandIn:
     """The part of Lightning's ``Trainer`` that a module may ask for: ``self.trainer``.
 
-    Its values are those of one fit in which the present client trains alone. Any other name is an AttributeError, so
-    that ``hasattr`` works.
+    Its values are as in one fit in which the current client trains alone. Any other name is an AttributeError, so that
+    ``hasattr`` works.
 
     Args:
-        clock: where the present visit lies in that fit.
-        setting: what is the same for the whole run.
+        clock: position of the current visit in this fit.
+        setting: constants of the run.
     """
 
     __slots__ = (
@@ -121,7 +121,7 @@ class StandIn:
         "strategy",
         "train_dataloader",
     )
-    # what is constant: a client trains in one process, and the engine evaluates and saves
+    # constants: a client trains in one process, and the engine evaluates and saves
     world_size = num_nodes = num_devices = 1
     global_rank = local_rank = node_rank = 0
     barebones = should_stop = interrupted = received_sigterm = False
@@ -139,7 +139,7 @@ class StandIn:
         self.logged: Callable[[], dict[str, Any]] = dict
         self.evaluated_batches: list[int | float] = []
         self.train_dataloader: Any = None
-        self.sanity_checking = False  # whether the module meets its first batch, before the run
+        self.sanity_checking = False  # whether the sanity check runs
 
     def __getattr__(self, name: str) -> Any:
         page = "docs/own_module_specification.md"
@@ -152,7 +152,7 @@ class StandIn:
 
     # ------------------------------------------------------------------ for the engine
     def configure(self, setting: Setting) -> None:
-        """Set what is the same for the whole run."""
+        """Set the constants of the run."""
         self.setting = setting
         self.strategy = LocalStrategy(setting.device, precision_plugin=Precision())
         self._silent = [SilentLogger(setting.is_global_zero)] if setting.logs else []
@@ -171,7 +171,7 @@ class StandIn:
 
     @contextmanager
     def stage(self, stage: RunningStage) -> Iterator[None]:
-        """In this block that is what goes on."""
+        """Return a context for this stage."""
         before, self.state.stage = self.state.stage, stage
         try:
             yield
@@ -187,7 +187,7 @@ class StandIn:
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """In this block the module may be trained: clock, optimizer, schedulers and loader are at the end as before."""
+        """Return a context for training that restores clock, optimizer, schedulers and loader at its end."""
         kept = {name: getattr(self, name) for name in KEPT_ASIDE}
         steppers, self.clock = self.strategy._lightning_optimizers, replace(self.clock)
         try:
@@ -212,7 +212,7 @@ class StandIn:
         """Optimizer steps done; in an evaluation, the round."""
         return self.clock.round if self.evaluating else self.clock.global_step
 
-    # ------------------------------------------------------------------ what is going on
+    # ------------------------------------------------------------------ current stage
     training = property(lambda self: self.state.stage == RunningStage.TRAINING)
     validating = property(lambda self: self.state.stage == RunningStage.VALIDATING)
     testing = property(lambda self: self.state.stage == RunningStage.TESTING)
@@ -257,7 +257,7 @@ class StandIn:
 
     @property
     def callback_metrics(self) -> dict[str, Any]:
-        """What was logged in this visit or evaluation so far."""
+        """Values logged in this visit or evaluation so far."""
         return self.logged()
 
     logged_metrics = progress_bar_metrics = callback_metrics

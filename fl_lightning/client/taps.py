@@ -1,7 +1,7 @@
 """Taps: names bound to outputs of submodules, which a forward hook records.
 
-A penalty on a representation then needs neither a second forward nor a base class for models. A tap is bound to
-``path``, whose output is a tensor, or to ``path:field`` of an output that is none: a field of a mapping or of an object
+A penalty on a representation then needs neither a second forward nor a base class for models. A tap is bound to a
+``path`` whose output is a tensor, or to ``path:field`` of another output: a field of a mapping or of an object
 (``bert:pooler_output`` of a Hugging Face ``ModelOutput``), or an index of a sequence (``encoder.layer.0:0``).
 ``bert:hidden_states:3`` is the fourth tensor of a field.
 """
@@ -51,23 +51,23 @@ class Values(dict[str, Tensor]):
 class Taps:
     """Records outputs of submodules.
 
-    Of a submodule that is called several times in a forward, the last output is recorded; in training, the last one
-    that has a gradient.
+    For a submodule with several calls in a forward, the last output is recorded; in training, the last output with a
+    gradient.
 
     Args:
         module: the model.
-        paths: tap name to what it is bound to in ``module``: ``path`` or ``path:field``.
-        transform: given to the tap ``logits`` only; what it returns replaces that output for the rest of the forward,
-            while the raw output is what is recorded.
+        paths: binding in ``module`` by tap name: ``path`` or ``path:field``.
+        transform: applied to the tap ``logits`` only; its result replaces the output for the rest of the forward, while
+            the raw output is recorded.
 
     Raises:
-        UsageError: ``transform`` is to change a part of an output.
+        UsageError: ``transform`` would change a part of an output.
 
     Attributes:
-        values: tap name to the last recorded output, ``(B, ...)``.
+        values: last recorded output ``(B, ...)`` by tap name.
         recording: whether outputs are recorded and replaced.
-        trains: whether a call without gradient, which no penalty could act on, is not recorded.
-        shapes: tap name to the shape ``(...)`` of one example in the last recorded output.
+        trains: whether to skip calls without gradient, which penalties could not use.
+        shapes: shape ``(...)`` of one example in the last recorded output, by tap name.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Taps:
     def _hook(self, name: str) -> Callable[[nn.Module, tuple, Any], Any]:
         output_of = Selection(name, self.paths[name])
 
-        @torch.compiler.disable  # what a compiler records is not what a later forward computes
+        @torch.compiler.disable  # values traced by a compiler are not those of a later forward
         def record(module: nn.Module, args: tuple, output: Any) -> Any:
             if not self.recording:
                 return None
@@ -116,14 +116,14 @@ class Taps:
         return record
 
     def clear(self) -> None:
-        """Forget what was recorded, so that nothing of one batch is taken for another's."""
+        """Clear the records, so that outputs of one batch are not mistaken for another's."""
         if self.values.calls:
             self.values = Values(self.paths)
 
     def run_until(self, places: Mapping[str, int], forward: Callable[[], object]) -> Values:
-        """Run ``forward``, and leave it as soon as the taps in ``places`` are recorded, each at the call of its number.
+        """Run ``forward``, and stop it as soon as the taps in ``places`` are recorded, each at its numbered call.
 
-        A forward without so many calls ends by itself, and so does one without ``places``.
+        A forward with fewer calls, or without ``places``, runs to its end.
         """
         self.clear()
         self._until = places
@@ -170,7 +170,7 @@ class Selection:
             value = self._field(value, field)
         if not isinstance(value, Tensor):
             names = ", ".join(f"{self.binding}:{name}" for name in fields_of(value))
-            hint = f"that is no tensor but a {type(value).__name__}; " + (
+            hint = f"that is not a tensor but a {type(value).__name__}; " + (
                 f"bind the tap to a part of it: {names}" if names else "bind the tap to another output"
             )
             raise UsageError(f"{self.key}={self.binding!r}: {hint}")
@@ -212,18 +212,18 @@ def fields_of(value: Any) -> list[str]:
 
 
 def resolve_taps(module: nn.Module, extra: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """What the taps in ``wanted`` (tap name to the name of who wants it) are bound to.
+    """Return the bindings of the taps in ``wanted`` (user of each tap by its name).
 
-    A module names its own in an attribute ``taps``; ``extra`` (``trainer.taps``) adds to them or replaces them.
+    A module declares its taps in an attribute ``taps``; ``extra`` (``trainer.taps``) adds or replaces taps.
 
     Raises:
-        UsageError: wanted taps are not bound, all named at once; a path is of no submodule; no field follows a colon.
+        UsageError: unbound taps, all in one message; a path without a submodule; a colon without a field.
     """
     known = {**getattr(module, "taps", {}), **extra}
     paths = paths_of(module)
     submodules = [path for path in paths if uncompiled_name(path) == path]
     for name, binding in extra.items():
-        hint = f"no submodule of {type(module).__name__} has this path; give one of "
+        hint = f"no submodule of {type(module).__name__} has this path; available: "
         near = choices(submodules, submodule(binding))
         require(submodule(binding) in paths or name in wanted, f"trainer.taps: {name}", binding, hint + near)
     missing = {name: asker for name, asker in wanted.items() if submodule(known.get(name, "")) not in paths}
@@ -246,7 +246,7 @@ def resolve_taps(module: nn.Module, extra: Mapping[str, str], wanted: Mapping[st
 
 
 def paths_of(module: nn.Module) -> dict[str, str]:
-    """The paths of the submodules, by themselves and by what they are without ``torch.compile``."""
+    """Return the paths of the submodules by themselves and by their paths without ``torch.compile``."""
     paths: dict[str, str] = {}
     for path, _ in module.named_modules():
         paths.setdefault(uncompiled_name(path), path)
@@ -255,6 +255,6 @@ def paths_of(module: nn.Module) -> dict[str, str]:
 
 
 def with_paths(module: nn.Module, extra: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
-    """``extra`` with those of ``names`` that are no taps, but paths of submodules, bound to these submodules."""
+    """Return ``extra`` and the ``names`` that are paths of submodules instead of taps, bound to them."""
     known, paths = {**getattr(module, "taps", {}), **extra}, paths_of(module)
     return {**extra, **{name: name for name in names if name not in known and submodule(name) in paths}}

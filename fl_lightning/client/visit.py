@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 
 class Visit:
-    """State of one client's visit beside the module's own; several visits share nothing of it.
+    """State of one client's visit outside the module, which visits do not share.
 
-    Hooks may write neither to the ``received`` state nor to the ``server`` tensors, which have names for errors.
+    Hooks must not modify the ``received`` state or the ``server`` tensors, which have names for errors.
 
     Attributes:
-        change: the change y - w^t of the trained parameters, once it is asked for after the last step.
-        scratch: what each method keeps for this visit, by the method's name.
+        change: the change y - w^t of the trained parameters, computed on demand after the last step.
+        scratch: values of each method for this visit, by the method's name.
         counts: ``num_steps``: local steps taken so far; ``lr``: learning rate of the first parameter group in the last
-            one; ``lr_total``: the sum of these learning rates.
+            step; ``lr_total``: the sum of these learning rates.
         num_skipped: batches without a loss, which the module skips.
-        num_lost: steps that 16-mixed has left out, since their gradients overflow.
+        num_lost: steps that 16-mixed skipped because of overflowing gradients.
         scalings: with 16-mixed, the gradient scale at the end, and the steps since it changed.
         epochs: the terms of the loss by name, as means over each local epoch.
-        outputs: what the module's last ``training_step`` returned, as Lightning gives it to ``on_train_batch_end``.
+        outputs: result of the module's last ``training_step``, as Lightning passes it to ``on_train_batch_end``.
         weight: p_k, before it is normalised over the cohort.
         drift: Euclidean norm of the change.
-        values: what was logged, reduced over the visit, once it has ended.
+        values: logged values, reduced over the visit, after its end.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class Visit:
         self.values: dict[str, Reduced] = {}
 
     def written(self) -> str | None:
-        """What was written to in this visit though it is the server's; None for nothing."""
-        # this is asked after every hook of every step
+        """Name of a server tensor that was modified in this visit; None if there is none."""
+        # called after every hook of every step
         tensors, received = self._tensors, self.received
         if len(received) != self._number or not all(map(is_, received.values(), tensors)):
             return "the dictionary client.received"
