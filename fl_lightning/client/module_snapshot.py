@@ -368,8 +368,8 @@ def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
         "has no shape before the first batch; set the layer's number of inputs": [
             name for name, value in live.items() if is_lazy(value)
         ],
-        "of its state_dict is not a dense real tensor that is the same in each call, so it cannot be averaged; register "
-        "a plain buffer, use persistent=False, or remove it from the state_dict": [
+        "of its state_dict is not a dense real tensor that is the same in each call, so it cannot be averaged; "
+        "register a plain buffer, use persistent=False, or remove it from the state_dict": [
             *(name for name, value in again.items() if not isinstance(value, Tensor)),
             *(name for name, value in live.items() if value is not again.get(name)),
             *(name for name, value in live.items() if value.layout is not torch.strided or value.is_complex()),

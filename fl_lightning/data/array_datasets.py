@@ -85,7 +85,7 @@ class FileDataModule(ImageDataModule):
         try:
             return self.read(Path(self.root))
         except OSError as error:
-            raise UsageError(f"data.root={self.root!r}: {error}; give a folder whose files can be read") from error
+            raise UsageError(f"data.root={self.root!r}: {error}; use a folder with readable files") from error
 
     @abstractmethod
     def read(self, root: Path) -> Images:
@@ -152,7 +152,7 @@ class NpyImages(ArrayDataModule):
     def read(self, root: Path) -> Images:
         names = [f"{split}_{what}.npy" for split in ("train", "test") for what in ("images", "labels")]
         missing = [name for name in names if not (root / name).is_file()]
-        hint = f"{', '.join(missing)} not found there; give a folder that holds {', '.join(names)}"
+        hint = f"{', '.join(missing)} not found there; use a folder that contains {', '.join(names)}"
         require(not missing, "data.root", str(root), hint)
         arrays = []
         for name in names:
@@ -229,7 +229,7 @@ class TorchvisionDataModule(ArrayDataModule):
         try:
             train, test = (self.source(str(root), **split) for split in self.splits)
         except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
-            hint = f"{self.layout} not found there, or damaged; give its folder, or set data.download: true"
+            hint = f"{self.layout} not found there, or damaged; set data.root to its folder, or set data.download: true"
             raise UsageError(f"data.root={str(root)!r}: {hint}") from error
         return Images(*arrays_of(train), *arrays_of(test))
 
@@ -268,7 +268,7 @@ class MNIST(TorchvisionDataModule):
         for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
             paths = [folder / f"{name}-ubyte{ending}" for folder in folders for ending in ("", ".gz")]
             path = next((path for path in paths if path.is_file()), None)
-            hint = f"{self.layout} not found there; give its folder, or set data.download: true"
+            hint = f"{self.layout} not found there; set data.root to its folder, or set data.download: true"
             require(path is not None, "data.root", str(root), hint)
             arrays.append(read_idx(path))  # type: ignore[arg-type]
         images, labels, test_images, test_labels = arrays

@@ -1,4 +1,4 @@
-"""Augmentations that change a whole batch at once, with random draws of its own for each image."""
+"""Augmentations of whole batches, with separate random draws for each image."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RandomFlip(Augmentation):
     """
 
     def __init__(self, p: float = 0.5) -> None:
-        require(0 <= p <= 1, "RandomFlip.p", p, "give a probability in [0, 1]")
+        require(0 <= p <= 1, "RandomFlip.p", p, "use a probability in [0, 1]")
         self.p = p
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
@@ -73,7 +73,7 @@ class RandomRotation(Augmentation):
     """
 
     def __init__(self, degrees: float = 15.0) -> None:
-        require(0 <= degrees <= 180, "RandomRotation.degrees", degrees, "give an angle in [0, 180]")
+        require(0 <= degrees <= 180, "RandomRotation.degrees", degrees, "use an angle in [0, 180]")
         self.degrees = degrees
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
@@ -87,7 +87,7 @@ class RandomRotation(Augmentation):
 
 
 class AutoAugment(Augmentation):
-    """AutoAugment (Cubuk et al., CVPR 2019): for every image one of 25 pairs of operations, those of torchvision.
+    """AutoAugment (Cubuk et al., CVPR 2019): one of torchvision's 25 pairs of operations for each image.
 
     The images of a batch that get the same operation are changed together. FedDecorr's code has an older port, in
     which the strength is drawn within a bin and its sign is not.
@@ -107,7 +107,7 @@ class AutoAugment(Augmentation):
         pairs, number = operation_pairs(self.policy, *images.shape[-2:]), len(images)
         chosen = torch.randint(len(pairs), (number,), generator=generator).tolist()
         chances, signs = torch.rand(2, number, 2, generator=generator).tolist()
-        # the images that get an operation, by its name and signed magnitude; that of an image's second comes later
+        # images by the name and signed magnitude of their operation; second operations follow later
         turns: list[dict[tuple[str, float], list[int]]] = [{}, {}]
         for image, pair in enumerate(chosen):
             turn = 0

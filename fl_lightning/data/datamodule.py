@@ -1,4 +1,4 @@
-"""Federated data modules: the base class of all, and that of data sets of images."""
+"""Base classes of federated data modules, and of data sets of images."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from fl_lightning.seeding import base_seed, numpy_rng
 
 @dataclass(frozen=True)
 class ClientInfo:
-    """What is known about a client.
+    """Description of a client.
 
     Args:
         id: its number, from 0.
         num_examples: n_k, the number of its training examples.
-        label_counts: the number of its training examples of each class ``(C,)``; None if there are no labels.
+        label_counts: number of its training examples of each class ``(C,)``; None without labels.
         domain: the domain of all its data; None if that is unknown, or if there are several.
     """
 
@@ -97,7 +97,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         dealt = all(part.ndim == 1 and (part.dtype.kind in "iu" or not part.size) for part in arrays)
         hint = f"it must return a list of {self.num_clients} arrays (n,) of the samples' indices; correct it"
         require(dealt and len(arrays) == self.num_clients, "data.partitioner", kind, hint)
-        hint = f"there are {num_classes} classes; give a name for each, or none"
+        hint = f"there are {num_classes} classes; name all of them, or none"
         require(len(class_names) in (0, num_classes), "data: class_names", list(class_names), hint)
         names = (tuple(domain_names), tuple(class_names))
         return Plan(parts, labels if labelled else None, num_classes, deal.moved, domains, *names)
@@ -118,14 +118,14 @@ class FederatedDataModule(LightningDataModule, ABC):
         return domains if by_domain else []
 
     def own_test_rows(self, k: int, labels: Callable[[], np.ndarray], domains: np.ndarray | None) -> np.ndarray:
-        """Places of the test examples for client ``k``, in ascending order.
+        """Return the indices of the test examples for client ``k``, in ascending order.
 
-        They are those of its domains, where the clients are made of domains. Otherwise they are as many as possible in
-        the proportions of its labels.
+        They are the test examples of its domains, if clients consist of domains. Otherwise they are the largest subset
+        with the proportions of its labels.
 
         Args:
             k: the client.
-            labels: returns the label of each test example ``(N,)``; it is called only where the labels decide.
+            labels: returns the label of each test example ``(N,)``; called only if labels are needed.
             domains: domain of each test example ``(N,)``, numbered as in the plan; None if unknown.
         """
         own = self.own_domains(k)
@@ -153,18 +153,16 @@ class FederatedDataModule(LightningDataModule, ABC):
         return []
 
     def test_dataloader(self) -> Any:
-        """The test data: none, unless a subclass has some.
+        """Return the test data; by default none.
 
-        A subclass whose clients have test data of their own takes the id of a client as an optional argument, as
-        :class:`ImageDataModule` does. Callbacks that ask for one client's data need it.
+        A subclass with test data of each client takes the id of a client as an optional argument, as
+        :class:`ImageDataModule` does. Some callbacks need it.
         """
         return []
 
     def lack_of_own_test_data(self) -> str:
-        """Why the clients have no test data of their own, with the remedy; empty where they have."""
-        hint = (
-            "its test_dataloader takes no client; give it an optional argument, the id of a client whose data it gives"
-        )
+        """The reason why clients have no test data, with the remedy; empty if they have test data."""
+        hint = "its test_dataloader takes no client; add an optional argument, the id of the client"
         return "" if signature(self.test_dataloader).parameters else hint
 
 
@@ -176,13 +174,12 @@ class Images(NamedTuple):
         train_labels: integers ``(N,)``, from 0.
         test_images: as ``train_images``.
         test_labels: as ``train_labels``.
-        train_domains: domain of each training sample ``(N,)``, from 0; None if there are no domains.
+        train_domains: domain of each training sample ``(N,)``, from 0; None without domains.
         test_domains: as ``train_domains``.
         domain_names: names of the domains.
-        train_rows: indices ``(n,)`` of the training samples, if the arrays above hold test samples as well.
+        train_rows: indices ``(n,)`` of the training samples, if the arrays above also contain test samples.
         test_rows: as ``train_rows``.
-        val_rows: indices ``(n,)`` of the validation samples in the arrays of the training samples, if the data set says
-            which they are.
+        val_rows: indices ``(n,)`` of the validation samples in the training arrays, if the data set defines them.
     """
 
     train_images: np.ndarray
@@ -198,7 +195,7 @@ class Images(NamedTuple):
 
 
 class ImageDataModule(FederatedDataModule):
-    """A data set of images, held as one uint8 array; each batch is gathered, augmented and normalised as a whole.
+    """A data set of images in one uint8 array; each batch is gathered, augmented and normalised as a whole.
 
     Subclasses implement :meth:`load`.
 
@@ -215,8 +212,8 @@ class ImageDataModule(FederatedDataModule):
             [0, 1].
         drop_last: drop the last training batch if it is not full; ``singletons`` drops it only if it has one example,
             on which BatchNorm cannot train.
-        val_fraction: share of each class of the training images that is held out for validation, in [0, 1). FedUV
-            tunes on 0.1.
+        val_fraction: share of each class of the training images for validation, in [0, 1). FedUV tunes on
+            0.1.
         client_noise: feature skew of NIID-Bench. Each client's images, in training and in its own test set, have
             normal noise added; its standard deviation, for values in [0, 1], rises linearly from 0 for the first
             client to this number for the last.
@@ -224,8 +221,8 @@ class ImageDataModule(FederatedDataModule):
         std: standard deviation of each channel (or one for all), above 0; None takes the value of the data set.
 
     Attributes:
-        num_classes: C; for some data sets it is known after ``setup`` only.
-        class_names: names of the classes; empty where the data set has none.
+        num_classes: C; for some data sets known only after ``setup``.
+        class_names: names of the classes; may be empty.
         measured: names of arguments whose values :meth:`load` measured on the training images.
     """
 
@@ -253,7 +250,7 @@ class ImageDataModule(FederatedDataModule):
         std: list[float] | None = None,
     ) -> None:
         super().__init__(num_clients, partitioner)
-        require(0 <= val_fraction < 1, "data.val_fraction", val_fraction, "give a share in [0, 1)")
+        require(0 <= val_fraction < 1, "data.val_fraction", val_fraction, "use a share in [0, 1)")
         require(0 <= client_noise < math.inf, "data.client_noise", client_noise, "give 0 or more")
         require(batch_size >= 1, "data.batch_size", batch_size, "give 1 or more")
         require(drop_last in (True, False, "singletons"), "data.drop_last", drop_last, "give true, false or singletons")
@@ -279,7 +276,7 @@ class ImageDataModule(FederatedDataModule):
         data = check_images(self.load())
         channels = data.train_images.shape[-1]
         for key, values in (("data.mean", self.mean), ("data.std", self.std)):
-            hint = f"give {channels} finite numbers, one for each channel, or one; those of std are above 0"
+            hint = f"give {channels} finite numbers, one for each channel, or one; values of std are above 0"
             fits = len(values) in (1, channels) and all(map(math.isfinite, values))
             require(fits and (key == "data.mean" or min(values) > 0), key, list(values), hint)
         for split, labels in (("train", data.train_labels), ("test", data.test_labels)):
@@ -287,7 +284,7 @@ class ImageDataModule(FederatedDataModule):
             require(largest < self.num_classes, f"data: {split}_labels", largest, hint)
         train = balanced_subset(data.train_labels, self.train_size, "train_size", data.train_rows)
         test = balanced_subset(data.test_labels, self.test_size, "test_size", data.test_rows)
-        hint = "the data set has validation images of its own; leave it out"
+        hint = "the data set has its own validation images; remove val_fraction"
         require(data.val_rows is None or not self.val_fraction, "data.val_fraction", self.val_fraction, hint)
         train, val = held_out(train, data.train_labels, self.val_fraction)
         val = val if data.val_rows is None else data.val_rows
@@ -366,12 +363,12 @@ def check_images(data: Images) -> Images:
         whole = np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1
         require(whole, f"data: {split}_labels", f"{labels.dtype} {labels.shape}", "give integers (N,)")
         numbers = f"{len(images)} images, {len(labels)} labels"
-        require(len(images) == len(labels), f"data: {split}_labels", numbers, "give one label for each image")
+        require(len(images) == len(labels), f"data: {split}_labels", numbers, "provide one label for each image")
         number = len(labels) if rows is None else len(rows)
-        require(number > 0, f"data: {split}_labels", number, "there is no example, give at least one")
+        require(number > 0, f"data: {split}_labels", number, "no examples; provide at least one")
         require(labels.min() >= 0, f"data: {split}_labels", int(labels.min()), "labels count from 0")
     ours, theirs = (" x ".join(map(str, images.shape[1:])) for images in (data.train_images, data.test_images))
-    require(ours == theirs, "data: test_images", theirs, f"the training images are {ours} (H x W x C), give the same")
+    require(ours == theirs, "data: test_images", theirs, f"the training images are {ours} (H x W x C); use equal sizes")
     return data
 
 
@@ -390,7 +387,7 @@ def balanced_subset(labels: np.ndarray, size: float | None, key: str, rows: np.n
     if size is None:
         return rows
     share, number = isinstance(size, float), len(rows)
-    hint = f"there are {number} samples, give 1 to that number" + ", or a share in (0, 1)" * (key == "train_size")
+    hint = f"there are {number} samples; use 1 to this number" + ", or a share in (0, 1)" * (key == "train_size")
     require(0 < size < 1 if share else 1 <= size <= number, f"data.{key}", size, hint)
     rng, labels = numpy_rng(base_seed(), "subset", 0 if key == "train_size" else 1), labels[rows]
     # the i-th members of all classes come before any (i+1)-th, so that every prefix is balanced

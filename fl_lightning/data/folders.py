@@ -41,19 +41,18 @@ class ImageFile(NamedTuple):
 
 
 class FolderDataModule(FileDataModule):
-    """Images in files, each of which is decoded and resized once, and then kept as uint8 in the user's cache.
+    """Images in files, decoded and resized once, and then stored as uint8 in the user's cache.
 
-    The cache lies in ``$XDG_CACHE_HOME/fl_lightning``, or ``~/.cache/fl_lightning``, and may be removed at any time.
-    Nothing is written into ``root``. Images are turned as their EXIF orientation says, and transparent pixels show
-    white.
+    The cache is in ``$XDG_CACHE_HOME/fl_lightning``, or ``~/.cache/fl_lightning``, and may be removed at any time.
+    Nothing is written into ``root``. Images are rotated by their EXIF orientation, and transparent pixels become white.
 
     Subclasses implement :meth:`list_files`.
 
     Args:
         root: folder of the files.
         image_size: height and width to which the images are resized.
-        split_seed: seed for drawing the test images, if the data set does not say which they are. It is independent of
-            the seed of the run.
+        split_seed: seed for drawing the test images, if the data set does not define them. It is independent of the
+            seed of the run.
         offline: use a small generated data set of the same shapes instead.
         value_range: values of black and white in grey images of 16 or 32 bits, such as ``[0, 4095]`` for 12 bits;
             ``auto`` takes none but images of 8 bits.
@@ -100,7 +99,7 @@ class FolderDataModule(FileDataModule):
         return numbers
 
     def read(self, root: Path) -> Images:
-        require(root.is_dir(), "data.root", str(root), f"there is no such folder; it must hold {self.layout}")
+        require(root.is_dir(), "data.root", str(root), f"no such folder; it must contain {self.layout}")
         return self.images_of(root, self.list_files(root))
 
     def images_of(self, root: Path, files: list[ImageFile]) -> Images:
@@ -140,16 +139,16 @@ class FolderDataModule(FileDataModule):
 
 
 class ImageFolderImages(FolderDataModule):
-    """Any folder of images: ``train/CLASS/*`` and ``test/CLASS/*`` (or ``val``), or ``CLASS/*`` alone.
+    """Any folder of images: ``train/CLASS/*`` and ``test/CLASS/*`` (or ``val``), or only ``CLASS/*``.
 
-    The classes are the names of the folders, in alphabetical order, unless they are given.
+    The classes are the names of the folders in alphabetical order, unless ``classes`` is set.
 
     Args:
         root: folder of the files.
         image_size: height and width to which the images are resized.
         test_fraction: share of each class that is drawn for test if there is no test folder, in (0, 1).
-        classes: names of the classes in the order of their labels, of which some may have no folder here, as at a site
-            of a federation; None takes those of the folders.
+        classes: names of the classes in the order of their labels; some may have no folder, as at a site of a
+            federation. None takes the names of the folders.
         **kwargs: see :class:`FolderDataModule`.
     """
 
@@ -164,7 +163,7 @@ class ImageFolderImages(FolderDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(root, image_size, **kwargs)
-        require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "give a share in (0, 1)")
+        require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "use a share in (0, 1)")
         hint = "give two or more names, each once and in quotes, or null"
         names = classes is None or (len({*classes}) == len(classes) >= 2 and all(isinstance(c, str) for c in classes))
         require(names, "data.classes", classes, hint)
@@ -278,7 +277,7 @@ class PACS(_DomainFolders):
 
     Args:
         root: folder of ``art_painting``, ``cartoon``, ``photo`` and ``sketch``.
-        image_size: height and width to which the images are resized; FedUV takes 96.
+        image_size: height and width to which the images are resized; FedUV uses 96.
         test_per_class: test images of each class and domain.
         **kwargs: see :class:`FolderDataModule`.
     """
@@ -298,7 +297,7 @@ class OfficeHome(_DomainFolders):
 
     Args:
         root: folder of ``Art``, ``Clipart``, ``Product`` and ``Real World`` (or ``Real``).
-        image_size: height and width to which the images are resized; FedUV takes 96.
+        image_size: height and width to which the images are resized; FedUV uses 96.
         test_per_class: test images of each class and domain.
         **kwargs: see :class:`FolderDataModule`.
     """
@@ -316,12 +315,12 @@ class HAM10000(FolderDataModule):
     """HAM10000: 10,015 images of skin lesions, 7 classes, from 4 sources; a fifth of each source is for test.
 
     The column ``dataset`` of the metadata is the domain, the column ``dx`` the class. The test images are drawn class
-    by class within each domain. The sizes of the test sets are not the paper's: FedUV (CVPR 2024) takes "about 20 %",
-    1,955 images in all, and does not say how many of each source; a fifth of each source is 2,000.
+    by class within each domain. The sizes of the test sets differ from the paper: FedUV (CVPR 2024) uses "about 20 %",
+    1,955 images in all, without the number for each source; a fifth of each source is 2,000.
 
     Args:
         root: folder of ``HAM10000_metadata.csv`` (or another ``*metadata*.csv``) and of the images or their folders.
-        image_size: height and width to which the images are resized; FedUV takes 96.
+        image_size: height and width to which the images are resized; FedUV uses 96.
         test_fraction: share of each domain that is drawn for test, in (0, 1).
         **kwargs: see :class:`FolderDataModule`.
     """
@@ -339,7 +338,7 @@ class HAM10000(FolderDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(root, image_size, **kwargs)
-        require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "give a share in (0, 1)")
+        require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "use a share in (0, 1)")
         self.test_fraction = test_fraction
 
     def list_files(self, root: Path) -> list[ImageFile]:
@@ -368,23 +367,23 @@ class HAM10000(FolderDataModule):
 
 
 class SiteImageFolders(FolderDataModule):
-    """Images of your own from several sites: ``SITE/CLASS/*``, ``SITE/{train,val,test}/CLASS/*``, or a CSV table.
+    """Your own images from several sites: ``SITE/CLASS/*``, ``SITE/{train,val,test}/CLASS/*``, or a CSV table.
 
-    Each site is a domain and, by default, a client. Sites and classes keep the names of their folders, in alphabetical
-    order; names that are all numbers are in the order of numbers. A site may lack a class. A site that has test images
-    alone trains nothing, and is tested. Where no site has a folder ``test``, the images in ``val`` are the test images.
+    Each site is a domain and, by default, a client. Sites and classes have the names of their folders, in alphabetical
+    order, or in numerical order if all names are numbers. A site may lack a class. A site with only test images is
+    tested but does not train. If no site has a folder ``test``, the images in ``val`` are the test images.
 
-    A table has the columns ``path``, ``label``, ``site`` and, if it says so, ``split`` (train, val or test). Its paths
-    are relative to its own folder.
+    A table has the columns ``path``, ``label``, ``site`` and, optionally, ``split`` (train, val or test). Its paths are
+    relative to its folder.
 
     Args:
         root: folder of the sites, or the CSV file.
         image_size: height and width to which the images are resized.
-        test_fraction: share of each site's images, class by class, that is drawn for test where there are no splits, in
+        test_fraction: share of each site's images, class by class, that is drawn for test if there are no splits, in
             (0, 1).
         num_clients: K, at least 1; None is one client for each site.
-        partitioner: assigns the training samples to clients; None is ``Natural``: a client for each site, or, with
-            fewer clients, several sites a client.
+        partitioner: assigns the training samples to clients; None is ``Natural``: a client for each site or, with
+            fewer clients, several sites for each client.
         **kwargs: see :class:`FolderDataModule`.
     """
 
@@ -401,18 +400,18 @@ class SiteImageFolders(FolderDataModule):
     ) -> None:
         clients = 1 if num_clients is None else num_clients
         super().__init__(root, image_size, num_clients=clients, partitioner=partitioner or Natural(), **kwargs)
-        require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "give a share in (0, 1)")
+        require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "use a share in (0, 1)")
         self.test_fraction, self.num_classes, self._client_each = test_fraction, 0, num_clients is None
 
     def read(self, root: Path) -> Images:
         if root.suffix.lower() != ".csv":
             return super().read(root)
-        require(root.is_file(), "data.root", str(root), "there is no such file; give a folder of sites, or a CSV table")
+        require(root.is_file(), "data.root", str(root), "no such file; use a folder of sites, or a CSV table")
         return self.images_of(root, self.list_files(root))
 
     def list_files(self, root: Path) -> list[ImageFile]:
         files = list(read_manifest(root) if root.suffix.lower() == ".csv" else files_of_sites(root, self.layout))
-        require(len(files) > 0, "data.root", str(root), "it has no row; give one for each image")
+        require(len(files) > 0, "data.root", str(root), "no rows; add one for each image")
         if any(file.split for file in files) and not any(file.split == "test" for file in files):
             files = [file._replace(split="test" if file.split == "val" else file.split) for file in files]
         trains = {file.domain for file in files if file.split in ("", "train")}
@@ -483,7 +482,7 @@ def check_splits(root: Path, files: list[ImageFile], sites: list[str], classes: 
     require(not untrained, "data.root", str(root), hint)
     without = [site for site in sites if site not in tested]
     if without:
-        text = f"the sites {listed(without)} have no test images: they train, and have no accuracy of their own"
+        text = f"the sites {listed(without)} have no test images: they train, but have no accuracy"
         rank_zero_warn(f"data.root={str(root)!r}: {text}")
 
 
@@ -498,7 +497,7 @@ def read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[str], list[di
         reader = csv.DictReader(io.StringIO(read_utf8(path)), strict=True)
         present, rows = list(reader.fieldnames or ()), list(reader)
     except csv.Error as error:
-        raise UsageError(f"data.root={str(path)!r}: {error}; give a CSV file with commas") from error
+        raise UsageError(f"data.root={str(path)!r}: {error}; use a CSV file with commas") from error
     missing = [name for name in columns if name not in present]
     hint = f"it has the columns {listed(present) or 'none'}, without {listed(missing)}; give {', '.join(columns)}"
     require(not missing, "data.root", str(path), f"{hint}, separated by commas")
@@ -510,7 +509,7 @@ def read_utf8(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"data.root={str(path)!r}: {error}; give a readable UTF-8 file") from error
+        raise UsageError(f"data.root={str(path)!r}: {error}; use a readable UTF-8 file") from error
 
 
 def subfolders(root: Path) -> list[str]:

@@ -49,10 +49,10 @@ def dataset_labels(dataset: Dataset) -> np.ndarray | None:
 
 
 def domains_of(dataset: Dataset, key: str | None = None) -> np.ndarray | None:
-    """Domain of each example ``(N,)``, an integer or a name; None if the data set has none.
+    """Return the domain of each example ``(N,)``, an integer or a name; None without domains.
 
-    They are the attribute or column ``key`` (None tries :data:`DOMAIN_KEYS`) of the data set, or of what a Subset or a
-    ConcatDataset holds. A single name, such as ``site = "north"``, is the domain of all examples.
+    The domains are the attribute or column ``key`` (None tries :data:`DOMAIN_KEYS`) of the data set, or of the data
+    sets within a Subset or ConcatDataset. A single name, such as ``site = "north"``, is the domain of all examples.
     """
     number = len(dataset)  # type: ignore[arg-type]
     for name in DOMAIN_KEYS if key is None else (key,):
@@ -72,7 +72,7 @@ def domains_of(dataset: Dataset, key: str | None = None) -> np.ndarray | None:
 
 
 def class_names_of(dataset: Any, number: int) -> list[str]:
-    """Names of the first ``number`` classes, as torchvision and Hugging Face keep them; empty where there are none."""
+    """Return the names of the first ``number`` classes, as torchvision and Hugging Face store them; may be empty."""
     if isinstance(dataset, Subset):
         return class_names_of(dataset.dataset, number)
     if isinstance(dataset, ConcatDataset):
@@ -127,7 +127,7 @@ def _labels_of_items(dataset: Dataset, number: int) -> np.ndarray | None:
 
 
 def label_entries(item: Any) -> list[Any]:
-    """What may be the labels of an item or a batch: entries or attributes of a usual name, or the second of a pair."""
+    """Yield candidates for the labels of an item or a batch: values with usual names, or the second of a pair."""
     if isinstance(item, Mapping):
         return [item[key] for key in LABEL_KEYS if key in item]
     attributes = [getattr(item, key) for key in LABEL_KEYS if hasattr(item, key)]

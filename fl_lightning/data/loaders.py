@@ -1,4 +1,4 @@
-"""Loaders of batches: what the engine needs of one, the loader of image data, and an adapter for any other."""
+"""Loaders of batches: the engine's protocol, the loader of image data, and an adapter for other loaders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Sampler
 from fl_lightning.data.augmentation import Augmentation
 from fl_lightning.errors import UsageError, located, require
 
-# how many batches combined loaders give, by the mode of a CombinedLoader
+# number of batches of combined loaders, by mode of a CombinedLoader
 LENGTHS: dict[str, Callable[[Iterable[int]], int]] = {"min_size": min, "max_size": max, "max_size_cycle": max}
 
 
@@ -39,13 +39,13 @@ class Rows:
 
 @runtime_checkable
 class ClientLoader(Protocol):
-    """What the engine asks of a loader. Any object with these members is one; no base class is needed.
+    """The engine's protocol for loaders: any object with these members.
 
-    A loader of another kind, such as a ``DataLoader``, is adapted by :func:`as_client_loader`.
+    :func:`as_client_loader` adapts other loaders, such as a ``DataLoader``.
 
     Attributes:
-        deterministic: whether an example is the same in every pass: neither augmentation nor noise changes it. What a
-            frozen model gives for it may then be kept from one pass to the next.
+        deterministic: whether an example is equal in every pass, without augmentation or noise, so that outputs of
+            frozen models can be cached between passes.
     """
 
     deterministic: bool
@@ -94,7 +94,7 @@ class ClientLoader(Protocol):
 
 def as_client_loader(loader: Any) -> ClientLoader:
     """The loader itself where it is a :class:`ClientLoader`, else a :class:`PlainLoader` around it."""
-    # the check of a protocol looks at each of its members; it is skipped for this package's own loaders
+    # testing for a protocol is slow, and skipped for this package's loaders
     if isinstance(loader, (IndexedLoader, PlainLoader, ClientLoader)):
         return loader
     several = isinstance(loader, (list, tuple, Mapping)) and any(map(is_loader, leaves_of(loader)))
@@ -110,11 +110,11 @@ def num_batches(data: Any, k: int) -> int:
         raise
     except Exception as error:
         raise UsageError(f"{key} fails: {located(error)}; correct it") from error
-    hint = "give a DataLoader, a list of batches, or an object with __iter__ and __len__"
+    hint = "return a DataLoader, a list of batches, or an object with __iter__ and __len__"
     batches = is_iterable(loader) and not isinstance(loader, (str, bytes, Mapping))
     require(batches or any(map(is_loader, leaves_of(loader))), key, type(loader).__name__, hint)
     mode = getattr(loader, "_mode", None) if is_combined(loader) else None
-    modes = f"it cannot train on loaders one after another; give one of {', '.join(LENGTHS)}"
+    modes = f"cannot train on a sequence of loaders; use one of {', '.join(LENGTHS)}"
     require(mode is None or mode in LENGTHS, f"{key}: CombinedLoader.mode", mode, modes)
     try:
         return len(as_client_loader(loader))
@@ -300,9 +300,9 @@ class Batches(IndexedLoader):
         labels: ``(N,)`` int64.
         rows: indices ``(n,)`` into both.
         batch_size: B.
-        shuffle: whether each pass has an order of its own.
+        shuffle: whether each pass has its own random order.
         augment: applied to each batch.
-        drop_last: leave out a last batch that is not full; ``singletons``, only one of a single example.
+        drop_last: omit an incomplete last batch; ``singletons``: only one with a single example.
         mean: mean of each channel, of values in [0, 1].
         std: standard deviation of each channel.
         noise: standard deviation of normal noise that is added to the values in [0, 1].
@@ -327,7 +327,7 @@ class Batches(IndexedLoader):
         self.deterministic = not self.augment and not noise
 
     def is_like(self, other: Any) -> bool:
-        """Whether another loader gives the same batches for the same rows; a random loader is like no other."""
+        """Return whether another loader returns the same batches for the same rows; never for a random loader."""
         if not (isinstance(other, Batches) and self.deterministic and other.deterministic):
             return False
         same_tensors = other.images is self.images and other.labels is self.labels

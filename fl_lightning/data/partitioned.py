@@ -30,7 +30,7 @@ from fl_lightning.seeding import ambient, base_seed
 
 # the stages in which a run uses the user's data module
 STAGES_OF_A_RUN = ("fit", "test")
-# larger labels than this, and than there are examples, are no classes; the table of all of them would fill the memory
+# labels above this number, and above the number of examples, are refused, since their table would fill the memory
 LABELS_IN_MEMORY = 100_000
 # arguments of a DataLoader that hold for any part of its data
 KEPT = (
@@ -43,7 +43,7 @@ KEPT = (
     "persistent_workers",
     "pin_memory_device",
 )
-# methods of a DataLoader with which a subclass changes what a pass gives
+# methods of a DataLoader with which a subclass changes its batches
 PASS = ("__iter__", "__len__", "_get_iterator", "_index_sampler", "_auto_collation")
 SAMPLERS = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 USUAL = "give shuffle, or a RandomSampler, SubsetRandomSampler or WeightedRandomSampler"
@@ -55,30 +55,29 @@ def of_user(hook: str) -> Callable[..., Any]:
 
 
 class Partitioned(FederatedDataModule):
-    """Federates a user's LightningDataModule unchanged: its training set is partitioned over the clients.
+    """Federates a user's LightningDataModule unchanged: its training set is partitioned among the clients.
 
     Labels are found by :func:`~fl_lightning.data.labels.dataset_labels`; a data set without them can be partitioned by
-    :class:`IID`, :class:`QuantityDirichlet` and others that need none. The domain of each example, such as its site, is
-    an attribute or column ``domains``, ``domain``, ``sites`` or ``site`` of the data set, or of the parts of a
-    ConcatDataset. The sampler and the other
-    arguments of the user's training loader are kept on each client's part, see
-    :class:`~fl_lightning.data.partitioned.DividedLoader`. Validation and test loaders are used unchanged. Hooks, state
-    and ``trainer`` are those of the user's data module.
+    :class:`IID`, :class:`QuantityDirichlet` and other partitioners without labels. The domain of each example, such as
+    its site, is an attribute or column ``domains``, ``domain``, ``sites`` or ``site`` of the data set, or of the parts
+    of a ConcatDataset. The sampler and the other arguments of the user's training loader apply to each client's part,
+    see :class:`~fl_lightning.data.partitioned.DividedLoader`. Validation and test loaders are used unchanged. Hooks,
+    state and ``trainer`` belong to the user's data module.
 
-    The test data of a domain are the test examples of that domain, which the test set names as the training set does;
-    or ``test_dataloader`` returns a dictionary with a loader for each domain, by name. A client's test data are those
-    of its domains or, without domains, as many test examples as possible in the proportions of its labels.
+    The test set names domains as the training set does, or ``test_dataloader`` returns a dictionary with a loader for
+    each domain by name. A client's test data are the test examples of its domains or, without domains, the largest
+    subset with the proportions of its labels.
 
-    The plan is the partition of all examples of the training set. What :meth:`info` counts, and so the weight of a
-    client, are those that its sampler can draw, each once: without the examples that are not among the indices of a
-    SubsetRandomSampler, or whose weight is 0.
+    The plan is the partition of all examples of the training set. :meth:`info`, and so the weight of a client, counts
+    the examples that its sampler can draw, each once: without examples outside the indices of a SubsetRandomSampler, or
+    with weight 0.
 
     Args:
         datamodule: the user's data module.
         partitioner: assigns the training samples to clients; None is :class:`IID`.
         num_clients: K, at least 1.
         domains: attribute or column of the data sets that names the domain of each example, such as ``hospital``; None
-            takes the usual ones above.
+            takes the names above.
     """
 
     datamodule: LightningDataModule
@@ -110,8 +109,7 @@ class Partitioned(FederatedDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Set up the user's data module for fit and test, and partition its training set.
 
-        In each of the two, what the data module draws from the global generators, such as a random split, depends on
-        the base seed only.
+        In both, draws of the data module from global generators, such as a random split, depend only on the base seed.
         """
         if self._ready_for == base_seed():
             return
@@ -127,7 +125,7 @@ class Partitioned(FederatedDataModule):
         self.plan, self._ready_for = plan, base_seed()
 
     def teardown(self, stage: str | None = None) -> None:
-        """Tear down the user's data module for what it was set up for; the next ``setup`` sets it up again."""
+        """Tear down the user's data module for its stages; the next ``setup`` sets it up again."""
         if self._ready_for is not None:
             self._ready_for = None
             self._forget_test_data()
@@ -147,10 +145,10 @@ class Partitioned(FederatedDataModule):
         return self._loaders("val_dataloader")
 
     def test_dataloader(self, k: int | None = None) -> Any:
-        """The user's test loaders, or a loader of the test data of client ``k``.
+        """Return the user's test loaders, or a loader of the test data of client ``k``.
 
         Raises:
-            UsageError: the clients have no test data of their own.
+            UsageError: the test data cannot be divided among the clients.
         """
         if k is None:
             return self._loaders("test_dataloader")
@@ -168,7 +166,7 @@ class Partitioned(FederatedDataModule):
         return self._lack
 
     def test_dataloaders_by_domain(self) -> dict[str, Any]:
-        """The test data of each domain, by its name: those of the training set first; empty without domains."""
+        """Return the test data of each domain by name, domains of the training set first; empty without domains."""
         return {} if self.plan.domains is None else self._test_data.by_domain(self.plan.domain_names)
 
     def val_dataloaders_by_domain(self) -> dict[str, Any]:
@@ -194,15 +192,15 @@ class Partitioned(FederatedDataModule):
         if of_domains and (tested.by_name or tested.domains is not None):
             return ""
         if tested.by_name:
-            return "its clients hold no domain each; choose the partitioner Natural, or give one test loader of all"
+            return "its clients do not correspond to domains; use the partitioner Natural, or one test loader for all"
         labelled = self.plan.label_counts is not None and tested.labels is not None
-        hint = "its test set has neither domains nor labels by which to divide it; give it an attribute or a column "
+        hint = "its test set cannot be divided without domains or labels; add an attribute or a column "
         return "" if labelled else f"{hint}{self.domains or 'domains'} (N,)"
 
     def predict_dataloader(self) -> Any:
         if is_overridden("predict_dataloader", self.datamodule):
             with ambient(base_seed(), "setup"):
-                self.datamodule.setup("predict")  # no other command needs it
+                self.datamodule.setup("predict")  # only these commands need it
         return self._loaders("predict_dataloader")
 
     transfer_batch_to_device = of_user("transfer_batch_to_device")
@@ -220,7 +218,7 @@ class Partitioned(FederatedDataModule):
         dataset = self._divided.dataset
         domains, names = domains_of(dataset, self.domains), list[str]()
         what = self.domains or "domains"
-        hint = f"has no {what}; give it, or each part of a ConcatDataset, an attribute or a column {what}"
+        hint = f"has no {what}; add, to it or to each part of a ConcatDataset, an attribute or a column {what}"
         known = domains is not None or not (getattr(self.partitioner, "needs_domains", False) or self.domains)
         require(known, "data.datamodule", self._kind, f"{type(dataset).__name__} {hint}")
         if domains is not None:
@@ -253,7 +251,7 @@ class TestData:
         indexed = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
         if not (indexed and loader.batch_size):
             kind = type(loaders).__name__ if loaders else "nothing"
-            hint = "give one DataLoader with a batch_size over a data set that has indices, or a dictionary of one "
+            hint = "return one DataLoader with a batch_size over a map-style data set, or a dictionary of one "
             self.lack = "" if self.by_name else f"its test_dataloader gives {kind}; {hint}for each domain"
             return
         domains = domains_of(loader.dataset, key) if names else None
@@ -278,14 +276,14 @@ class TestData:
 
 
 class DividedLoader:
-    """A user's training loader, whose data set is divided over the clients.
+    """A user's training loader whose data set is divided among the clients.
 
-    On a client's part the loader's sampler becomes one of the same kind. Here, a share of ``num_samples`` is in
-    proportion to the rows of the part, rounded to the nearest whole number, and at least 1.
+    Each part has a sampler of the same kind. Its share of ``num_samples`` is in proportion to its rows, rounded to the
+    nearest whole number, and at least 1.
 
     - ``SequentialSampler``: the rows of the part in the order of the data set.
     - ``RandomSampler``: ``replacement`` is kept; ``num_samples`` is the part's share.
-    - ``SubsetRandomSampler``: those of its indices that are in the part.
+    - ``SubsetRandomSampler``: its indices in the part.
     - ``WeightedRandomSampler``: the weights of the part's rows; ``replacement`` is kept; ``num_samples`` is the part's
       share, without replacement at most the number of rows of positive weight.
 
@@ -301,7 +299,9 @@ class DividedLoader:
         hint = f"its training loader {kind} has its own {', '.join(changed)}, which a client's part would lose; return "
         self._require(not changed, hint + "a DataLoader, and put the change into collate_fn or the data set")
         data, batches = loader.dataset, loader.batch_sampler
-        hint = f"its training set {type(data).__name__} is iterable and cannot be divided; give one that has a length "
+        hint = (
+            f"its training set {type(data).__name__} is iterable and cannot be divided; use a data set with a length "
+        )
         indexed = hasattr(data, "__len__") and not isinstance(data, IterableDataset)
         self._require(indexed, hint + "and indices")
         hint = f"its batch_sampler {type(batches).__name__} is not known on a client's part; give batch_size, and "
@@ -317,18 +317,18 @@ class DividedLoader:
             times = np.bincount(indices % number, minlength=number)
         elif isinstance(sampler, WeightedRandomSampler):
             theirs = len(sampler.weights)
-            self._require(theirs == number, f"its {kind} has {theirs} weights for {number} examples; give one for each")
+            self._require(theirs == number, f"its {kind} has {theirs} weights for {number} examples; use one for each")
             times = (sampler.weights > 0).numpy().astype(np.int64)
         else:
             theirs = len(sampler.data_source)
-            hint = f"its {kind} is that of {theirs} examples, the data set has {number}; give it this set"
+            hint = f"its {kind} is that of {theirs} examples, the data set has {number}; use this set"
             self._require(theirs == number, hint)
         self.loader, self.dataset, self._sampler = loader, data, sampler
         # how often the sampler lists each row, 0 or 1 for one that draws at random
         self._times, self.drawn = times, times > 0
 
     def check_parts(self, parts: list[np.ndarray]) -> None:
-        """Refuse a part that has rows, of which the sampler can draw none."""
+        """Refuse a part with rows that the sampler cannot draw."""
         for k, rows in enumerate(parts):
             hint = f"its {type(self._sampler).__name__} draws none of the {len(rows)} examples of client {k}; "
             hint += "give fewer clients, another partitioner, or a sampler that draws from every part"

@@ -73,7 +73,7 @@ class QuantityDirichlet(Partitioner):
 
     Args:
         beta: concentration, above 0; small is skewed.
-        min_size: the least number of samples of a client.
+        min_size: number of samples of a client at least.
 
     Raises:
         UsageError: there are fewer than ``min_size`` samples for each client.
@@ -82,7 +82,7 @@ class QuantityDirichlet(Partitioner):
     needs_labels = False
 
     def __init__(self, beta: float = 0.5, min_size: int = 10) -> None:
-        require(0 < beta < math.inf, "QuantityDirichlet.beta", beta, "give a number above 0; small is skewed")
+        require(0 < beta < math.inf, "QuantityDirichlet.beta", beta, "use a number above 0; small values are skewed")
         require(min_size >= 0, "QuantityDirichlet.min_size", min_size, "give 0 or more")
         self.beta, self.min_size = beta, min_size
 
@@ -128,14 +128,14 @@ class Shards(Partitioner):
 class ClassesPerClient(Partitioner):
     """Every client holds ``n`` classes; each class is divided equally among the clients that hold it.
 
-    This is ``#label`` of NIID-Bench. Client k holds class k modulo C, and others at random; classes that no client
-    would hold otherwise are given out first.
+    This is ``#label`` of NIID-Bench. Client k holds class k modulo C and further random classes, first the classes that
+    no client would hold otherwise.
 
     Args:
         n: number of classes of a client, at least 1.
 
     Raises:
-        UsageError: there are fewer than ``n`` classes, or too few clients to hold them all.
+        UsageError: fewer than ``n`` classes, or too few clients to hold all classes.
     """
 
     def __init__(self, n: int = 2) -> None:
@@ -176,7 +176,7 @@ class FromPlan(Partitioner):
         path: the file.
 
     Raises:
-        UsageError: there is no such file, it is not a plan, or its number of clients or samples differs.
+        UsageError: the file does not exist, is not a plan, or has another number of clients or samples.
     """
 
     needs_labels = False
@@ -186,10 +186,10 @@ class FromPlan(Partitioner):
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
         parts = Plan.load(self.path).parts
-        hint = f"the plan has {len(parts)} clients, give that number"
+        hint = f"the plan has {len(parts)} clients; use this number"
         require(len(parts) == num_clients, "data.num_clients", num_clients, hint)
         number = sum(map(len, parts))
-        hint = f"the plan has {number} samples, the data has {len(labels)}; give a plan of this data"
+        hint = f"the plan has {number} samples, the data has {len(labels)}; use a plan of this data"
         require(number == len(labels), "FromPlan.path", self.path, hint)
         return parts
 
@@ -197,26 +197,26 @@ class FromPlan(Partitioner):
 class Dirichlet(Partitioner):
     r"""Label skew: each class is divided over the clients in proportions drawn from :math:`\mathrm{Dir}(\alpha)`.
 
-    A client that already holds its equal share N/K or more gets nothing of the classes that follow, as in the code of
-    MOON, NIID-Bench, FedDecorr and FedUV. That code draws everything again until every client holds ``min_size``
-    samples, which may never end and changes the distribution. Here, by default, one draw is repaired: clients that are
-    too small get samples of the largest client's most frequent class.
+    A client with its equal share N/K or more gets no samples of later classes, as in the code of MOON, NIID-Bench,
+    FedDecorr and FedUV. That code repeats all draws until every client holds ``min_size`` samples, which may never end
+    and changes the distribution. Here, by default, one draw is repaired: clients that are too small get samples of the
+    largest client's most frequent class.
 
-    ``redraw`` is the procedure of that code to the letter: given ``np.random.RandomState(seed)``, each client gets the
-    samples that the code gives it after ``np.random.seed(seed)``, in the same order. Cut points are rounded down, so
-    that a few samples of a class can go to the last client although it holds its equal share.
+    ``redraw`` reproduces that code exactly: with ``np.random.RandomState(seed)``, each client gets the same samples as
+    after ``np.random.seed(seed)``, in the same order. Cut points are rounded down, so that a few samples of a class can
+    go to the last client although it holds its equal share.
 
     Args:
-        alpha: concentration, above 0; small is skewed, and the larger, the closer to equal proportions.
-        min_size: the least number of samples of a client.
-        repair: how ``min_size`` is reached: ``move`` samples as above, or ``redraw`` everything as the papers' code
-            does, at most ``max_draws`` times. A class of which all open clients drew 0, where that code divides by 0,
-            is drawn again by itself.
-        cap: whether a client that holds its equal share gets no more; without it, the proportions are those drawn.
+        alpha: concentration, above 0; small values are skewed, large values close to equal proportions.
+        min_size: number of samples of a client at least.
+        repair: way to reach ``min_size``: ``move`` samples as above, or ``redraw`` everything as in the papers' code,
+            at most ``max_draws`` times. Only a class for which all open clients drew 0, where that code divides by 0,
+            is drawn again alone.
+        cap: whether a client with its equal share gets no more samples; otherwise the drawn proportions apply.
         max_draws: number of draws after which ``redraw`` gives up.
 
     Raises:
-        UsageError: there are fewer than ``min_size`` samples for each client, or no draw gave them to all.
+        UsageError: fewer than ``min_size`` samples for each client, or no draw reached ``min_size``.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class Dirichlet(Partitioner):
         cap: bool = True,
         max_draws: int = 1000,
     ) -> None:
-        require(0 < alpha < math.inf, "Dirichlet.alpha", alpha, "give a number above 0; small is skewed")
+        require(0 < alpha < math.inf, "Dirichlet.alpha", alpha, "use a number above 0; small values are skewed")
         require(min_size >= 0, "Dirichlet.min_size", min_size, "give 0 or more")
         require(max_draws >= 1, "Dirichlet.max_draws", max_draws, "give 1 or more")
         self.alpha, self.min_size, self.repair = alpha, min_size, repair
@@ -292,19 +292,19 @@ class Dirichlet(Partitioner):
 
 
 class ClientDirichlet(Partitioner):
-    r"""Label skew by client: each draws its own class proportions from :math:`\mathrm{Dir}(\alpha)` (FedDyn's code).
+    r"""Label skew by client: each draws its class proportions from :math:`\mathrm{Dir}(\alpha)` (FedDyn's code).
 
-    A client draws its samples by its proportions, among the classes of which samples are left. If clients ask for more
-    samples of a class than there are, these are divided among them at random. The samples given out last are
-    therefore less skewed than the proportions.
+    A client draws its samples by its proportions, among the classes with remaining samples. If clients demand more
+    samples of a class than exist, these are divided among them at random. The samples assigned last are therefore less
+    skewed than the proportions.
 
     Args:
-        alpha: concentration, above 0; small is skewed.
+        alpha: concentration, above 0; small values are skewed.
         sigma: standard deviation of the logarithm of the clients' sizes; 0 makes them equal.
     """
 
     def __init__(self, alpha: float = 0.5, sigma: float = 0.0) -> None:
-        require(0 < alpha < math.inf, "ClientDirichlet.alpha", alpha, "give a number above 0; small is skewed")
+        require(0 < alpha < math.inf, "ClientDirichlet.alpha", alpha, "use a number above 0; small values are skewed")
         require(0 <= sigma < math.inf, "ClientDirichlet.sigma", sigma, "give 0 or more")
         self.alpha, self.sigma = alpha, sigma
 
@@ -319,7 +319,7 @@ class ClientDirichlet(Partitioner):
         # each pass either satisfies all clients or exhausts a class
         while need.any():
             weights = proportions * (left > 0)
-            # a client whose classes are all exhausted takes the others in proportion to what is left of them
+            # a client whose classes are exhausted takes other classes in proportion to their remaining samples
             weights[weights.sum(1) == 0] = left
             got = rng.multinomial(need, weights / weights.sum(1, keepdims=True))
             for code in np.flatnonzero(got.sum(0) > left):
@@ -336,7 +336,7 @@ class _Within(Partitioner):
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, domains: Any = None) -> Parts:
         number = int(domains.max()) + 1
-        hint = f"there are {number} domains, give a multiple of {number}"
+        hint = f"there are {number} domains; use a multiple of {number}"
         require(num_clients % number == 0, "data.num_clients", num_clients, hint)
         parts: Parts = []
         self.moved = 0
@@ -367,8 +367,8 @@ class DomainDirichlet(_Within):
     """Feature and label skew: each domain is divided among its own clients by :class:`Dirichlet`.
 
     Args:
-        alpha: concentration, above 0; small is skewed.
-        min_size: the least number of samples of a client.
+        alpha: concentration, above 0; small values are skewed.
+        min_size: number of samples of a client at least.
 
     Raises:
         UsageError: the number of clients is not a multiple of the number of domains, or a domain has fewer than
@@ -380,10 +380,10 @@ class DomainDirichlet(_Within):
 
 
 class Natural(Partitioner):
-    """The data's own clients, such as the writers of FEMNIST; with fewer clients, each gets several of them at random.
+    """The natural clients of the data, such as the writers of FEMNIST; with fewer clients, each gets several at random.
 
     Raises:
-        UsageError: there are more clients than the data has of its own.
+        UsageError: more clients than natural clients.
     """
 
     needs_labels = False
@@ -391,7 +391,7 @@ class Natural(Partitioner):
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, domains: Any = None) -> Parts:
         number = int(domains.max()) + 1
-        hint = f"the data has {number} clients of its own, give at most that number"
+        hint = f"the data has {number} natural clients; use at most this number"
         require(num_clients <= number, "data.num_clients with the partitioner Natural", num_clients, hint)
         order = np.arange(number) if num_clients == number else rng.permutation(number)
         members = np.split(np.argsort(domains, kind="stable"), np.cumsum(np.bincount(domains))[:-1])
@@ -435,14 +435,14 @@ def repair(owner: np.ndarray, labels: np.ndarray, num_clients: int, min_size: in
     counts = np.zeros((num_clients, codes.max() + 1), np.int64)
     np.add.at(counts, (owner, codes), 1)
     sizes, moved = counts.sum(1), 0
-    # the samples in the order of client and class, as they are before the repair; they are taken from the end of each
+    # samples ordered by client and class before the repair, taken from the end of each
     order = np.lexsort((codes, owner))
     ends = counts.cumsum().reshape(counts.shape)
     for client in np.flatnonzero(sizes < min_size):
         while sizes[client] < min_size:
             donor = int(sizes.argmax())
             code = int(counts[donor].argmax())
-            # take half of what the donor can spare, so that the next largest client gives as well
+            # take half of the donor's surplus, so that the next largest client also donates
             spare = max(1, (sizes[donor] - min_size) // 2)
             number = int(min(min_size - sizes[client], counts[donor, code], spare))
             ends[donor, code] -= number

@@ -19,8 +19,8 @@ class Plan:
     """The partition of N training samples over K clients.
 
     Args:
-        parts: sample indices of each client: K arrays that together hold every sample exactly once.
-        labels: label of each sample ``(N,)``; None if there are none.
+        parts: sample indices of each client: K arrays that together contain every sample exactly once.
+        labels: label of each sample ``(N,)``; None without labels.
         num_classes: C.
         moved: number of samples that the partitioner moved to reach its ``min_size``.
         domains: domain of each sample ``(N,)``, from 0; None if unknown.
@@ -54,7 +54,7 @@ class Plan:
 
     @cached_property
     def label_counts(self) -> np.ndarray | None:
-        """Number of samples of each class at each client ``(K, C)``; None if there are no labels."""
+        """Number of samples of each class at each client ``(K, C)``; None without labels."""
         if self.labels is None:
             return None
         return np.stack([np.bincount(self.labels[part], minlength=self.num_classes) for part in self.parts])
@@ -98,16 +98,18 @@ class Plan:
         """Read a plan that :meth:`save` wrote; it has no labels.
 
         Raises:
-            UsageError: there is no such file, it is not a plan, or it was changed since.
+            UsageError: the file does not exist, is not a plan, or has been changed.
         """
-        require(Path(path).is_file(), "plan", str(path), "there is no such file; give RUN/plan.npz")
+        require(Path(path).is_file(), "plan", str(path), "no such file; use RUN/plan.npz")
         try:
             with np.load(path, allow_pickle=False) as saved:
                 plan = cls(np.split(saved["indices"], np.cumsum(saved["sizes"])[:-1]))
                 intact = plan.hash == str(saved["hash"])
         except Exception as error:  # a damaged zip file raises errors of many kinds
             raise UsageError(f"plan={str(path)!r}: not the plan of a run: {error}; give RUN/plan.npz") from error
-        require(intact, "plan", str(path), "its hash does not match its indices: the file was changed; give another")
+        require(
+            intact, "plan", str(path), "its hash does not match its indices, since the file has changed; use another"
+        )
         return plan
 
     def skew(self) -> float:

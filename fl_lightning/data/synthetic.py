@@ -119,7 +119,7 @@ class SyntheticPerClass(Synthetic):
 
 
 class Samples(TensorDataset):
-    """A data set of tensors that gathers the examples of a batch at once: one by one, they take longer than a step."""
+    """A data set of tensors that gathers all examples of a batch at once, since single lookups are slow."""
 
     def __getitems__(self, indices: list[int]) -> list[Tensor]:
         return [column[indices] for column in self.tensors]
