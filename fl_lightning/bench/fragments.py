@@ -58,7 +58,7 @@ def fragments_of(value: Any, path: Path, where: str = "", within: tuple[Path, ..
             require(not itself, where, part, "the file names itself; name another")
             yield from fragments_of(read_yaml(inner), inner, within=(*within, path))
         else:
-            require(isinstance(part, Mapping), where, part, "give a mapping, or the name of a file")
+            require(isinstance(part, Mapping), where, part, "use a mapping, or the name of a file")
             for key in part:
                 require(isinstance(key, str), where, key, "is no key of a config; give the name of one")
             yield dict(part)

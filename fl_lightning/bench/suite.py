@@ -266,7 +266,7 @@ def scaled_work(config: Fragment, scale: float) -> Fragment:
     ``data.init_args.train_size`` is null, which means all examples, the share takes its place. A number of examples
     stays large enough for a batch of each client. A cosine over all rounds becomes one over the fewer rounds.
     """
-    require(0 < scale <= 1, "--scale", scale, "give a share of the work above 0, up to 1")
+    require(0 < scale <= 1, "--scale", scale, "use a share of the work above 0, up to 1")
     share = scale ** (1 / 3)
     trainer, data = config.get("trainer") or {}, (config.get("data") or {}).get("init_args") or {}
     work = "local_steps" if trainer.get("local_steps") else "local_epochs"

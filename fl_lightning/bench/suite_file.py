@@ -56,14 +56,14 @@ def strings(labels: Mapping[Any, Any]) -> Labels:
 ANY = Kind(lambda value: True, "a suite needs this key")
 TEXT = ANY._replace(form=lambda value: printable(str(value)))
 BOOL = Kind(lambda value: isinstance(value, bool), "give true or false")
-COUNT = Kind(lambda value: type(value) is int and value > 0, "give a number of 1 or more")
+COUNT = Kind(lambda value: type(value) is int and value > 0, "use a number of 1 or more")
 LIST = Kind(lambda value: isinstance(value, list), "give a list", tuple)
-VALUES = Kind(lambda value: isinstance(value, list) and bool(value), "give a list of one or more values")
-NAME = Kind(lambda value: isinstance(value, str), "give a name, such as test/accuracy or model.init_args.width")
-MAPPING = Kind(lambda value: isinstance(value, Mapping), "give a mapping, such as {AXIS: LABEL}", strings)
-NOT_EMPTY = Kind(lambda value: isinstance(value, Mapping) and bool(value), "give a mapping that is not empty")
-POSITIVE = Kind(lambda value: type(value) in (int, float) and 0 < value < 1e150, "give a number above 0, such as 1.6")
-SHARE = Kind(lambda value: isinstance(value, float) and 0 < value < 1, "give a value in (0, 1), such as 0.05")
+VALUES = Kind(lambda value: isinstance(value, list) and bool(value), "use a list of one or more values")
+NAME = Kind(lambda value: isinstance(value, str), "use a name, such as test/accuracy or model.init_args.width")
+MAPPING = Kind(lambda value: isinstance(value, Mapping), "use a mapping, such as {AXIS: LABEL}", strings)
+NOT_EMPTY = Kind(lambda value: isinstance(value, Mapping) and bool(value), "use a mapping that is not empty")
+POSITIVE = Kind(lambda value: type(value) in (int, float) and 0 < value < 1e150, "use a number above 0, such as 1.6")
+SHARE = Kind(lambda value: isinstance(value, float) and 0 < value < 1, "use a value in (0, 1), such as 0.05")
 SEEDS = Kind(
     are_seeds,
     "give the number of seeds, or a list of distinct integers",
@@ -71,7 +71,7 @@ SEEDS = Kind(
 )
 SOME_SCORES = Kind(
     lambda value: isinstance(value, list) and all(one in SCORES and value.count(one) == 1 for one in value),
-    f"give a list of some of {', '.join(SCORES)}, each once",
+    f"use a list of some of {', '.join(SCORES)}, each once",
     tuple,
 )
 # labels on each axis, given as one label or a list
@@ -147,7 +147,7 @@ def load_suite(path: str | Path) -> Suite:
 
 def read_keys(raw: Any, kinds: Mapping[str, Kind], where: str, needed: Sequence[str] = ()) -> dict[str, Any]:
     """The values of a mapping in the form of their kinds; refuses unknown keys, and a lack of those ``needed``."""
-    require(isinstance(raw, Mapping), where.rstrip(".: "), raw, "give a mapping")
+    require(isinstance(raw, Mapping), where.rstrip(".: "), raw, "use a mapping")
     for key, value in raw.items():
         require(key in kinds, f"{where}{key}", value, f"is no key here; the keys are {', '.join(kinds)}")
         require(kinds[key].passes(value), f"{where}{key}", value, kinds[key].remedy)
@@ -167,7 +167,7 @@ def read_axis(axis: str, value: Any, path: Path) -> dict[str, tuple[Fragment, ..
 
 def labelled_fragments(value: Any, path: Path, where: str) -> dict[str, tuple[Fragment, ...]]:
     """Fragments by label: from a mapping, or a key with its values."""
-    hint = "give a mapping of labels to configs, or {key: ..., values: [...]}"
+    hint = "use a mapping of labels to configs, or {key: ..., values: [...]}"
     require(NOT_EMPTY.passes(value), where, value, hint)
     pairs = [(str(label), config) for label, config in value.items()]
     if "key" in value:
@@ -194,7 +194,7 @@ def read_decide(raw: Any, own: int, path: Path) -> Decide:
     where = f"{path}: decide."
     decide = Decide(**read_keys(raw, KEYS_OF_DECIDE, where, ["margin"]))
     seeds = decide.max_seeds
-    hint = f"give a number of seeds, not below the {own} of the key seeds, with which a pair begins"
+    hint = f"use a number of seeds, not below the {own} of the key seeds, with which a pair begins"
     require(seeds >= own, f"{where}max_seeds", seeds, hint)
     ends = seeds > 1 and math.isfinite(half_width(seeds, 1.0, "sequence", 1 - decide.alpha, decide.prior_scale))
     require(ends, f"{where}max_seeds", seeds, "so few pairs have no interval, and decide nothing; give more, as 20")
@@ -242,7 +242,7 @@ def read_published(
     """Published numbers by labels, from mappings nested in the order of rows and columns."""
     where = f"{path}: {'.'.join(('published', *labels))}"
     if len(labels) < depth and raw is not None:
-        require(isinstance(raw, Mapping), where, raw, "give a mapping of labels, by rows, then columns")
+        require(isinstance(raw, Mapping), where, raw, "use a mapping of labels, by rows, then columns")
         for label, inner in raw.items():
             yield from read_published(inner, depth, path, (*labels, str(label)))
     elif raw is not None:
@@ -251,7 +251,7 @@ def read_published(
             type(number) in (int, float) and abs(number) < 1e300 for number in numbers
         )
         good = good and min(numbers[1:], default=0) >= 0
-        require(good, where, raw, "give a number, or [mean, deviation] with a deviation of 0 or more")
+        require(good, where, raw, "use a number, or [mean, deviation] with a deviation of 0 or more")
         yield labels, (float(numbers[0]), float(numbers[1]) if len(numbers) == 2 else None)
 
 

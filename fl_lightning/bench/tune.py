@@ -50,7 +50,7 @@ KEYS_OF_TUNE = {
         lambda value: isinstance(value, str) and not value.startswith(("test/", "test_")),
         "name one of the validation split, such as val/accuracy; the test images are not for tuning",
     ),
-    "val_fraction": Kind(lambda value: value is None or SHARE.passes(value), "give a share in (0, 1), or null"),
+    "val_fraction": Kind(lambda value: value is None or SHARE.passes(value), "use a share in (0, 1), or null"),
     "trials": Kind(lambda value: value is None or COUNT.passes(value), COUNT.remedy),
 }
 # the values of a key: a list of all of them, or a range
@@ -99,7 +99,7 @@ def tuning_of(suite: Suite) -> Tuning:
         require(str(label) in known, f"{where}.search", label, hint)
         require(NOT_EMPTY.passes(keys), f"{where}.search.{label}", keys, "give {ARGUMENT: [values]}")
         for key, space in keys.items():
-            hint = "give a list of values, or {low: ..., high: ..., log: true} with 0 < low < high"
+            hint = "use a list of values, or {low: ..., high: ..., log: true} with 0 < low < high"
             require(is_space(space), f"{where}.search.{label}.{key}", space, hint)
         search[str(label)] = {str(key): space for key, space in keys.items()}
     chosen, at = given.get("at", {}), {}

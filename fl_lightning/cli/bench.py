@@ -288,7 +288,7 @@ def why_ended(driver: Driver, again: str) -> int:
 
 def most_seeds(options: argparse.Namespace, suite: Suite) -> int:
     """The number of seeds that cells may be asked for."""
-    require(options.hours > 0, "--hours", options.hours, "give a number above 0")
+    require(options.hours > 0, "--hours", options.hours, "use a number above 0")
     if not options.until_decided:
         hint = "limits the seeds of --until-decided: give that too, or --seeds for a fixed number"
         require(options.max_seeds is None, "--max-seeds", options.max_seeds, hint)

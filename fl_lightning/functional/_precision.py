@@ -76,7 +76,7 @@ def is_mapped(x: Tensor) -> bool:
 
 
 def needs_gradient(x: Tensor) -> bool:
-    """Whether a gradient is asked of ``x``, mapped or not."""
+    """Return whether ``x``, mapped or not, requires a gradient."""
     while is_mapped(x):
         x = _functorch.get_unwrapped(x)
     return x.requires_grad

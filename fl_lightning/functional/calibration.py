@@ -40,8 +40,8 @@ def calibrated_logits(
     Args:
         logits: raw logits ``(B, C)``.
         class_counts: :math:`n_c`, the client's number of training examples of each class, ``(C,)``.
-        tau: :math:`\tau \ge 0`; 0 leaves the logits as they are, but for missing classes under ``mask``.
-        missing: what to do with a class of which the client has no example: count 1e-8 examples, which for
+        tau: :math:`\tau \ge 0`; 0 does not change the logits, except missing classes under ``mask``.
+        missing: treatment of classes without examples at the client: count 1e-8 examples, which for
             ``fourth_root`` subtracts :math:`100 \tau` (``floor``); set its logit to minus infinity (``mask``); or count
             one example (``clamp``).
         margin: ``fourth_root`` or ``log_prior``.
@@ -78,7 +78,7 @@ def calibrated_logits(
 def restricted_logits(
     logits: Tensor, class_counts: Tensor, alpha: float = 0.5, mode: Literal["binary", "frequency"] = "binary"
 ) -> Tensor:
-    r"""Scale down the logits of classes of which the client has no example: :math:`a_c o_c`.
+    r"""Scale down the logits of classes without examples at the client: :math:`a_c o_c`.
 
     In mode ``binary`` :math:`a_c = \alpha` for missing classes (:math:`n_c = 0`) and 1 for the others. In mode
     ``frequency`` :math:`a_c = \alpha + (1 - \alpha) n_c / \max_j n_j`, which scales down rare classes too.
@@ -86,7 +86,7 @@ def restricted_logits(
     Args:
         logits: raw logits ``(B, C)``.
         class_counts: :math:`n_c`, the client's number of training examples of each class, ``(C,)``.
-        alpha: :math:`\alpha \in [0, 1]`; 1 leaves the logits as they are.
+        alpha: :math:`\alpha \in [0, 1]`; 1 does not change the logits.
         mode: ``binary``, as in the paper, or ``frequency``, as in the first author's code.
 
     Returns:
@@ -104,7 +104,7 @@ def restricted_logits(
         >>> restricted_logits(torch.full((1, 3), 2.0), torch.tensor([10, 5, 0]), mode="frequency")
         tensor([[2.0000, 1.5000, 1.0000]])
     """
-    require(0 <= alpha <= 1, "alpha", alpha, "give a number in [0, 1]")
+    require(0 <= alpha <= 1, "alpha", alpha, "use a number in [0, 1]")
     require(mode in ("binary", "frequency"), "mode", mode, "choose binary or frequency")
     counts = class_counts.to(logits.dtype)
     share = (counts > 0).to(logits.dtype) if mode == "binary" else counts / counts.max().clamp_min(1)

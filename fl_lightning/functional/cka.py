@@ -64,12 +64,12 @@ def linear_cka(x: Tensor, y: Tensor, debiased: bool = False) -> Tensor:
 def linear_ckas(x: Tensor, *ys: Tensor, debiased: bool = False) -> Tensor:
     """:func:`linear_cka` of x with each of several y, for which x is processed only once.
 
-    Under autocast, products of activations in bfloat16 stay in it, in the forward and in the backward pass; blocks of
-    at most 8192 columns are added in float32, and all else is float32. Compared with float64, a similarity s then has
-    an error below 1e-4, and the gradient one below 0.003 / sqrt(1 - s^2) of its norm (0.01 for s = 0.95), since it
-    vanishes at s = 1. This holds for the biased form and for examples of at least 1024 numbers and at least as many as
-    there are examples. All else is computed in float32, or in float64 if it is given so; float16, too, whose range the
-    products could leave.
+    Under autocast, products of bfloat16 activations stay in bfloat16, forward and backward; blocks of at most 8192
+    columns are added in float32, and everything else is float32. Compared with float64, a similarity s then has an
+    error below 1e-4, and its gradient, which vanishes at s = 1, an error below 0.003 / sqrt(1 - s^2) of its norm (0.01
+    for s = 0.95). This holds for the biased form and for examples of at least 1024 numbers, and not fewer numbers than
+    examples. Everything else is computed in float32, also float16, whose range the products could exceed, or in float64
+    for float64.
 
     Args:
         x: activations ``(n, ...)``.
@@ -80,7 +80,7 @@ def linear_ckas(x: Tensor, *ys: Tensor, debiased: bool = False) -> Tensor:
         One similarity for each y, ``(len(ys),)``, with the range and the exceptions of :func:`linear_cka`.
 
     Raises:
-        UsageError: x and one of the others have different numbers of rows.
+        UsageError: x and one of ``ys`` have different numbers of rows.
 
     Example:
         >>> import torch
@@ -108,7 +108,7 @@ def _linear_ckas(x: Tensor, *ys: Tensor, debiased: bool) -> Tensor:
 
 
 def unbiased_gram(x: Tensor) -> Tensor:
-    r"""The part of a batch in the debiased linear CKA of activations that come batch by batch, as a vector.
+    r"""Return the contribution of a batch to debiased linear CKA over batches, as a vector.
 
     It is the upper triangle of the Gram matrix of the rows, centered after Song et al., and scaled so that the inner
     product of two such vectors of the same examples is :math:`\frac{n}{2}` times an unbiased estimate of HSIC:
@@ -125,7 +125,7 @@ def unbiased_gram(x: Tensor) -> Tensor:
         x: activations ``(n, ...)``, flattened to ``(n, p)``.
 
     Returns:
-        ``(n (n - 1) / 2,)`` in float64, without gradient; empty for n < 4, for which there is no estimate.
+        ``(n (n - 1) / 2,)`` in float64, without gradient; empty for n < 4, which allows no estimate.
 
     Example:
         >>> import torch
@@ -203,7 +203,7 @@ def rbf_cka(x: Tensor, y: Tensor, bandwidth: float = 0.5) -> Tensor:
         >>> round(rbf_cka(x, 3 * x.flip(1) + 5).item(), 4), round(rbf_cka(x, x[:, :1]).item(), 4)
         (1.0, 0.9955)
     """
-    require(bandwidth > 0, "bandwidth", bandwidth, "give a number above 0")
+    require(bandwidth > 0, "bandwidth", bandwidth, "use a number above 0")
     _require_same_rows(x, y)
     if len(x) < 2:
         return linked_zero(x, y)
@@ -341,7 +341,7 @@ def _center(k: Tensor) -> Tensor:
 
 
 def _u_center(k: Tensor) -> Tensor:
-    """The matrix with zero diagonal whose rows and columns sum to 0, of which unbiased estimates are made."""
+    """Return the centered matrix with zero diagonal, and rows and columns with sum 0, for unbiased estimates."""
     n = len(k)
     k = k - torch.diag(k.diagonal())
     means = k.sum(0) / (n - 2)

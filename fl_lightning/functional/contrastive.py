@@ -26,12 +26,12 @@ def representation_contrast(similarity_to_global: Tensor, similarity_to_previous
 
     Args:
         similarity_to_global: :math:`s_g`, similarity to the global model's activations, a scalar.
-        similarity_to_previous: :math:`s_p`, similarity to those of the client's previous model, a scalar.
+        similarity_to_previous: :math:`s_p`, similarity to the previous model's activations, a scalar.
 
     Returns:
         A scalar above 0: log 2 if the similarities are equal, and in [0.313, 1.313] if both lie in [0, 1].
 
-    Source: FedCKA, Eq. 2, without its mean over layers. There is no temperature.
+    Source: FedCKA, Eq. 2, without its mean over layers and without a temperature.
 
     Example:
         >>> import torch
@@ -74,7 +74,7 @@ def model_contrastive_loss(
         >>> model_contrastive_loss(z, other)
         tensor(0.)
     """
-    require(temperature > 0, "temperature", temperature, "give a number above 0")
+    require(temperature > 0, "temperature", temperature, "use a number above 0")
     if not len(z_previous):
         return linked_zero(z)
     rows = as_rows(z)

@@ -109,7 +109,7 @@ def singular_value_variance(z: Tensor) -> Tensor:
     batch, d = rows.shape
     if batch < 2:
         return linked_zero(z)
-    # of columns or of rows: the singular values are the same but for zeros
+    # of columns or of rows: the singular values are equal except zeros
     products = _products(centered(rows)) / batch
     mean, size = products.diagonal().sum() / d, len(products)
     gaps = products - mean * torch.eye(size, dtype=products.dtype, device=products.device)

@@ -44,7 +44,7 @@ def prototype_distance(z: Tensor, targets: Tensor, prototypes: Tensor, known: Te
 
 
 def class_sums(z: Tensor, targets: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Sum and number of the representations of each class, of which prototypes are made.
+    """Return sums and numbers of the representations of each class, for prototypes.
 
     Args:
         z: representations ``(B, ...)``, flattened to ``(B, d)``.

@@ -122,7 +122,7 @@ def stable_rank(s: Tensor) -> Tensor:
 
 @in_full_precision
 def numerical_rank(s: Tensor, tolerance: float | None = None) -> Tensor:
-    """How many singular values are above ``tolerance`` times the largest.
+    """Return the number of singular values above ``tolerance`` times the largest.
 
     Args:
         s: singular values ``(r,)``, at least 0.
@@ -134,8 +134,8 @@ def numerical_rank(s: Tensor, tolerance: float | None = None) -> Tensor:
     Raises:
         UsageError: ``tolerance`` is below 0.
 
-    Source: the default is that of ``numpy.linalg.matrix_rank`` for a square matrix in float32, the precision in which
-    models are trained, https://numpy.org/doc/stable/reference/generated/numpy.linalg.matrix_rank.html
+    Source: the default of ``numpy.linalg.matrix_rank`` for a square matrix in float32, the precision in which models
+    are trained, https://numpy.org/doc/stable/reference/generated/numpy.linalg.matrix_rank.html
 
     Example:
         >>> import torch
@@ -143,23 +143,23 @@ def numerical_rank(s: Tensor, tolerance: float | None = None) -> Tensor:
         >>> numerical_rank(s).item(), numerical_rank(s, tolerance=0.1).item()
         (3.0, 2.0)
     """
-    require(tolerance is None or tolerance >= 0, "tolerance", tolerance, "give a number of at least 0, or None")
+    require(tolerance is None or tolerance >= 0, "tolerance", tolerance, "use a number of at least 0, or None")
     relative = len(s) * torch.finfo(torch.float32).eps if tolerance is None else tolerance
     return (s > relative * s.max()).sum().to(s.dtype)
 
 
 @in_full_precision
 def condition_number(s: Tensor, tolerance: float | None = None) -> Tensor:
-    """The largest singular value divided by the smallest of those that count for the :func:`numerical_rank`.
+    """Return the largest singular value divided by the smallest that counts for the :func:`numerical_rank`.
 
-    Values below the tolerance are left out, as their size is rounding error: a collapsed spectrum shows in the rank.
+    Values below the tolerance are rounding errors and excluded: a collapsed spectrum shows in the rank.
 
     Args:
         s: singular values ``(r,)``, at least 0.
         tolerance: as in :func:`numerical_rank`.
 
     Returns:
-        A scalar of at least 1, which is 1 for equal values; 0 if all values are 0.
+        A scalar of at least 1, and 1 for equal values; 0 if all values are 0.
 
     Raises:
         UsageError: ``tolerance`` is below 0.
@@ -174,23 +174,23 @@ def condition_number(s: Tensor, tolerance: float | None = None) -> Tensor:
 
 
 def singular_alignment(first: Tensor, second: Tensor, number: int) -> Tensor:
-    r"""How well the singular vectors of two consecutive linear layers are aligned, :math:`\lvert V_2^T U_1 \rvert`.
+    r"""Return the alignment of the singular vectors of two consecutive linear layers, :math:`\lvert V_2^T U_1 \rvert`.
 
     Entry (i, j) is the absolute cosine of the i-th right singular vector of the second layer's weight and the j-th left
-    singular vector of the first one's. It is the identity where the layers are aligned, which FedDecorr's Theorem 1
-    assumes; unrelated directions of a space of d dimensions have :math:`\sqrt{2 / (\pi d)}` on average, for large d.
+    singular vector of the first layer's weight. It is the identity for aligned layers, as FedDecorr's Theorem 1
+    assumes; unrelated directions in d dimensions have :math:`\sqrt{2 / (\pi d)}` on average, for large d.
 
     Args:
-        first: weight of the layer nearer to the input, ``(m, n)``.
-        second: weight of the layer after it, ``(p, m)``.
-        number: k, how many singular vectors of each are compared, those of the largest values; at least 1.
+        first: weight of the layer closer to the input, ``(m, n)``.
+        second: weight of the next layer, ``(p, m)``.
+        number: number k of compared singular vectors of each layer, with the largest values; at least 1.
 
     Returns:
-        ``(k, k)``, in [0, 1], in float64, without gradient; smaller where a matrix has fewer than k singular values.
-        Vectors of equal singular values are not unique, and so is what they are compared by.
+        ``(k, k)``, in [0, 1], in float64, without gradient; smaller if a matrix has fewer than k singular values.
+        Vectors of equal singular values, and so their alignments, are not unique.
 
     Raises:
-        UsageError: the first layer has not as many outputs as the second has inputs, or ``number`` is below 1.
+        UsageError: the first layer's outputs do not fit the second layer's inputs, or ``number`` is below 1.
 
     Source: FedDecorr, Assumption 2 in Appendix A.3, and Figure 6.
 
@@ -203,7 +203,7 @@ def singular_alignment(first: Tensor, second: Tensor, number: int) -> Tensor:
         [[0.0, 0.0], [0.0, 1.0]]
     """
     sizes = (tuple(first.shape), tuple(second.shape))
-    require(first.shape[0] == second.shape[1], "shapes", sizes, "give the weights of consecutive layers")
+    require(first.shape[0] == second.shape[1], "shapes", sizes, "use the weights of consecutive layers")
     require(number >= 1, "number", number, "give 1 or more")
     left = torch.linalg.svd(first.detach().double(), full_matrices=False).U
     right = torch.linalg.svd(second.detach().double(), full_matrices=False).Vh

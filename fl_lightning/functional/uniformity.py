@@ -26,13 +26,13 @@ NEAR = 1e-4
 def rbf_uniformity(z: Tensor, bandwidth_factor: float = 1.0, detach_bandwidth: bool = False) -> Tensor:
     r"""FedUV's :math:`L_U`: the mean of :math:`e^{-q_{ij} / (f \sigma)}` over all pairs of rows.
 
-    :math:`q_{ij}` is the squared distance of rows i and j, with i < j, and :math:`\sigma` the lower median of those
-    that are not 0. The value does not depend on the scale of z, so that gradients that flow through the median too are
-    orthogonal to z. A pair of equal rows counts as 1 in the mean and is left out of the median.
+    :math:`q_{ij}` is the squared distance of rows i and j, with i < j, and :math:`\sigma` the lower median of nonzero
+    distances. The value does not depend on the scale of z, so gradients that also flow through the median are
+    orthogonal to z. A pair of equal rows counts as 1 in the mean and is excluded from the median.
 
-    On a CPU, distances of float32 rows are computed by matrix products in float64, where no two rows are nearly equal.
-    Value and gradient have the precision of float32, as they have by distances one by one: compared with float64, the
-    value has an error below 1e-6, the gradient one below 1e-5 of its norm.
+    On a CPU, distances of float32 rows are computed by matrix products in float64, unless two rows are nearly equal.
+    Value and gradient have the precision of float32, as with pairwise distances: compared with float64, the value has
+    an error below 1e-6, the gradient an error below 1e-5 of its norm.
 
     Args:
         z: representations ``(B, ...)``, flattened to ``(B, d)``.
@@ -40,8 +40,8 @@ def rbf_uniformity(z: Tensor, bandwidth_factor: float = 1.0, detach_bandwidth: b
         detach_bandwidth: treat the median as a constant in the gradient.
 
     Returns:
-        A scalar in (0, 1), which is :math:`e^{-1/f}` for two different rows. It is 0, with gradient 0, for fewer than
-        two rows and if all rows are equal.
+        A scalar in (0, 1), and :math:`e^{-1/f}` for two different rows. It is 0, with gradient 0, for fewer than two
+        rows and for equal rows.
 
     Raises:
         UsageError: ``bandwidth_factor`` is not above 0.
@@ -56,7 +56,7 @@ def rbf_uniformity(z: Tensor, bandwidth_factor: float = 1.0, detach_bandwidth: b
         >>> rbf_uniformity(spread) < rbf_uniformity(clustered)
         tensor(True)
     """
-    require(bandwidth_factor > 0, "bandwidth_factor", bandwidth_factor, "give a number above 0")
+    require(bandwidth_factor > 0, "bandwidth_factor", bandwidth_factor, "use a number above 0")
     if len(z) < 2:
         return linked_zero(z)
     rows = as_rows(z)
@@ -70,10 +70,10 @@ def rbf_uniformity(z: Tensor, bandwidth_factor: float = 1.0, detach_bandwidth: b
 
 
 class _ClientByClient(torch.autograd.Function):
-    """The value of each mapped client by itself.
+    """Return the value of each mapped client.
 
-    Clients differ in whether some of their rows are nearly equal. For all, distances one by one would be right, but on
-    a CPU they take longer than the products of matrices.
+    Some clients may have nearly equal rows. Pairwise distances would be correct for all, but on a CPU they are slower
+    than matrix products.
     """
 
     @staticmethod
@@ -82,7 +82,10 @@ class _ClientByClient(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """A function without it may not be called inside ``torch.vmap``; the gradient is that of the map's values."""
+        """Functions without it cannot be called inside ``torch.vmap``.
+
+        The gradient is the gradient of the map's values.
+        """
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], rows: Tensor, *options: Any) -> tuple[Tensor, int]:
@@ -90,9 +93,9 @@ class _ClientByClient(torch.autograd.Function):
 
 
 def _by_distances(rows: Tensor, bandwidth_factor: float, detach_bandwidth: bool) -> Tensor:
-    """The value for any rows, by distances that are computed one by one.
+    """Return the value for any rows, by pairwise distances.
 
-    What is left out is masked, as in a mapped function no shape and no branch may depend on values.
+    Excluded pairs are masked, since in a mapped function no shape and no branch may depend on values.
     """
     rows = torch.where(rows.detach().abs().amax() < torch.inf, rows, 0)
     if is_mapped(rows):  # torch.vmap has no rule for pdist
@@ -115,10 +118,10 @@ def _by_distances(rows: Tensor, bandwidth_factor: float, detach_bandwidth: bool)
 
 
 def _squared_distances(rows: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The rows around their mean, and the squared distances of all pairs and their unit.
+    """Return the rows around their mean, and the squared distances of all pairs and their unit.
 
-    They are computed by matrix products in float64, in units of the largest. None if any two rows are equal, or nearer
-    to each other than about a hundredth of their distance from the mean: there, differences of products lose digits.
+    They are computed by matrix products in float64, in units of the largest. None if two rows are equal, or closer to
+    each other than about a hundredth of their distance from the mean, where differences of products lose digits.
     """
     around = rows.double()
     around -= around.mean(0)

@@ -19,11 +19,12 @@ Hinge = Literal["linear", "none", "square", "clamped_square"]
 
 @in_full_precision
 def probability_variance_hinge(logits: Tensor, hinge: Hinge = "linear") -> Tensor:
-    r"""FedUV's :math:`L_V`: how much less the predictions vary over the batch than balanced one-hot labels would.
+    r"""FedUV's :math:`L_V`: the lack of variation of the predictions over the batch, against balanced one-hot labels.
 
-    :math:`s_j` is the unbiased standard deviation of column j of softmax(logits), and :math:`c = 1/\sqrt C` that of a
-    column of the identity. The value is the mean over j of :math:`\max(0, c - s_j)` (``linear``), :math:`c - s_j`
-    (``none``), :math:`(c - s_j)^2` (``square``) or :math:`\max(0, c - s_j)^2` (``clamped_square``).
+    :math:`s_j` is the unbiased standard deviation of column j of softmax(logits), and :math:`c = 1/\sqrt C` the
+    standard deviation of a column of the identity. The value is the mean over j of :math:`\max(0, c - s_j)`
+    (``linear``), :math:`c - s_j` (``none``), :math:`(c - s_j)^2` (``square``) or :math:`\max(0, c - s_j)^2`
+    (``clamped_square``).
 
     Args:
         logits: raw logits ``(B, C)``.

@@ -2,7 +2,7 @@
 
 from fl_lightning.methods.decov import DeCov
 
-# no comparison of methods has it: what it costs in accuracy depends on its noise
+# excluded from comparisons of methods, since its cost in accuracy depends on its noise
 from fl_lightning.methods.dpfedavg import DPFedAvg as DPFedAvg
 from fl_lightning.methods.fedbabu import FedBABU
 from fl_lightning.methods.fedbn import FedBN

@@ -25,33 +25,33 @@ from fl_lightning.state import State, Weighted, norm
 # orders of the Renyi divergence that are tried
 ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512)
 
-# hooks with which another method would send something without noise, or change what was bounded
+# hooks with which another method would bypass the noise or the bound
 IN_THE_WAY = ("on_client_end", "transform_client_update", "transform_update", "client_weight")
 
 
 class DPFedAvg(Method):
-    r"""Bounds what a client can change, and hides it in noise: client-level differential privacy, with its account.
+    r"""Client-level differential privacy: bounds each client's change, adds noise, and accounts for the privacy loss.
 
     Each client's change, all entries together, is scaled to a Euclidean norm of at most :math:`C`. The server adds
-    normal noise of standard deviation :math:`\sigma C / n` to each number of the mean, which has equal weights whatever
-    ``trainer.weighting`` says. After each round the run logs ``dpfedavg/epsilon``: with ``delta`` it bounds what the
-    models of all rounds so far tell of any one client, if the data of that client are replaced by any other
-    (Renyi accountant of the package dp-accounting, extra ``privacy``). Where ``trainer.sampler`` draws the cohort
-    uniformly, the account counts that in; else each round counts in full.
+    normal noise of standard deviation :math:`\sigma C / n` to each number of the mean, which has equal weights
+    regardless of ``trainer.weighting``. After each round the run logs ``dpfedavg/epsilon``: with ``delta``, it bounds
+    the information about any one client in the models of all rounds so far, under replacement of this client's data
+    (Renyi accountant of the package dp-accounting, extra ``privacy``). The account uses amplification by sampling if
+    ``trainer.sampler`` draws the cohort uniformly; otherwise each round counts in full.
 
-    The server is trusted: it sees each change before the noise. Also outside the account are the means that clients
-    log, such as ``train/loss``, the norms of their changes, their numbers of examples, and attacks on the rounding of
-    floating-point noise. In a simulation the noise comes from the run's seed, so that the run can be repeated. With
-    real sites, which all know the seed, it comes from the operating system, and a run that resumes has other noise.
+    The server is trusted: it sees each change before the noise. The account also excludes logged means, such as
+    ``train/loss``, the norms of changes, numbers of examples, and attacks on the rounding of floating-point noise. In a
+    simulation, the noise comes from the run's seed, so that runs are reproducible. With real sites, which all know the
+    seed, it comes from the operating system, and a resumed run has other noise.
 
     Args:
-        clip: C, the largest norm of a client's change; inf, only without noise, bounds nothing.
-        noise: :math:`\sigma`, the noise in units of C; 0 adds none, and there is no account.
+        clip: C, norm of a client's change at most; inf, allowed only without noise, is no bound.
+        noise: :math:`\sigma`, noise in units of C; 0 adds no noise, without an account.
         delta: the probability :math:`\delta` with which the bound may fail, in (0, 1), below 1 / N for N clients.
 
     Raises:
-        UsageError: an argument is out of range, dp-accounting is missing, buffers travel without noise, or another
-            method sends something beside the weights or changes what is averaged.
+        UsageError: an argument out of range, missing dp-accounting, buffers that would be sent without noise, or
+            another method that sends a payload or changes the average.
     """
 
     needs_exchange = True
@@ -59,10 +59,10 @@ class DPFedAvg(Method):
     rounds = ServerValue[dict[str, int]](lambda server: {})
 
     def __init__(self, clip: float = 1.0, noise: float = 1.0, delta: float = 1e-5) -> None:
-        require(clip > 0, "DPFedAvg.clip", clip, "give a norm above 0")
-        require(0 <= noise < math.inf, "DPFedAvg.noise", noise, "give a number from 0")
-        require(clip < math.inf or not noise, "DPFedAvg.clip", clip, "noise is in units of it; give a finite norm")
-        require(0 < delta < 1, "DPFedAvg.delta", delta, "give a probability above 0, well below 1 / clients")
+        require(clip > 0, "DPFedAvg.clip", clip, "use a norm above 0")
+        require(0 <= noise < math.inf, "DPFedAvg.noise", noise, "use a number from 0")
+        require(clip < math.inf or not noise, "DPFedAvg.clip", clip, "noise is in units of it; use a finite norm")
+        require(0 < delta < 1, "DPFedAvg.delta", delta, "use a probability above 0, well below 1 / clients")
         self.clip, self.noise, self.delta = clip, noise, delta
 
     def setup(self, client: Client, optimizer: Optimizer) -> None:
@@ -74,14 +74,14 @@ class DPFedAvg(Method):
         hint = "buffers travel without noise; give trainer.buffers=keep, or a model with GroupNorm"
         require(not (self.noise and client.sent_others), "DPFedAvg with buffers", [*client.sent_others][:1], hint)
         if self.noise:
-            self.spent({"1/1": 1})  # names what is not installed
+            self.spent({"1/1": 1})  # names the missing package
 
     def client_weight(self, client: Client) -> float | None:
         return 1.0
 
     def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
         changed = [n for n in client.sent_frozen if not torch.equal(client.live[n], client.received[n])]
-        hint = "a frozen parameter that changes in a visit would travel without noise; leave it as it is"
+        hint = "a frozen parameter that changes in a visit would be sent without noise; do not change it"
         require(not (self.noise and changed), "DPFedAvg with frozen parameters", changed[:1], hint)
         return {"clients": Weighted.summed(1.0, 1.0)}
 
@@ -111,10 +111,10 @@ class DPFedAvg(Method):
         return (torch.randn(like.shape, generator=rng, dtype=torch.float64) * self.noise).to(like.device)
 
     def spent(self, rounds: dict[str, int]) -> float:
-        """Epsilon after so many rounds of each kind.
+        """Return epsilon after the given numbers of rounds of each kind.
 
         Raises:
-            UsageError: the package that computes it is not installed.
+            UsageError: dp-accounting is not installed.
         """
         try:
             import dp_accounting as dp

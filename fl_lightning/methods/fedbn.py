@@ -18,7 +18,7 @@ from fl_lightning.method import Method
 class FedBN(Method):
     """Keeps the normalisation layers (scale, shift and running statistics) with each client and averages the rest.
 
-    Each client that has trained has a model of its own. Metrics are means over these models on the same test data.
+    Each client that has trained has a personalized model. Metrics are means over these models on the same test data.
 
     Raises:
         UsageError: the module has no BatchNorm or InstanceNorm layer with parameters or statistics.

@@ -61,28 +61,28 @@ SIMILARITIES: dict[str, Callable[..., Tensor]] = {
 
 
 class FedCKA(Method):
-    r"""Keeps early activations closer to those of the global model than to those of the client's previous model.
+    r"""Keeps early activations closer to the global model's than to the client's previous model's.
 
-    :math:`a_m` are the activations of layer m on the current batch. The previous model is the client's own at the end
-    of its last visit. Both reference models are frozen and in eval mode, and run only up to the last compared layer.
-    In a client's first visit there is no previous model and no term. The term of each layer is logged by its tap, with
+    :math:`a_m` are the activations of layer m on the current batch. The previous model is the client's local model at
+    the end of its last visit. Both reference models are frozen and in eval mode, and run only up to the last compared
+    layer. A client's first visit has no previous model and no term. The term of each layer is logged by its tap, with
     its coefficient :math:`\mu / M`: ``train/fedcka/early.0`` and the others add up to ``train/fedcka``.
 
     Args:
-        mu: coefficient :math:`\mu \ge 0`; 0 gives FedAvg. The paper chooses among 3, 5 and 10.
-        layers: M, how many layers to compare, counted from the input, at least 1; 2 in the paper. They are the taps
-            ``early.0``, ``early.1``, ... Or their names: ``[early.0, stage.1]`` compares a ResNet's stem
+        mu: coefficient :math:`\mu \ge 0`; 0 gives FedAvg. The paper uses 3, 5 and 10.
+        layers: number M of compared layers from the input on, at least 1; 2 in the paper: the taps ``early.0``,
+            ``early.1``, ... Or their names: ``[early.0, stage.1]`` compares a ResNet's stem
             and its whole first stage.
         similarity: ``linear`` CKA, its ``debiased`` form or ``rbf`` CKA; or, from the paper's Table 3, ``cosine`` or
             the negative squared Frobenius distance, per element (``frobenius``) or summed (``frobenius_raw``), or the
-            distance with the sign as printed (``frobenius_literal``), which draws the activations away from the global
+            distance with the printed sign (``frobenius_literal``), which moves the activations away from the global
             model's.
         bandwidth: t > 0, the width of the kernel of ``rbf`` CKA in units of the square root of the median squared
-            distance; the paper does not state it, and other similarities have none.
+            distance; the paper does not state it. For ``rbf`` only.
 
     Raises:
-        UsageError: ``mu`` is below 0, ``layers`` is 0 or empty, ``bandwidth`` is not above 0, a similarity other than
-            ``rbf`` is given one, or the model cannot be copied.
+        UsageError: ``mu`` is below 0, ``layers`` is 0 or empty, ``bandwidth`` is not above 0 or set without ``rbf``,
+            or the model cannot be copied.
     """
 
     remembers: ClassVar = {"previous": "the client's model at the end of its last visit, as a state"}
@@ -99,7 +99,7 @@ class FedCKA(Method):
         require(mu >= 0, "FedCKA.mu", mu, "give 0 or more")
         names = [f"early.{m}" for m in range(layers)] if isinstance(layers, int) else layers
         require(len(names) >= 1, "FedCKA.layers", layers, "give 1 or more")
-        require(bandwidth > 0, "FedCKA.bandwidth", bandwidth, "give a number above 0")
+        require(bandwidth > 0, "FedCKA.bandwidth", bandwidth, "use a number above 0")
         hint = f"the similarity {similarity} has no kernel; take it out, or take similarity: rbf"
         require(similarity == "rbf" or bandwidth == BANDWIDTH, "FedCKA.bandwidth", bandwidth, hint)
         kernel = _each(rbf_cka, bandwidth=bandwidth)

@@ -26,7 +26,7 @@ from fl_lightning.state import State, Weighted, clone, select
 
 
 class FedDyn(Method):
-    r"""Regularises each client's objective so that the optima of the clients agree with that of their mean.
+    r"""Regularises the clients' objectives so that their optima agree with the optimum of the mean objective.
 
     The gradient of the added terms, :math:`\alpha_k (g_k + y - w^t)`, is added to the gradients in place. The terms
     cover trained parameters only, and clients have equal weights in the mean. The authors clip gradients to norm 10
@@ -56,7 +56,7 @@ class FedDyn(Method):
     def __init__(
         self, alpha: float = 0.01, scaled: bool = True, reported: Literal["selected", "cloud", "all"] = "selected"
     ) -> None:
-        require(alpha > 0, "FedDyn.alpha", alpha, "give a number above 0")
+        require(alpha > 0, "FedDyn.alpha", alpha, "use a number above 0")
         self.alpha, self.scaled, self.reported = alpha, scaled, reported
 
     def on_fit_start(self, server: Server) -> None:

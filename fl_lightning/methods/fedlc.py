@@ -26,22 +26,22 @@ class FedLC(Method):
     r"""Subtracts a margin from each logit o according to the client's label counts, larger for rarer classes.
 
     :math:`n_c` is the client's number of training examples of class c, and y the label. Only the module's
-    ``training_step`` sees these logits, so that its ``train/accuracy`` is of calibrated logits too; evaluation uses the
-    raw ones. The paper does not print :math:`\tau`.
+    ``training_step`` sees these logits, so that its ``train/accuracy`` also uses calibrated logits; evaluation uses raw
+    logits. The paper does not print :math:`\tau`.
 
     Args:
         tau: :math:`\tau \ge 0`; 0 gives FedAvg, unless ``missing="mask"`` and the client lacks a class.
-        missing: what to do with classes of which the client has no example: count 1e-8 examples (``floor``), which
+        missing: treatment of classes without examples at the client: count 1e-8 examples (``floor``), which
             subtracts :math:`100 \tau` from their logits, or with ``log_prior`` :math:`\tau (18.4 + \log n)`, where n is
-            the client's number of examples; leave them out of the softmax (``mask``); or count one example (``clamp``).
-        denominator: sum over ``all`` classes, or over :math:`i \ne y` as Eq. 5 and 7 are printed (``exclude_true``),
+            the client's number of examples; exclude them from the softmax (``mask``); or count one example (``clamp``).
+        denominator: sum over ``all`` classes, or over :math:`i \ne y` as printed in Eq. 5 and 7 (``exclude_true``),
             which requires a cross-entropy loss; with ``mask``, a client of one class fails.
         margin: :math:`\tau n_c^{-1/4}` (``fourth_root``), or :math:`-\tau \log \gamma_c` (``log_prior``), where
             :math:`\gamma_c = n_c / n`, which for :math:`\tau = 1` is Eq. 5. Its margins differ far more between common
-            and rare classes: by 4.6 between 10 and 1,000 examples, those of ``fourth_root`` by 0.4.
+            and rare classes: by 4.6 between 10 and 1,000 examples, against 0.4 with ``fourth_root``.
 
     Raises:
-        UsageError: ``tau`` is below 0, or the clients' label counts are not known.
+        UsageError: ``tau`` is below 0, or clients have no label counts.
     """
 
     requires = ("logits",)

@@ -19,14 +19,14 @@ from fl_lightning.state import State, Weighted
 
 
 class FedNova(Method):
-    r"""Normalises each client's change by its number of local steps, so that more steps do not mean more influence.
+    r"""Normalises each client's change by its number of local steps, so that more steps do not give more influence.
 
-    :math:`\lVert a_k \rVert_1` is the sum of the weights that the gradients of the visit have in the client's change,
+    :math:`\lVert a_k \rVert_1` is the sum of the weights of the visit's gradients in the client's change,
     in units of the first step's learning rate: the number of steps for plain SGD, and
     :math:`\sum_t (1 - \rho^t) / (1 - \rho)` over the steps t with momentum :math:`\rho`. Together with FedProx, the sum
     decays by :math:`1 - \eta \mu` at each step and :math:`\tau_{eff}` counts steps, as in the authors' code. Weight
-    decay is not considered. Buffers take the plain mean. There is no coefficient; if all clients take equally many
-    steps, the method is FedAvg.
+    decay is not considered. Buffers take the plain mean. The method has no coefficient; if all clients take equal
+    numbers of steps, it is FedAvg.
 
     Raises:
         UsageError: the clients' optimizer is not SGD, it has dampening, Nesterov momentum or parameter groups that

@@ -26,15 +26,15 @@ class FedProto(Method):
 
     A client's prototypes :math:`\bar z_{k, c}` are means over its last local epoch, collected while it trains, as in
     the authors' code. The server's prototypes :math:`t_c` are plain means over the clients of the cohort that hold the
-    class; a class that none of them holds keeps its prototype. There is no term in the first round.
+    class; a class that none of them holds keeps its prototype. The first round has no term.
 
     Args:
         lambda_: coefficient :math:`\lambda \ge 0`; 0 gives FedAvg if ``aggregate_weights``, and Local if not.
-        aggregate_weights: send and average the weights too, as FedUV's comparison does. If not, every client keeps its
-            own model, and metrics are means over the clients' models on the same test data.
+        aggregate_weights: send and average the weights too, as FedUV's comparison does. Otherwise every client keeps a
+            personalized model, and metrics are means over these models on the same test data.
 
     Raises:
-        UsageError: ``lambda_`` is below 0, or the clients' label counts are not known.
+        UsageError: ``lambda_`` is below 0, or clients have no label counts.
     """
 
     requires = ("representation",)

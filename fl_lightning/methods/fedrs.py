@@ -44,7 +44,7 @@ class FedRS(Method):
     def __init__(
         self, alpha: float = 0.5, mode: Literal["binary", "frequency"] = "binary", use_bias: bool = True
     ) -> None:
-        require(0 <= alpha <= 1, "FedRS.alpha", alpha, "give a number in [0, 1]")
+        require(0 <= alpha <= 1, "FedRS.alpha", alpha, "use a number in [0, 1]")
         self.alpha, self.mode, self.use_bias = alpha, mode, use_bias
 
     @property

@@ -66,7 +66,7 @@ class FedUV(Method):
         require(mu >= 0, "FedUV.mu", mu, "give 0 or more")
         require(spectral >= 0, "FedUV.spectral", spectral, "give 0 or more")
         require(lambda_ is None or lambda_ >= 0, "FedUV.lambda_", lambda_, "give 0 or more, or null for C/4")
-        require(bandwidth_factor > 0, "FedUV.bandwidth_factor", bandwidth_factor, "give a factor above 0")
+        require(bandwidth_factor > 0, "FedUV.bandwidth_factor", bandwidth_factor, "use a factor above 0")
         self.mu, self.lambda_, self.hinge = mu, lambda_, hinge
         self.bandwidth_factor, self.detach_bandwidth, self.spectral = bandwidth_factor, detach_bandwidth, spectral
 

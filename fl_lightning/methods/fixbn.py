@@ -15,29 +15,29 @@ from fl_lightning.method import Method
 class FixBN(Method):
     """Freezes the statistics of BatchNorm after a share of the rounds; until then it is FedAvg.
 
-    Before, clients normalise by the mean and variance of the batch. In the rounds that follow they normalise by the
-    received running statistics, in training as in evaluation, and these stay as they are. Scale and shift are trained
-    throughout. A client's gradient is then that of the network which is evaluated, so that one step of full batches by
-    all clients is one step on the pooled data.
+    Before, clients normalise by the mean and variance of the batch. In later rounds they normalise by the received
+    running statistics, in training as in evaluation, and these no longer change. Scale and shift are always trained.
+    Gradients are then computed for the evaluated network, so that one full-batch step by all clients is one step on the
+    pooled data.
 
     Args:
-        share: the share of the rounds before the statistics are frozen, 0 to 1; 1 is FedAvg, and with 0 they are those
-            of the initial model throughout.
+        share: share of the rounds before the statistics are frozen, 0 to 1; 1 is FedAvg, and 0 always uses the
+            statistics of the initial model.
 
     Raises:
         UsageError: ``share`` is not from 0 to 1, the module has no BatchNorm layer that updates running statistics, or
-            these are not shared, so that nothing is received to be frozen.
+            the statistics are not shared.
     """
 
     def __init__(self, share: float = 0.5) -> None:
-        require(0 <= share <= 1, "FixBN.share", share, "give a number from 0 to 1")
+        require(0 <= share <= 1, "FixBN.share", share, "use a number from 0 to 1")
         self.share = share
 
     def setup(self, client: Client, optimizer: Optimizer) -> None:
         kind = type(client.module).__name__
         hint = "it has no BatchNorm layer that updates running statistics; take FixBN out"
         require(bool(client.batch_norms), "FixBN with the model", kind, hint)
-        hint = "there are no statistics of all clients to freeze: set it to average or recalibrate, or take FixBN out"
+        hint = "FixBN needs shared statistics; use average or recalibrate, or remove FixBN"
         require(client.shares_buffers, "FixBN with trainer.buffers", "keep or local", hint)
 
     def on_client_start(self, client: Client) -> None:

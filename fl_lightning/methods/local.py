@@ -6,7 +6,7 @@ from fl_lightning.method import Method
 
 
 class Local(Method):
-    """Every client trains a model of its own, from the common initial weights, without exchange with the others.
+    """Every client trains a separate model from the common initial weights, without exchange.
 
     Metrics are means over the models of the clients that have trained, on the same test data.
     """

@@ -22,18 +22,18 @@ from fl_lightning.state import State, Weighted, clone, tensors
 
 
 class MOON(Method):
-    r"""Pulls the representation z towards the global model's and away from those of the client's previous models.
+    r"""Pulls the representation z towards the global model's and away from the client's previous models'.
 
-    The previous models are the client's own at the end of its last visits. All reference models are frozen and in eval
-    mode; gradients flow through z only.
+    The previous models are the client's local models at the end of its last visits. All reference models are frozen and
+    in eval mode; gradients flow through z only.
 
     Args:
-        mu: coefficient :math:`\mu \ge 0`; 0 gives FedAvg. The paper chooses among 0.1, 1, 5 and 10.
+        mu: coefficient :math:`\mu \ge 0`; 0 gives FedAvg. The paper uses 0.1, 1, 5 and 10.
         temperature: T > 0; 0.5 in the paper, in effect 1 in FedDecorr's code.
-        pool_size: how many previous models to contrast with, at least 1; 1 in the paper.
-        first: the previous model in a client's first visit: none, so that there is no term (``none``), a model with
-            initial weights drawn for this client (``random``, by the layers' default initialisation), or the received
-            one (``global``). A subclass can give others, as the ``pool`` of its ``initial_memory``.
+        pool_size: number of previous models to contrast with, at least 1; 1 in the paper.
+        first: the previous model in a client's first visit: no model and no term (``none``), a model with initial
+            weights drawn for this client (``random``, by the layers' default initialisation), or the received model
+            (``global``). A subclass can set another ``pool`` in ``initial_memory``.
 
     Raises:
         UsageError: ``mu`` is below 0, ``temperature`` is not above 0, ``pool_size`` is below 1, or the model cannot be
@@ -51,7 +51,7 @@ class MOON(Method):
         first: Literal["none", "random", "global"] = "none",
     ) -> None:
         require(mu >= 0, "MOON.mu", mu, "give 0 or more")
-        require(temperature > 0, "MOON.temperature", temperature, "give a number above 0")
+        require(temperature > 0, "MOON.temperature", temperature, "use a number above 0")
         require(pool_size >= 1, "MOON.pool_size", pool_size, "give 1 or more")
         self.mu, self.temperature, self.pool_size, self.first = mu, temperature, pool_size, first
 

@@ -24,29 +24,28 @@ class SCAFFOLD(Method):
     r"""Corrects client drift by control variates: estimates of the client's gradient, :math:`c_k`, and of the mean, c.
 
     K is the number of local steps, :math:`\eta` the clients' learning rate and N the number of all clients, by which
-    the sum over the cohort S is divided. Control variates begin at 0, so that the first round is FedAvg, and cover
-    trained parameters only. A client without a local step, or with ``displacement`` one whose learning rate was 0,
-    leaves c as it is. There is no coefficient.
+    the sum over the cohort S is divided. Control variates start at 0, so that the first round is FedAvg, and cover
+    trained parameters only. A client without a local step, or with learning rate 0 under ``displacement``, does not
+    change c. The method has no coefficient.
 
     Args:
-        variate: how :math:`c_k^+` is computed: by the equation above, the paper's option II (``displacement``, with the
+        variate: computation of :math:`c_k^+`: by the equation above, the paper's option II (``displacement``, with the
             sum of the learning rates for :math:`K \eta`), which is correct only for SGD without momentum; or as the
             mean of the visit's ``gradients``, which equals it there and is correct for any optimizer. A gradient is
-            read after clipping, as the optimizer gets it, and the correction :math:`c - c_k` is subtracted from it.
+            read after clipping, before the optimizer, and the correction :math:`c - c_k` is subtracted from it.
         correction: add :math:`c - c_k` to the ``gradient``; or, as NIID-Bench does, add :math:`-\eta (c - c_k)` to the
             parameters after the step (``post_step``), which bypasses momentum. With ``post_step``, ``displacement``
             accepts momentum :math:`\rho`, but its control variates are too large by about :math:`1 / (1 - \rho)`.
-        weighting: how the clients' changes are averaged: ``uniform``, as in the paper, or by number of ``examples``.
+        weighting: weights of the clients' changes: ``uniform``, as in the paper, or by number of ``examples``.
         scaled: as in FedDyn's code, divide c by :math:`\omega_k = N n_k / n` in the client's correction, which becomes
-            :math:`c / \omega_k - c_k`, and multiply what it adds to c, :math:`c_k^+ - c_k`, by :math:`\omega_k`. Here
-            :math:`n_k` is the client's number of examples and n that of all clients. With equal weights of the changes,
-            the optimum is then that of the clients' losses weighted by their examples, not of their plain mean. Where
-            all clients have as many examples, it is the paper's form. With ``displacement``, :math:`c_k^+` is computed
-            with c itself, as there, so that it is a mean gradient only once c is 0.
+            :math:`c / \omega_k - c_k`, and multiply its contribution to c, :math:`c_k^+ - c_k`, by :math:`\omega_k`.
+            Here :math:`n_k` is the client's number of examples and n the number of all clients' examples. With equal
+            weights of the changes, the optimum then weights the clients' losses by their examples. For equal numbers
+            of examples, it is the paper's form. With ``displacement``, :math:`c_k^+` is computed with c itself, as in
+            that code, so that it is a mean gradient only if c is 0.
 
     Raises:
-        UsageError: ``displacement`` with an optimizer other than plain SGD or with several learning rates, or the run
-            sends no weights.
+        UsageError: ``displacement`` without plain SGD or with several learning rates, or a run that sends no weights.
     """
 
     needs_exchange = True
@@ -93,7 +92,8 @@ class SCAFFOLD(Method):
             client.add_gradients_to(visit.clipping, -1.0)
 
     def on_after_clipping(self, client: Client, optimizer: Optimizer) -> None:
-        # what clipping takes off, gradient after less before, has a sum of its own: without clipping nothing is rounded
+        # the effect of clipping, gradient after minus before, is summed separately, so that nothing is rounded without
+        # it
         if self.variate == "gradients":
             client.add_gradients_to(client.scratch(self).clipping)
 

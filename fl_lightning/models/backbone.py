@@ -14,7 +14,7 @@ from fl_lightning.models.encoders import Encoder
 class Backbone(Encoder):
     """A classifier without its last linear layer: ``network: {class_path: torchvision.models.efficientnet_b0}``.
 
-    Its input is that of the network, its output the input of that last layer, ``(B, d)``.
+    It has the input of the network, and returns the input ``(B, d)`` of the last layer.
 
     Args:
         network: a module, by ``class_path`` and ``init_args``; or a function or class that builds it, by its import
@@ -22,10 +22,10 @@ class Backbone(Encoder):
         options: arguments of that function or class; None if ``network`` is a module.
         early: submodules of the network whose outputs are the taps ``early.0``, ``early.1``, ..., from the input on.
         named: further submodules, by the names of their taps.
-        head: path of the layer to leave out; None takes the last linear layer.
+        head: path of the removed layer; None for the last linear layer.
 
     Raises:
-        UsageError: there is no such submodule, or no linear layer.
+        UsageError: a submodule does not exist, or the network has no linear layer.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Backbone(Encoder):
     ) -> None:
         super().__init__()
         if isinstance(network, nn.Module):
-            require(not options, "Backbone.options", options, "give them as network.init_args")
+            require(not options, "Backbone.options", options, "set them as network.init_args")
         self.network = network if isinstance(network, nn.Module) else network(**(options or {}))
         paths = dict(self.network.named_modules())
         linear = [path for path, part in paths.items() if path and isinstance(part, nn.Linear)]
@@ -52,7 +52,7 @@ class Backbone(Encoder):
         for key, path in wanted:
             require(path in paths, f"Backbone.{key}", path, f"give one of {choices(filter(None, paths), path)}")
         for part in paths.values():
-            # an in-place activation would overwrite what the tap before it recorded
+            # an in-place activation would overwrite the output that the previous tap recorded
             if getattr(part, "inplace", False):
                 part.inplace = False
         self.early = tuple(f"network.{path}" for path in early or [])

@@ -12,22 +12,22 @@ from fl_lightning.errors import require
 
 
 def with_group_norm(module: LightningModule, groups: int = 2) -> LightningModule:
-    """Put GroupNorm in the place of every BatchNorm layer of a module, which has no running statistics to average.
+    """Replace every BatchNorm layer of a module by GroupNorm, which has no running statistics to average.
 
     GroupNorm (Wu and He, ECCV 2018) normalises each example by itself, over groups of channels. Scale, shift and
-    epsilon are those of the BatchNorm layer; its running statistics are dropped, so that a trained network must be
-    trained further. In a config it stands where the module would:
+    epsilon are copied from the BatchNorm layer; its running statistics are dropped, so that a trained network must be
+    trained further. In a config, it replaces the module:
     ``model: {class_path: fl_lightning.models.with_group_norm, init_args: {module: {class_path: ...}, groups: 2}}``.
 
     Args:
         module: a LightningModule, or any other module; it is changed in place.
-        groups: into how many groups the channels of a layer are divided, at least 1.
+        groups: number of groups of a layer's channels, at least 1.
 
     Returns:
         The module.
 
     Raises:
-        UsageError: the module has no BatchNorm layer, or the channels of one cannot be divided so.
+        UsageError: the module has no BatchNorm layer, or a number of channels is not divisible by ``groups``.
     """
     require(groups >= 1, "with_group_norm.groups", groups, "give 1 or more")
     layers = {path: part for path, part in module.named_modules(remove_duplicate=False) if isinstance(part, _BatchNorm)}

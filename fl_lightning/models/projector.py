@@ -45,7 +45,9 @@ class Projector(BaseProjector):
         require(width >= 1, f"{type(self).__name__}.width", width, "give 1 or more")
         require(norm in ("batch", "group"), f"{type(self).__name__}.norm", norm, "choose among batch, group")
         even = norm == "batch" or width % 2 == 0
-        require(even, f"{type(self).__name__}.width", width, "give an even one, which norm: group divides in 2 groups")
+        require(
+            even, f"{type(self).__name__}.width", width, "use an even width, which norm: group divides into 2 groups"
+        )
         self.out_features = width
         first, second = (nn.BatchNorm1d(width) if norm == "batch" else nn.GroupNorm(2, width) for _ in range(2))
         self.layers = nn.Sequential(

@@ -44,8 +44,8 @@ class FedAvgM(Optimizer):
 
     def __init__(self, params: Iterable, lr: float = 1.0, momentum: float = 0.9, dampening: float = 0.0) -> None:
         require(lr >= 0, "FedAvgM.lr", lr, "give 0 or more")
-        require(0 <= momentum < 1, "FedAvgM.momentum", momentum, "give a number in [0, 1)")
-        require(0 <= dampening <= 1, "FedAvgM.dampening", dampening, "give a number in [0, 1]")
+        require(0 <= momentum < 1, "FedAvgM.momentum", momentum, "use a number in [0, 1)")
+        require(0 <= dampening <= 1, "FedAvgM.dampening", dampening, "use a number in [0, 1]")
         super().__init__(params, {"lr": lr, "momentum": momentum, "dampening": dampening})
 
     @torch.no_grad()
@@ -66,10 +66,10 @@ class _Adaptive(Optimizer):
     def __init__(self, params: Iterable, lr: float, tau: float, initial_v: float, **defaults: Any) -> None:
         name = type(self).__name__
         require(lr >= 0, f"{name}.lr", lr, "give 0 or more")
-        require(tau > 0, f"{name}.tau", tau, "give a number above 0")
+        require(tau > 0, f"{name}.tau", tau, "use a number above 0")
         require(initial_v >= 0, f"{name}.initial_v", initial_v, "give 0 or more")
         for key in ("beta1", "beta2"):
-            require(0 <= defaults.get(key, 0) < 1, f"{name}.{key}", defaults.get(key), "give a number in [0, 1)")
+            require(0 <= defaults.get(key, 0) < 1, f"{name}.{key}", defaults.get(key), "use a number in [0, 1)")
         super().__init__(params, {"lr": lr, "tau": tau, "initial_v": initial_v, **defaults})
 
     @torch.no_grad()

@@ -1,1 +1,1 @@
-"""What a run leaves behind: its folder, metrics and plan."""
+"""The files of a run: its folder, metrics and plan."""

@@ -19,7 +19,7 @@ from fl_lightning.records import loggers
 from fl_lightning.records.temporary import lock
 from fl_lightning.storage.checkpoint import CheckpointFolder, in_place, resumes_in_place
 
-# what the system says where a disk is full, or a limit of it is reached
+# error numbers of a full disk and of its limits
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -32,14 +32,14 @@ class RunFolder:
         writes: whether this process writes.
 
     Attributes:
-        path: the folder; None before :meth:`open` and where nothing is written.
-        shared: the folder, on every worker; None where the run writes nothing.
-        loggers: those that are open.
-        checkpoints: the folder of its checkpoints; None where :attr:`path` is.
-        source: folder of the run whose checkpoint this one resumes from, on the process that writes; None without one.
+        path: the folder; None before :meth:`open` and on processes that do not write.
+        shared: the folder, on every worker; None for a run without files.
+        loggers: open loggers.
+        checkpoints: folder of its checkpoints, or None as :attr:`path`.
+        source: folder of the run whose checkpoint is resumed, on the process that writes; None for a new run.
         resumed: whether the run resumes in the folder of its checkpoint.
-        changed: whether the run goes on as another one than its checkpoint's, and so in a new version.
-        changes: the changes on the way of the run, each with the time and the checkpoint; ``changes.yaml`` lists them.
+        changed: whether the run resumes with changes, and so in a new version.
+        changes: all changes of the run, each with time and checkpoint, as in ``changes.yaml``.
     """
 
     def __init__(self, root: Path, logger: Logger | list[Logger] | bool, writes: bool) -> None:
@@ -56,9 +56,9 @@ class RunFolder:
         self._holder = ""
 
     def hold(self, folder: Path) -> None:
-        """Keep other processes from going on with the run in the folder of a version, until this one is closed.
+        """Lock the run in the folder of a version, until this object is closed.
 
-        If another process does so already, :meth:`open` refuses to.
+        :meth:`open` refuses a run that another process has locked.
         """
         if not self.writes:
             return
@@ -76,15 +76,15 @@ class RunFolder:
                 self._lock.flush()
 
     def open(self, checkpoint: Path | None, history: list[dict[str, float]]) -> None:
-        """Make a new version; or continue the one of a checkpoint, with the rows of the rounds that are done.
+        """Create a new version, or continue the version of a checkpoint, with the rows of its finished rounds.
 
         Raises:
-            UsageError: another process goes on with the run in this folder.
+            UsageError: another process continues the run in this folder.
         """
         self.resumed = checkpoint is not None and resumes_in_place(checkpoint) and not self.changed
         if not self.writes:
             return
-        hint = f"{self._holder} goes on with this run; wait for its end, or begin another one without ckpt_path"
+        hint = f"{self._holder} continues this run; wait for its end, or start another one without ckpt_path"
         require(not (self.resumed and self._holder), "ckpt_path", str(checkpoint), hint)
         self.source = checkpoint.parents[1] if checkpoint is not None and in_place(checkpoint) else None
         table = self._table_of(checkpoint.parents[1], history) if self.resumed and checkpoint else self._new_table()
@@ -124,7 +124,7 @@ class RunFolder:
         self.each(lambda logger: loggers.add_to_page(logger, params, shown, metrics, round_))
 
     def log_figure(self, name: str, figure: Any, round_: int) -> None:
-        """Save a figure of Matplotlib as ``figures/<name>.png``, with _ for /, and give it to loggers of images."""
+        """Save a Matplotlib figure as ``figures/<name>.png``, with _ for /, and pass it to loggers of images."""
         if self.path is None:
             return
         (self.path / "figures").mkdir(exist_ok=True)
@@ -159,7 +159,7 @@ class RunFolder:
                 call(logger)
             except Exception as error:
                 if id(logger) not in self._failed:
-                    text = f"{type(logger).__name__} fails, and the run goes on: {text_of(error)}"
+                    text = f"{type(logger).__name__} fails, and the run continues: {text_of(error)}"
                     warnings.warn(f"logger: {text}", stacklevel=2)
                 self._failed.add(id(logger))
 
@@ -190,10 +190,10 @@ class RunFolder:
 
 @contextmanager
 def naming_the_file(path: Path, round_: int) -> Iterator[None]:
-    """Name the file and the round where what the block writes does not fit on the disk.
+    """Return a context that names the file and the round if the disk is full.
 
     Raises:
-        ClientError: it does not, or the file cannot be opened.
+        ClientError: the disk is full, or the file cannot be opened.
     """
     try:
         yield

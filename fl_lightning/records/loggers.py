@@ -1,6 +1,6 @@
-"""What the loggers of a run take beside the metrics: the hyper-parameters, and figures.
+"""Hyper-parameters and figures for the loggers of a run.
 
-A logger may be one of Fabric or of either distribution of Lightning, so it is known by what it has, not by its class.
+Loggers may come from Fabric or either distribution of Lightning, so they are identified by attributes, not by class.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHOWN_FIRST = (
 
 
 def experiment(logger: Any) -> Any:
-    """What the logger writes through; None where it has no such object."""
+    """Return the writer of a logger; None if it has no writer."""
     return getattr(logger, "experiment", None)
 
 
@@ -44,10 +44,10 @@ def tensorboard_address(tag: str) -> str:
 
 
 def wait_for_new_second(folder: Path) -> None:
-    """Wait, for a second at most, until a new file of TensorBoard events is read after those of the folder.
+    """Wait, for a second at most, until a new file of TensorBoard events sorts after the files of the folder.
 
-    They are read in the order of their names. A name has the second in which the file was made, then a counter as
-    text: of the same second, file 10 is read before file 9.
+    TensorBoard reads files in the order of their names, which contain the second of their creation and a counter as
+    text: within a second, file 10 is read before file 9.
     """
     seconds = [int(file.name.split(".")[3]) for file in folder.glob("events.out.tfevents.[0-9]*.*")]
     time.sleep(min(max(max(seconds, default=0) + 1 - time.time(), 0), 1))
@@ -112,10 +112,10 @@ def by_path(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def coefficients(params: Mapping[str, Any]) -> str:
-    """The arguments of a run's methods on one line; of several, after the name of each; empty for FedAvg.
+    """Return the arguments of a run's methods on one line, after the names of several methods; empty for FedAvg.
 
-    TensorBoard takes the columns of its page HParams from one run, so those of another run's methods would be missing.
-    A column shows about 15 characters until it is widened.
+    TensorBoard takes the columns of its page HParams from one run, so columns of another run's methods would be
+    missing. A column shows about 15 characters until it is widened.
     """
     methods = params.get("method")
     texts = {}
@@ -132,7 +132,7 @@ def _rank(tag: str) -> tuple[int, bool, bool, str]:
 
 
 def log_figure(logger: Any, name: str, figure: Any, round_: int) -> None:
-    """Give a figure of Matplotlib to a logger that takes images; nothing to one that does not."""
+    """Pass a Matplotlib figure to a logger of images; do nothing for other loggers."""
     writer = experiment(logger)
     if hasattr(writer, "add_figure"):  # TensorBoard
         writer.add_figure(name, figure, round_)

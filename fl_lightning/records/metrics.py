@@ -1,4 +1,4 @@
-"""What is measured in a run: a row of values for each round."""
+"""The metrics of a run: a row of values for each round."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 
 class Metrics:
-    """The metrics of the present round, and those of all rounds.
+    """The metrics of the current round and of all rounds.
 
     Attributes:
-        current: of the present round, by tag.
-        history: of the rounds that are done, by tag.
-        not_finite: tags of the metrics that were nan or infinite in a round.
+        current: metrics of the current round by tag.
+        history: metrics of the finished rounds by tag.
+        not_finite: tags of metrics that were nan or infinite in a round.
     """
 
     def __init__(self) -> None:

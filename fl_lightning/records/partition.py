@@ -1,6 +1,6 @@
-"""Who holds what: a table of the clients, a heat-map of their labels and one of the brightness of their images.
+"""Partitions as a table of the clients, a heat-map of their labels and a heat-map of the brightness of their images.
 
-The label map is that of FedCKA (Son et al., 2021, Figure 4) and of FedUV (Son et al., CVPR 2024, supplement).
+FedCKA (Son et al., 2021, Figure 4) and FedUV (Son et al., CVPR 2024, supplement) show such a map of labels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BINS = 40
 
 
 def save_partition(datamodule: Any, folder: Path) -> str:
-    """Write the plan, the table and the figures of a partition into ``folder``; returns what is to be printed."""
+    """Write the plan, the table and the figures of a partition into ``folder``, and return the text for the console."""
     plan: Plan = datamodule.plan
     (folder / "figures").mkdir(parents=True)
     plan.save(folder / "plan.npz")
@@ -71,7 +71,7 @@ def table(rows: list[tuple]) -> str:
 
 
 def draw_labels(plan: Plan) -> Figure:
-    """Draw the samples of each client (columns) and class (rows), on a logarithmic scale; white is none."""
+    """Draw the samples of each client (columns) and class (rows), on a logarithmic scale; white for no samples."""
     from fl_lightning.plotting.drawing import MOST_NAMES
 
     domains = [plan.domain(k) or "" for k in range(len(plan.sizes))]
@@ -103,10 +103,10 @@ def by_client(title: str, values: Any, unit: str, names: Any, ylabel: str, log: 
 
 
 def means_of(datamodule: Any) -> list[Tensor]:
-    """The mean input of each example ``(n_k,)``, by client; none where batches do not begin with a tensor.
+    """Return the mean input of each example ``(n_k,)`` by client; empty if batches do not start with a tensor.
 
-    For images it is the mean pixel of the image as it is stored, before augmentation and noise; normalised, where the
-    data is. Other loaders are passed through once, and give their examples as clients train on them.
+    For images it is the mean stored pixel, before augmentation and noise, but normalised if the data are. Other loaders
+    are iterated once, with the examples as in training.
     """
     means = []
     for k in range(datamodule.num_clients):

@@ -1,4 +1,4 @@
-"""What a file or a message may hold that is read with ``weights_only=True``: tensors and plain values."""
+"""Content of files and messages that are read with ``weights_only=True``: tensors and plain values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def require_storable(values: Mapping[str, Any], hook: str) -> None:
         UsageError: a value holds something else; names its key.
     """
     for key, value in values.items():
-        kind, hint = type(value).__name__, "give these alone, such as its state_dict()"
+        kind, hint = type(value).__name__, "use these, such as its state_dict()"
         require(is_storable(value), hook, key, f"a {kind} is not of tensors and plain values; {hint}")
 
 
@@ -50,7 +50,7 @@ class _Pickler(pickle.Pickler):
 
 
 def as_numpy(tensor: Tensor, number: bool) -> Any:
-    """Return the array or number of NumPy of which :func:`packed` has made a tensor."""
+    """Return the NumPy array or number from which :func:`packed` made a tensor."""
     return tensor.numpy()[()] if number else tensor.numpy()
 
 
@@ -76,7 +76,7 @@ def unpacked(contents: bytes, messages: Iterable[type] = ()) -> Any:
 
 
 def on_cpu(value: Any) -> Any:
-    """Return nested containers with copies of their tensors on the CPU, and everything else as it is."""
+    """Return nested containers with copies of their tensors on the CPU, and everything else unchanged."""
     return with_tensors(value, lambda tensor: tensor.detach().cpu())
 
 

@@ -1,4 +1,4 @@
-"""What is told of a run in few words: which of its metrics, the best of them, and in how many digits."""
+"""Summaries of a run: the shown metrics, their best values, and their digits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-# words in the name of a metric of which less is better, and of which more is; the latter lie between 0 and 1
+# words in the names of metrics for which less is better, and of metrics in [0, 1] for which more is better
 LESS = ("loss", "error", "mse", "mae", "perplexity")
 MORE = ("accuracy", "acc", "auc", "auroc", "f1", "precision", "recall", "dice", "iou")
 
@@ -21,12 +21,12 @@ def has_word(name: str, words: Sequence[str]) -> bool:
 
 
 def tagged(phase: str, name: str) -> str:
-    """``phase/name``; a name that already begins with its phase is kept as it is."""
+    """Return ``phase/name``, or a name that starts with its phase unchanged."""
     return name if name.startswith((f"{phase}/", f"{phase}_")) else f"{phase}/{name}"
 
 
 def is_defined(tag: str, value: float) -> bool:
-    """Whether a mean takes a metric's value: nan, which stands for none, is left out, but for that of a loss."""
+    """Return whether a mean includes a metric's value: nan, for a missing value, is excluded, except for losses."""
     return not math.isnan(value) or "loss" in re.split("[/_]", tag)
 
 
@@ -56,13 +56,13 @@ def final_names(metrics: Mapping[str, float]) -> list[str]:
 
 
 def of_phase(phase: str, metrics: Mapping[str, float]) -> list[str]:
-    """What was logged of a phase: accuracy and loss first, then what else the module logs."""
+    """Return the logged metrics of a phase: accuracy and loss first, then the module's other metrics."""
     usual = [name for name in (f"{phase}/accuracy", f"{phase}/loss") if name in metrics]
     return [*usual, *(name for name in metrics if tagged(phase, name) == name and name not in usual)]
 
 
 def told(name: str, value: float) -> str:
-    """A metric as it is shown: shares, such as an accuracy or F1, in percent."""
+    """Return the text of a metric, with shares such as accuracy or F1 in percent."""
     return f"{100 * value:.2f} %" if is_share(name) and 0 <= value <= 1 else few_digits(value)
 
 
@@ -72,12 +72,12 @@ def is_share(name: str) -> bool:
 
 
 def few_digits(value: float) -> str:
-    """A number with four digits after the point, or as many in all."""
+    """Return a number with four decimals, or four significant digits."""
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"
 
 
 def aligned(lines: Sequence[Sequence[object]]) -> str:
-    """Lines of cells in columns, flush right; a column in which only the first line has an entry is left out."""
+    """Return lines of right-aligned columns, without columns in which only the first line has an entry."""
     texts = [[str(cell) for cell in line] for line in lines]
     used = [i for i in range(len(texts[0])) if any(line[i] for line in texts[1:])]
     widths = {i: max(len(line[i]) for line in texts) for i in used}

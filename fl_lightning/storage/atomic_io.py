@@ -46,7 +46,7 @@ def load(path: Path) -> Any:
     """Read tensors and plain values. The file is memory-mapped, so tensors are read on first use.
 
     Raises:
-        DamagedFileError: the file is no file of ``torch.save``, or holds other objects.
+        DamagedFileError: not a file of ``torch.save``, or a file with other objects.
     """
     try:
         return torch.load(path, weights_only=True, mmap=True, map_location="cpu")
@@ -66,13 +66,13 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     try:
         write(partial)
     except OSError as error:
-        error.filename = error.filename or str(path)  # errors of write(), unlike those of open(), have no name
+        error.filename = error.filename or str(path)  # errors of write() lack the file name, unlike errors of open()
         raise
     os.replace(partial, path)
 
 
 def set_aside(path: Path) -> Path | None:
-    """Rename a file to the first free name of ``name.1.npz``, ``name.2.npz``, ...; None if there is no file."""
+    """Rename a file to the first free name of ``name.1.npz``, ``name.2.npz``, ...; None if the file does not exist."""
     if not path.exists():
         return None
     places = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
