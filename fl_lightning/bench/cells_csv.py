@@ -16,7 +16,7 @@ from fl_lightning.bench.results import CellResult, CellState, waiting
 from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.errors import LONGEST_VALUE, UsageError, clipped, require, text_of
 
-# the columns beside the labels; ``value`` repeats the last number of ``values`` for the reader
+# columns except labels; ``value`` repeats the last number of ``values`` for readers
 FIRST = ("cell", "seed", "digest", "state", "reason", "value", "seconds", "scale", "machine", "plan", "run_dir")
 LAST = ("values", "metrics", "config", "code", "warnings")
 # columns that files of former versions lack
@@ -64,31 +64,31 @@ def _cell_line(cell: Cell, result: CellResult) -> dict[str, Any]:
 
 
 def read_cells(path: str | Path, axes: Collection[str] = ()) -> dict[str, CellResult]:
-    """The results that a file of cells has, by digest.
+    """Return the results in a file of cells, by digest.
 
     Args:
         path: the file.
-        axes: the axes that its cells must have.
+        axes: axes that its cells must have.
 
     Raises:
-        UsageError: it cannot be read, is no such file or of other axes, or a line holds what bench does not write.
+        UsageError: it cannot be read, is not a file of cells, has other axes, or has an invalid line.
     """
     return {result.digest: result for _, result in stored_lines(Path(path), axes)}
 
 
 def stored_cells(path: str | Path, suite: Suite) -> list[Cell]:
-    """The cells of a file, with the labels, seeds and configs that they were run with.
+    """Return the cells of a file, with the labels, seeds and configs of their runs.
 
     Args:
         path: the file.
-        suite: the suite that they are of.
+        suite: their suite.
 
     Raises:
-        UsageError: the file cannot be read, is no such file, or is of a suite with other axes or labels.
+        UsageError: the file cannot be read, is not a file of cells, or has other axes or labels than the suite.
     """
     cells = [cell for cell, _ in stored_lines(Path(path), suite.axes)]
     for axis, label in ((axis, label) for cell in cells for axis, label in cell.labels.items()):
-        hint = f"{suite.path.name} has no label {label} on this axis; give a suite that has it"
+        hint = f"{suite.path.name} has no label {label} on this axis; use a suite with this label"
         require(label in suite.axes[axis], f"{path}: {axis}", label, hint)
     return cells
 
@@ -102,12 +102,12 @@ def finished_cells(path: Path, suite: Suite, cells: Sequence[Cell]) -> dict[str,
     for stored, result in stored_lines(path, suite.axes):
         where, alike = f"{path}: {clipped(result.cell, LONGEST_VALUE)}", own.get(result.digest, [])
         same = not alike or any((cell.labels, cell.seed) == (stored.labels, stored.seed) for cell in alike)
-        hint = f"is the digest of {' or '.join(cell.name for cell in alike)}; give the file as it was written"
+        hint = f"is the digest of {' or '.join(cell.name for cell in alike)}; use the unchanged file"
         require(same, where, result.digest, hint)
         if result.state == "done":
             last = result.values[max(result.values)]
             logged = float(result.metrics.get(suite.metric, last))
-            hint = f"its last value is {last}; give the file as it was written"
+            hint = f"its last value is {last}; use the unchanged file"
             require(not alike or str(logged) == str(last), f"{where}: {suite.metric}", logged, hint)
             done[result.digest] = result
     hint = f"none of its {len(done)} finished cells is one of this suite with this --scale, --seeds and --config; "
@@ -140,7 +140,7 @@ def stored_lines(path: Path, axes: Collection[str] = ()) -> Iterator[tuple[Cell,
             if not first:
                 raise ValueError("it has no cells")
     except (OSError, ValueError, csv.Error) as error:
-        raise UsageError(f"{path}: is no file of cells: {text_of(error)}; give one that bench has written") from error
+        raise UsageError(f"{path}: not a file of cells: {text_of(error)}; use a file from bench") from error
     finally:
         csv.field_size_limit(before)  # it is the whole process's
 

@@ -1,10 +1,10 @@
-"""Seeds until a pair is decided: which cells of a suite are to be run, from what there is of all of them.
+"""Sequential choice of seeds: the cells to run until each pair is decided, from all results so far.
 
 A pair is a row of the suite's first table and the baseline in one setting; pairs in one setting share the baseline's
-seeds. It begins with the suite's own seeds. Each look then takes the pairs in the order of the seeds, and asks for one
-seed more where the interval neither excludes 0 nor lies within the margin. The interval is a confidence sequence, so
-that its error holds however often it is looked at, see :func:`fl_lightning.bench.statistics.half_width`. A look depends
-on the results alone: whoever goes on later, in whatever process, asks for the same cells.
+seeds. It starts with the suite's seeds. Each look then takes the pairs in the order of the seeds, and adds one seed if
+the interval neither excludes 0 nor lies within the margin. The interval is a confidence sequence, whose error holds for
+any number of looks, see :func:`fl_lightning.bench.statistics.half_width`. A look depends only on the results, so any
+process that continues later chooses the same cells.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def shown_cells(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellR
 
 
 def cells_of_pairs(suite: Suite, cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
-    """The cells of the pairs that match any of some patterns, with those of their baseline."""
+    """Return the cells of the pairs that match any of the patterns, and of their baseline."""
     for pattern in only:
         seeds = [term for term in pattern.split(",") if term.startswith("seed=")]
         require(not seeds, "--only", pattern, "--until-decided takes the seeds in their order: leave seed out")

@@ -24,7 +24,7 @@ from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.errors import printable
 from fl_lightning.records.summary import told
 
-# seconds between two looks at a study all of whose cells are done or run elsewhere
+# seconds between two checks of a study whose cells are all done or run elsewhere
 POLL = 2.0
 # seconds between two rounds of a running cell that its trial records, for the study's charts
 PACE = 1.0
@@ -111,7 +111,7 @@ class Driver:
                 )
                 if not elsewhere:
                     return
-                self._say_once("waits", f"no cell is left to begin; running here or in other processes: {elsewhere}")
+                self._say_once("waits", f"no cell to start; running here or in other processes: {elsewhere}")
                 self._stop.wait(POLL)
         except Exception as error:
             self.error = self.error or error
@@ -164,10 +164,10 @@ class Driver:
 
 
 class SuiteStudy(CellStudy):
-    """The study of a suite. It may hold more than the given cells, such as those of another scale.
+    """The study of a suite, which may also contain other cells, for example of another scale.
 
     Args:
-        choose: selects the cells to run by now from the results of all cells; by default all.
+        choose: selects the cells to run from the results of all cells; by default all.
     """
 
     def __init__(

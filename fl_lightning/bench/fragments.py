@@ -18,7 +18,7 @@ from fl_lightning.yaml_files import read_yaml
 Fragment = dict[str, Any]
 # no bit of a result depends on these: arguments of the data that say where files are, ...
 PLACES_OF_DATA = ("root", "cache_dir", "download")
-# ... and those of the trainer that say where files go and how a run is carried out
+# ... and keys of the trainer about files and the execution of a run
 WAYS_OF_TRAINER = (
     *("default_root_dir", "name", "logger", "devices", "workers_per_device", "num_nodes", "client_memory"),
     *("timeout", "cache_references", "checkpoint_every_n_rounds", "enable_progress_bar"),
@@ -29,7 +29,7 @@ IN_CLASSES = re.compile(r"(?:(\d+(?:\.\d+)?)\*)?C(?:/(\d+(?:\.\d+)?))?")
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a file of text atomically, and its folder where there is none; returns the file."""
+    """Write a text file atomically, create its folder, and return the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     # labels and titles are the user's, who may have given half a surrogate pair
@@ -42,9 +42,9 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def fragments_of(value: Any, path: Path, where: str = "", within: tuple[Path, ...] = ()) -> Iterator[Fragment]:
-    """Fragments from a mapping, the name of a file, or a list of these; none from null.
+    """Return the fragments of a mapping, the name of a file, or a list of these; none for null.
 
-    Names are relative to the file at ``path``, or those of packaged configs; the files ``within`` name that file.
+    Names are relative to the file at ``path``, or names of packaged configs; the files ``within`` name that file.
     """
     where = where or f"{path}: config"
     for part in value if isinstance(value, list) else [] if value is None else [value]:
@@ -52,7 +52,7 @@ def fragments_of(value: Any, path: Path, where: str = "", within: tuple[Path, ..
             beside = path.parent / part
             inner = beside if beside.exists() else packaged_config(part)
             if inner is None:
-                hint = f"no such file beside {path.name}; give another one, or a config of the package: "
+                hint = f"no such file next to {path.name}; use another one, or a config of the package: "
                 raise UsageError(f"{where}={part!r}: {hint}{names_near(part)}")
             itself = inner.resolve() in (file.resolve() for file in (*within, path))
             require(not itself, where, part, "the file names itself; name another")
@@ -60,7 +60,7 @@ def fragments_of(value: Any, path: Path, where: str = "", within: tuple[Path, ..
         else:
             require(isinstance(part, Mapping), where, part, "use a mapping, or the name of a file")
             for key in part:
-                require(isinstance(key, str), where, key, "is no key of a config; give the name of one")
+                require(isinstance(key, str), where, key, "is not a key of a config; use such a key")
             yield dict(part)
 
 
@@ -72,10 +72,9 @@ def nested_config(key: str, value: Any) -> Fragment:
 
 
 def merged_config(fragments: Iterable[Fragment]) -> Fragment:
-    """Fragments as one: later values take the place of earlier ones, mappings are merged, ``key+`` appends to a list.
+    """Merge fragments: later values replace earlier ones, mappings are merged, ``key+`` appends to a list.
 
-    A parser does the same, but for the arguments of a class that another one replaces: it drops those which the new
-    class does not take.
+    A parser does the same, but it drops arguments of a replaced class that the new class does not have.
     """
     result: Fragment = {}
     for fragment in fragments:
@@ -115,7 +114,7 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def in_classes(fragment: Fragment, classes: int | None) -> Fragment:
-    """The fragment with numbers for coefficients of methods that are given in classes C, as ``C/8`` or ``2*C``."""
+    """Return the fragment with numbers in place of coefficients in units of classes C, such as ``C/8`` or ``2*C``."""
 
     def resolve(value: Any) -> Any:
         factors = IN_CLASSES.fullmatch(value) if isinstance(value, str) else None
@@ -129,14 +128,14 @@ def in_classes(fragment: Fragment, classes: int | None) -> Fragment:
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """A mapping or list with a function of each of its values; other values as they are."""
+    """Return a mapping or list with a function applied to each value; other values unchanged."""
     if isinstance(value, Mapping):
         return {str(key): function(inner) for key, inner in value.items()}
     return [function(inner) for inner in value] if isinstance(value, list) else value
 
 
 def config_digest(config: Fragment) -> str:
-    """Eight hexadecimal digits of what a config says, without what changes no bit of a result."""
+    """Return eight hexadecimal digits of a config, without keys that cannot change a result."""
     return hashlib.sha256(json.dumps(of_result(config), sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
@@ -144,7 +143,7 @@ def of_result(config: Fragment) -> Fragment:
     """A config without the keys that change no bit of a result, and with digests of files instead of their names."""
 
     def without_paths(value: Any) -> Any:
-        if isinstance(value, Mapping):  # a number of such a name is no path
+        if isinstance(value, Mapping):  # numbers of these keys are not paths
             is_path = {
                 key: key in PLACES_OF_DATA and isinstance(inner, str | bool | None) for key, inner in value.items()
             }

@@ -20,20 +20,20 @@ class CellResult:
     """The result of one cell.
 
     Args:
-        cell: its name, which has the labels and the seed.
-        digest: that of its config.
+        cell: its name, with labels and seed.
+        digest: digest of its config.
         state: whether it is ``waiting``, ``running``, ``done`` or ``failed``.
-        reason: why it failed.
+        reason: reason of a failure.
         values: the suite's metric by round.
-        seconds: median seconds of a round, without the first; None where there are too few.
+        seconds: median seconds of a round, without the first; None with too few rounds.
         plan: hash of the partition.
         metrics: all metrics of the last round.
-        machine: what it ran on.
+        machine: processor or GPUs, and number of cores.
         run_dir: folder of its run.
-        scale: share of the work that was done.
-        code: a digest of each of the user's modules that it was run with; None where nobody knows.
+        scale: share of the suite's work.
+        code: digests of the user's modules in the run; None if unknown.
         warnings: the warnings of the run.
-        note: what a table says of it.
+        note: remark for tables.
     """
 
     cell: str
@@ -58,7 +58,7 @@ def waiting(cell: Cell) -> CellResult:
 
 
 def changed_code(results: Mapping[str, CellResult]) -> dict[str, list[str]]:
-    """The modules that have changed or are gone since a finished cell was run, by the digest of each cell with any."""
+    """Return the modules that have changed or disappeared since finished cells ran, by digest of the cell."""
     done = {digest: result.code for digest, result in results.items() if result.state == "done" and result.code}
     now = {module: digest_now(module) for module in {module for code in done.values() for module in code}}
     changed = {digest: [name for name, then in code.items() if now[name] != then] for digest, code in done.items()}

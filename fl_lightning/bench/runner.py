@@ -1,8 +1,8 @@
-"""Runs cells in processes of their own, which are forked from one that has imported torch.
+"""Runs each cell in a process, forked from one that has imported torch.
 
-The driver and the process of a cell talk through a pipe. The process sends each round and at last its answer; the
-driver sends ``stop``, which ends the run after its present round as a success, or ``interrupt``, which ends it as
-Ctrl-C ends a fit.
+The driver and the process of a cell communicate through a pipe. The process sends each round and finally its answer;
+the driver sends ``stop``, which ends the run after its current round as a success, or ``interrupt``, which acts like
+Ctrl-C in a fit.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Runner:
         return self._call("run_cell", cell, on_round)
 
     def check(self, metric: str, configs: Mapping[str, Any]) -> dict[str, str]:
-        """Build the objects of configs without running them; returns what is wrong, by the names of the configs."""
+        """Build the objects of configs without running them, and return the errors by name of the config."""
         task = {"metric": metric, "configs": dict(configs), "log": os.devnull}
         answer = self._call("check_configs", task, lambda *_: None)
         return answer.get("done", dict.fromkeys(configs, answer.get("failed", "")))
@@ -163,7 +163,7 @@ def serve(pipe: Any, program: str, function: str, task: dict[str, Any], job: int
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
     except OSError as error:
-        pipe.send({"failed": clipped(f"--output: {error}; give a folder that can be written to")})
+        pipe.send({"failed": clipped(f"--output: {error}; use a writable folder")})
     else:
         pipe.send(answer_of(program, function, task, report))
 

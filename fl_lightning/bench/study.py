@@ -48,9 +48,9 @@ DATABASE_ERRORS = (SQLAlchemyError, StorageInternalError)
 
 
 class CellStudy(Study):
-    """A study whose cells any number of threads and processes claim; it is created where there is none of its name.
+    """A study whose cells any number of threads and processes claim; created if it does not exist.
 
-    ``cells`` has the attributes and the fixed parameters of the trial of each cell, by digest.
+    ``cells`` has the attributes and fixed parameters of each cell's trial, by digest.
     """
 
     # runs a trial by ``run(trial, cell, report)`` and returns its value
@@ -79,7 +79,7 @@ class CellStudy(Study):
         return self.trials_by_cell.keys()
 
     def missing(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """The attributes and parameters of the trials to begin: fixed ones, or those of a trial that did not end."""
+        """Return the attributes and parameters of the trials to start: fixed ones, or of a trial that did not end."""
         for digest, trials in by_digest(self, self.wanted()).items():
             if decisive(trials) is None:
                 attributes, parameters = self.trials_by_cell[digest]
@@ -91,7 +91,7 @@ class CellStudy(Study):
         return list(filter(None, map(decisive, by_digest(self, self.trials_by_cell).values())))
 
     def claim(self) -> Trial | None:
-        """Claim the next cell, once those of dead processes are free again; None where there is none."""
+        """Release the cells of dead processes and claim the next cell; None if no cell is waiting."""
         fail_stale_trials(self)
         # processes that died between their claim and its first sign of life; the attribute `process` comes after both
         late = datetime.now() - timedelta(seconds=2 * GRACE)
@@ -101,7 +101,7 @@ class CellStudy(Study):
         for attributes, parameters in self.missing():
             fixed = {"fixed_params": parameters} if parameters else {}
             running = create_trial(state=TrialState.RUNNING, user_attrs=attributes, system_attrs=fixed)
-            # the database gives numbers one after another, so that of two claims the second sees the first
+            # numbers of the database are consecutive, so the second of two claims sees the first
             trial_id = self.database.create_new_trial(self.database.get_study_id_from_name(self.study_name), running)
             self.beat(trial_id)
             trial, digest = Trial(self, trial_id), attributes["digest"]
@@ -115,7 +115,7 @@ class CellStudy(Study):
         return None
 
     def beat(self, trial_id: int) -> None:
-        """Give a sign of life of a trial; where the database fails, the next one counts."""
+        """Update a trial's heartbeat; if the database fails, the next heartbeat counts."""
         with suppress(*DATABASE_ERRORS):
             self.database.record_heartbeat(trial_id)
 
@@ -142,7 +142,7 @@ class CellStudy(Study):
         self.free([trial.user_attrs["digest"] for trial in failed])
 
     def free(self, digests: Iterable[str], **more: bool) -> None:
-        """Let cells be claimed again; with ``anew=True`` their earlier trials no longer count."""
+        """Make cells claimable again; with ``anew=True``, their earlier trials no longer count."""
         for digest in digests:
             self.add_trial(create_trial(state=TrialState.FAIL, user_attrs={**self.trials_by_cell[digest][0], **more}))
 
@@ -198,31 +198,31 @@ def hidden(url: str) -> str:
 
 
 def default_url(output: Path) -> str:
-    """The database beside the results."""
+    """Return the URL of the default database, in the output folder."""
     return f"{SQLITE}{output / 'study.db'}"
 
 
 def exists(url: str) -> bool:
     """Whether there is a database at ``url``, as far as that shows without creating one."""
-    # a folder or a dead link is there, too: opening it fails
+    # also true for a folder or a dead link, for which opening fails
     return not url.startswith(SQLITE) or os.path.lexists(url.removeprefix(SQLITE).split("?")[0])
 
 
 # ------------------------------------------------------------------ the study of a suite
 def find_study(suite: Suite, database: RDBStorage, output: Path | None = None) -> Study | None:
-    """The study of a suite, None where there is none."""
+    """Return the study of a suite; None if it does not exist."""
     summaries = {one.study_name: one for one in optuna.get_all_study_summaries(database, include_best_trial=False)}
     own = summaries.get(suite.name)
     if own is not None and own.n_trials:
         metric, margin = own.user_attrs.get("metric"), own.user_attrs.get("margin")
         hint = f"the database has a study of this name by {metric}, and this one is by {suite.metric}; "
-        hint += "give another --output or --storage, or rename the suite's file"
+        hint += "use another --output or --storage, or rename the suite's file"
         require(metric == suite.metric, "suite", suite.name, hint)
         now = suite.decide and suite.decide.margin
-        hint = f"the first cell was run with {margin}; put that back, or give another --output or --storage"
+        hint = f"the first cell was run with {margin}; restore it, or use another --output or --storage"
         require(None in (margin, now) or margin == now, f"{suite.path}: decide.margin", now, hint)
     others = {one.user_attrs.get("suite", suite.name) for one in summaries.values()} - {suite.name}
-    hint = f"it has the study of the suite {', '.join(sorted(others))}, not of {suite.name}; give another folder"
+    hint = f"it has the study of the suite {', '.join(sorted(others))}, not of {suite.name}; use another folder"
     require(output is None or not others, "--output", str(output), hint)
     return None if own is None else optuna.load_study(study_name=suite.name, storage=database)
 
@@ -256,7 +256,7 @@ def attributes_of(cell: Cell) -> dict[str, Any]:
 
 
 def load_results(study: Study, cells: Sequence[Cell], known: Mapping[str, CellResult]) -> int:
-    """Count cells as done whose results, by digest, are known from elsewhere; returns how many the study lacked."""
+    """Mark cells as done whose results, by digest, come from elsewhere; return the number of new results."""
     worst = math.inf if study.direction == StudyDirection.MINIMIZE else -math.inf
     alike = {cell.digest: cell for cell in cells if cell.digest in known}
     own = by_digest(study, alike)

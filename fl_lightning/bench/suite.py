@@ -32,15 +32,15 @@ SCORES = (
     *("pooled", "class_balanced", "recalibrated", "clients", "worst_tenth", "training_logits", "label_mask"),
     *("label_prior", "local_steps", "best", "mean_of_last"),
 )
-# the axis of a table of scores beside those of the suite
+# the additional axis of a table of scores
 SCORE = "score"
-# the axis that the cells of ``--readings`` have beside those of the suite
+# the additional axis of ``--readings``
 READING = "reading"
 # ends the name of a suite of readings
 OF_READINGS = "-readings"
 # over how many rounds torch's CosineAnnealingLR lowers the rate
 OVER_ROUNDS = "client_lr_scheduler.init_args.T_max"
-# the config before that of the suite; a fixed number of threads fixes the bits
+# the config before the suite's; a fixed number of threads fixes the bits
 DEFAULTS: Fragment = {
     "seed_everything": 0,
     "method": [],
@@ -108,14 +108,13 @@ class Decide:
 
 @dataclass(frozen=True)
 class Open:
-    """Details that the source of a suite leaves open, see :mod:`fl_lightning.bench.readings`.
+    """Details that the source of a suite does not state, see :mod:`fl_lightning.bench.readings`.
 
     Args:
-        readings: by name, the fragments that fill in the details; they come after those of the suite.
-        margin: largest distance to a published number, in the unit of the tables, at which a reading is consistent
-            with it, above 0.
-        scores: ways of scoring that are open as well; none leaves each table its own number.
-        config: fragments for all readings, such as those that make their cells cheap.
+        readings: fragments for the missing details by name, applied after the suite's fragments.
+        margin: distance to a published number at most for consistency, in the unit of the tables, above 0.
+        scores: unknown ways of scoring; empty for the number of each table.
+        config: fragments for all readings, for example to reduce their cost.
         seeds: seeds of each cell.
     """
 
@@ -128,21 +127,21 @@ class Open:
 
 @dataclass(frozen=True)
 class Table:
-    """A table to make of the cells.
+    """A table of the cells.
 
     Args:
-        show: what a number is, over the rounds of a run: the ``final`` or the ``best`` value of the metric, the mean of
-            its ``last`` k, the number of ``rounds_to`` reach a target, ``seconds`` a round as a ratio to the baseline,
-            the mean ``rank`` among the rows of a column, where 1 is best, or each of the ``scores`` that the callback
-            ``Scores`` logs, a column each.
+        show: number of a run: the ``final`` or the ``best`` value of the metric, the mean of its ``last`` k values, the
+            number of rounds to a target (``rounds_to``), ``seconds`` a round as a ratio to the baseline, the mean
+            ``rank`` among the rows of a column, where 1 is best, or the ``scores`` of the callback ``Scores``, one
+            column each.
         rows: axes whose labels are the rows.
         columns: axes whose labels are the columns.
-        k: how many of the last rounds count, for ``last``.
+        k: number of last rounds, for ``last``.
         target: value to reach, for ``rounds_to``, in the metric's own unit.
-        page: page or section of the paper that has the published numbers.
-        caption: which table of the paper it is.
-        published: published mean and, where given, deviation, by the labels of rows and columns in this order.
-        scores: those that ``scores`` shows; none is all that are there.
+        page: page or section of the paper with the published numbers.
+        caption: name of the table in the paper.
+        published: published mean and, if stated, deviation, by the labels of rows and columns in this order.
+        scores: shown scores; empty for all.
     """
 
     show: Show
@@ -158,30 +157,30 @@ class Table:
 
 @dataclass(frozen=True)
 class Suite:
-    """A grid of runs and the tables to make of them.
+    """A grid of runs and their tables.
 
     Args:
-        path: the file it comes from.
-        title: what it is.
-        source: where its published numbers come from.
-        notes: what the source leaves open, and how it is filled in.
-        base: fragments that all cells have in common.
-        axes: by axis, the fragments of each label.
+        path: its file.
+        title: its title.
+        source: source of the published numbers.
+        notes: details that the source does not state, and our choices.
+        base: fragments of all cells.
+        axes: fragments of each label, by axis.
         seeds: seeds of each combination of labels.
-        overrides: labels, or lists of labels, and the fragments that the cells which have them take as well.
-        exclude: labels, or lists of labels; the cells that have them are left out.
+        overrides: labels, or lists of labels, with additional fragments for their cells.
+        exclude: labels, or lists of labels, whose cells are omitted.
         metric: tag of the metric of the tables.
         minimize: whether smaller values of it are better.
         percent: whether tables show 100 times its value.
-        baseline: labels of the cells with which the others are compared.
-        interval: how confidence intervals of paired differences are made, by Student's ``t`` or ``bootstrap``; with
-            ``decide`` as a confidence ``sequence``.
+        baseline: labels of the cells that others are compared with.
+        interval: kind of confidence intervals of paired differences: Student's ``t`` or ``bootstrap``; with ``decide``
+            a confidence ``sequence``.
         confidence: their level, in (0, 1).
         tables: the tables.
-        tune: what to tune, see :mod:`fl_lightning.bench.tune`.
+        tune: search for arguments, see :mod:`fl_lightning.bench.tune`.
         decide: when a pair has enough seeds, for ``--until-decided``; None for a fixed number.
-        open: what the source leaves open, for ``--readings``; None where the suite does not say.
-        names: what labels, axes and the metric are called in the tables, where it is something else.
+        open: details that the source does not state, for ``--readings``; None for no readings.
+        names: other names of labels, axes and the metric in the tables.
     """
 
     path: Path
@@ -212,11 +211,11 @@ class Suite:
 
     @property
     def name(self) -> str:
-        """Name of its study: that of the file after that of its folder, such as ``fedcka-table2``."""
+        """Name of its study: folder and file, such as ``fedcka-table2``."""
         return f"{self.path.resolve().parent.name}-{self.path.stem}{OF_READINGS * self.has_readings}"
 
     def combinations(self) -> Iterator[Labels]:
-        """The labels of each cell, in the order of the axes, without what is excluded."""
+        """Return the labels of each cell, in the order of the axes, without excluded cells."""
         for labels in itertools.product(*self.axes.values()):
             combination = dict(zip(self.axes, labels, strict=True))
             if not any(matches(combination, when) for when in self.exclude):
@@ -225,17 +224,17 @@ class Suite:
     def cells(
         self, scale: float = 1.0, extra: Sequence[Fragment] = (), seeds: Sequence[int] | None = None
     ) -> list[Cell]:
-        """The cells, seed by seed, so that the whole table fills up evenly.
+        """Return the cells, seed by seed, so that the table fills evenly.
 
         Args:
             scale: share of the work to do, see :func:`scaled_work`.
-            extra: fragments that come after those of the suite, such as where the data lie.
+            extra: fragments after the suite's, such as the location of the data.
             seeds: seeds to take instead of the suite's.
 
         Raises:
-            UsageError: two cells differ only in keys that change no bit of a result, or ``extra`` has a method for all.
+            UsageError: two cells differ only in keys that cannot change a result, or ``extra`` has a method for all.
         """
-        hint = "it would take the place of every row's method: give it a label on the axis method, or method+ to add it"
+        hint = "would replace every row's method; add a label on the axis method, or use method+"
         replaced = [part["method"] for part in extra if "method" in part and "method" in self.axes]
         require(not replaced, "--config: method", next(iter(replaced), None), hint)
         taken = self.seeds if seeds is None else seeds
@@ -290,13 +289,13 @@ def selected_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
     A pattern has labels of any axes and ``seed``, as the suite has them or as the names of cells do.
     """
     wanted: set[str] = set()
-    # a label may have commas of its own
+    # a label may contain commas
     axes = "|".join(re.escape(axis) for cell in cells[:1] for axis in (*cell.labels, "seed"))
     for pattern in only:
         pairs = (term.partition("=") for term in re.split(f",(?=(?:{axes})=)", pattern))
         terms = {f"{axis}{equals}{file_part(label)}" for axis, equals, label in pairs}
         matching = {cell.name for cell in cells if terms <= set(cell.name.split(","))}
-        hint = f"no cell matches; one is called {cells[0].name if cells else ''}: give one or more of its parts"
+        hint = f"no cell matches; one is called {cells[0].name if cells else ''}: use one or more of its parts"
         require(bool(matching), "--only", pattern, hint)
         wanted |= matching
     return [cell for cell in cells if not only or cell.name in wanted]

@@ -49,7 +49,7 @@ def are_seeds(value: Any) -> bool:
 
 
 def strings(labels: Mapping[Any, Any]) -> Labels:
-    """Labels as strings, as they are compared."""
+    """Return labels as strings, for comparison."""
     return {str(axis): str(label) for axis, label in labels.items()}
 
 
@@ -66,7 +66,7 @@ POSITIVE = Kind(lambda value: type(value) in (int, float) and 0 < value < 1e150,
 SHARE = Kind(lambda value: isinstance(value, float) and 0 < value < 1, "use a value in (0, 1), such as 0.05")
 SEEDS = Kind(
     are_seeds,
-    "give the number of seeds, or a list of distinct integers",
+    "use the number of seeds, or a list of distinct integers",
     lambda value: tuple(range(value) if isinstance(value, int) else value),
 )
 SOME_SCORES = Kind(
@@ -103,7 +103,7 @@ def load_suite(path: str | Path) -> Suite:
         UsageError: the file or one that it names cannot be read, or a key or label is not known.
     """
     found = Path(path) if os.path.exists(path) else packaged_config(path)
-    hint = "there is no such file; give another, or a suite of the package, such as feduv/table1"
+    hint = "no such file; use another, or a suite of the package, such as feduv/table1"
     require(found is not None, "SUITE", str(path), hint)
     path = found or Path(path)
     raw = read_yaml(path)
@@ -140,7 +140,7 @@ def load_suite(path: str | Path) -> Suite:
         "open": None if given.get("open") is None else read_open(given["open"], path),
     }
     suite = Suite(path=path, **{**given, **read})
-    require(suite.name.isprintable(), "SUITE", str(path), "give the file and its folder names that can be printed")
+    require(suite.name.isprintable(), "SUITE", str(path), "use printable names for the file and its folder")
     check_labels(suite)
     return suite
 
@@ -149,7 +149,7 @@ def read_keys(raw: Any, kinds: Mapping[str, Kind], where: str, needed: Sequence[
     """The values of a mapping in the form of their kinds; refuses unknown keys, and a lack of those ``needed``."""
     require(isinstance(raw, Mapping), where.rstrip(".: "), raw, "use a mapping")
     for key, value in raw.items():
-        require(key in kinds, f"{where}{key}", value, f"is no key here; the keys are {', '.join(kinds)}")
+        require(key in kinds, f"{where}{key}", value, f"unknown key; available: {', '.join(kinds)}")
         require(kinds[key].passes(value), f"{where}{key}", value, kinds[key].remedy)
     for key in needed:
         require(key in raw, f"{where}{key}", None, kinds[key].remedy)
@@ -157,11 +157,11 @@ def read_keys(raw: Any, kinds: Mapping[str, Kind], where: str, needed: Sequence[
 
 
 def read_axis(axis: str, value: Any, path: Path) -> dict[str, tuple[Fragment, ...]]:
-    """The fragments of each label of an axis, which may stand in a file of their own."""
+    """Return the fragments of each label of an axis, which may be in another file."""
     if isinstance(value, str):
         inner = path.parent / value
         return read_axis(axis, read_yaml(inner), inner)
-    require(axis.isprintable(), f"{path}: axes", axis, "give an axis a name of one line, without control characters")
+    require(axis.isprintable(), f"{path}: axes", axis, "use a name on one line, without control characters")
     return labelled_fragments(value, path, f"{path}: axes.{axis}")
 
 
@@ -184,13 +184,13 @@ def labelled_fragments(value: Any, path: Path, where: str) -> dict[str, tuple[Fr
 def seedless(value: Any, path: Path, where: str) -> tuple[Fragment, ...]:
     """Fragments of some cells, which have the seeds of the suite."""
     parts = tuple(fragments_of(value, path, where))
-    seeds, hint = [part[SEED] for part in parts if SEED in part], "is ignored; leave it out, and give the key seeds"
+    seeds, hint = [part[SEED] for part in parts if SEED in part], "is ignored; remove it, and use the key seeds"
     require(not seeds, f"{where}.{SEED}", next(iter(seeds), None), hint)
     return parts
 
 
 def read_decide(raw: Any, own: int, path: Path) -> Decide:
-    """The key ``decide`` of a suite with so many seeds of its own."""
+    """Return the key ``decide`` of a suite with a number of seeds."""
     where = f"{path}: decide."
     decide = Decide(**read_keys(raw, KEYS_OF_DECIDE, where, ["margin"]))
     seeds = decide.max_seeds
@@ -219,7 +219,7 @@ def read_table(raw: Any, axes: Mapping[str, Any], percent: bool, path: Path) -> 
         hint = f"is ignored by a table of {show}; leave it out, or give show: {used_by}"
         require(key not in given or show == used_by, f"{where}{key}", raw.get(key), hint)
     reached = isinstance(target, (int, float)) and not (percent and target > 1)
-    hint = "give the value to reach, as the run logs it" + ", such as 0.6 for 60 %" * percent
+    hint = "use the scale of the logged values" + ", such as 0.6 for 60 %" * percent
     require(reached or show != "rounds_to", f"{where}target", target, hint)
     rows = given.get("rows", ("method",) if "method" in axes else (next(iter(axes)),))
     columns = given.get("columns", tuple(axis for axis in axes if axis not in rows))
@@ -271,17 +271,19 @@ def check_labels(suite: Suite) -> None:
             named += [("published", *pair, suite.axes) for pair in zip(axes, labels, strict=True)]
     for key, axis, label, axes_of_key in named:
         where, order = f"{suite.path}: {key}", "; published nests by rows, then columns" * (key == "published")
-        require(axis in axes_of_key, where, axis, f"is no axis; the axes are {', '.join(axes_of_key)}")
-        hint = f"is no label of it; they are {', '.join(axes_of_key[axis])}{order}"
+        require(axis in axes_of_key, where, axis, f"is not an axis; available: {', '.join(axes_of_key)}")
+        hint = f"is not a label; available: {', '.join(axes_of_key[axis])}{order}"
         require(label in axes_of_key[axis], f"{where}.{axis}", label, hint)
     named_things = [suite.metric, *suite.axes, *(label for labels in suite.axes.values() for label in labels)]
     for name in suite.names:
         hint = f"is neither the metric nor an axis nor a label; there are {', '.join(named_things)}"
         require(name in named_things, f"{suite.path}: names", name, hint)
     if suite.decide is not None:
-        require(bool(suite.baseline), f"{suite.path}: baseline", None, "decide needs one: give it, as {method: FedAvg}")
+        require(
+            bool(suite.baseline), f"{suite.path}: baseline", None, "decide needs a baseline, such as {method: FedAvg}"
+        )
         first = suite.tables[0].show if suite.tables else None
-        hint = f"decide looks at the first table: let it show {', '.join(OF_METRIC)}"
+        hint = f"decide uses the first table, which must show {', '.join(OF_METRIC)}"
         require(first in OF_METRIC, f"{suite.path}: tables.show", first, hint)
         ranked = any(table.show == "rank" for table in suite.tables)
         hint = "with decide, rows have different seeds, which cannot be ranked: leave the table out"

@@ -1,7 +1,7 @@
-"""Tunes the methods of a suite on a validation split, each in a study of its own.
+"""Tunes the methods of a suite on a validation split, each in a separate study.
 
-The key ``tune`` of a suite says which arguments of which methods to search, and on which runs. The cells of a study are
-its *slots*: the points of a grid, or trials whose values a sampler chooses.
+The key ``tune`` of a suite has the arguments of the methods to search, and the runs. The cells of a study are its
+*slots*: the points of a grid, or trials with sampled values.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ Space = list[Any] | dict[str, Any]
 
 @dataclass(frozen=True)
 class Tuning:
-    """The search that a suite asks for, and its runs.
+    """The search of a suite, and its runs.
 
     Args:
-        search: by label of the axis ``method``, the values of each key. A name without a dot is an argument of the
+        search: values of each key, by label of the axis ``method``. A name without a dot is an argument of the
             label's last method; others are keys of the config, such as ``model.init_args.optimizer.init_args.lr`` or
             ``method.0.init_args.mu``. A list holds all values; ``{low: ..., high: ..., log: true}`` is a range, of
             integers if both ends are.
-        at: the label on every other axis; may leave out axes with one label.
+        at: the label on every other axis; axes with one label may be omitted.
         seeds: seeds of a trial, over which the metric is averaged; not those of the tables.
         metric: tag of the metric, of the validation split.
         minimize: whether smaller values of it are better.
-        val_fraction: share of the training examples that is held out, for ``data.init_args.val_fraction``; None where
-            the data module has a validation set of its own.
+        val_fraction: share of the training examples for validation, ``data.init_args.val_fraction``; None for a data
+            module with its own validation set.
         trials: number of trials of a method; by default 20, or all points of a grid.
-        pruner: ``median`` ends a trial whose metric is worse than the median of the former ones in the same round;
-            ``none`` ends none.
+        pruner: ``median`` ends a trial whose metric is worse than the median of earlier trials in the same round;
+            ``none`` ends no trial.
     """
 
     search: Mapping[str, Mapping[str, Space]]
@@ -90,12 +90,12 @@ class Tuning:
 def tuning_of(suite: Suite) -> Tuning:
     """The tuning that a suite asks for."""
     where = f"{suite.path}: tune"
-    hint = "the suite has no such key; give it one with search: {METHOD: {ARGUMENT: [values]}}"
+    hint = "the suite has no such key; add one with search: {METHOD: {ARGUMENT: [values]}}"
     require(bool(suite.tune), where, None, hint)
     given = read_keys(suite.tune, KEYS_OF_TUNE, f"{where}.", ["search"])
     known, search = suite.axes.get(AXIS, {}), dict[str, dict[str, Space]]()
     for label, keys in given["search"].items():
-        hint = f"is no label of the axis {AXIS}; they are {', '.join(known) or 'none'}"
+        hint = f"is not a label of the axis {AXIS}; they are {', '.join(known) or 'none'}"
         require(str(label) in known, f"{where}.search", label, hint)
         require(NOT_EMPTY.passes(keys), f"{where}.search.{label}", keys, "give {ARGUMENT: [values]}")
         for key, space in keys.items():
@@ -109,7 +109,7 @@ def tuning_of(suite: Suite) -> Tuning:
             hint = f"choose the setting to tune in: {', '.join(labels)}"
             require(at[axis] in labels, f"{where}.at.{axis}", at[axis], hint)
     for axis in chosen:
-        require(axis in at, f"{where}.at", axis, f"is no axis to choose on; those are {', '.join(at) or 'none'}")
+        require(axis in at, f"{where}.at", axis, f"is not an axis to choose on; available: {', '.join(at) or 'none'}")
     return Tuning(**{**given, "search": search, "at": at})
 
 
@@ -169,9 +169,9 @@ class Search:
                 continue
             place, _, argument = (inner or f"{len(methods) - 1}.init_args.{key}").partition(".")
             if not (place.isdigit() and int(place) < len(methods) and argument.startswith("init_args.")):
-                hint = f"give an argument of its methods 0 to {len(methods) - 1}, such as method.0.init_args.mu"
+                hint = f"use an argument of its methods 0 to {len(methods) - 1}, such as method.0.init_args.mu"
                 if not methods:
-                    hint = f"{self.label} is a list of no methods; give a whole key, as of model or trainer"
+                    hint = f"{self.label} is not a list of methods; use a complete key, such as of model or trainer"
                 raise UsageError(f"{self.suite.path}: tune.search.{self.label}.{key}: {hint}")
             method = methods[int(place)]
             entry = {"init_args": {}, **({"class_path": method} if isinstance(method, str) else method)}
@@ -197,7 +197,7 @@ class SearchStudy(CellStudy):
         self.search = search
         known = self.user_attrs.get("digest", search.digest)
         hint = f"the study {search.study!r} there has another config, search or seeds; "
-        require(known == search.digest, "--storage", known, f"{hint}give another --output or --storage")
+        require(known == search.digest, "--storage", known, f"{hint}use another --output or --storage")
         self.set_user_attr("digest", search.digest)
 
     def objective(self, trial: Trial, run: Any) -> float:

@@ -52,7 +52,7 @@ from fl_lightning.yaml_files import read_yaml
 # names that a line lists
 MOST_NAMES = 5
 say = partial(print, flush=True)
-LATER = "what is done is in the study; give the command again when the folder can be written to"
+LATER = "finished cells are in the study; repeat the command once the folder is writable"
 
 
 def bench_parser(command: str) -> argparse.ArgumentParser:
@@ -71,19 +71,19 @@ def bench_parser(command: str) -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", type=Path, action="append", default=[], help=about)
     parser.add_argument("--retry", action="store_true", help="run again what failed")
     if command == "bench":
-        parser.add_argument("--dry-run", action="store_true", help="say how many cells there are, and what they take")
-        parser.add_argument("--status", action="store_true", help="print the tables as far as they are, run nothing")
-        about = "files of cells, such as those of another machine, whose finished cells are not run again"
+        parser.add_argument("--dry-run", action="store_true", help="print the number of cells and their estimated time")
+        parser.add_argument("--status", action="store_true", help="print the tables so far, run nothing")
+        about = "files of cells, for example from another machine, whose finished cells are not run again"
         parser.add_argument("--load", metavar="FILE", type=Path, help=about, **many)
-        about = "what becomes of finished cells whose own code has changed since: run them anew, or keep them"
+        about = "finished cells whose own code has changed since: run them again, or keep them"
         parser.add_argument("--stale", choices=("run", "keep"), help=about)
         about = "add seeds to the pairs that are undecided, as the suite's key decide says"
         parser.add_argument("--until-decided", action="store_true", help=about)
-        about = "most seeds of a pair, not above those of the suite's key decide"
+        about = "seeds of a pair at most, up to max_seeds of the suite's key decide"
         parser.add_argument("--max-seeds", type=int, metavar="N", help=about)
         about = "hours after which no cell is begun any more"
         parser.add_argument("--hours", type=float, default=math.inf, metavar="H", help=about)
-        about = "run the readings of the suite's key open, and say which are consistent with what was published"
+        about = "run the readings of the suite's key open, and compare them with published numbers"
         parser.add_argument("--readings", action="store_true", help=about)
         parser.add_argument("--save", metavar="FOLDER", type=Path, help="write the tables and the cells there, too")
     else:
@@ -118,14 +118,14 @@ def run(args: Sequence[str]) -> int:
     try:
         return (bench if args[0] == "bench" else tune)(options, suite, extra)
     except DATABASE_ERRORS as error:
-        hint = "what is done is in it; see that it can be written to and that no process has locked it"
-        raise UsageError(f"--storage: the database fails: {cause_of(error)}; {hint}, then go on") from error
+        hint = "finished cells are in it; check that it is writable and not locked"
+        raise UsageError(f"--storage: the database fails: {cause_of(error)}; {hint}, then continue") from error
 
 
 def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -> int:
     """Run the cells of a suite, or only say how far they are; returns the exit status."""
     seeds = first_seeds(suite.seeds, most_seeds(options, suite))
-    # the tables that are written are of the whole suite, whatever part of it is asked for
+    # written tables always contain the whole suite
     number = max(len(suite.seeds), options.seeds or 0, suite.decide.max_seeds if suite.decide else 0)
     whole = suite.cells(options.scale, extra, first_seeds(suite.seeds, number))
     select = partial(cells_of_pairs, suite) if options.until_decided else selected_cells
@@ -134,7 +134,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     only_look = options.status or options.dry_run
     database = open_database(options.storage) if exists(options.storage) else None
     before = find_study(suite, database, options.output if options.own_output else None) if database else None
-    # results of the study count before those of files
+    # results of the study take precedence over files
     done = {digest: result for results in loaded.values() for digest, result in results.items()}
     done |= {digest: result for digest, result in results_of(before, cells).items() if result.state == "done"}
     changed = changed_code(done)
@@ -144,7 +144,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
         say(f"{cell.name}: run with another version of {', '.join(changed[cell.digest])}")
     modules = ", ".join(sorted({name for cell in stale for name in changed[cell.digest]}))
     hint = f"{modules} changed since {len({cell.digest for cell in stale})} finished cells were run; give run to run "
-    require(not stale, "--stale", None, f"{hint}these anew, or keep to keep them, which the tables say")
+    require(not stale, "--stale", None, f"{hint}these again, or keep to keep them, as the tables then state")
     if not options.status:
         check_settings(suite, cells)
         # of each kind of cell, so that a config that is not valid is refused before any cell runs
@@ -161,7 +161,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     for path, results in loaded.items():
         kept = {digest: result for digest, result in results.items() if digest not in dropped}
         strange = len(kept.keys() - {cell.digest for cell in whole})
-        others = f"; {strange} others are no cells of this suite, or had another config or scale" if strange else ""
+        others = f"; {strange} others are not cells of this suite, or have another config or scale" if strange else ""
         say(f"{path}: {load_results(study, whole, kept)} of {len(kept)} finished cells are new here{others}")
     if only_look:
         return look(suite, cells, whole, options, study, dropped)
@@ -179,7 +179,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     own = study.results()
     print(render(suite, shown_cells(suite, cells, own), own))
     if driver.late:
-        say(f"the {options.hours:g} hours are spent; go on: {options.again}")
+        say(f"the {options.hours:g} hours are spent; continue: {options.again}")
     failed = sum(result.state == "failed" for result in own.values())
     if failed:
         some = f"{failed} of {len(own)} cells failed"
@@ -188,7 +188,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
 
 
 def check_settings(suite: Suite, cells: Sequence[Cell]) -> None:
-    """Warn of methods with other settings than those of the baseline; refuse scores that no cell logs."""
+    """Warn of methods with other settings than the baseline; refuse scores that no cell logs."""
     method = list(suite.axes).index("method") if "method" in suite.axes else 0
     for label, text in sorted({(labels[method], text) for labels, text in unequal_settings(suite, cells).items()}):
         print(f"warning: {label}: {text}", file=sys.stderr)
@@ -231,7 +231,7 @@ def look(
     study: Study | None,
     dropped: Collection[str],
 ) -> int:
-    """Print the tables so far, or the work that is left and its time by the cells that have run; returns 0."""
+    """Print the tables so far, or the remaining work with its estimated time; return 0."""
     results = results_of(study, cells)
     if options.save is not None:
         write_shown(suite, whole, study, "--save", options.save)
@@ -281,7 +281,7 @@ def why_ended(driver: Driver, again: str) -> int:
         print(f"error: {clipped(why)}; go on: {again}", file=sys.stderr)
         return 1
     if driver.caught is not None:
-        print(f"{driver.caught.name} stopped it; go on: {again}", file=sys.stderr)
+        print(f"{driver.caught.name} stopped it; continue: {again}", file=sys.stderr)
         return 128 + driver.caught
     return 0
 
@@ -290,14 +290,14 @@ def most_seeds(options: argparse.Namespace, suite: Suite) -> int:
     """The number of seeds that cells may be asked for."""
     require(options.hours > 0, "--hours", options.hours, "use a number above 0")
     if not options.until_decided:
-        hint = "limits the seeds of --until-decided: give that too, or --seeds for a fixed number"
+        hint = "limits the seeds of --until-decided; add it, or use --seeds for a fixed number"
         require(options.max_seeds is None, "--max-seeds", options.max_seeds, hint)
         looks = suite.decide is not None and options.status
         return options.seeds or (suite.decide.max_seeds if suite.decide and looks else len(suite.seeds))
     hint = "--until-decided chooses their number: leave it out, or give --max-seeds"
     require(options.seeds is None, "--seeds", options.seeds, hint)
     if suite.decide is None:
-        hint = "does not say when: give it the key decide, such as decide: {margin: 1.6, max_seeds: 20}"
+        hint = "has no rule; add the key decide, such as decide: {margin: 1.6, max_seeds: 20}"
         raise UsageError(f"--until-decided: {suite.path} {hint}")
     most, own = suite.decide.max_seeds, len(suite.seeds)
     given: int = options.max_seeds or most
@@ -312,7 +312,7 @@ def tune(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -
     tuning = replace(tuning, seeds=tuple(first_seeds(tuning.seeds, options.seeds)))
     known = {f"{AXIS}={file_part(label)}": label for label in tuning.search}
     for pattern in options.only:
-        require(pattern in known, "--only", pattern, f"is no method that is tuned; those are {', '.join(known)}")
+        require(pattern in known, "--only", pattern, f"is not tuned; tuned methods: {', '.join(known)}")
     wanted = [known[name] for name in known if name in (options.only or known)]
     searches = [Search(suite, tuning, label, options.scale, extra, options.trials) for label in wanted]
     # a key or a metric that is not valid is refused before any trial runs
@@ -343,4 +343,4 @@ def make_folder(folder: Path, key: str) -> None:
     """Make the folder that an argument names."""
     with writing_into(key, folder):
         folder.mkdir(parents=True, exist_ok=True)
-    require(os.access(folder, os.W_OK), key, str(folder), "cannot be written to; give another folder")
+    require(os.access(folder, os.W_OK), key, str(folder), "is not writable; use another folder")

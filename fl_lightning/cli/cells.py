@@ -41,7 +41,7 @@ class MetricReport(Callback):
 
     def on_round_end(self, trainer: RunAccess) -> None:
         value = trainer.metrics.get(self.metric)
-        # others may come later, such as those of a callback in the last round
+        # further values may follow, such as values of a callback in the last round
         if re.match("(test|val)[/_]", self.metric) and not self._seen and logged_instead(trainer) is not None:
             hint = hint_of_metric(self.metric, trainer.client.module, trainer.metrics)
             require(value is not None, "metric", self.metric, hint)
@@ -95,7 +95,7 @@ def run_cell(cell: Mapping[str, Any], report: RoundReport) -> dict[str, Any]:
         try:
             trainer = ended([*command, *["--ckpt_path=last"] * any(root.glob("version_*"))], callback).trainer
         except ChangedCodeError as error:  # one cell is of one code
-            print(f"it begins anew, in a new version: {error}", file=sys.stderr, flush=True)
+            print(f"it starts again, in a new version: {error}", file=sys.stderr, flush=True)
             trainer = ended(command, callback).trainer
         return outcome_of(trainer, cell["metric"]) | {"warnings": list(dict.fromkeys(texts))[:MOST_WARNINGS]}
 

@@ -285,7 +285,7 @@ class FederatedCLI(LightningCLI):
 
     def federate(self, **kwargs: Any) -> None:
         """Write the app, and print where it is and what comes next."""
-        print(f"app in {self.trainer.federate(**kwargs)}; docs/federation.md says what each party does")
+        print(f"app in {self.trainer.federate(**kwargs)}; docs/federation.md describes the parties")
 
     def doctor(self, **kwargs: Any) -> None:
         """Print the plan of the run."""

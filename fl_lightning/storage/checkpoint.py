@@ -145,13 +145,13 @@ def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path, resumes
     if ckpt_path is None:
         return None
     if str(ckpt_path) != "last":
-        require(Path(ckpt_path).name != "", "ckpt_path", str(ckpt_path), "give the path of a checkpoint, or last")
+        require(Path(ckpt_path).name != "", "ckpt_path", str(ckpt_path), "use the path of a checkpoint, or last")
         return Path(ckpt_path)
     newest = newest_checkpoint(versions)
     if newest is None and not (resumes and any(versions.glob("version_*"))):
         hint = "give trainer.name and trainer.default_root_dir of a run that has, or leave ckpt_path out"
         others = sorted({path.parts[-4] for path in versions.parent.glob(f"*/version_*/checkpoints/{LAST}")})
-        there = f"; beside it are {choices(others, versions.name)}" if others else ""
+        there = f"; next to it are {choices(others, versions.name)}" if others else ""
         raise UsageError(f"ckpt_path='last': no run in {str(versions)!r} has a checkpoint; {hint}{there}")
     return newest
 
@@ -184,7 +184,7 @@ def valid_checkpoint(path: Path, warn: Callable[[str], None]) -> Path:
         if errors:
             warn(f"ckpt_path={str(path)!r}: {errors[0]}; {candidate.name} is used instead")
         return candidate
-    raise UsageError(f"ckpt_path={str(path)!r}: {'; '.join(errors)}; give another checkpoint, or leave it out")
+    raise UsageError(f"ckpt_path={str(path)!r}: {'; '.join(errors)}; use another checkpoint, or remove it")
 
 
 def verify(path: Path) -> None:
@@ -195,10 +195,10 @@ def verify(path: Path) -> None:
         UsageError: another version of the package has written the checkpoint.
     """
     if not path.is_file():
-        raise DamagedFileError("there is no such file")
+        raise DamagedFileError("no such file")
     contents = _load_verified(path)
     if isinstance(contents, dict) and not contents.keys().isdisjoint(("server", "failure")):
-        hint = "another version of fl_lightning has written it; resume with that version, or give it as weights"
+        hint = "another version of fl_lightning has written it; resume with that version, or pass it as weights"
         require(contents.get("format") == FORMAT, "ckpt_path", str(path), hint)
     for k, file in client_files(path, contents).items():
         if not file.is_file() or digest_of(file) != contents["clients"][k][1]:
@@ -206,7 +206,7 @@ def verify(path: Path) -> None:
 
 
 def _load_verified(path: Path) -> Any:
-    """Read a file of ``torch.save``, and compare its CRC-32 or, without one, those of its parts."""
+    """Read a file of ``torch.save``, and compare its CRC-32 or, without one, the CRCs of its parts."""
     held = np.memmap(path, mode="r") if path.stat().st_size > DIGITS else np.zeros(0, np.uint8)
     whole = held[-DIGITS:].tobytes() == _checksum(held[:-DIGITS])
     if not whole:
@@ -235,11 +235,11 @@ def read(path: Path, key: str = "ckpt_path") -> dict[str, Any]:
     Files of weights are verified. They may be checkpoints with the key ``state_dict``, or state dicts.
 
     Raises:
-        UsageError: there is no such file, it is damaged, or it holds no weights.
+        UsageError: no such file, it is damaged, or it holds no weights.
     """
     given = key == "weights"
-    hint = "give a checkpoint, or a file of a state dict" if given else "give RUN/checkpoints/last.ckpt"
-    require(path.is_file(), key, str(path), f"there is no such file; {hint}")
+    hint = "use a checkpoint, or a file of a state dict" if given else "give RUN/checkpoints/last.ckpt"
+    require(path.is_file(), key, str(path), f"no such file; {hint}")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -248,7 +248,7 @@ def read(path: Path, key: str = "ckpt_path") -> dict[str, Any]:
         else:
             contents = _load_verified(path) if given else load(path)
     except ImportError as error:
-        raise UsageError(f"{key}={str(path)!r}: install safetensors to read it, or give a .pt file") from error
+        raise UsageError(f"{key}={str(path)!r}: install safetensors to read it, or use a .pt file") from error
     except Exception as error:  # safetensors raises errors of many types
         text = str(error) if isinstance(error, DamagedFileError) else "not a file of safetensors"
         raise UsageError(f"{key}={str(path)!r}: {text}; {hint}") from error
