@@ -24,10 +24,11 @@ from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.rounds import ClientsOnWorkers
 from fl_lightning.engine.run import Clients, Result, Run, launch
 from fl_lightning.errors import Stopped, Terminated, require
+from fl_lightning.federation import server as federation
 from fl_lightning.federation.app import write_app
 from fl_lightning.federation.data import OneSite, Sites
 from fl_lightning.federation.messages import agreed_part
-from fl_lightning.federation.server import ClientsAtSites, check_suits, present_link
+from fl_lightning.federation.server import ClientsAtSites, check_suits
 from fl_lightning.federation.site import Site, answer_messages
 from fl_lightning.method import Method, MethodList
 from fl_lightning.records.partition import save_partition
@@ -429,12 +430,10 @@ class FederatedTrainer(RunArguments):
         validation.check_folder("folder", path)
         agreed = self._agreed(model, methods)
 
-        def make(run: Run) -> Site:
-            return Site(run, name, agreed, path, largest, most_bytes)
-
         def work(run: Run) -> None:
             self._run, self.fabric = run, run.fabric
-            answer_messages(run, make, Path(socket or path / "worker.sock"))
+            site = Site(run, name, agreed, path, largest, most_bytes)
+            answer_messages(site, Path(socket or path / "worker.sock"))
 
         # what only the server does, and what other machines do
         alone = {"callbacks": [], "logger": False, "devices": 1, "num_nodes": 1, "workers_per_device": 1}
@@ -473,7 +472,7 @@ class FederatedTrainer(RunArguments):
         if stage == "fit" and isinstance(datamodule, Sites):
             check_suits(self)
             rules = (self.warn, self.on_client_error, self.min_clients)
-            clients = ClientsAtSites(datamodule, present_link(), self._agreed(model, methods), *rules)
+            clients = ClientsAtSites(datamodule, federation.link, self._agreed(model, methods), *rules)
             clients.join()
         try:
             return launch(self, model, datamodule, MethodList(methods), work, clients, stage)

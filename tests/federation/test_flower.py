@@ -47,10 +47,10 @@ def test_a_message_comes_out_of_flowers_records_as_it_went_in():
     packet = encoded({"x": torch.arange(3), "y": torch.ones(2, dtype=torch.bfloat16)})
     records = as_records(packet)
     assert of_records(records) == packet
-    with pytest.raises(BadMessageError, match="at most 10 are taken"):
+    with pytest.raises(BadMessageError, match="at most 10 are accepted"):
         of_records(records, limit=10)
     records["more"] = records["message"]
-    with pytest.raises(BadMessageError, match="not those of a message"):
+    with pytest.raises(BadMessageError, match="do not hold exactly one message"):
         of_records(records)
 
 

@@ -13,9 +13,9 @@ import yaml
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning.cli import FederatedCLI
-from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
+from fl_lightning.engine.replaced import replaced
+from fl_lightning.federation import server
 from fl_lightning.federation.messages import decoded
-from fl_lightning.federation.server import reached_by
 from fl_lightning.federation.wire import parted, relayed
 from fl_lightning.models import ImageClassifier
 
@@ -131,10 +131,10 @@ def app_of(folder, config, **of_sites):
     """The folder of the app of a config, whose server's data have some arguments."""
     app = folder / "app"
     command("federate", "--config", written(folder / "config.yaml", config), "--output", app)
-    server = app / "federated_run" / "config.yaml"
-    contents = yaml.safe_load(server.read_text())
+    path = app / "federated_run" / "config.yaml"
+    contents = yaml.safe_load(path.read_text())
     contents["data"]["init_args"] |= of_sites
-    written(server, contents)
+    written(path, contents)
     return app
 
 
@@ -148,10 +148,8 @@ def sites_here(app, folder, number=SITES, *words):
     """The first sites in this process, until the block ends."""
     began, done = queue.Queue(), threading.Event()
 
-    def answer(run, make, path):
-        prepare_fit(run, None, None, False)
-        begin_fit(run, fresh=True)
-        began.put(make(run))
+    def answer(site, path):
+        began.put(site)
         done.wait()
 
     with ExitStack() as stack:
@@ -218,6 +216,6 @@ def numbers_of(history):
 def serve(app, link, *words):
     """The trainer of the server, whose run is done."""
     root = app.parent / "server"
-    with reached_by(link):
+    with replaced(server, link=link):
         config = app / "federated_run" / "config.yaml"
         return command("fit", "--config", config, "--trainer.default_root_dir", root, *words)
