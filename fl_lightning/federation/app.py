@@ -37,7 +37,7 @@ clientapp = "federated_run.client:app"
 [tool.flwr.app.config]
 # folder of the server's runs; "" takes the one in the config
 root = ""
-# "last" resumes from the newest checkpoint in that folder
+# "last" resumes from the newest checkpoint in this folder
 ckpt-path = ""
 """
 SERVER = '''\
