@@ -61,14 +61,10 @@ def test_more_workers_than_clients_give_the_bits_of_one(tmp_path):
 
 
 class WithLoaders(TheirData):
-    """The same data, by a process of its own."""
+    """The same data, loaded by a separate process."""
 
     def train_dataloader(self):
         return DataLoader(Labelled(self.items[:240]), batch_size=16, shuffle=True, num_workers=1)
-
-
-def test_a_worker_can_have_loader_processes(tmp_path):
-    compare(tmp_path, model=Theirs, data=lambda: Partitioned(WithLoaders(), num_clients=2), max_rounds=1)
 
 
 class WithMetric(TinyModule):
@@ -99,6 +95,7 @@ def synchronises():
 
 MODULES = {
     "a user's module and data": (Theirs, lambda: Partitioned(TheirData(), num_clients=5)),
+    "loader processes": (Theirs, lambda: Partitioned(WithLoaders(), num_clients=2)),
     "a metric that the module adds up": (WithMetric, lambda: clients(TinyData(40, val=[30], batch_size=7), 9, 20, 11)),
     "a buffer in no state": (Leaks, lambda: clients(TinyData(40), 9, 20, 11)),
     "numbers that the module synchronises": (synchronises, lambda: small_data(num_clients=3)),
