@@ -102,7 +102,7 @@ def test_a_program_runs_in_its_tiny_form(program, monkeypatch, tmp_path, capfd, 
             status = ended.code
         said = capfd.readouterr()
         if program.endswith("gpu.py") and not torch.cuda.is_available():
-            assert status == "there is no GPU here" and said.out == ""
+            assert status == "no GPU is available" and said.out == ""
         elif program.endswith("screenshot.py"):
             assert "--browser" in status and said.out == ""  # the tests need no browser
         else:
