@@ -198,7 +198,7 @@ def draw(number: int, seed: int) -> list[Mutant]:
 
 
 def faults() -> list[Mutant]:
-    """The deliberate faults, each of which replaces a text that stands once in its file."""
+    """Return the deliberate faults; each replaces a text that occurs once in its file."""
     found = []
     for fault in yaml.safe_load((ROOT / "tests" / "faults.yaml").read_text()):
         source = (PACKAGE / fault["file"]).read_text()

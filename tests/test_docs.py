@@ -1,4 +1,4 @@
-"""The documents say what the code does, and what the project says of itself agrees."""
+"""The documents agree with the code and with each other."""
 
 import inspect
 import re
@@ -130,7 +130,7 @@ EXAMPLES = {
     if example_of(getattr(part, name)) is not None
 }
 CONFIGS = [config for config, _ in EXAMPLES.values()]
-# those of methods and callbacks stand in one list; of each other key one example a config
+# all methods and all callbacks in one list each; one example of every other key per config
 TOGETHER = {
     "method": [item for config in CONFIGS for item in config.get("method", [])],
     "trainer": {"callbacks": [item for one in CONFIGS for item in one.get("trainer", {}).get("callbacks", [])]},
@@ -171,7 +171,7 @@ CALLBACKS = (ROOT / "docs" / "callbacks.md").read_text()
 
 @pytest.mark.thorough
 def test_the_commands_of_the_callbacks_leave_the_files_they_name(tmp_path, monkeypatch, undrawn):
-    """All in one run: what a command adds to a config is added to those of the others."""
+    """All in one run, with the additions of all commands."""
     lines = [shlex.split(line) for line in re.findall(r"^python cli\.py (.*)$", CALLBACKS, re.MULTILINE)]
     assert all(line[:2] == ["fit", "--config"] and (ROOT / line[2]).is_file() for line in lines)
     added = [argument for line in lines for argument in line[3:]]

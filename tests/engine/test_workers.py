@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _undrawn(undrawn):
-    """What several workers find is in the metrics."""
+    """Metrics hold all results of several workers."""
 
 
 def compare(tmp_path, methods=list, model=plain_sgd_model, data=None, workers=(1, 2), **kwargs):
@@ -168,7 +168,7 @@ def test_seconds_by_phase_add_up_to_those_of_the_round(tmp_path):
 
 @pytest.fixture
 def network(monkeypatch):
-    """Workers that cannot trust what they receive, as those of several machines."""
+    """Workers that cannot trust received messages, as on several machines."""
     monkeypatch.setattr(IndependentStrategy, "is_private", False)
 
 
@@ -197,7 +197,7 @@ def test_values_of_any_and_unequal_size_are_gathered_by_rank(tmp_path, request, 
 
 
 class Own:
-    """What no other machine should build from a message."""
+    """An object that no machine should build from a message."""
 
 
 class GathersOwn(Callback):
@@ -382,7 +382,7 @@ def alone(tmp_path_factory):
 
 
 def assert_saved(folder, state, fits=1, workers=2):
-    """Fail unless each fit of a run was by so many workers, and ended with a state."""
+    """Fail unless each fit of a run used this number of workers and ended with a state."""
     assert sorted(path.name for path in folder.iterdir()) == [f"version_{number}" for number in range(fits)]
     for path in folder.iterdir():
         assert f",placed/{workers - 1}/steps," in (path / "metrics.csv").read_text()
@@ -391,13 +391,13 @@ def assert_saved(folder, state, fits=1, workers=2):
 
 def as_task(variables, arguments):
     """Fit in this forked process as a task that another program started with these variables."""
-    gc.freeze()  # what the tests have left behind is never collected here
+    gc.freeze()  # garbage of earlier tests must not be collected here
     os.environ.update(variables)
     launched.main(*arguments)
 
 
 def fork_tasks(tasks, *arguments):
-    """A process for the variables of each task: importing torch anew takes seconds."""
+    """Fork a process for the variables of each task, without importing torch again."""
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=as_task, args=(variables, arguments)) for variables in tasks]
     for process in processes:

@@ -1,4 +1,4 @@
-"""What ``federate`` writes for the parties of a federation."""
+"""The files that ``federate`` writes for the parties of a federation."""
 
 import copy
 

@@ -47,7 +47,7 @@ def test_a_run_at_sites_is_the_same_as_in_one_process(name, tmp_path):
     fitted = alone(tmp_path, config)
     assert "schedule" not in name or ours.history[-1]["lr"] < ours.history[0]["lr"]
     assert_same_bits(ours.server.state, fitted.server.state)
-    # what travels is what the sites have announced
+    # sites send exactly the announced entries
     sent = [num_bytes(decoded(answer)["update"]) for answer in link.updates]
     assert len(sent) == sum(row["clients"] for row in ours.history) and max(sent) == announced
     assert fitted.history and numbers_of(ours.history) == numbers_of(fitted.history)

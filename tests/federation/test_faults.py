@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("one_parser", "undrawn")
 
 
 class Breaking(Here):
-    """Breaks off after so many messages."""
+    """Fails after some number of messages."""
 
     def __init__(self, sites, last):
         super().__init__(sites)
@@ -56,7 +56,7 @@ def test_a_run_whose_server_is_lost_goes_on_to_the_same_bits(tmp_path):
     app = app_of(tmp_path, SCAFFOLD)
     with sites_here(app, tmp_path) as sites:
         with pytest.raises(RuntimeError, match="the server is lost"):
-            # they have joined, and trained and evaluated round 0; in round 1 one of them is asked to train
+            # all join, train and evaluate in round 0; in round 1 only one receives a message
             serve(app, Breaking(sites, 3 * SITES + 1))
         ours = serve(app, Here(sites), "--ckpt_path", "last")
     assert [row["round"] for row in ours.history] == [0, 1, 2]
@@ -199,7 +199,7 @@ def test_a_worker_that_is_killed_in_a_visit_is_given_the_message_again_and_the_b
 
 
 class Slow(Here):
-    """Node 1 answers what it is asked in round 0 when round 2 begins; node 2 comes in round 1."""
+    """Node 1 answers the messages of round 0 when round 2 begins; node 2 joins in round 1."""
 
     def nodes(self):
         rounds = [message_of(packet).get("shared", {}).get("round", 0) for _, packet in self.sent]

@@ -1,4 +1,4 @@
-"""What a message may hold, and what is refused of one."""
+"""The permitted contents of messages, and refused messages."""
 
 import io
 import math

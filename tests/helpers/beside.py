@@ -1,4 +1,4 @@
-"""Runs whose clients train one by one, the same ones in groups, and how far apart they are."""
+"""Runs whose clients train sequentially or in groups, and comparisons of their results."""
 
 import math
 
@@ -17,7 +17,7 @@ SIZES = (10, 20, 34, 16, 42, 12)
 
 
 class Visits(Callback):
-    """Keeps the model that each client has at the end of each visit, and what is known of the visit."""
+    """Records the model and the attributes of each client at the end of each visit."""
 
     def __init__(self):
         self.found = {}
@@ -65,7 +65,7 @@ def normed(inputs=64):
 
 
 def trained(tmp_path, size, model=mlp, data=digits, methods=list, visits=True, ckpt_path=None, callbacks=(), **kwargs):
-    """The results, by name, of a run in groups of at most ``size`` clients, or of ``auto``; and its trainer."""
+    """Return the results by name of a run in groups of at most ``size`` clients, or of ``auto``, and its trainer."""
     torch.manual_seed(0)
     seen, given = Visits(), {"precision": "64-true", "local_epochs": 2, "threads_per_worker": 1}
     given |= {"enable_progress_bar": False, "eval_every_n_rounds": 99, "checkpoint_every_n_rounds": 99}
@@ -74,7 +74,7 @@ def trained(tmp_path, size, model=mlp, data=digits, methods=list, visits=True, c
     dealt = data()
     with Groups() as groups:
         trainer.fit(model(), dealt, methods(), ckpt_path)
-    # a comparison of one by one with one by one would say nothing
+    # otherwise both runs of a comparison would be sequential
     assert (max(groups.sizes) > 1) == (size != 1)
     memories = {} if "client_memory" in kwargs else trainer.client.memories()  # the run removes those on disk
     remembered = {str(k): memories.get(k, {}) for k in range(dealt.num_clients)}
@@ -103,7 +103,7 @@ class Groups:
 
 
 def assert_near(one, other, limit, where=""):
-    """Fail where two trees differ: a tensor by more than ``limit`` of its largest entry, a number by that of itself."""
+    """Fail if tensors of two trees differ by more than ``limit`` of their largest entry, or numbers of their value."""
     if isinstance(one, torch.Tensor) and one.is_floating_point():
         gap, size = (one - other).abs().max(), one.abs().max()
         assert gap <= limit * size, f"{where}: {gap / size:.1e}"
@@ -124,7 +124,7 @@ def assert_near(one, other, limit, where=""):
 
 
 def assert_same_alone(tmp_path, limit=1e-10, **kwargs):
-    """Clients side by side give what they give one by one; returns the trainer of the groups."""
+    """Assert that groups of clients have the results of sequential clients; return the trainer of the groups."""
     alone, _ = trained(tmp_path, 1, **kwargs)
     beside, trainer = trained(tmp_path, 4, **kwargs)
     assert_near(alone, beside, limit)

@@ -52,7 +52,7 @@ class Flower:
             process.wait(30)
 
     def tree(self):
-        """All processes of this federation; those whose parent is gone are told by their environment."""
+        """Return all processes of this federation, found by their environment, since parents may have ended."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -65,7 +65,7 @@ class Flower:
         subprocess.run(script, shell=True, cwd=self.folder, check=True, capture_output=True)
 
     def start(self, name, *words):
-        """Start a program; what it says is in a log of its name."""
+        """Start a program with a log of its name."""
         with open(self.folder / f"{name}.log", "a") as log:
             self.processes[name] = subprocess.Popen(
                 [str(word) for word in words], env=self.environment, stdout=log, stderr=subprocess.STDOUT
@@ -93,7 +93,7 @@ class Flower:
         return self.start(name, "flower-supernode", *link, *own, "--node-config", config)
 
     def command(self, *words, seconds=120):
-        """What a command of ``flwr`` says, which must succeed."""
+        """Return the output of a command of ``flwr``, which must succeed."""
         done = subprocess.run(
             ["flwr", *(str(word) for word in words)],
             env=self.environment,
@@ -105,12 +105,12 @@ class Flower:
         return done.stdout
 
     def run(self, app, seconds=600, **settings):
-        """Run an app to its end; what its server says."""
+        """Run an app to its end; return the output of its server."""
         given = " ".join(f'{name.replace("_", "-")}="{value}"' for name, value in settings.items())
         return self.command("run", app, "tls", "--stream", "--run-config", given, seconds=seconds)
 
     def log(self, name):
-        """What a program has said so far."""
+        """Return the output of a program so far."""
         return (self.folder / f"{name}.log").read_text()
 
     def until(self, condition, name, seconds=120):

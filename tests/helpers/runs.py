@@ -1,4 +1,4 @@
-"""Small runs on the embedded digits, and what is asserted of their states."""
+"""Small runs on the embedded digits, and assertions on their states."""
 
 import shutil
 from functools import partial
@@ -86,7 +86,7 @@ def train_by_hand(model, data, seed, round_, k):
 
 
 def history(trainer):
-    """The metrics of all rounds but for seconds and places."""
+    """Return the metrics of all rounds, without seconds and places."""
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "placed/"))} for row in trainer.history]
 
 

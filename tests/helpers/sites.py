@@ -56,13 +56,13 @@ class Watching(ImageClassifier):
 
 
 class Here:
-    """Reaches sites that are in this process, which answer at once: node k is the site k.
+    """Reaches sites in this process, which answer at once: node k is the site k.
 
     Args:
-        sites: what answers.
+        sites: the sites that answer.
 
     Attributes:
-        gone: nodes that are not there.
+        gone: disconnected nodes.
         altered: changes the answer of a node, by its number.
         lost: numbers of nodes whose next answer to a visit is lost.
         updates: the answers to visits, before they are changed or lost.
@@ -176,7 +176,7 @@ def _work(app, k, folder, words):
 
 @contextmanager
 def worker(app, k, folder, *words):
-    """A worker of a site in a process of its own, which ends with the block; gives the process."""
+    """Run a worker of a site in another process, which ends with the block; yield the process."""
     process = multiprocessing.get_context("fork").Process(target=_work, args=(app, k, folder, words))
     process.start()
     try:
@@ -188,13 +188,13 @@ def worker(app, k, folder, *words):
 
 @contextmanager
 def workers(app, folder, number=SITES):
-    """The workers of the first sites, which end with the block; gives their processes."""
+    """Run the workers of the first sites, which end with the block; yield their processes."""
     with ExitStack() as stack:
         yield [stack.enter_context(worker(app, k, folder)) for k in range(number)]
 
 
 def until(condition, seconds=60):
-    """Wait for something that is to come."""
+    """Wait until a condition holds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it has not come"

@@ -16,7 +16,7 @@ from fl_lightning.sums.weighted import MOST_ROWS
 
 
 def mixed(number, size, lowest=-40, highest=12):
-    """Vectors of float32 numbers of magnitudes from 2^lowest to 2^highest, times weights that are no integers."""
+    """Float32 vectors with magnitudes from 2^lowest to 2^highest, times fractional weights."""
     generator = torch.Generator().manual_seed(number)
     scale = 2.0 ** torch.randint(lowest, highest, (number, size), generator=generator).double()
     weights = torch.rand(number, 1, generator=generator).double() * 1000
