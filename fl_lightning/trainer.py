@@ -27,9 +27,9 @@ from fl_lightning.errors import Stopped, Terminated, require
 from fl_lightning.federation import server as federation
 from fl_lightning.federation.app import write_app
 from fl_lightning.federation.data import OneSite, Sites
-from fl_lightning.federation.messages import agreed_part
+from fl_lightning.federation.messages import agreement
 from fl_lightning.federation.server import ClientsAtSites, check_suits
-from fl_lightning.federation.site import Site, answer_messages
+from fl_lightning.federation.site import answer_messages
 from fl_lightning.method import Method, MethodList
 from fl_lightning.records.partition import save_partition
 from fl_lightning.results import FitResult, History
@@ -427,26 +427,19 @@ class FederatedTrainer(RunArguments):
             UsageError: arguments are invalid or incompatible.
         """
         require(self.config is not None, "site", name, "use the command line, with a --config")
-        path, methods = Path(folder), validation.as_list(method)
+        path = Path(folder)
         validation.check_folder("folder", path)
-        agreed = self._agreed(model, methods)
-
-        def work(run: Run) -> None:
-            self._run, self.fabric = run, run.fabric
-            site = Site(run, name, agreed, path, largest, most_bytes)
-            answer_messages(site, Path(socket or path / "worker.sock"))
-
+        how = {"name": name, "folder": path, "socket": Path(socket or path / "worker.sock")}
+        how |= {"agreed": self._agreed(model, method), "largest": largest, "limit": most_bytes}
         # a site leaves these to the server
         alone = {"callbacks": [], "logger": False, "devices": 1, "num_nodes": 1, "workers_per_device": 1}
         alone |= {"clients_per_step": 1, "participation": 1.0, "cohort_size": None, "sampler": UniformSampler()}
         print(f"site {name}: reading data", flush=True)  # may take minutes
         with replaced(self, **alone, min_clients=1, on_client_error="raise"):
-            data = OneSite(datamodule, part)
-            launch(self, model, data, MethodList(methods), work, ClientsOnWorkers(), "fit")
+            self._launch(answer_messages, model, OneSite(datamodule, part), method, "fit", None, **how)
 
-    def _agreed(self, model: LightningModule, methods: list[Method]) -> dict[str, Any]:
-        """Return the settings and code that must be equal on the server and all sites."""
-        return {**agreed_part(self.config or {}), "code": code_of(modules_of([model, methods]))}
+    def _agreed(self, model: LightningModule, method: Methods) -> str:
+        return agreement(self.config or {}, code_of(modules_of([model, validation.as_list(method)])))
 
     def _launch(
         self,
@@ -469,14 +462,13 @@ class FederatedTrainer(RunArguments):
             return command(run, weights=self.weights, **how)
 
         clients: Clients = ClientsOnWorkers()
-        methods = validation.as_list(method)
         if stage == "fit" and isinstance(datamodule, Sites):
             check_suits(self)
             rules = (self.warn, self.on_client_error, self.min_clients)
-            clients = ClientsAtSites(datamodule, federation.link, self._agreed(model, methods), *rules)
+            clients = ClientsAtSites(datamodule, federation.link, self._agreed(model, method), *rules)
             clients.join()
         try:
-            return launch(self, model, datamodule, MethodList(methods), work, clients, stage)
+            return launch(self, model, datamodule, MethodList(validation.as_list(method)), work, clients, stage)
         finally:
             if self._fitted is not None:  # the trainer describes its fit, not a later evaluation
                 self._run, self.fabric = self._fitted, self._fitted.fabric

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.engine.fingerprint import FREE_OF_TRAINER, differing
+from fl_lightning.engine.fingerprint import FREE_OF_TRAINER
 from fl_lightning.engine.sent import LONGEST_NAME, MOST_LOGGED, Entry, entries_of
 from fl_lightning.errors import located
 from fl_lightning.federation.wire import LARGEST, BadMessageError, check_size
@@ -30,7 +30,7 @@ PLAIN = (str, bytes, int, float, complex, type(None), torch.Size, np.generic, np
 # trainer arguments that may differ between machines
 OF_THE_MACHINE = {*FREE_OF_TRAINER, "accelerator", "threads_per_worker", "compile"} - {"max_rounds"}
 PARTS = {"parameters", "change", "buffers", "frozen", "payload", "weight", "drift", "num_bytes", "logged"}
-SECTIONS = ("seed_everything", "model", "method", "trainer")
+SECTIONS = ("seed_everything", "model", "method")
 
 
 def encoded(value: Any) -> bytes:
@@ -95,24 +95,11 @@ def check_contents(value: Any, room: int) -> None:
             raise BadMessageError(f"a message holds {hint}")
 
 
-def agreed_part(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the part of a resolved config that must be equal on the server and all sites."""
-    part = {key: config.get(key) for key in SECTIONS}
-    trainer = part["trainer"] or {}
-    return {**part, "trainer": {key: value for key, value in trainer.items() if key not in OF_THE_MACHINE}}
-
-
-def digest_of_part(part: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of an agreed part."""
-    return hashlib.sha256(json.dumps(part, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def different_keys(theirs: Any, ours: Mapping[str, Any]) -> str:
-    """List the keys in which two agreed parts differ, with both values; empty if they are equal."""
-    # as JSON, in which lists equal tuples
-    there, here = (json.loads(json.dumps(part, default=str)) for part in (theirs, ours))
-    changes = differing(there, here, "config").items()
-    return "; ".join(f"{key.removeprefix('config.')}: there {there!r}, here {here!r}" for key, (there, here) in changes)
+def agreement(config: Mapping[str, Any], code: Any) -> str:
+    """Return as JSON the source code and the part of a config that must be equal on the server and all sites."""
+    trainer = {key: value for key, value in (config.get("trainer") or {}).items() if key not in OF_THE_MACHINE}
+    agreed = {**{key: config.get(key) for key in SECTIONS}, "trainer": trainer, "code": code}
+    return json.dumps(agreed, sort_keys=True, default=str)
 
 
 def check_state(what: str, state: Any, expected: Mapping[str, Tensor], largest: float, names: Collection[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,7 +26,6 @@ from fl_lightning.federation.messages import (
     check_state,
     check_update,
     decoded,
-    digest_of_part,
     digest_of_state,
     encoded,
 )
@@ -101,14 +100,13 @@ class ClientsAtSites:
         self,
         sites: Sites,
         link: Any,
-        agreed: Mapping[str, Any],
+        agreed: str,
         warn: Callable[[str], None],
         on_client_error: str = "raise",
         min_clients: int = 1,
     ) -> None:
         self.sites, self.link, self.agreed, self.warn = sites, link, agreed, warn
         self.strict, self.least = on_client_error == "raise", min_clients
-        self.digest = digest_of_part(agreed)
         # by client: the node of its site, and the message that a late site has not answered yet
         self.nodes: dict[int, int] = {}
         self.busy: dict[int, str] = {}
@@ -144,7 +142,7 @@ class ClientsAtSites:
         for node in there:
             if node not in self._known and node not in self.nodes.values():
                 self._known.add(node)
-                hello = {"kind": "join", "agreed": json.dumps(self.agreed, default=str), "names": self.sites.names}
+                hello = {"kind": "join", "agreed": self.agreed, "names": self.sites.names}
                 self._asked[self.link.send(node, joined(encoded(hello), encoded({})))] = node
         for number, answer in self.link.receive([*self._asked]).items():
             node = self._asked.pop(number)
@@ -335,7 +333,7 @@ class ClientsAtSites:
             {
                 "kind": kind,
                 "run": self.sites.run_id,
-                "agreed": self.digest,
+                "agreed": hashlib.sha256(self.agreed.encode()).hexdigest(),
                 "round": server.round,
                 "cohort": server.cohort,
                 "num_clients": server.num_clients,

@@ -5,6 +5,7 @@ It is the only process at the site that reads data. Flower's ClientApp merely re
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -20,6 +21,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
+from fl_lightning.engine.fingerprint import differing
 from fl_lightning.engine.loaders import num_pickable
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.run import Run
@@ -31,8 +33,6 @@ from fl_lightning.federation.messages import (
     check_state,
     check_update,
     decoded,
-    different_keys,
-    digest_of_part,
     digest_of_state,
     encoded,
     scrubbed,
@@ -51,13 +51,11 @@ RUN_ID = 32
 class Site:
     """Trains and evaluates the client of a site on request of the server."""
 
-    def __init__(
-        self, run: Run, name: str, agreed: Mapping[str, Any], folder: Path, largest: float, limit: int
-    ) -> None:
+    def __init__(self, run: Run, name: str, agreed: str, folder: Path, largest: float, limit: int) -> None:
         prepare_fit(run, None, None, False)
         begin_fit(run, fresh=True)
         self.run, self.name, self.agreed, self.folder = run, name, agreed, folder
-        self.largest, self.limit, self.digest = largest, limit, digest_of_part(agreed)
+        self.largest, self.limit, self.digest = largest, limit, hashlib.sha256(agreed.encode()).hexdigest()
         self.data: OneSite = run.data  # type: ignore[assignment]
         # number of examples of each phase, or of batches if examples cannot be counted
         self.evaluation = {
@@ -111,11 +109,12 @@ class Site:
 
     def join(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Describe the data and the updates of the site, unless the server's config differs."""
-        theirs = json.loads(str(message.get("agreed")))
-        differing = different_keys(theirs, self.agreed)
-        # the digest also distinguishes values that compare equal, such as 1 and 1.0
-        if differing or digest_of_part(theirs) != self.digest:
-            raise BadMessageError(f"the server runs another config than this site: {differing or 'other types'}")
+        theirs = str(message.get("agreed"))
+        if theirs != self.agreed:
+            changes = differing(json.loads(theirs), json.loads(self.agreed), "config").items()
+            lines = (f"{key.removeprefix('config.')}: there {there!r}, here {here!r}" for key, (there, here) in changes)
+            text = "; ".join(lines) or "other types"  # such as 1 and 1.0
+            raise BadMessageError(f"the server runs another config than this site: {text}")
         self.tell(f"joined a run of {len(message.get('names', []))} sites")
         return {
             "name": self.name,
@@ -243,10 +242,11 @@ class Site:
         print(f"site {self.name}: {text}", file=sys.stderr, flush=True)
 
 
-def answer_messages(site: Site, path: Path) -> None:
+def answer_messages(run: Run, weights: None, socket: Path, **how: Any) -> None:
     """Answer messages on a socket, one at a time, until the process ends."""
-    with listening(path) as server:
-        print(site.report(path), flush=True)
+    site = Site(run, **how)
+    with listening(socket) as server:
+        print(site.report(socket), flush=True)
         while True:
             connection, _ = server.accept()
             with connection, suppress(ConnectionError):  # the relay may have ended

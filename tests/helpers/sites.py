@@ -16,6 +16,7 @@ from fl_lightning.cli import FederatedCLI
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.federation import server
 from fl_lightning.federation.messages import decoded
+from fl_lightning.federation.site import Site
 from fl_lightning.federation.wire import parted, relayed
 from fl_lightning.models import ImageClassifier
 
@@ -148,8 +149,8 @@ def sites_here(app, folder, number=SITES, *words):
     """The first sites in this process, until the block ends."""
     began, done = queue.Queue(), threading.Event()
 
-    def answer(site, path):
-        began.put(site)
+    def answer(run, weights, socket, **how):
+        began.put(Site(run, **how))
         done.wait()
 
     with ExitStack() as stack:
