@@ -223,62 +223,55 @@ class ClientsAtSites:
     def train(self, run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals, list[int]]:
         """Send the state to the sites of the cohort, and add up their updates as they arrive."""
         totals, outcome = Totals(run.fabric.device), Outcome(VisitMetrics(run.client.module))
-        run.stopwatch.reset()
+        client, expected, largest = run.client, run.server.state, self.sites.largest_number
+        buffers = [name for name in client.sent_others if are_exact(expected[name])]
+        own_weights = any(type(method).client_weight is not Method.client_weight for method in run.methods.methods)
         seconds: list[Mapping[str, float]] = []
 
         def take(k: int, answer: Mapping[str, Any]) -> None:
-            taken = self._taken(run, k, answer, totals, outcome)
-            if k in outcome.arrived:
+            """Validate the answer of a site, and add its update."""
+            contents, facts = move_data_to_device(answer.get("update"), run.fabric.device), self.sites.facts[k]
+            if not isinstance(contents, dict):
+                raise BadMessageError("its answer contains no update")
+            check_update(contents, self.declared, client.sent_frozen)
+            if "parameters" in contents:
+                check_state("parameters", contents["parameters"], expected, largest, client.sent)
+            check_state("buffers", contents.get("buffers"), expected, largest, buffers)
+            check_numbers("update", dict(tensors_of(contents)), largest)
+            if {*contents["payload"]} - {*run.methods.names}:
+                raise BadMessageError("it sends a payload of an unknown method")
+            update = update_of(contents, expected)
+            if own_weights:
+                fits = update.weight == 0 or LEAST_WEIGHT <= update.weight <= LARGEST_WEIGHT
+            else:
+                fits = update.weight == (facts.num_examples if run.trainer.weighting == "examples" else 1)
+            if not fits:
+                raise BadMessageError(f"its weight is {update.weight:g}, which is not valid for this site")
+            try:
+                steps, rate, skipped = int(answer["steps"]), float(answer["rate"]), int(answer["skipped"])
+                lost, scalings = int(answer["lost"]), [(float(scale), int(n)) for scale, n in answer["scalings"]]
+                seconds.append({p: float(answer["seconds"].get(p, 0.0)) for p in PHASES_OF_A_VISIT})
+            except (KeyError, TypeError, ValueError, AttributeError):
+                raise BadMessageError("its answer lacks the measurements of the visit") from None
+            if steps:
+                totals.add(update)
+                outcome.arrived.append(k)
+                outcome.rates.append(rate)
                 self.sites.accepted[k] = round_
-            seconds.append(taken)
+            idle = facts.batches == 0
+            outcome.counts.update(visits=1, stepped=steps > 0, idle=idle, skipped=skipped, lost=lost)
+            outcome.scalings += scalings
 
+        run.stopwatch.reset()
         memories = {k: {"memory": self.sites.accepted.get(k), "keep": self.sites.kept_rounds(k)} for k in fates}
-        self._ask(run, "train", run.server.state, memories, take, outcome.errors)
+        self._ask(run, "train", expected, memories, take, outcome.errors)
         run.stopwatch.lap("wait")
         arrived = share_outcome(run, round_, outcome)
-        means = {p: sum(float(s.get(p, 0.0)) for s in seconds) / max(len(seconds), 1) for p in PHASES_OF_A_VISIT}
-        run.metrics.update({f"time/{p}": value for p, value in means.items()})
+        for phase in PHASES_OF_A_VISIT:
+            mean = sum(by_phase[phase] for by_phase in seconds) / max(len(seconds), 1)
+            run.metrics.update({f"time/{phase}": mean})
         run.metrics.update({"bytes/message/down": self._bytes[0], "bytes/message/up": self._bytes[1]})
         return totals, arrived
-
-    def _taken(
-        self, run: Run, k: int, answer: Mapping[str, Any], totals: Totals, outcome: Outcome
-    ) -> Mapping[str, float]:
-        """Validate the answer of a site, add its update, and return the seconds of its visit by phase."""
-        contents = move_data_to_device(answer.get("update"), run.fabric.device)
-        client, largest = run.client, self.sites.largest_number
-        if not isinstance(contents, dict):
-            raise BadMessageError("its answer contains no update")
-        check_update(contents, self.declared, client.sent_frozen)
-        expected = run.server.state
-        if "parameters" in contents:
-            check_state("parameters", contents["parameters"], expected, largest, client.sent)
-        buffers = [name for name in client.sent_others if are_exact(expected[name])]
-        check_state("buffers", contents.get("buffers"), expected, largest, buffers)
-        check_numbers("update", dict(tensors_of(contents)), largest)
-        if {*contents["payload"]} - {*run.methods.names}:
-            raise BadMessageError("it sends a payload of an unknown method")
-        update = update_of(contents, expected)
-        if any(type(method).client_weight is not Method.client_weight for method in run.methods.methods):
-            fits = update.weight == 0 or LEAST_WEIGHT <= update.weight <= LARGEST_WEIGHT
-        else:
-            fits = update.weight == (self.sites.facts[k].num_examples if run.trainer.weighting == "examples" else 1)
-        if not fits:
-            raise BadMessageError(f"its weight is {update.weight:g}, which does not match its number of examples")
-        try:
-            steps, rate, skipped = int(answer["steps"]), float(answer["rate"]), int(answer["skipped"])
-            lost, scalings = int(answer["lost"]), [(float(scale), int(steps)) for scale, steps in answer["scalings"]]
-            seconds = {str(p): float(s) for p, s in answer["seconds"].items() if p in PHASES_OF_A_VISIT}
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise BadMessageError("its answer lacks the measurements of the visit") from None
-        if steps:
-            totals.add(update)
-            outcome.arrived.append(k)
-            outcome.rates.append(rate)
-        idle = self.sites.facts[k].batches == 0
-        outcome.counts.update(visits=1, stepped=steps > 0, idle=idle, skipped=skipped, lost=lost)
-        outcome.scalings += scalings
-        return seconds
 
     def _ask(
         self,
@@ -291,8 +284,25 @@ class ClientsAtSites:
     ) -> None:
         """Send a message to some sites, and pass each answer to ``take``; collect failures in ``errors`` by client."""
         self.sites.run_id, self._bytes = self.sites.run_id or uuid.uuid4().hex, [0, 0]
-        shared = self._shared(run, kind, state)
-        seconds, where = self.sites.seconds_to_answer, f"round {run.server.round}"
+        server, travels = run.server, sent_down(run)
+        shared = encoded(
+            {
+                "kind": kind,
+                "run": self.sites.run_id,
+                "agreed": hashlib.sha256(self.agreed.encode()).hexdigest(),
+                "round": server.round,
+                "cohort": server.cohort,
+                "num_clients": server.num_clients,
+                "num_examples": server.num_examples,
+                "state": select(dict(state), travels),
+                "rest": digest_of_state(rest_of(run)),
+                "methods": run.methods.state_dict(),
+                "client_schedulers": run.local_training.monitored.state_dict(),
+                "scaling": run.local_training.scaling,
+                "evaluated": dict(run.resident.evaluated),
+            }
+        )
+        seconds, where = self.sites.seconds_to_answer, f"round {server.round}"
         waiting = {self._send(k, shared, words): k for k, words in own.items()}
         end = None if seconds is None else time.monotonic() + seconds
         limit = TEXT_ROOM + sum(torch.Size(entry.shape).numel() * 8 for entry in self.declared)
@@ -326,26 +336,6 @@ class ClientsAtSites:
         message = joined(shared, encoded({"client": k, **own}))
         self._bytes[0] += len(message)
         return self.link.send(self.nodes[k], message)
-
-    def _shared(self, run: Run, kind: str, state: Mapping[str, Any]) -> bytes:
-        server, travels = run.server, sent_down(run)
-        return encoded(
-            {
-                "kind": kind,
-                "run": self.sites.run_id,
-                "agreed": hashlib.sha256(self.agreed.encode()).hexdigest(),
-                "round": server.round,
-                "cohort": server.cohort,
-                "num_clients": server.num_clients,
-                "num_examples": server.num_examples,
-                "state": select(dict(state), travels),
-                "rest": digest_of_state(rest_of(run)),
-                "methods": run.methods.state_dict(),
-                "client_schedulers": run.local_training.monitored.state_dict(),
-                "scaling": run.local_training.scaling,
-                "evaluated": dict(run.resident.evaluated),
-            }
-        )
 
     def _read(self, answer: Answer, limit: int) -> Mapping[str, Any]:
         if isinstance(answer, str):
