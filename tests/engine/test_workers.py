@@ -21,7 +21,6 @@ from helpers.theirs import Labelled, Synchronises, TheirData, Theirs
 from helpers.tiny import TinyData, TinyModule, clients
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from torch.utils.data import DataLoader
-from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import Callback
@@ -67,17 +66,6 @@ class WithLoaders(TheirData):
         return DataLoader(Labelled(self.items[:240]), batch_size=16, shuffle=True, num_workers=1)
 
 
-class WithMetric(TinyModule):
-    """Adds its accuracy up in an object of torchmetrics, over batches of different sizes."""
-
-    def build(self):
-        self.accuracy = MulticlassAccuracy(3)
-
-    def validation_step(self, batch, batch_idx):
-        self.accuracy(self(batch[0]), batch[1])
-        self.log("accuracy", self.accuracy)
-
-
 class Leaks(TinyModule):
     """Counts its steps in a buffer that no state holds, and lets the count into the loss."""
 
@@ -96,7 +84,6 @@ def synchronises():
 MODULES = {
     "a user's module and data": (Theirs, lambda: Partitioned(TheirData(), num_clients=5)),
     "loader processes": (Theirs, lambda: Partitioned(WithLoaders(), num_clients=2)),
-    "a metric that the module adds up": (WithMetric, lambda: clients(TinyData(40, val=[30], batch_size=7), 9, 20, 11)),
     "a buffer in no state": (Leaks, lambda: clients(TinyData(40), 9, 20, 11)),
     "numbers that the module synchronises": (synchronises, lambda: small_data(num_clients=3)),
 }
