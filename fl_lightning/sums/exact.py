@@ -102,7 +102,13 @@ class ExactSum:
         """
         order = sorted(self._bins.keys() - {NOT_FINITE})
         for low, high in pairwise(order):
-            _carry(self._bins[low], self._bins[high], high)
+            # adding and subtracting a large number leaves the multiples of the unit of the larger bin
+            large, unit = 1.5 * 2.0**high, 2.0 ** (high - 52)
+            multiples = (self._bins[low] + large).sub_(large)
+            # half a unit can be rounded either way: keep the positive half
+            multiples.sub_((self._bins[low] - multiples).eq_(-unit / 2), alpha=unit)
+            self._bins[low].sub_(multiples)
+            self._bins[high].add_(multiples)
         self._additions = 0
         if self.size and float(self._bins[order[-1]].abs().max()) >= 2.0 ** (order[-1] - 13):
             self._open(order[-1] + STEP)
@@ -143,13 +149,3 @@ class ExactSum:
             total[begin : begin + rest.shape[-1]].add_(piece if piece.ndim == 1 else piece.sum(0))
             if exponent != LOWEST:
                 rest.sub_(piece)
-
-
-def _carry(low: Tensor, high: Tensor, exponent: int) -> None:
-    """Move the multiples of the unit of ``high`` from ``low`` to ``high``, in place."""
-    large, unit = 1.5 * 2.0**exponent, 2.0 ** (exponent - 52)
-    multiples = (low + large).sub_(large)
-    # half a unit can be rounded either way: keep the positive half
-    multiples.sub_((low - multiples).eq_(-unit / 2), alpha=unit)
-    low.sub_(multiples)
-    high.add_(multiples)

@@ -16,7 +16,16 @@ import pytest
 import torch
 from helpers import launched
 from helpers.errors import assert_names, refused
-from helpers.runs import assert_same_bits, history, plain_sgd_model, small_data, small_model, small_trainer
+from helpers.runs import (
+    OnWorker,
+    assert_same_bits,
+    history,
+    plain_sgd_model,
+    sends,
+    small_data,
+    small_model,
+    small_trainer,
+)
 from helpers.theirs import Labelled, Synchronises, TheirData, Theirs
 from helpers.tiny import TinyData, TinyModule, clients
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
@@ -294,50 +303,26 @@ def test_clients_that_fail_on_any_worker_are_skipped_alike(tmp_path):
     assert [trainer.history[1][name] for name in ("clients/failed", "clients")] == [2, 5]
 
 
-class Killed(Callback):
-    """Ends worker 1 by a signal in the second round, when it has trained a client."""
-
-    def on_client_end(self, trainer, client):
-        if trainer.global_rank == 1 and trainer.server.round == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_a_lost_worker_ends_the_run_by_name(tmp_path):
     with refused("round 1", "worker 1", "SIGKILL", kind=ClientError):
-        small_trainer(tmp_path, devices=2, callbacks=[Killed()]).fit(small_model(), small_data())
+        small_trainer(tmp_path, devices=2, callbacks=[sends(signal.SIGKILL)]).fit(small_model(), small_data())
     assert not torch.distributed.is_initialized()
-
-
-class Freezes(Callback):
-    """Stops one worker in the second round, and leaves its process to the others."""
-
-    def __init__(self, rank):
-        self.rank = rank
-
-    def on_client_end(self, trainer, client):
-        if trainer.global_rank == self.rank and trainer.server.round == 1:
-            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 @pytest.mark.thorough
 def test_a_frozen_worker_is_named_after_the_timeout(tmp_path):
     with refused("round 1", "worker 2", "trainer.timeout=1", kind=LostWorkerError) as ended:
-        small_trainer(tmp_path, devices=3, timeout=1, callbacks=[Freezes(2)]).fit(small_model(), small_data())
+        small_trainer(tmp_path, devices=3, timeout=1, callbacks=[sends(signal.SIGSTOP, 2)]).fit(
+            small_model(), small_data()
+        )
     assert "worker 1" not in str(ended.value)
     assert not multiprocessing.active_children()
 
 
-class Slow(Callback):
-    """Lets one worker take longer than the time between two looks of the others."""
-
-    def on_client_end(self, trainer, client):
-        if trainer.global_rank == 1:
-            time.sleep(0.15)
-
-
 def test_a_slow_worker_is_waited_for_without_a_timeout(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "LOOK", 0.02)
-    small_trainer(tmp_path, devices=2, max_rounds=1, callbacks=[Slow()]).fit(small_model(), small_data())
+    slow = OnWorker(partial(time.sleep, 0.15))
+    small_trainer(tmp_path, devices=2, callbacks=[slow]).fit(small_model(), small_data())
 
 
 def test_a_port_in_use_is_refused_and_nothing_written(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Runs whose clients train sequentially or in groups, and comparisons of their results."""
 
 import math
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -72,34 +73,20 @@ def trained(tmp_path, size, model=mlp, data=digits, methods=list, visits=True, c
     callbacks = [*callbacks, *([seen] if visits else [])]
     trainer = small_trainer(tmp_path, **{**given, "clients_per_step": size, "callbacks": callbacks, **kwargs})
     dealt = data()
-    with Groups() as groups:
+    alone, grouped = cohort_training.train_client, cohort_training.train_group
+    with (
+        patch.object(cohort_training, "train_client", wraps=alone) as alone,
+        patch.object(cohort_training, "train_group", wraps=grouped) as grouped,
+    ):
         trainer.fit(model(), dealt, methods(), ckpt_path)
+    sizes = [len(call.args[1]) for call in alone.call_args_list + grouped.call_args_list]
     # otherwise both runs of a comparison would be sequential
-    assert (max(groups.sizes) > 1) == (size != 1)
+    assert (max(sizes) > 1) == (size != 1)
     memories = {} if "client_memory" in kwargs else trainer.client.memories()  # the run removes those on disk
     remembered = {str(k): memories.get(k, {}) for k in range(dealt.num_clients)}
     state = {name: value.clone() for name, value in trainer.server.state.items()}
     metrics = [{tag: value for tag, value in row.items() if "memory" not in tag} for row in history(trainer)]
     return {"state": state, "visits": seen.found, "remembered": remembered, "metrics": metrics}, trainer
-
-
-class Groups:
-    """In this block it keeps the sizes of the groups that are trained."""
-
-    def __enter__(self):
-        self.sizes, self._kept = [], (cohort_training.train_client, cohort_training.train_group)
-        cohort_training.train_client, cohort_training.train_group = map(self._noting, self._kept)
-        return self
-
-    def __exit__(self, *error):
-        cohort_training.train_client, cohort_training.train_group = self._kept
-
-    def _noting(self, train):
-        def noting(run, group, *args):
-            self.sizes.append(len(group))
-            return train(run, group, *args)
-
-        return noting
 
 
 def assert_near(one, other, limit, where=""):
