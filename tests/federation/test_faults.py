@@ -18,6 +18,7 @@ from helpers.sites import (
     alone,
     app_of,
     message_of,
+    run_here,
     serve,
     sites_here,
     until,
@@ -93,10 +94,9 @@ class Bad(Here):
 
 
 def test_bad_updates_and_a_second_claim_are_refused_by_name(tmp_path):
-    app = app_of(tmp_path, SKIPPING)
-    few = pytest.raises(ClientError, match="only 0 clients are left")
-    with sites_here(app, tmp_path) as sites, pytest.warns(UserWarning, match="site") as warned, few:
-        serve(app, Bad([*sites, sites[0]]))
+    few = pytest.raises(ClientError, match="min_clients")
+    with pytest.warns(UserWarning, match="site") as warned, few:
+        run_here(tmp_path, SKIPPING, lambda sites: Bad([*sites, sites[0]]))
     texts = [str(warning.message) for warning in warned]
     assert any("both claim to be site 'site-0'" in text for text in texts)
     for name, why in (
@@ -137,14 +137,13 @@ def test_an_update_that_did_not_arrive_was_never_remembered(tmp_path):
 def test_a_node_whose_first_answer_is_lost_or_whose_worker_is_not_there_yet_is_asked_again(tmp_path, answer):
     config = copy.deepcopy(SMALL)
     config["trainer"]["max_rounds"] = 1
-    app = app_of(tmp_path, config)
 
     class Late(Here):
         def receive(self, messages):
             return {number: answer if number == "1" else own for number, own in super().receive(messages).items()}
 
-    with sites_here(app, tmp_path) as sites, pytest.warns(UserWarning, match="node 0"):
-        trainer = serve(app, Late(sites))
+    with pytest.warns(UserWarning, match="node 0"):
+        trainer, _ = run_here(tmp_path, config, Late)
     assert [row["clients"] for row in trainer.history] == [SITES]
 
 
@@ -221,11 +220,8 @@ class Slow(Here):
 def test_a_late_site_is_asked_nothing_more_until_it_has_answered_and_a_new_one_joins(tmp_path):
     config = copy.deepcopy(SKIPPING)
     config["trainer"]["max_rounds"] = 4
-    app = app_of(tmp_path, config, deadline=0.5, join_within=0.5)
-    with sites_here(app, tmp_path) as sites:
-        link = Slow(sites)
-        with pytest.warns(UserWarning, match="no answer within 0.5 s"):
-            trainer = serve(app, link)
+    with pytest.warns(UserWarning, match="no answer within 0.5 s"):
+        trainer, link = run_here(tmp_path, config, Slow, deadline=0.5, join_within=0.5)
     asked = [(message_of(packet).get("shared", {}), node) for node, packet in link.sent]
     trained = [
         sorted(node for message, node in asked if (message.get("kind"), message.get("round")) == ("train", t))

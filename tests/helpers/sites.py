@@ -220,3 +220,11 @@ def serve(app, link, *words):
     with replaced(server, link=link):
         config = app / "federated_run" / "config.yaml"
         return command("fit", "--config", config, "--trainer.default_root_dir", root, *words)
+
+
+def run_here(folder, config, link=Here, **of_sites):
+    """Run a config with all sites in this process; return the trainer of the server, and its link."""
+    app = app_of(folder, config, **of_sites)
+    with sites_here(app, folder) as sites:
+        made = link(sites)
+        return serve(app, made), made
