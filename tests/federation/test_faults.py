@@ -202,7 +202,7 @@ class Slow(Here):
 
     def nodes(self):
         rounds = [message_of(packet).get("shared", {}).get("round", 0) for _, packet in self.sent]
-        self.gone = set() if max(rounds, default=0) else {2}
+        self.absent = set() if max(rounds, default=0) else {2}
         return super().nodes()
 
     def receive(self, messages):

@@ -63,7 +63,7 @@ class Here:
         sites: the sites that answer.
 
     Attributes:
-        gone: disconnected nodes.
+        absent: disconnected nodes.
         altered: changes the answer of a node, by its number.
         lost: numbers of nodes whose next answer to a visit is lost.
         updates: the answers to visits, before they are changed or lost.
@@ -73,10 +73,10 @@ class Here:
 
     def __init__(self, sites):
         self.sites, self.answers, self.number = dict(enumerate(sites)), {}, 0
-        self.gone, self.lost, self.sent, self.updates = set(), set(), [], []
+        self.absent, self.lost, self.sent, self.updates = set(), set(), [], []
 
     def nodes(self):
-        return [node for node in self.sites if node not in self.gone]
+        return [node for node in self.sites if node not in self.absent]
 
     def answer(self, node, packet):
         return self.sites[node].answer(packet)

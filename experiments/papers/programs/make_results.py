@@ -147,7 +147,7 @@ def changed(suite: Suite, cells: Sequence[Cell]) -> dict[str, tuple[str, str]]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="folder for both pages, instead of their own folders")
+    parser.add_argument("--output", type=Path, help="folder for both pages, which replaces the default folders")
     parser.add_argument("--tables", action="store_true", help="also write the tables next to the cells")
     options = parser.parse_args()
     for page, text in ((PAPERS / "RESULTS.md", make()), (ROOT / "docs" / "findings.md", findings())):
