@@ -19,6 +19,10 @@ from fl_lightning.cli import main
 from fl_lightning.cli.report import report_parser
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+
+from class_examples import example_of, node_of  # noqa: E402, found through the path above
+from make_methods import find, make  # noqa: E402
 
 
 def test_the_citation_has_the_version_and_the_licence_of_the_package():
@@ -37,12 +41,6 @@ def test_the_extras_that_contributors_are_told_of_are_there():
     (extras,) = re.findall(r'-e "\.\[([\w,]+)\]"', (ROOT / "CONTRIBUTING.md").read_text())
     assert all(f"\n{extra} =\n" in (ROOT / "setup.cfg").read_text() for extra in extras.split(","))
 
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "docs"))
-
-from class_examples import example_of, node_of  # noqa: E402, found through the path above
-from make_methods import find, make  # noqa: E402
 
 LEDGER = yaml.safe_load((ROOT / "docs" / "ledger.yaml").read_text())
 
@@ -136,8 +134,6 @@ TOGETHER = {
     "trainer": {"callbacks": [item for one in CONFIGS for item in one.get("trainer", {}).get("callbacks", [])]},
 }
 APART = [[config[key] for config in CONFIGS if key in config] for key in ("data", "model")]
-
-
 NUMBERS = range(max(map(len, APART)))
 
 
