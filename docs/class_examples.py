@@ -43,7 +43,7 @@ CHOSEN = {
 # classes that are the base of others, and callbacks that every run has by itself
 NO_EXAMPLE = {Augmentation, BaseProjector, Callback, Encoder, FederatedDataModule, Method, Partitioner}
 NO_EXAMPLE |= {callbacks.Measurement, callbacks.ProgressBar, callbacks.RunRecord, data.ImageDataModule}
-# partitioners of data with domains or clients of their own
+# data with domains or with own clients, and their partitioners
 OF_DOMAINS = {"ByDomain": "PACS", "DomainDirichlet": "PACS", "Natural": "FEMNIST"}
 PARTITIONED_BY = {"PACS": "ByDomain", "OfficeHome": "ByDomain", "HAM10000": "ByDomain", "FEMNIST": "Natural"}
 
@@ -115,7 +115,7 @@ def example_of(kind: type) -> tuple[dict[str, Any], str] | None:
 
 
 def of_data(node: Node) -> tuple[dict[str, Any], str]:
-    """The example of a data set: with ten clients whose labels are skewed, unless it has clients of its own."""
+    """Return the example of a data set: ten clients with skewed labels, unless it has its own clients."""
     arguments = dict(node.arguments)
     if node.name == "Partitioned":
         arguments = {"datamodule": Node("lightning.pytorch.demos.boring_classes.BoringDataModule", {})}
@@ -143,7 +143,7 @@ def lines_of(kind: type) -> Iterator[str]:
 
 
 class Flow(yaml.SafeDumper):
-    """YAML in which a class stands on one line with its arguments, unless these have classes of their own."""
+    """YAML with a class and its arguments on one line, unless an argument is a class."""
 
     def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> yaml.MappingNode:
         nested = str(mapping.get("init_args", "")).count("class_path")

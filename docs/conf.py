@@ -50,7 +50,7 @@ html_show_sourcelink = False
 
 
 def link_files(app, page, source):
-    """Make a page of another folder, such as that of results, a file that is copied beside the site."""
+    """Copy a page of another folder, such as the page of results, into the site as a file."""
     if "/" not in page:
         source[0] = re.sub(r"\]\((\.\./[^)#]*\.md)\)", r"](path:\1)", source[0])
 

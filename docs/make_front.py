@@ -1,10 +1,9 @@
-"""Make what the README and the site's first page show of stored runs: two pictures, and a table of results.
+"""Make the two pictures and the table of stored results in the README and on the site's first page.
 
 python docs/make_front.py [--output FOLDER]
 
-The pictures, ``docs/front_*.svg``, are of the cells and spectra of ``experiments/papers/scaled/figures.yaml``. The
-table is that of ``experiments/papers/scaled/decisive.yaml``; it goes between ``<!-- results -->`` and ``<!-- end -->``
-in the README.
+The pictures, ``docs/front_*.svg``, show cells and spectra of ``experiments/papers/scaled/figures.yaml``. The table
+shows ``experiments/papers/scaled/decisive.yaml``, between ``<!-- results -->`` and ``<!-- end -->`` in the README.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from fl_lightning.plotting.style import LIGHT, LINE_COLOURS  # noqa: E402
 PAPERS = ROOT / "experiments" / "papers"
 RESULTS = PAPERS / "results"
 ALPHA = "\N{GREEK SMALL LETTER ALPHA}"
-# of a partition, by its label in the suite: its name in the picture, its colour, and how many points the name is moved
-# up; from no skew to the strongest
+# by the label of a partition in the suite: its name in the picture, its colour, and the vertical offset of the name in
+# points; from no skew to the strongest
 LINES = {
     "IID": ("IID", LINE_COLOURS[5], 5),
     "1": (f"{ALPHA} = 1", LINE_COLOURS[0], -3),
     "0.1": (f"{ALPHA} = 0.1", LINE_COLOURS[3], 5),
     "0.05": (f"{ALPHA} = 0.05", LINE_COLOURS[1], -5),
 }
-# of 84, which is how many neurons the layer has; the last ones are rounding errors in some of the runs
+# of the 84 neurons of the layer; the last ones are rounding errors in some of the runs
 SHOWN = 70
 
 

@@ -2,8 +2,8 @@
 
 python docs/make_pictures.py [--run FOLDER] [--output FOLDER]
 
-Partitioners are drawn by what they give ten clients of the embedded digits. The figures of callbacks are those of a run
-that has them, such as the one that this program was last called with::
+Partitioners are drawn on ten clients of the embedded digits. The figures of callbacks are copied from a run with them,
+such as the run of the last call of this program::
 
     python cli.py fit --config experiments/smoke/fedavg.yaml --trainer.max_rounds 3 --trainer.callbacks+=LayerSimilarity
         --trainer.callbacks+=LayerAlignment --trainer.callbacks+=Embedding --trainer.callbacks+=Drift

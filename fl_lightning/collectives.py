@@ -1,4 +1,4 @@
-"""What the workers of a run do together, as far as sums and memories need it."""
+"""The interface of collectives on which sums and memories depend."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ Shared = TypeVar("Shared")
 
 
 class Collectives(Protocol):
-    """Workers that talk to each other; one worker alone is a group, too."""
+    """Collectives over the workers of a group, which may be a single one."""
 
     @property
     def rank(self) -> int:
-        """Number of this worker, from 0."""
+        """Return the number of this worker, from 0."""
 
     @property
     def size(self) -> int:
-        """Number of workers."""
+        """Return the number of workers."""
 
     def gather(self, value: Shared) -> list[Shared]:
-        """The value of each worker, by rank; all workers call this, with small values."""
+        """Return the small value of each worker, by rank; all workers must call this."""
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Add up the tensors of all workers, in place; all workers call this."""
+        """Add up the tensors of all workers in place; all workers must call this."""
 
     def send(self, contents: Tensor, rank: int) -> None:
         """Send bytes ``(n,)`` to the worker ``rank``, which receives them."""
 
     def receive(self, rank: int) -> Tensor:
-        """Bytes ``(n,)`` from the worker ``rank``."""
+        """Receive bytes ``(n,)`` from the worker ``rank``."""

@@ -18,17 +18,17 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.cli import FederatedCLI, main
 
-# a program that tests start in a process of its own
+# a program that tests start in another process
 collect_ignore = ["helpers/flower.py"]
 
 
 SMOKE = Path(__file__).resolve().parents[1] / "experiments" / "smoke"
-# what building a parser sets of the command line; by command
+# attributes of the command line that building a parser sets, by command
 PARSER = ("parser", "_subcommand_method_arguments", "_subcommand_parsers")
 PARSERS = {}
 
 
-# a small run asks twice what is installed, and reads the digits: more than a third of its time
+# a small run lists the installed packages twice, and reads the digits: more than a third of its time
 registry.entry_points = functools.cache(registry.entry_points)
 importlib.metadata.version = functools.cache(importlib.metadata.version)
 sklearn.datasets.load_digits = functools.cache(sklearn.datasets.load_digits)
@@ -83,7 +83,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """Leave out the figures, which take most of the time of a small run, and have tests of their own."""
+    """Skip the figures, which take most of the time of a small run and are tested elsewhere."""
     monkeypatch.setattr("fl_lightning.plotting.figures.figures", lambda plots: ())
     monkeypatch.setattr(RunAccess, "log_figure", lambda *args: None)
 
@@ -106,7 +106,7 @@ def one_parser(monkeypatch):
 @pytest.fixture
 def said(caplog, monkeypatch):
     """``said()`` is what Lightning's logger said so far, a message a line."""
-    # which of them it is depends on what was imported; other tests change their levels
+    # the name depends on the imported packages; other tests change the levels
     for name in ("lightning.fabric", "lightning.pytorch", "lightning_fabric", "pytorch_lightning"):
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
         caplog.set_level(logging.INFO, logger=name)

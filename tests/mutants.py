@@ -1,4 +1,4 @@
-"""Measure the power of the tests: change one place of the package at a time, and see whether a test fails.
+"""Measure the power of the tests: change one place of the package at a time, and check whether a test fails.
 
     python tests/mutants.py                                 # 300 mutants against the default tier
     python tests/mutants.py --tier all --survivors FILE     # those that survived in FILE, against all tests
@@ -6,8 +6,8 @@
 
 A mutant changes one operator, constant, name, condition or statement of one file. It runs in a copy of the repository,
 against the tests that ``TESTS`` names for its module, until the first failure. It is killed if a test fails, or if the
-tests use a minute of processor time, which is more than they need without it. A worker imports the libraries once, and
-forks for each mutant.
+tests use a minute of processor time, which is more than they need without it. The libraries are imported once, and a
+process is forked for each mutant.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Queue
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -199,7 +198,7 @@ def draw(number: int, seed: int) -> list[Mutant]:
 
 
 def faults() -> list[Mutant]:
-    """The deliberate faults, each of which replaces a text that stands once in its file."""
+    """Return the deliberate faults; each replaces a text that occurs once in its file."""
     found = []
     for fault in yaml.safe_load((ROOT / "tests" / "faults.yaml").read_text()):
         source = (PACKAGE / fault["file"]).read_text()
@@ -210,58 +209,76 @@ def faults() -> list[Mutant]:
     return found
 
 
-class Worker:
-    """A process with the libraries imported, in its own copy of the repository.
+def start_tests(folder: Path, module: str, tier: str, keeps_bytecode: bool = False) -> int:
+    """Run the tests of a module in a forked process, in a copy of the repository; returns the id of the process."""
+    child = os.fork()
+    if child:
+        return child
+    os.setpgid(0, 0)
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    limit = LONG_LIMIT if module == "fault" or tier == "all" else PROCESSOR_LIMIT
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+    signal.alarm(CLOCK_LIMIT)
+    sys.dont_write_bytecode = not keeps_bytecode
+    os.environ |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "" if keeps_bytecode else "1"}
+    log = os.open("tests.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    marker = ["-m", ""] if tier == "all" else []
+    tests = [test for test in TESTS[module] if (folder / test).exists()]
+    os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *marker, *tests]))
 
-    Args:
-        folder: the copy.
-        tier: ``default`` or ``all``.
-    """
 
-    def __init__(self, folder: Path, tier: str) -> None:
-        self.folder, self.tier = folder, tier
+def wait_for_tests() -> tuple[int, str]:
+    """Wait until the tests of a process end, and end all processes that they started; returns id and outcome."""
+    child, code = os.wait()
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(code)
+    return child, "survived" if status == 0 else "killed" if status > 0 else "out of time"
+
+
+def judge_all(mutants: list[Mutant], tier: str, jobs: int) -> Iterator[tuple[Mutant, str, float]]:
+    """Run each mutant, after the tests have passed without one."""
+    with tempfile.TemporaryDirectory() as root:
+        first, waiting = Path(root, "0"), mutants[::-1]
         tracked = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
         for name in subprocess.run(tracked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines():
             if (ROOT / name).is_file():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(ROOT / name, folder / name)
-        command = [sys.executable, str(Path(__file__).resolve()), "--worker"]
-        environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def close(self) -> None:
-        """End the process."""
-        self.process.kill()
-        self.process.wait()
-
-    def run(self, module: str, keeps_bytecode: bool = False) -> tuple[str, float]:
-        """Run the tests of a module until the first failure; return the outcome and the seconds."""
-        tests, started = [test for test in TESTS[module] if (self.folder / test).exists()], time.monotonic()
-        limit = LONG_LIMIT if module == "fault" or self.tier == "all" else PROCESSOR_LIMIT
-        print(int(keeps_bytecode), limit, self.tier, *tests, file=self.process.stdin, flush=True)
-        return self.process.stdout.readline().strip(), time.monotonic() - started
-
-    def run_mutant(self, mutant: Mutant) -> tuple[str, float]:
-        """Run the tests of a mutant."""
-        file = self.folder / mutant.path
-        original = file.read_text()
-        for cached in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
-            cached.unlink()  # bytecode of the same second would hide the change
-        file.write_text(mutant.text)
-        try:
-            return self.run(mutant.module)
-        finally:
-            file.write_text(original)
+                (first / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / name, first / name)
+        for module in dict.fromkeys(mutant.module for mutant in mutants):
+            started = time.monotonic()
+            start_tests(first, module, tier, keeps_bytecode=True)
+            _, outcome = wait_for_tests()
+            print(f"{module}: {time.monotonic() - started:.0f} s without a mutant", flush=True)
+            if outcome != "survived":
+                log = (first / "tests.log").read_text()
+                raise SystemExit(f"{log[-3000:]}\nthe tests of {module} do not pass without a mutant: {outcome}")
+        folders = [first, *(shutil.copytree(first, Path(root, str(number))) for number in range(1, jobs))]
+        running: dict[int, tuple[Mutant, Path, float]] = {}
+        while waiting or running:
+            while waiting and folders:
+                mutant, folder = waiting.pop(), folders.pop()
+                file = folder / mutant.path
+                for cached in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
+                    cached.unlink()  # bytecode of the same second would hide the change
+                file.write_text(mutant.text)
+                running[start_tests(folder, mutant.module, tier)] = mutant, folder, time.monotonic()
+            child, outcome = wait_for_tests()
+            mutant, folder, started = running.pop(child)
+            shutil.copyfile(ROOT / mutant.path, folder / mutant.path)
+            folders.append(folder)
+            yield mutant, outcome, time.monotonic() - started
 
 
-def serve() -> None:
-    """Import the libraries, then answer each line of standard input by an outcome."""
+def import_libraries() -> None:
+    """Import the libraries that forked processes use, with one thread each."""
+    os.environ["OMP_NUM_THREADS"] = "1"
     import hypothesis  # noqa: F401
     import lightning.pytorch  # noqa: F401
     import optuna  # noqa: F401
-    import pytest
     import scipy.stats  # noqa: F401
     import sklearn.datasets  # noqa: F401
     import torch._dynamo
@@ -269,67 +286,6 @@ def serve() -> None:
     import torchvision  # noqa: F401
 
     torch.set_num_threads(1)
-    for line in sys.stdin:
-        keeps_bytecode, limit, tier, *tests = line.split()
-        child = os.fork()
-        if child == 0:
-            os.setpgid(0, 0)
-            resource.setrlimit(resource.RLIMIT_CPU, (int(limit), int(limit)))
-            sys.dont_write_bytecode = not int(keeps_bytecode)
-            os.environ["PYTHONDONTWRITEBYTECODE"] = "" if int(keeps_bytecode) else "1"
-            log = os.open("tests.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            marker = ["-m", ""] if tier == "all" else []
-            os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *marker, *tests]))
-        print(wait_for(child), flush=True)
-
-
-def wait_for(child: int) -> str:
-    """Wait for a process that runs tests, and end all that it started."""
-    deadline, status = time.monotonic() + CLOCK_LIMIT, None
-    while status is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-        done, code = os.waitpid(child, os.WNOHANG)
-        status = os.waitstatus_to_exitcode(code) if done else None
-    with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    if status is None:
-        os.waitpid(child, 0)
-    return "survived" if status == 0 else "killed" if status and status > 0 else "out of time"
-
-
-def judge_all(mutants: list[Mutant], tier: str, jobs: int) -> Iterator[tuple[Mutant, str, float]]:
-    """Run each mutant, after the tests have passed without one."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        workers = [Worker(Path(folder, str(number)), tier) for number in range(jobs)]
-        for worker in workers:
-            stack.callback(worker.close)
-        idle: Queue[Worker] = Queue()
-
-        def check(module: str, worker: Worker) -> None:
-            outcome, seconds = worker.run(module, keeps_bytecode=True)
-            print(f"{module}: {seconds:.0f} s without a mutant", flush=True)
-            if outcome != "survived":
-                log = (worker.folder / "tests.log").read_text()
-                raise SystemExit(f"{log[-3000:]}\nthe tests of {module} do not pass without a mutant: {outcome}")
-
-        def warm(worker: Worker) -> None:
-            for module in dict.fromkeys(mutant.module for mutant in mutants):
-                check(module, worker)
-            idle.put(worker)
-
-        def judge(mutant: Mutant) -> tuple[Mutant, str, float]:
-            worker = idle.get()
-            try:
-                return mutant, *worker.run_mutant(mutant)
-            finally:
-                idle.put(worker)
-
-        with ThreadPoolExecutor(jobs) as pool:
-            list(pool.map(warm, workers))
-            yield from pool.map(judge, mutants)
 
 
 def main() -> None:
@@ -344,10 +300,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
     parser.add_argument("--output", type=Path, help="CSV with a row for each mutant")
     parser.add_argument("--list", action="store_true", help="print the mutants, and run nothing")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        return serve()
     mutants = faults() if options.faults else draw(options.number, options.seed)
     mutants = [mutant for mutant in mutants if mutant.module in (*options.module, "fault")]
     if options.survivors:
@@ -356,6 +309,7 @@ def main() -> None:
         mutants = [mutant for mutant in mutants if mutant.name in survived]
     if options.list:
         return print(*(mutant.name for mutant in mutants), sep="\n")
+    import_libraries()
     rows, counts = [], Counter[tuple[str, str]]()
     for mutant, outcome, seconds in judge_all(mutants, options.tier, options.jobs):
         counts[mutant.module, outcome] += 1

@@ -1,4 +1,4 @@
-"""The documents say what the code does, and what the project says of itself agrees."""
+"""The documents agree with the code and with each other."""
 
 import inspect
 import re
@@ -19,6 +19,10 @@ from fl_lightning.cli import main
 from fl_lightning.cli.report import report_parser
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+
+from class_examples import example_of, node_of  # noqa: E402, found through the path above
+from make_methods import find, make  # noqa: E402
 
 
 def test_the_citation_has_the_version_and_the_licence_of_the_package():
@@ -37,12 +41,6 @@ def test_the_extras_that_contributors_are_told_of_are_there():
     (extras,) = re.findall(r'-e "\.\[([\w,]+)\]"', (ROOT / "CONTRIBUTING.md").read_text())
     assert all(f"\n{extra} =\n" in (ROOT / "setup.cfg").read_text() for extra in extras.split(","))
 
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "docs"))
-
-from class_examples import example_of, node_of  # noqa: E402, found through the path above
-from make_methods import find, make  # noqa: E402
 
 LEDGER = yaml.safe_load((ROOT / "docs" / "ledger.yaml").read_text())
 
@@ -130,14 +128,12 @@ EXAMPLES = {
     if example_of(getattr(part, name)) is not None
 }
 CONFIGS = [config for config, _ in EXAMPLES.values()]
-# those of methods and callbacks stand in one list; of each other key one example a config
+# all methods and all callbacks in one list each; one example of every other key per config
 TOGETHER = {
     "method": [item for config in CONFIGS for item in config.get("method", [])],
     "trainer": {"callbacks": [item for one in CONFIGS for item in one.get("trainer", {}).get("callbacks", [])]},
 }
 APART = [[config[key] for config in CONFIGS if key in config] for key in ("data", "model")]
-
-
 NUMBERS = range(max(map(len, APART)))
 
 
@@ -171,7 +167,7 @@ CALLBACKS = (ROOT / "docs" / "callbacks.md").read_text()
 
 @pytest.mark.thorough
 def test_the_commands_of_the_callbacks_leave_the_files_they_name(tmp_path, monkeypatch, undrawn):
-    """All in one run: what a command adds to a config is added to those of the others."""
+    """All in one run, with the additions of all commands."""
     lines = [shlex.split(line) for line in re.findall(r"^python cli\.py (.*)$", CALLBACKS, re.MULTILINE)]
     assert all(line[:2] == ["fit", "--config"] and (ROOT / line[2]).is_file() for line in lines)
     added = [argument for line in lines for argument in line[3:]]

@@ -1,4 +1,4 @@
-"""The notebooks of the guide run as they are, and are stored with the outputs that they have."""
+"""The notebooks of the guide run unchanged, with the stored outputs."""
 
 import re
 import sys
@@ -31,7 +31,7 @@ def told(notebook):
 @pytest.mark.thorough
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_shows_what_is_stored(tmp_path, monkeypatch, path):
-    monkeypatch.delenv("PL_GLOBAL_SEED")  # the kernel begins as that of a user
+    monkeypatch.delenv("PL_GLOBAL_SEED")  # as in a user's kernel
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert told(make_notebooks.executed(path, tmp_path)) == told(nbformat.read(path, as_version=4))
 

@@ -1,4 +1,4 @@
-"""Every program beside the package runs in a tiny form, through its own command line and without stand-ins."""
+"""Every program outside the package runs in a tiny form, through its own command line and without mocks."""
 
 import importlib.util
 import runpy
@@ -27,7 +27,7 @@ NO_PROGRAMS = (
 FILES = [*(ROOT / "experiments").rglob("*.py"), *(ROOT / "docs").glob("*.py")]
 PROGRAMS = [name for path in sorted(FILES) if not (name := str(path.relative_to(ROOT))).startswith(NO_PROGRAMS)]
 SMALL = "--images 64 --test 64"
-# frameworks that are compared with where they are installed; that one is missing is said of the last
+# installed frameworks, and one that is reported as missing
 INSTALLED = [peer for peer, package in (("flower", "flwr"), ("pfl-2", "pfl")) if importlib.util.find_spec(package)]
 PEERS = " ".join(["bare-2", *INSTALLED, "fluke"])
 # the arguments of one or several runs of each; FOLDER is a folder that has nothing but the page of the figures
@@ -72,9 +72,9 @@ TINY = {
     "experiments/theory/label_margins.py": ["--draws 1"],
     "experiments/theory/singular_values.py": ["--steps 60 --output FOLDER/figure.png"],
 }
-# one that makes a page, one that measures, and one whose cases are those of the tests
+# one that makes a page, one that measures, and one that shares its cases with a test
 USUAL = ("docs/make_methods.py", "experiments/reliability/bad_input.py", "experiments/speed/overhead.py")
-# what a run makes, and the file that it is to be
+# the files that a program must reproduce
 STORED = {
     "docs/make_front.py": ["README.md"],
     "docs/make_methods.py": ["docs/methods.md"],
@@ -102,7 +102,7 @@ def test_a_program_runs_in_its_tiny_form(program, monkeypatch, tmp_path, capfd, 
             status = ended.code
         said = capfd.readouterr()
         if program.endswith("gpu.py") and not torch.cuda.is_available():
-            assert status == "there is no GPU here" and said.out == ""
+            assert status == "no GPU is available" and said.out == ""
         elif program.endswith("screenshot.py"):
             assert "--browser" in status and said.out == ""  # the tests need no browser
         else:

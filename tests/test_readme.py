@@ -60,7 +60,7 @@ def test_the_main_job_and_the_evaluation_of_its_checkpoint(capsys):
 
 
 STATUS = ["--status", "--output", "out"]
-# part of a command, what is added to it, and what it says
+# part of a command, additional arguments, and its output
 SAID = [
     *((text, ONCE, "1 round, test/accuracy") for text in ("--method+=", "ExponentialLR", "CCVR", "protocols/short")),
     ("EarlyStopping", [*FEW, "--trainer.callbacks.patience=0", "--trainer.max_rounds=3"], "rounds, test/accuracy"),

@@ -1,4 +1,4 @@
-"""What the programs that measure speed say of themselves, and what a comparison with other frameworks finds."""
+"""The help of the programs that measure speed, and comparisons with other frameworks."""
 
 import json
 import math
@@ -19,7 +19,7 @@ def _found(monkeypatch):
 
 
 def run(script, monkeypatch, capsys, *args):
-    """What a program prints, in this process: importing torch and lightning anew takes many seconds."""
+    """Return the output of a program in this process: another one takes many seconds for its imports."""
     monkeypatch.setattr(sys, "argv", [script, *args])
     runpy.run_path(str(SPEED / script), run_name="__main__")
     return capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The loop: users' own modules, logging, buffers, cohorts, failures, and what a run leaves behind."""
+"""The loop: users' own modules, logging, buffers, cohorts, failures, and the files of a run."""
 
 from functools import partial
 
@@ -77,7 +77,7 @@ class Full(TinyData):
 
 
 class Own(FederatedDataModule):
-    """Has loaders of its own for its clients, without :class:`Partitioned`."""
+    """Builds its own loaders for its clients, without :class:`Partitioned`."""
 
     def __init__(self, *sizes):
         super().__init__(len(sizes), Sizes(*sizes))
@@ -262,7 +262,7 @@ def test_a_failing_client_can_be_skipped_and_is_counted(run):
         failing(run, [NanAt(2, 0)], on_client_error="skip", min_clients=3)
 
 
-# ---------------------------------------------------------------- what a run leaves behind
+# ---------------------------------------------------------------- results of a run
 
 
 def test_fast_dev_run_takes_one_batch_a_client_and_writes_nothing(tmp_path):

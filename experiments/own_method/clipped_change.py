@@ -25,7 +25,7 @@ class ClippedChange(Method):
     mean_norm = ServerValue(lambda server: float("inf"))  # saved in checkpoints
 
     def __init__(self, factor: float = 1.0) -> None:
-        require(factor > 0, "ClippedChange.factor", factor, "give a number above 0")
+        require(factor > 0, "ClippedChange.factor", factor, "pass a number above 0")
         self.factor = factor
 
     def on_client_end(self, client: Client) -> dict[str, Weighted]:

@@ -41,7 +41,7 @@ def print_table(cases: list[str]) -> None:
     print(
         "Made by `python experiments/reliability/bad_input.py`; `tests/cli/test_bad_input.py` checks each. Every input"
     )
-    print("ends with status 2, and nothing is written. It is an option, or a second config, beside this one:\n")
+    print("ends with status 2, and nothing is written. It is an option, or a second config, in addition to this one:\n")
     print(f"```yaml\n{BASE}```\n\n| input | line |\n|---|---|")
     for given, _ in (BAD[name] for name in cases or BAD):
         print(f"| {cell(given)} | {cell(line_of(given))} |")

@@ -1,14 +1,14 @@
-"""Kills one of two processes that share a suite, and measures what a suite costs beside the training.
+"""Kills one of two processes that share a suite, and measures the overhead of a suite over the training.
 
     python experiments/reliability/bench_kill.py             # about 5 minutes, on a quiet machine
     python experiments/reliability/bench_kill.py --seeds 1   # a quarter of the cells
-    python experiments/reliability/bench_kill.py --rounds 40 # longer cells, as most are, show what a second job gains
-    python experiments/reliability/bench_kill.py --parts 1   # the first of these parts alone
+    python experiments/reliability/bench_kill.py --rounds 40 # longer, more typical cells show the gain of a second job
+    python experiments/reliability/bench_kill.py --parts 1   # only the first of these parts
 
 1. A bench of 60 small cells with one job: seconds a cell beyond the training itself.
-2. The same with two jobs: how many times faster.
-3. The same by two processes, one of which is killed in mid-cell: no cell is lost, none is finished twice, and the cells
-   have the bits of the first bench.
+2. The same with two jobs: the speed-up.
+3. The same by two processes; one is killed during a cell: no cell is lost or finished twice, and the cells have the
+   bits of the first bench.
 """
 
 import argparse
@@ -82,7 +82,7 @@ class Bench:
         return find_study(self.suite, open_database(default_url(self.folder)))
 
     def bits(self):
-        """What each cell gave, without seconds."""
+        """Return the results of each cell, without seconds."""
         found = results_of(self.study(), self.cells)
         return {digest: (one.state, dict(one.values), one.plan) for digest, one in found.items()}
 
@@ -142,8 +142,8 @@ def main():
         number = len(one.cells)
         whole, training = one.run(), one.training() / number
         each = one.seconds_a_cell(1)
-        print(f"{number} cells, one job: {each:.2f} s a cell, of which {training:.2f} s of training ", end="")
-        print(f"and {each - training:.2f} s beside it; {whole:.1f} s with the start of the processes", flush=True)
+        print(f"{number} cells, one job: {each:.2f} s a cell: {training:.2f} s of training ", end="")
+        print(f"and {each - training:.2f} s of overhead; {whole:.1f} s with the start of the processes", flush=True)
         if 2 in given.parts:
             shared, both_jobs = two.run("--jobs", "2"), two.seconds_a_cell(2)
             print(f"two jobs: {both_jobs:.2f} s a cell, {each / both_jobs:.2f} times as fast; ", end="")

@@ -1,10 +1,10 @@
-"""What a long run of a small model costs: memory, open files, the size of its folder and seconds a round.
+"""Measure a long run of a small model: memory, open files, the size of its folder and seconds a round.
 
 python experiments/reliability/endurance.py [--rounds 2000] [--clients 20] [--client_memory 0.0001]
     [--methods SCAFFOLD MOON FedDecorr] [--spectra] [--workers 2]
 
-It trains SCAFFOLD, or the methods given, on the embedded digits, with TensorBoard, a checkpoint and an evaluation in
-every round, and prints the first hundred rounds of the first worker beside the last hundred.
+It trains SCAFFOLD, or other methods, on the embedded digits, with TensorBoard, a checkpoint and an evaluation in every
+round, and prints the first hundred rounds of the first worker next to the last hundred.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SPAN = 100
 
 
 class Watch(Callback):
-    """What the process and the run's folder hold after each round."""
+    """Records memory, open files and the size of the run's folder after each round."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
@@ -59,7 +59,7 @@ class Watch(Callback):
 
 
 def size(path: Path) -> float:
-    """KiB of a file; 0 where there is none yet."""
+    """Return the size of a file in KiB, 0 for a missing one."""
     return path.stat().st_size / 1024 if path.exists() else 0.0
 
 
@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def report(rows: list[dict[str, float]], seconds: list[float]) -> None:
-    """Print medians over the first and the last rounds, and what the second half adds in a round."""
+    """Print medians over the first and the last rounds, and the growth per round in the second half."""
     print(
         f"{len(rows)} rounds, torch {torch.__version__}; medians over {SPAN} rounds, and the slope over the second half"
     )

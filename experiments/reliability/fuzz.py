@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT.parent))
 LONGEST, SECONDS, GIBIBYTES = 300, 120, 8
 
-# what a value may become, whatever it was
+# replacements for any value
 VALUES: list[Any] = [
     None,
     True,
@@ -104,7 +104,7 @@ MORE = {
     },
     "data.init_args": {"augment": [{"class_path": "RandomCrop"}], "val_fraction": 0.1, "test_size": 20, "mean": [0.5]},
 }
-# what the value of a key may become in the text of a file
+# replacements for the value of a key in the text of a file
 TEXTS = [
     *("[1", "{a: 1", "'a", '"a', "a: b", "*nowhere", "&a [*a]", "&a {b: *a}", "? a", "- a", "@a", "%a", "`a", "|", ">"),
     *("!!python/object/apply:os.system [id]", "!!python/name:os.system", "!mine a", "!!binary YQ==", "!!set {a}"),
@@ -191,7 +191,7 @@ def misspelt(word: str, rng: random.Random) -> str:
 
 
 def mutate(config: dict[str, Any], rng: random.Random) -> str:
-    """Change one place of a config, in place; returns what was done."""
+    """Change one place of a config, in place; return a description of the change."""
     path = rng.choice([p for p in places(config) if p[:2] != ("trainer", "default_root_dir")])
     parent, key = get(config, path[:-1]), path[-1]
     where, old = ".".join(map(str, path)), get(config, path)
@@ -234,11 +234,11 @@ def mutate(config: dict[str, Any], rng: random.Random) -> str:
     if isinstance(parent, dict):
         added = rng.choice(["unknown", "lr", "momentum", "weight_decay", "alpha"])
         parent[added] = rng.choice([-1, math.nan, 0.1, "x"])
-    return f"an unknown key beside {where}"
+    return f"an unknown key next to {where}"
 
 
 def damage(text: str, rng: random.Random) -> tuple[bytes, str]:
-    """The text of a config, changed in one place, as bytes; and what was done."""
+    """Return the text of a config, changed in one place, as bytes, and a description of the change."""
     lines = text.splitlines()
     valued = [number for number, line in enumerate(lines) if re.match(r"\s*(?:- )?\w+: \S", line)]
     number = rng.choice(valued)
@@ -311,7 +311,7 @@ def work(folder: Path, content: bytes) -> None:
 
 
 def judge(folder: Path, status: int | None, changes: list[str]) -> tuple[str, str]:
-    """The kind of a case's end, and the line or what is left of it."""
+    """Return the kind of a case's outcome, and its line, shortened."""
     said = (folder / "err").read_text(errors="replace") if (folder / "err").exists() else ""
     lines = [line for line in said.splitlines() if line.startswith("error: ")]
     left = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name not in KEPT)

@@ -1,4 +1,4 @@
-"""Kills runs at random moments and damages their checkpoints; whatever goes on must end with the bits of a whole run.
+"""Kills runs at random moments and damages their checkpoints; resumed runs must end with the bits of a whole run.
 
     python experiments/reliability/torture.py --kills 100 --corruptions 300
 
@@ -46,7 +46,7 @@ CASES = {
 }
 
 
-# ---------------------------------------------------------------------- one run, in a process of its own
+# ---------------------------------------------------------------------- one run, in a separate process
 class Stops(Callback):
     """Ends the process before a round."""
 
@@ -80,7 +80,7 @@ def fit(case, folder, callbacks=()):
 
 
 def forked(work, log):
-    """Start a process that does some work, with a group of its own; returns its id. What it prints goes to ``log``."""
+    """Start a process in a new process group, with its output in ``log``; return its id."""
     sys.stdout.flush()
     sys.stderr.flush()
     with gc_disabled():
@@ -123,14 +123,14 @@ def ended(process, seconds=120.0):
 
 
 def end_group(process):
-    """Kill what is left of a process and its workers."""
+    """Kill a process and its workers."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process, signal.SIGKILL)
 
 
-# ---------------------------------------------------------------------- what a run leaves
+# ---------------------------------------------------------------------- results of a run
 def outcome(folder):
-    """What must be the same bit for bit: weights, states, memories, metrics; of the newest version in ``folder``."""
+    """Return all that must be equal bit for bit, from the newest version: weights, states, memories, metrics."""
     versions = sorted((folder / "run").glob("version_*"), key=lambda path: int(path.name[8:]))
     checkpoints = versions[-1] / "checkpoints"
     state = torch.load(checkpoints / "last.ckpt", weights_only=True)
@@ -375,7 +375,7 @@ def torture(kills, corruptions, seed, root, cases=tuple(CASES)):
 
 
 def main():
-    """Print a line for each run, and what they come to; the status is 1 where a result was wrong."""
+    """Print a line for each run, and a summary; the status is 1 if a result was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--corruptions", type=int, default=300)

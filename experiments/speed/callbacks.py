@@ -1,11 +1,11 @@
-"""What callbacks cost: the seconds of their hooks against a round of training.
+"""Measure the cost of callbacks: the seconds of their hooks against a round of training.
 
 python experiments/speed/callbacks.py [--images 10000] [--test 10000] [--width 4] [--threads 1]
 
 FedUVCNN with its projector, 10 clients, batch 64, images of 32 px. One round of one local epoch is timed without
 callbacks. The callbacks then observe 11 rounds of a step a client, since their cost does not depend on the number of
-steps. Rounds 1 to 10 have the measurements that every ten rounds have, which are a share of ten rounds. Round 11 and
-the end of the run have those that a run has once, with the figures.
+steps. Rounds 1 to 10 contain the measurements of every ten rounds, whose cost is divided by ten rounds. Round 11 and
+the end of the run contain the measurements made once in a run, with the figures.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def fit(args: argparse.Namespace, folder: Path, images: int, rounds: int, callba
 
 
 def measure(args: argparse.Namespace) -> tuple[float, list[Watch]]:
-    """Seconds of a round without callbacks, and those of each callback's hooks."""
+    """Return the seconds of a round without callbacks, and the seconds of each callback's hooks."""
     clock, callbacks = RoundTime(), [getattr(known, name)() for name in args.callbacks]
     watches = [Watch(one) for one in callbacks]
     with tempfile.TemporaryDirectory() as folder:

@@ -59,7 +59,7 @@ class Calls:
 
 
 def described(calls: list[tuple[int, str, str]]) -> str:
-    """How many calls there are, in how many files, and how often they go back into one."""
+    """Return the numbers of calls and files, and how often calls return to an earlier file."""
     files = [file for _, file, _ in calls]
     entered = [file for place, file in enumerate(files) if place == 0 or files[place - 1] != file]
     return f"{len(calls)} calls in {len(set(files))} files, {len(entered) - len(set(files))} re-entries"

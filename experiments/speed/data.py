@@ -1,4 +1,4 @@
-"""What the data path costs: seconds to gather, augment and normalise a batch, against a training step of it.
+"""Measure the cost of the data path: seconds to gather, augment and normalise a batch, against a training step.
 
 python experiments/speed/data.py [--batches 200] [--rounds 9]
 

@@ -1,13 +1,13 @@
-"""What a round at real sites costs: our run, and Flower's own FedAvg of the same model, through one SuperLink.
+"""Measure a round at real sites: our run, and Flower's own FedAvg of the same model, through one SuperLink.
 
 python experiments/speed/federation.py [--models FedCKACNN ResNet18] [--turns 2] [--rounds 6] [--output results.json]
 python experiments/speed/federation.py --show results.json
 
 Three sites with a SuperNode each, on this machine, with TLS and keys. A round is one local epoch of SGD with momentum
 on 128 images of 32 px at each site, batch 64, without evaluation; both begin with the same weights. Flower's app is the
-shortest one: its ClientApp trains in the process that Flower starts for each message. Runs are made in turn. The first
-round of each, which also waits for sites to start, and our last one, which evaluates, are left out. Between the sites
-and the SuperLink lies a relay that counts bytes, with TLS, HTTP and what idle nodes ask.
+shortest one: its ClientApp trains in the process that Flower starts for each message. Runs alternate. The first round
+of each, which also waits for sites to start, and our last one, which evaluates, are excluded. A relay between the sites
+and the SuperLink counts bytes, including TLS, HTTP and the requests of idle nodes.
 
 Flower is in the extra ``federation``: ``pip install -e .[federation]``.
 """
@@ -31,7 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from overhead import BATCH, LR, generate, machine  # lies beside this file
+from overhead import BATCH, LR, generate, machine  # next to this file
 
 ROOT = Path(__file__).resolve().parents[2]
 SITES, IMAGES = 3, 128
@@ -116,7 +116,7 @@ def write_plain(folder: Path) -> Path:
     (folder / "plain").mkdir(parents=True)
     (folder / "pyproject.toml").write_text(PROJECT)
     (folder / "plain" / "__init__.py").write_text("")
-    # Flower looks for the names in the text of the file
+    # Flower searches the text of the file for these names
     (folder / "plain" / "apps.py").write_text(PLAIN)
     return folder
 
@@ -138,7 +138,7 @@ def begin(flower: Any, folder: Path, images: Path, model: str, rounds: int) -> P
 def timed(
     flower: Any, relay: Counted, app: Path, done: Path, rounds: int, given: dict[str, Any]
 ) -> list[dict[str, float]]:
-    """What each round of a run costs, from the second on: when another line is in the file ``done``."""
+    """Return the cost of each round from the second on; a round ends with a new line in the file ``done``."""
     words = " ".join(f'{key}="{value}"' if isinstance(value, str) else f"{key}={value}" for key, value in given.items())
     process = flower.start("run", "flwr", "run", app, "tls", "--stream", "--run-config", words)
     marks: list[tuple[float, int, int]] = []

@@ -1,12 +1,12 @@
-"""Seconds a round on a GPU: workers that share it, compiled models, and what methods cost on a large network.
+"""Measure seconds a round on a GPU: workers that share it, compiled models, and methods on a large network.
 
 python experiments/speed/gpu.py [--turns 7] [--models FedCKACNN FedUVCNN ResNet18] [--workers 1 2 4 8] [--clients 10]
 python experiments/speed/gpu.py --methods [--turns 5]
 
-Clients of 1,000 images of 32 px, batch 64, one local epoch, bf16-mixed. Each setting is a run of its own; its fastest
-and median round count, and its ratio to one worker that is not compiled. The last column is the share of the card's
-matrix rate that training reaches: three times the operations of a forward pass, counted by torch, over those that a
-large product of matrices makes in the same time. ``--methods`` compares methods on ResNet-50 instead.
+Clients of 1,000 images of 32 px, batch 64, one local epoch, bf16-mixed. Each setting is a separate run, with its
+fastest and median round, and the ratio to one uncompiled worker. The last column is the share of the card's matrix rate
+that training reaches: three times the operations of a forward pass, counted by torch, over the operations of a large
+matrix product in the same time. ``--methods`` compares methods on ResNet-50 instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from overhead import generate, machine  # lies beside this file
+from overhead import generate, machine  # next to this file
 
 from fl_lightning import FederatedTrainer, methods  # found through the path above
 from fl_lightning.data import NpyImages
@@ -47,9 +47,9 @@ def build(name: str) -> ImageClassifier:
 
 
 def rounds(args: argparse.Namespace, model: str, method: str = "", **engine: object) -> list[float]:
-    """Seconds of the rounds after the first, without evaluation.
+    """Return the seconds of the rounds after the first, without evaluation.
 
-    Each setting has a process of its own: one that has used the GPU cannot fork workers.
+    Each setting runs in a separate process: a process that has used the GPU cannot fork workers.
     """
     setting = {"model": model, "method": method, "workers": 1, "mode": False, **engine}
     command = [
@@ -63,7 +63,7 @@ def rounds(args: argparse.Namespace, model: str, method: str = "", **engine: obj
 
 
 def run(setting: dict) -> list[float]:
-    """What the process of a setting does."""
+    """Run a setting in this process."""
     with tempfile.TemporaryDirectory() as folder:
         seed_everything(0, verbose=False)
         generate(Path(folder))
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        sys.exit("there is no GPU here")
+        sys.exit("no GPU is available")
     if args.child:
         print(json.dumps(run(args.child)))
         return

@@ -1,4 +1,4 @@
-"""What training clients side by side saves: CPU time of a round by the size of the groups.
+"""Measure clients that train side by side: CPU time of a round by the size of the groups.
 
 python experiments/speed/groups.py [--models Logistic MLP FEMNIST FedCKACNN] [--sizes 1 2 4 8 16 32 64]
                                    [--turns 3] [--output results.csv]
@@ -6,10 +6,10 @@ python experiments/speed/groups.py --show experiments/speed/groups.csv
 
 64 clients of equal size train on one thread for a local epoch, by FedAvg: a logistic regression on 60 numbers and a
 perceptron with two layers of 200 on 784, 20 batches of 10; the network of LEAF's FEMNIST (convolutions of 32 and 64
-maps, a layer of 512), 4 batches of 20; FedCKA's network, 4 batches of 64. Sizes come in turn, and the fastest round of
-each counts, in which programs are repeated. Beside it stand the operations of a step, by which ``auto`` decides.
-``--show`` also fits a line to the groups of two clients and more of the logistic regression: what a program takes, in
-steps of one client by itself.
+maps, a layer of 512), 4 batches of 20; FedCKA's network, 4 batches of 64. Sizes alternate, and the fastest round of
+each counts, in which programs are repeated. The table also has the operations of a step, by which ``auto`` decides.
+``--show`` also fits a line to the groups of two clients and more of the logistic regression: the duration of a program,
+in steps of a single client.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from overhead import machine  # lies beside this file
+from overhead import machine  # next to this file
 
 from fl_lightning import FederatedTrainer  # found through the path above
 from fl_lightning.callbacks import Callback
@@ -72,7 +72,7 @@ class Watch(Callback):
 
 
 def generate(folder: Path, shape: tuple[int, int, int], number: int) -> None:
-    """Random images, as many for each client."""
+    """Return random images, the same number for each client."""
     rng = np.random.default_rng(0)
     for split, size in (("train", number), ("test", 16)):
         np.save(folder / f"{split}_images.npy", rng.integers(0, 256, (size, *shape), dtype=np.uint8))
@@ -104,7 +104,7 @@ def operations(name: str) -> int:
 
 
 def table(rows: list[dict[str, str]]) -> str:
-    """The stored figures as a Markdown table: the share of the time one by one."""
+    """Return the stored figures as a Markdown table: the share of the sequential time."""
     sizes = sorted({int(row["size"]) for row in rows})
     lines = [
         f"| model | operations of a step | {' | '.join(f'{size}' for size in sizes)} |",
@@ -120,9 +120,9 @@ def table(rows: list[dict[str, str]]) -> str:
 
 
 def fit(rows: list[dict[str, str]]) -> str:
-    """What a program of the logistic regression takes by the number of its clients; empty for fewer than two sizes."""
+    """Fit the duration of a program of the logistic regression to its number of clients; empty below two sizes."""
     seconds = {int(row["size"]): float(row["seconds"]) for row in rows if row["model"] == "Logistic"}
-    # a round has as many programs as it has groups
+    # one program for each group of a round
     steps = {n: n * took / seconds[1] for n, took in seconds.items() if n > 1}
     if len(steps) < 2:
         return ""
@@ -147,7 +147,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     print(machine(), time.strftime("%F"))
-    print("milliseconds of CPU a round, and the share of the time one by one")
+    print("milliseconds of CPU a round, and the share of the sequential time")
     print(f"{'model':>17}{'operations':>12}{''.join(f'{size:>15}' for size in args.sizes)}")
     rows = []
     for name in args.models:

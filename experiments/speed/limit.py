@@ -1,4 +1,4 @@
-"""How near a round comes to the limit: the same steps and evaluation on batches that lie ready, by as many workers.
+"""Compare a round with its limit: the same steps and evaluation on prepared batches, by the same number of workers.
 
 python experiments/speed/limit.py [--pairs 9] [--model FedCKACNN] [--precision 32-true] [--channels_last] [--augment]
                                   [--workers 2] [--images 1000] [--test 2000] [--output limit.json]
@@ -25,7 +25,7 @@ from lightning.pytorch import seed_everything
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from overhead import CLIENTS, LR, build, generate, machine  # lies beside this file
+from overhead import CLIENTS, LR, build, generate, machine  # next to this file
 
 from fl_lightning import FederatedTrainer  # found through the path above
 from fl_lightning.callbacks import Callback
@@ -139,7 +139,7 @@ def table(stored: dict[str, Any]) -> str:
 
 
 def arguments(about: str | None) -> argparse.ArgumentParser:
-    """What this program and others that use it take."""
+    """Add the arguments of this program, which other programs share."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--model", choices=["FedCKACNN", "FedUVCNN"], default="FedCKACNN")
@@ -155,7 +155,7 @@ def arguments(about: str | None) -> argparse.ArgumentParser:
 if __name__ == "__main__":
     parser = arguments(__doc__)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--output", type=Path, help="JSON file that gets the results, beside those of other settings")
+    parser.add_argument("--output", type=Path, help="JSON file to which the results are added")
     parser.add_argument("--show", type=Path, help="print the table of such a file, and run nothing")
     given = parser.parse_args()
     if given.show:

@@ -1,14 +1,13 @@
-"""What a method costs: seconds a round and peak memory, as ratios to FedAvg, in the same process.
+"""Measure the cost of methods: seconds a round and peak memory, as ratios to FedAvg, in the same process.
 
 python experiments/speed/methods.py [--model FedUVCNN|ResNet18|FedCKACNN] [--cycles 9] [--methods MOON FedCKA]
                                     [--batch_size 64] [--local_epochs 5] [--precision bf16-mixed] [--channels_last]
                                     [--cache_references auto|true|false] [--cpu_time] [--memory]
 
 Images of 32 px, SGD, one thread. A cycle is one round of FedAvg, one of each method and one of FedAvg again,
-whose ratio shows how far the machine can be trusted. All run in turn, in threads of which one goes at a time. Rounds
-count without their evaluation. Where other programs are running, the processor time of a thread says more than the
-time that passes. Peak memory is measured by a process for each method, as the rise over what it holds when training
-begins.
+whose ratio shows how far the machine can be trusted. All run in turn, in threads that take turns. Rounds count without
+their evaluation. While other programs are running, the processor time of a thread is more reliable than wall-clock
+time. Peak memory is measured in a process for each method, as the rise over the memory at the start of training.
 
 FedCKA's and FedUV's papers give seconds a round on FedCKA's network, with 10 local epochs in batches of 128:
 
@@ -36,7 +35,7 @@ from lightning.pytorch import seed_everything
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from overhead import generate  # lies beside this file
+from overhead import generate  # next to this file
 
 from fl_lightning import FederatedTrainer, Method, methods
 from fl_lightning.callbacks import Callback
@@ -96,7 +95,7 @@ class Turn(Callback):
 
 
 def train(args: argparse.Namespace, folder: str, name: str, rounds: int, callbacks: list[Callback]) -> None:
-    """A run of the method ``name``, FedAvg where there is none of that name."""
+    """Run the method ``name``, or FedAvg for an unknown name."""
     trainer = FederatedTrainer(
         max_rounds=rounds,
         local_epochs=args.local_epochs,
@@ -140,7 +139,7 @@ class Rise(Callback):
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         if trainer.server.round == 0:
-            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
             self.before = memory("VmRSS")
 
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
@@ -154,7 +153,7 @@ def memory(key: str) -> float:
 
 
 def memory_of(args: argparse.Namespace, name: str) -> float:
-    """The rise in a process of its own, in MiB."""
+    """Return the rise in a separate process, in MiB."""
     given = ["--model", args.model, "--methods", name, "--local_epochs", str(args.local_epochs), "--child"]
     given += ["--precision", args.precision, "--clients", str(args.clients), "--images", str(args.images)]
     given += ["--batch_size", str(args.batch_size)]

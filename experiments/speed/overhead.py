@@ -1,4 +1,4 @@
-"""What the loop costs: seconds a round against a bare PyTorch loop that does the same steps in the same process.
+"""Measure the overhead of a round against a bare PyTorch loop that does the same steps in the same process.
 
 python experiments/speed/overhead.py [--pairs 9] [--model FedCKACNN] [--precision 32-true] [--threads 1]
                                      [--images 1000] [--test 2000]

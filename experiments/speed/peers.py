@@ -1,4 +1,4 @@
-"""What a round costs in our trainer, in other frameworks and in a bare PyTorch loop, which all do the same work.
+"""Compare a round of our trainer with other frameworks and a bare PyTorch loop that do the same work.
 
 python experiments/speed/peers.py [--peers flower pfl-2] [--turns 7] [--model FedCKACNN] [--devices 2]
                                   [--python other/bin/python] [--output results.json]
@@ -6,22 +6,21 @@ python experiments/speed/peers.py --case synthetic [--sides vmap-1 fedjax-1] [--
                                   [--option checkpoint_every_n_rounds=100] [--output results.json]
 python experiments/speed/peers.py --show results.json
 
-FedAvg in each case. A side is a process of its own that runs a round when it is told to; sides are run in turn,
-A B C A B C, once to warm up. All begin with the same weights and read the same batches in the same order, from our data
-module.
+FedAvg in each case. A side is a separate process that runs a round on request; sides are run in turn, A B C A B C, once
+to warm up. All begin with the same weights and read the same batches in the same order, from our data module.
 
 Case ``images``: 10 clients of 1,000 images of 32 px, batch 64, one local epoch of SGD with momentum, and in each round
 the evaluation of the global model on 2,000 images. All sides but one of ours compute in float32. Each has two threads
-in all, but for the bare loop on one. A peer, our trainer and our trainer in bfloat16 are run in turn; the accuracies
-they have in the end must agree.
+in total; one bare loop has a single one. A peer, our trainer and our trainer in bfloat16 are run in turn; their final
+accuracies must agree.
 
 The other cases are of small models: one local epoch of SGD without momentum, no evaluation, float32. ``synthetic`` is a
 logistic regression on FedProx's Synthetic(1, 1), 100 clients of at most 1,000 examples, all in each round, batch 10;
 ``femnist`` is fedjax's CNN for EMNIST on noise in its shape, 1,000 clients of 20 to 350 examples, 50 in a round, batch
 20. The rates are 0.01 and 0.1. First each side runs one round without dropout, and its weights must agree with ours to
 1e-4. Then all are run in turn, the CNN with its dropout. The other sides have their batches ready before a round; ours
-gathers them, logs and writes checkpoints as it always does. A side is bound to one core or two, and has as many threads
-or workers.
+gathers them, logs and writes checkpoints as usual. A side is bound to one core or two, with one thread or worker for
+each.
 
 The peers are in the extra ``speed``: ``pip install -e .[speed]``.
 """
@@ -45,7 +44,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
-from overhead import CLIENTS, generate, machine  # lies beside this file
+from overhead import CLIENTS, generate, machine  # next to this file
 from sides import small
 from sides.work import Gate
 
@@ -83,7 +82,7 @@ PEERS = {
     "fluke": Kind("fluke", "fluke"),
 }
 
-# the sides of the small models; the first is what the others are compared with
+# the sides of the small models; the others are compared with the first
 SMALL = {
     "ours-1": Kind("ours", "fl_lightning, 1 worker", 1, options=("--devices=1",)),
     "loop-1": Kind("loop", "bare loop", 1),
@@ -125,7 +124,7 @@ class Side:
         self._log.close()
 
     def wait(self) -> dict[str, str]:
-        """Wait until it stands before its first round, and return the versions of what it uses."""
+        """Wait until the side is ready for its first round, and return the versions of its packages."""
         versions = self._hear()["versions"]
         self._hear()
         return versions
@@ -150,7 +149,7 @@ class Side:
 
 
 def run_side(args: argparse.Namespace) -> None:
-    """What the process of a side does."""
+    """Run a side in this process."""
     gate = Gate(args.rounds)
     if args.case in small.CASES:
         small.bind(args.threads)
@@ -165,7 +164,7 @@ def run_side(args: argparse.Namespace) -> None:
 
 
 def measure(args: argparse.Namespace, folder: Path, kinds: list[Kind]) -> tuple[list[Side], dict[str, str]]:
-    """Run some sides in turn; returns them with what they took, and the versions of what they use."""
+    """Run some sides in turn; return them with their seconds, and the versions of their packages."""
     versions: dict[str, str] = {}
     with ExitStack() as stack:
         sides = []
@@ -199,7 +198,7 @@ def compare_images(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def table_of_images(results: dict[str, Any]) -> str:
-    """The results of the case of images as a table in Markdown: how many times as long as ours a peer takes."""
+    """Return the results of the case of images as a Markdown table: the ratio of a peer's time to ours."""
     versions = ", ".join(f"{name} {number}" for name, number in results["versions"].items())
     pairs = {(pair["peer"], pair["ours"]): pair for pair in results["sides"]}
     settings = list(dict.fromkeys(ours for _, ours in pairs))
@@ -332,9 +331,9 @@ def main() -> None:
     parser.add_argument("--sides", nargs="+", choices=SMALL, default=list(SMALL), help="of a small model")
     told = "NAME=VALUE of our trainer, which then runs a small model with it as well; may be repeated"
     parser.add_argument("--option", action="append", default=[], help=told)
-    parser.add_argument("--clients", type=int, help="of a small model, if not as many as its case has")
+    parser.add_argument("--clients", type=int, help="number of clients of a small model; default: as in its case")
     parser.add_argument("--cohort", type=int, help="clients in a round of a small model")
-    parser.add_argument("--output", type=Path, help="JSON file that gets the results, beside those of other cases")
+    parser.add_argument("--output", type=Path, help="JSON file to which the results are added")
     parser.add_argument("--show", type=Path, help="print the tables of such a file, and run nothing")
     for name in ("side", "folder", "precision", "save", "backend"):
         parser.add_argument(f"--{name}", help=argparse.SUPPRESS)

@@ -1,10 +1,10 @@
-"""What a report costs: seconds and bytes of the page of many runs, which are made for it.
+"""Measure a report: seconds and bytes of the page of many generated runs.
 
 python experiments/speed/report.py [--runs 30] [--rounds 100] [--clients 20] [--turns 3] [--keep FOLDER]
 
-Runs of five methods in two settings with three seeds each, and as many more as are asked for. Each has 33 metrics a
-round, a partition, spectra with those of local models, similarity by layer, drift, accuracy by class, an embedding of
-512 points and a table of costs, as the callbacks leave them. The command runs in a process of its own.
+The runs have five methods, two settings and three seeds each; ``--runs`` sets their number. Each has 33 metrics a
+round, a partition, spectra of global and local models, similarity by layer, drift, accuracy by class, an embedding of
+512 points and a table of costs, as the callbacks write them. The command runs in a separate process.
 """
 
 from __future__ import annotations
@@ -57,21 +57,21 @@ def write_run(
     measured: bool = True,
     config: dict[str, Any] | None = None,
 ) -> Path:
-    """Write the folder of a run as the trainer and its callbacks leave it.
+    """Write the folder of a run in the format of the trainer and its callbacks.
 
     Args:
         folder: the folder.
         method: name of its method.
         seed: its seed.
         rounds: rounds of its config.
-        done: rounds that are done; None for all.
-        level: accuracy that it comes to.
+        done: finished rounds; None for all.
+        level: final accuracy.
         data: class of its data set.
         alpha: of its partition.
         clients: number of clients.
-        plan: what the hash of its partition is made of, by default data set, alpha and seed.
-        measured: whether callbacks have left their files.
-        config: top-level keys of the config that are not to be the usual ones.
+        plan: source of the hash of its partition, by default data set, alpha and seed.
+        measured: whether the files of callbacks exist.
+        config: top-level keys of the config that replace the defaults.
     """
     folder.mkdir(parents=True)
     done = rounds if done is None else done

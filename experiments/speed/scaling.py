@@ -1,14 +1,14 @@
-"""What more workers, clients and rounds do to a round: seconds and memory.
+"""Measure seconds and memory of a round by the numbers of workers, clients and rounds.
 
 python experiments/speed/scaling.py workers [--pairs 7] [--counts 1 2 4] [--alpha 0.1] [--model FedCKACNN]
 python experiments/speed/scaling.py clients [--numbers 10 100 1000 10000 1000000] [--cohort 10000] [--workers 2]
 python experiments/speed/scaling.py memory [--rounds 200] [--cohorts 10 1000] [--method SCAFFOLD]
 
-``workers``: in turn, a round by each number of workers and the pure compute of limit.py by as many, which shows what
-the machine gives at that moment; the gain over one worker of both, and their ratio. ``clients``: N clients of 10
-examples train a logistic regression for one local step, all of them or a cohort of at most so many in a round; and how
-long the run takes to begin. ``memory``: resident memory of a worker after each round of an
-MLP, its slope over the rounds, and its level for small and large cohorts; SCAFFOLD's clients remember something.
+``workers``: alternates a round by each number of workers with the pure compute of limit.py by the same number, which
+shows the current speed of the machine; prints the gain of both over one worker, and their ratio. ``clients``: N clients
+of 10 examples train a logistic regression for one local step, all of them or a cohort of limited size in a round; also
+measures the start of the run. ``memory``: resident memory of a worker after each round of an MLP, its slope over the
+rounds, and its level for small and large cohorts; SCAFFOLD's clients have memories.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lightning.pytorch import seed_everything
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from limit import arguments, measure  # lie beside this file
+from limit import arguments, measure  # next to this file
 from methods import memory
 from overhead import machine
 

@@ -14,7 +14,7 @@ and M is the constant sigma_k(W_(L+1))^2 - sigma_k^(2/L). mu_c is the share of c
 their mean and p_c their mean softmax output. It assumes that the first L layers are balanced (A1: W_(l+1)' W_(l+1) =
 W_l W_l') and that the right singular vectors of the classifier are the left ones of P (A2).
 
-docs/theory.md says what the figure shows.
+docs/theory.md explains the figure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 
 LAYERS, INPUTS, WIDTH, CLASSES, PER_CLASS = 2, 20, 8, 8, 20
 START, STEP, STEPS = 0.05, 0.02, 3000
-# by which factor the share of a class is below that of the one before it
+# factor between the shares of consecutive classes
 SKEWS = {"balanced labels": 1.0, "skewed labels": 2.0}
 
 
@@ -140,7 +140,7 @@ def usual(scale: float = 1.0, seed: int = 3) -> list[np.ndarray]:
     return [scale * rng.normal(size=shape) / np.sqrt(shape[1]) for shape in shapes]
 
 
-# ------------------------------------------------------------------ what the theorem says
+# ------------------------------------------------------------------ the theorem
 def spectrum(weights: Sequence[np.ndarray]) -> np.ndarray:
     """Singular values of P, descending."""
     return np.linalg.svd(product(weights[:LAYERS], INPUTS), compute_uv=False)[:WIDTH]
@@ -162,7 +162,7 @@ def theorem(weights: Sequence[np.ndarray], data: Client, gap: np.ndarray, of_mea
 
 
 def early(data: Client, start: Sequence[np.ndarray], times: np.ndarray) -> np.ndarray:
-    """The theorem integrated for M = 0 with G as it is at the start, ``(times, d)``; nan where it is infinite."""
+    """Integrate the theorem for M = 0 with the initial G, ``(times, d)``; nan where the solution is infinite."""
     rates = np.linalg.svd(signal(start, data), compute_uv=False)[:WIDTH]
     power = (LAYERS - 1) / LAYERS
     left = START**-power - (LAYERS - 1) * rates * times[:, None]
@@ -170,14 +170,14 @@ def early(data: Client, start: Sequence[np.ndarray], times: np.ndarray) -> np.nd
 
 
 def rates(course: list[list[np.ndarray]], data: Client, step: float, of_means: bool = False) -> np.ndarray:
-    """Rates by central differences of the simulation, and those of the theorem: ``(2, times, d)``."""
+    """Return rates by central differences of the simulation, and rates by the theorem: ``(2, times, d)``."""
     gap, chosen = constants(course[0]), range(1, len(course) - 1, 10)
     measured = [(spectrum(course[i + 1]) - spectrum(course[i - 1])) / (2 * step) for i in chosen]
     return np.array([measured, [theorem(course[i], data, gap, of_means) for i in chosen]])
 
 
 def error(found: np.ndarray) -> float:
-    """Root mean square of the difference, relative to that of the measured rates."""
+    """Return the root mean square of the difference, relative to the root mean square of the measured rates."""
     measured, predicted = found
     return float(np.sqrt(np.square(measured - predicted).sum() / np.square(measured).sum()))
 

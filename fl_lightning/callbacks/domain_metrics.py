@@ -123,7 +123,7 @@ def clients_of(trainer: RunAccess, domain: str) -> list[int]:
 def counts_of(trainer: RunAccess, domain: str, phase: str) -> tuple[int, int, int]:
     """Return a domain's numbers of clients, training examples and examples of a phase; 0 if unknown."""
     if at_sites(trainer):
-        fact = trainer.data.fact(trainer.data.names.index(domain))
+        fact = trainer.data.facts[trainer.data.names.index(domain)]
         return 1, fact.num_examples, dict(fact.evaluation).get(phase, 0)
     plan = trainer.data.plan
     known = plan.domains is not None and domain in plan.domain_names

@@ -20,14 +20,14 @@ def server_app(config: Path) -> Any:
     @app.main()
     def main(grid: Any, context: Any) -> None:
         # imports torch when the run begins, not when Flower inspects the app
-        from fl_lightning.federation.server import FlowerLink, reached_by
+        from fl_lightning.federation import server
 
         given = context.run_config
         command = ["fit", "--config", str(config)]
         command += ["--trainer.default_root_dir", given["root"]] if given.get("root") else []
         command += ["--ckpt_path", given["ckpt-path"]] if given.get("ckpt-path") else []
         # the command line of Flower's process holds a token, and does not concern this program
-        with replaced(sys, argv=[*sys.argv[:1], *command]), reached_by(FlowerLink(grid)):
+        with replaced(sys, argv=[*sys.argv[:1], *command]), replaced(server, link=server.FlowerLink(grid)):
             try:
                 run_command()
             except SystemExit as error:

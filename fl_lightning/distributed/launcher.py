@@ -1,9 +1,9 @@
-"""Starts the workers: by forking this process, by running the program again, or by joining those of a cluster.
+"""Starts the workers: forks this process, runs the program again, or joins the workers of a cluster.
 
-The workers talk over a process group that is not torch's default one. A module, its metrics and its libraries ask torch
-for the default group, find none, and so see one process: nothing is synchronised between different clients.
+The workers communicate over a process group that is not torch's default one. A module, its metrics and its libraries
+find no default group and so see one process: nothing is synchronised between different clients.
 
-Lightning's private names that this needs are used here alone, as of lightning 2.6: ``_Launcher``, ``_IS_INTERACTIVE``,
+Only this module uses these private names of lightning 2.6: ``_Launcher``, ``_IS_INTERACTIVE``,
 ``Fabric._wrap_with_setup``, and ``DDPStrategy``'s ``_configure_launcher``, ``_launcher``, ``_parallel_devices`` and
 ``_set_world_ranks``.
 """
@@ -42,16 +42,16 @@ from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageErro
 from fl_lightning.sampling import size_of_cohort
 
 if TYPE_CHECKING:
-    from multiprocessing.context import ForkProcess  # which Windows does not have
+    from multiprocessing.context import ForkProcess  # missing on Windows
 
-# errors whose message is enough without a traceback
+# errors that need no traceback
 PLAIN_ERRORS = (UsageError, ClientError, KeyboardInterrupt, SystemExit)
-# characters of a worker's error that worker 0 reports
+# longest error of a worker that worker 0 reports
 MAX_ERROR_LENGTH = 2**12
 
 
 class WorkerFabric(Fabric):
-    """Fabric that leaves constructors of loaders and samplers as they are; after an error, Lightning's does not."""
+    """Fabric that does not patch the constructors of loaders; Lightning's leaves them patched after an error."""
 
     def _wrap_with_setup(self, to_run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.strategy.setup_environment()
@@ -59,13 +59,13 @@ class WorkerFabric(Fabric):
 
 
 def build_fabric(trainer: Any, devices: int | str | list[int] = 1, num_nodes: int = 1) -> Fabric:
-    """Fabric for the workers that ``devices``, ``num_nodes`` and the arguments of the trainer ask for.
+    """Build the Fabric of the workers that ``devices``, ``num_nodes`` and the trainer's arguments specify.
 
     Raises:
-        UsageError: the accelerator, precision or devices do not fit together, or there is no program to run anew.
+        UsageError: accelerator, precision and devices are incompatible, or no program exists to run again.
     """
     on_apple = trainer.accelerator == "auto" and MPSAccelerator.is_available()
-    accelerator = "cpu" if on_apple else trainer.accelerator  # float64, in which updates are added, is not on that GPU
+    accelerator = "cpu" if on_apple else trainer.accelerator  # Apple's GPU lacks float64, which sums need
     how: dict[str, Any] = {"accelerator": accelerator, "precision": trainer.precision, "devices": devices}
     try:
         fabric = WorkerFabric(**how, callbacks=trainer.callbacks)
@@ -73,9 +73,9 @@ def build_fabric(trainer: Any, devices: int | str | list[int] = 1, num_nodes: in
             return fabric
         obstacle = fork_obstacle(trainer)
         if obstacle:
-            hint = f"{obstacle}, and a notebook or a prompt has no program to run anew; give 1, or run a script"
+            hint = f"{obstacle}, and a notebook or prompt has no program to run again; use 1, or run a script"
             require(can_run_anew(), "trainer.devices", trainer.devices, hint)
-            rank_zero_info(f"trainer.devices={trainer.devices}: each worker runs the program anew ({obstacle})")
+            rank_zero_info(f"trainer.devices={trainer.devices}: each worker runs the program again ({obstacle})")
         strategy = IndependentStrategy(trainer.workers_per_device, uses_fork(trainer))
         return WorkerFabric(**how, num_nodes=num_nodes, strategy=strategy, callbacks=trainer.callbacks)
     except UsageError:
@@ -83,26 +83,26 @@ def build_fabric(trainer: Any, devices: int | str | list[int] = 1, num_nodes: in
     except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
         keys = ", ".join(f"trainer.{name}={value!r}" for name, value in how.items())
         why = " ".join(str(error).split()).rstrip(".")
-        raise UsageError(f"{keys}: {why}; choose values that fit together, such as devices auto") from error
+        raise UsageError(f"{keys}: {why}; choose compatible values, such as devices auto") from error
 
 
 def uses_fork(trainer: Any) -> bool:
-    """Whether this process starts its workers, and can do so by forking."""
+    """Return whether this process starts its workers, and can fork them."""
     return starts_workers() and not fork_obstacle(trainer)
 
 
 def starts_workers() -> bool:
-    """Whether this process starts its workers; not where a cluster or another worker has started it."""
+    """Return whether this process starts the workers: no cluster and no other worker has started it."""
     return world_of_cluster() is None and "LOCAL_RANK" not in os.environ
 
 
 def can_fork() -> bool:
-    """Whether this system forks processes safely; on macOS the system's libraries may crash in a forked process."""
+    """Return whether processes can be forked safely; libraries of macOS may crash in a forked process."""
     return "fork" in multiprocessing.get_all_start_methods() and sys.platform != "darwin"
 
 
 def fork_obstacle(trainer: Any) -> str:
-    """Why this process cannot fork its workers; empty where it can, or does not start them."""
+    """Return why this process cannot fork its workers; empty if it can, or does not start them."""
     if not starts_workers():
         return ""
     if not can_fork():
@@ -113,26 +113,26 @@ def fork_obstacle(trainer: Any) -> str:
 
 
 def can_run_anew() -> bool:
-    """Whether this process runs a script or a module, which Lightning can run again; a notebook has neither."""
+    """Return whether this process runs a script or module, which Lightning can run again; a notebook has neither."""
     module = sys.modules["__main__"]
     return not _IS_INTERACTIVE and (module.__spec__ is not None or os.path.isfile(sys.argv[0]))
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def refuse_default_group(workers: int) -> None:
-    """Refuse a default process group of torch's, over which metrics would mix clients; alone, one worker mixes none."""
+    """Refuse torch's default process group, over which metrics would mix clients, unless this worker is alone in it."""
     if distributed.is_available() and distributed.is_initialized():
         size = distributed.get_world_size()
-        hint = "metrics would be synchronised across clients; call torch.distributed.destroy_process_group() before"
+        hint = "metrics would be synchronised across clients; call torch.distributed.destroy_process_group() first"
         require(size == workers == 1, "torch.distributed", f"a default group of {size} process(es)", hint)
 
 
 def devices_and_nodes(trainer: Any, data: Any) -> tuple[int | str | list[int], int]:
-    """Devices of a node and number of nodes: those of the cluster, else those of the trainer's arguments."""
+    """Return the devices of a node and the number of nodes, from the cluster or else the trainer's arguments."""
     world = world_of_cluster()
     if world is not None:
         return world
@@ -144,16 +144,16 @@ def devices_and_nodes(trainer: Any, data: Any) -> tuple[int | str | list[int], i
         return 1, trainer.num_nodes
     chosen = max(1, cores() // (trainer.threads_per_worker or 1))
     if uses_fork(trainer):
-        # before workers are forked the data are set up, so the number of clients is known
+        # the data are set up before workers are forked, so the number of clients is known
         chosen = min(chosen, size_of_cohort(data.num_clients, trainer.participation, trainer.cohort_size))
     rank_zero_info(f"trainer.devices=auto: {chosen} workers on {cores()} cores")
     return chosen, trainer.num_nodes
 
 
 class IndependentStrategy(DDPStrategy):
-    """A strategy for workers that train different clients: each has the whole model, and nothing wraps it.
+    """Strategy of workers that train different clients: each holds the whole model, unwrapped.
 
-    ``group`` is their process group while they are together, and ``store`` the part of the store in which they joined.
+    ``group`` is the process group of the connected workers, and ``store`` their part of the store.
     """
 
     def __init__(self, workers_per_device: int = 1, forks: bool = True) -> None:
@@ -164,7 +164,7 @@ class IndependentStrategy(DDPStrategy):
 
     @property
     def parallel_devices(self) -> list[torch.device] | None:
-        """The device of each worker of this machine."""
+        """Return the device of each worker of this machine."""
         return self._parallel_devices
 
     @parallel_devices.setter
@@ -179,10 +179,10 @@ class IndependentStrategy(DDPStrategy):
             super()._configure_launcher()
 
     def setup_environment(self) -> None:
-        """Join the other workers.
+        """Connect to the other workers.
 
         Raises:
-            UsageError: the port is in use, or a worker has not come.
+            UsageError: the port is in use, or a worker did not join.
             LostWorkerError: a worker of this machine has ended.
         """
         self.accelerator.setup_device(self.root_device)  # type: ignore[union-attr]
@@ -191,7 +191,7 @@ class IndependentStrategy(DDPStrategy):
         forked = isinstance(self._launcher, ForkLauncher)
         check, listener, make_store = lambda: None, None, cast(Any, shared_tcp_store)
         address, port = environment.main_address, environment.main_port
-        if forked:  # they meet once, and free the port when they part
+        if forked:  # the store lives for one run, which frees the port at its end
             check, listener, make_store = self._launcher.check, self._launcher.listener, tcp_store
             address, port = self._launcher.address
         elif self.on_one_machine and not TorchElasticEnvironment.detect():
@@ -201,34 +201,34 @@ class IndependentStrategy(DDPStrategy):
             store = checked(lambda: make_store(address, port, is_host, listener), check)
             self.store = group_store(store, rank, size, check)
             self.group = checked(lambda: connect(self.store, rank, size, self.on_one_machine), check)
-            self.group.barrier().wait()  # one that fails at once must not leave while others are joining
+            self.group.barrier().wait()  # a worker that fails at once must not leave while others connect
         except (UsageError, LostWorkerError):
             raise
         except (RuntimeError, OSError) as error:
-            check()  # another worker may have ended, and left a connection behind
+            check()  # another worker may have ended and left a connection behind
             raise UsageError(f"MASTER_PORT={port}: {str(error).splitlines()[0]}") from error
 
     @property
     def on_one_machine(self) -> bool:
-        """Whether all workers are on this machine, and so talk over loopback."""
+        """Return whether all workers are on this machine, and so communicate over loopback."""
         return self.num_nodes == 1 and os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
 
     @property
     def is_private(self) -> bool:
-        """Whether this program has started all workers, so that messages come from no other machine."""
+        """Return whether this program has started all workers, so that all messages come from this machine."""
         return self.on_one_machine and world_of_cluster() is None
 
     def leave(self, waits: bool = False) -> None:
-        """Close the connections to the other workers; while a collective ``waits``, this would wait for its end."""
-        if waits:  # so the connections are left to the end of the process
+        """Close the connections to the other workers, unless a collective ``waits``: closing would wait for its end."""
+        if waits:  # leak the group, whose connections the end of the process closes
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.group))
         self.group = self.store = None
 
 
 class ForkLauncher(_Launcher):
-    """Worker 0 is this process, and the others are forked from it, with the data and the model it holds.
+    """Forks the other workers from this process, which is worker 0 and shares its data and model with them.
 
-    A forked process starts soon, as it need not import torch and lightning. It has one thread: the other threads of
+    A forked process starts fast, since it need not import torch and lightning. It has one thread: the other threads of
     this process do not exist there, and a parallel operation would wait for them forever.
     """
 
@@ -236,13 +236,13 @@ class ForkLauncher(_Launcher):
 
     def __init__(self, environment: ClusterEnvironment, number: int, on_one_machine: bool) -> None:
         self.environment, self.number, self.on_one_machine = environment, number, on_one_machine
-        self.address, self.listener = ("", 0), cast("socket.socket | None", None)  # of the store, and of its host
-        self.forked = False  # whether another worker has forked this process
-        self._children: dict[int, tuple[ForkProcess, Any]] = {}  # with the queue of its error
+        self.address, self.listener = ("", 0), cast("socket.socket | None", None)  # of the store
+        self.forked = False  # whether this process was forked by another worker
+        self._children: dict[int, tuple[ForkProcess, Any]] = {}  # each with the queue for its error
         self._parent = os.getpid()
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run ``function`` in all workers, and return what it returns in this one."""
+        """Run ``function`` in all workers, and return its result in this one."""
         # chosen before the fork, so that all workers know it
         if self.on_one_machine:
             self.listener = socket.create_server((LOOPBACK, 0))
@@ -258,7 +258,7 @@ class ForkLauncher(_Launcher):
             self._end(failed=sys.exc_info()[0] is not None)
 
     def check(self) -> None:
-        """Raise a LostWorkerError where another worker of this machine has ended."""
+        """Raise a LostWorkerError if another worker of this machine has ended."""
         if self.forked and os.getppid() != self._parent:
             raise LostWorkerError(f"worker 0 (process {self._parent}), which started this one, has ended", worker=0)
         for rank, (child, errors) in self._children.items():
@@ -270,9 +270,9 @@ class ForkLauncher(_Launcher):
     def _fork(self, rank: int, function: Callable[[], Any]) -> tuple[ForkProcess, Any]:
         context = torch.multiprocessing.get_context("fork")
         errors = context.SimpleQueue()
-        # not a daemon, which could have no loader processes of its own
+        # a daemon could not have loader processes
         child = context.Process(target=self._work, args=(rank, errors, function), daemon=False)
-        # the child would write the contents of this process's buffers a second time
+        # otherwise the child would write the contents of these buffers a second time
         sys.stdout.flush()
         sys.stderr.flush()
         child.start()
@@ -287,20 +287,20 @@ class ForkLauncher(_Launcher):
         try:
             function()
         except BaseException as error:
-            # worker 0 reports plain errors, which all workers share; another error has its traceback only here
+            # worker 0 reports plain errors, which all workers share; only this process has the traceback of another
             if not isinstance(error.__cause__ or error, PLAIN_ERRORS):
                 traceback.print_exc()
             if isinstance(error, LostWorkerError) and error.worker == 0:
-                print(f"error: {error}; worker {rank} ends, too", file=sys.stderr)
+                print(f"error: {error}; worker {rank} ends as well", file=sys.stderr)
             notes = getattr(error, "__notes__", [])
-            # one that does not fit into the pipe would wait for its reader, who waits for the end of this process
+            # a longer text would block on the pipe, while its reader waits for the end of this process
             errors.put("; ".join([f"{type(error).__name__}: {own_text(error)}", *notes])[:MAX_ERROR_LENGTH])
             sys.stderr.flush()
             interrupted = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
             os._exit(error.status if isinstance(error, Stopped) else interrupted)
 
     def _end(self, failed: bool) -> None:
-        # several times: after the first signal a worker may finish its batch, or its round
+        # repeatedly: after the first signal a worker may finish its batch or round
         children = [child for child, _ in self._children.values()]
         for seconds in (1.0 if failed else 30.0, 2.0, 3.0):
             end = time.monotonic() + seconds
@@ -312,12 +312,12 @@ class ForkLauncher(_Launcher):
             child.join()
         self._children = {}
         if self.listener is not None:
-            self.listener.close()  # without effect where the store has taken it over
+            self.listener.close()  # no effect if the store has taken it over
 
 
 @contextmanager
 def gc_disabled() -> Iterator[None]:
-    """In this block Python does not collect garbage, and neither do processes that are forked in it."""
+    """Disable garbage collection in this block, also in processes that are forked in it."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -328,8 +328,8 @@ def gc_disabled() -> Iterator[None]:
 
 
 def init_forked_process() -> None:
-    """Make a process safe that was forked in a block of :func:`gc_disabled`; it is its first call."""
-    # garbage of the parent, such as a process group of an earlier run, has threads that do not exist here; its
+    """Make a process safe that was forked in a block of :func:`gc_disabled`; call this first in it."""
+    # the parent's garbage, such as the process group of an earlier run, may have threads that do not exist here; its
     # destructor would wait for them forever
     gc.freeze()
     gc.enable()
@@ -337,7 +337,7 @@ def init_forked_process() -> None:
 
 
 def world_of_cluster() -> tuple[int, int] | None:
-    """Workers of a node and number of nodes where torchrun or SLURM started this process; None where neither did."""
+    """Return the workers of a node and the number of nodes under torchrun or SLURM; None without a cluster."""
     if TorchElasticEnvironment.detect():
         local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         return local, int(os.environ["WORLD_SIZE"]) // local
@@ -349,7 +349,7 @@ def world_of_cluster() -> tuple[int, int] | None:
 
 @contextmanager
 def threads(number: int | None) -> Iterator[None]:
-    """In this block let torch use ``number`` threads; None leaves the choice to torch."""
+    """Let torch use ``number`` threads in this block; None leaves the choice to torch."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
     try:
@@ -359,8 +359,8 @@ def threads(number: int | None) -> Iterator[None]:
 
 
 def tune_malloc() -> None:
-    """Let the allocator of glibc keep freed blocks up to 1 GiB: getting new pages costs more than a small layer."""
+    """Let glibc's allocator keep freed blocks of up to 1 GiB: requesting new pages costs more than a small layer."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD of malloc.h
+    if mallopt is not None:  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD in malloc.h
         for parameter, value in ((-3, 2**30), (-1, 2**31 - 1), (-2, 2**26)):
             mallopt(parameter, value)

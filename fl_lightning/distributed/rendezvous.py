@@ -1,7 +1,7 @@
-"""Connects the workers: a store in which they find each other, and the gloo group over which they talk.
+"""Connects the workers: a store in which they find each other, and the gloo group over which they communicate.
 
-Workers of one machine talk over loopback. Private names of torch that this needs, as of torch 2.15:
-``ProcessGroupGloo._Options`` and its ``_devices`` and ``_timeout``; the public constructor takes no device.
+Workers of one machine communicate over loopback. This uses private names of torch 2.15: ``ProcessGroupGloo._Options``
+and its ``_devices`` and ``_timeout``, since the public constructor takes no device.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Result = TypeVar("Result")
 LOOPBACK = "127.0.0.1"
 # seconds in which all workers must join, and then connect
 JOIN = 300.0
-# gloo's own limit of a collective: a round may take hours
+# gloo's time limit of a collective: a round may take hours
 NEVER = timedelta(days=30)
 
 
 def tcp_store(address: str, port: int, is_host: bool, listener: socket.socket | None = None) -> distributed.Store:
-    """A client of the store at this address, and its server where ``is_host`` is true.
+    """Connect to the store at an address; with ``is_host``, also start its server.
 
-    On loopback the server listens there alone, at ``listener`` if that is given; else on all interfaces.
+    A server at the loopback address listens only there, at ``listener`` if set; any other one on all interfaces.
     """
     how: dict[str, Any] = {"is_master": is_host, "wait_for_workers": False, "use_libuv": os.name != "nt"}
     if is_host and address == LOOPBACK:
@@ -40,16 +40,16 @@ def tcp_store(address: str, port: int, is_host: bool, listener: socket.socket | 
     return distributed.TCPStore(address, port, timeout=timedelta(seconds=JOIN), **how)
 
 
-# A program that was started once for each worker keeps the store for its later runs: with a new one for each, a worker
-# could begin the next run while the store of the last is being closed, and fail.
+# A program that is started once per worker keeps one store for all its runs: otherwise a worker could begin the next
+# run while the store of the last one is being closed, and fail.
 shared_tcp_store = cache(tcp_store)
 
 
 def group_store(store: distributed.Store, rank: int, size: int, check: Callable[[], None]) -> distributed.Store:
-    """Wait until all workers have joined, and return the part of the store that belongs to this group alone.
+    """Wait until all workers have joined, and return the part of the store that belongs to this group only.
 
-    Other parts hold the addresses of earlier groups and of workers that have ended. So each worker leaves the name of a
-    new key, and worker 0 writes the name of the new part there. A worker that has ended reads no answer.
+    Other parts hold the addresses of earlier groups and of ended workers. So each worker writes the name of a new key,
+    under which worker 0 stores the name of the new part. An ended worker reads no answer.
     """
     own, part = f"fl_lightning/{uuid4()}", None
     store.set(f"fl_lightning/worker/{rank}", own)
@@ -67,7 +67,7 @@ def group_store(store: distributed.Store, rank: int, size: int, check: Callable[
             return part
         if time.monotonic() > end:
             names = ", ".join(f"worker {other}" for other in missing)
-            hint = "start the program on every node, with the same MASTER_ADDR and MASTER_PORT"
+            hint = "start the program on every node with the same MASTER_ADDR and MASTER_PORT"
             raise UsageError(f"{names} of {size} did not join within {JOIN:.0f} s: {hint}")
         check()
         time.sleep(pause)
@@ -75,9 +75,9 @@ def group_store(store: distributed.Store, rank: int, size: int, check: Callable[
 
 
 def connect(store: distributed.Store, rank: int, size: int, one_machine: bool) -> Any:
-    """The process group of workers that have joined; it is not torch's default one.
+    """Return the process group of the workers that have joined, which is not torch's default one.
 
-    Sums are added in float64 on the CPU, whatever the device, hence gloo.
+    Its backend is gloo, since sums are added in float64 on the CPU for every device.
     """
     gloo = cast(Any, distributed.ProcessGroupGloo)
     if not one_machine:
@@ -88,9 +88,9 @@ def connect(store: distributed.Store, rank: int, size: int, one_machine: bool) -
 
 
 def checked(call: Callable[[], Result], check: Callable[[], None], limit: float | None = None) -> Result:
-    """Return the result of ``call``, and call ``check`` while it waits, for at most ``limit`` seconds or ``JOIN``.
+    """Return the result of ``call``, and call ``check`` meanwhile, for at most ``limit`` seconds or ``JOIN``.
 
-    It runs in a thread: torch waits for a worker that has ended as long as for one that is late.
+    The call runs in a thread, since torch does not notice that another worker has ended.
     """
     result = Future[Result]()
 
@@ -105,6 +105,6 @@ def checked(call: Callable[[], Result], check: Callable[[], None], limit: float 
     end = time.monotonic() + limit
     while not wait([result], timeout=0.5).done:
         if time.monotonic() > end:
-            raise RuntimeError(f"the workers have not connected within {limit:.0f} s: one of them has ended")
+            raise RuntimeError(f"the workers did not connect within {limit:.0f} s: one of them has ended")
         check()
     return result.result()

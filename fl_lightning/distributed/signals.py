@@ -1,4 +1,4 @@
-"""The signals that stop a fit: SIGINT, SIGTERM, and SIGUSR1, which SLURM sends before the end of a job."""
+"""Handles the signals that stop a fit: SIGINT, SIGTERM, and SIGUSR1, which SLURM sends before the end of a job."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from typing import Any
 
 from fl_lightning.errors import Interrupted, Stopped, Terminated
 
-# Windows has no SIGUSR1
+# Windows lacks SIGUSR1
 HANDLED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
-# seconds in which a signal may arrive twice and counts once: from the terminal, and from the launcher it has also told
+# seconds within which a repeated signal counts once: a terminal and a launcher may both deliver it
 ONCE = 1.0
 
 
 class Signals:
-    """Notes the signal that is to stop a fit; the rounds look at it between batches and at their end.
+    """Records a signal that stops a fit; the rounds check for it between batches and at their end.
 
-    A round is given up where nothing is lost but this round; else it is finished first. A second signal ends the run
-    at once. Handlers of the user's are called, too.
+    The current round is abandoned if all earlier rounds are saved; otherwise it is finished first. A second signal
+    ends the run at once. The user's handlers are called as well.
     """
 
     def __init__(self, speaks: bool = True) -> None:
-        self.speaks = speaks  # says that the end may take a while
-        self.caught: signal.Signals | None = None  # by this worker, or by another one that it knows of
+        self.speaks = speaks  # announces that the end may take a while
+        self.caught: signal.Signals | None = None  # by this worker, or by another known one
         self.agreed = False  # all workers know that the run stops after this round
-        self.keeps_round = True  # it is all but done, or rounds before it are not saved
+        self.keeps_round = True  # the round is nearly done, or earlier rounds are not saved
         self.round = 0
-        self.checkpoint: Path | None = None  # the last one of the run
+        self.checkpoint: Path | None = None  # the run's last one
         self._time, self._process = 0.0, os.getpid()
         self._before: dict[int, Any] = {}
 
     def install(self) -> None:
-        """Install the handlers; without effect in another thread than the main one, which cannot have any."""
+        """Install the handlers; has no effect outside the main thread, which alone can have handlers."""
         self.caught, self.agreed, self._process = None, False, os.getpid()
         if threading.current_thread() is not threading.main_thread():
             return
         for number in HANDLED:
             before = signal.getsignal(number)
-            # an ignored signal stays ignored (nohup); None is a handler that Python does not know; a handler of the
-            # user's for SIGUSR1 means something else by it
+            # an ignored signal stays ignored (nohup); None is a handler from outside Python; the user's handler of
+            # SIGUSR1 has another purpose
             theirs = number not in (signal.SIGINT, signal.SIGTERM) and before is not signal.SIG_DFL
             if before not in (signal.SIG_IGN, None) and not theirs:
                 self._before[number] = before
                 signal.signal(number, self._catch)
 
     def restore(self) -> None:
-        """Give the handlers back, but for those that have been replaced meanwhile."""
+        """Restore the previous handlers, except where the user has replaced ours."""
         for number, before in self._before.items():
             if signal.getsignal(number) == self._catch:
                 signal.signal(number, before)
@@ -62,37 +62,37 @@ class Signals:
         self.round, self.keeps_round = round_, saved < round_
 
     def check(self) -> None:
-        """End the run where a signal has come and the round is not to be finished."""
+        """End the run if a signal has arrived and the round need not be finished."""
         if self.caught is not None and not self.keeps_round:
             raise self.stopped()
 
     def agree(self, caught: Iterable[signal.Signals | None]) -> None:
-        """Take note of what all workers have received."""
+        """Record the signals of all workers."""
         first = next(filter(None, caught), None)
         if first is not None:
             self.caught, self.agreed = first, True
 
     def end(self) -> None:
-        """End the run where a signal has come; its rounds are done."""
+        """End the run if a signal has arrived, after all rounds."""
         if self.caught is not None:
             raise self.stopped()
 
     def stopped(self) -> Stopped:
-        """The exception that ends the run."""
+        """Return the exception that ends the run."""
         caught = self.caught or signal.SIGINT
         left = "before its first checkpoint" if self.checkpoint is None else f"its last checkpoint is {self.checkpoint}"
         kind = Interrupted if caught == signal.SIGINT else Terminated
         return kind(f"{caught.name} stopped the run in round {self.round}, {left}", caught, self.checkpoint)
 
     def adopt(self, status: int | None) -> None:
-        """Stop as another worker has, where its exit ``status`` says that a signal stopped it."""
+        """Stop the run if the exit ``status`` of another worker shows that a signal stopped it."""
         if status is not None and status - 128 in HANDLED:
             self.caught = self.caught or signal.Signals(status - 128)
             raise self.stopped()
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            # user code or a loader has forked this one: SIGTERM ends it, and others are left to its parent
+            # user code or a loader has forked this process: SIGTERM ends it; its parent handles other signals
             if number == signal.SIGTERM:
                 signal.signal(number, self._before[number])
                 os.kill(os.getpid(), number)
@@ -103,7 +103,7 @@ class Signals:
             self.caught, self._time = signal.Signals(number), now
             if self.speaks and self.keeps_round:
                 text = f"{self.caught.name}: the run stops after round {self.round}; a second signal ends it at once\n"
-                os.write(2, text.encode())  # not by print, which the signal may have interrupted
+                os.write(2, text.encode())  # the signal may have interrupted a print
         if callable(before) and before is not signal.default_int_handler:
             before(number, frame)
         if again:

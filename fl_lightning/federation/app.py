@@ -1,4 +1,4 @@
-"""Writes a run as an app for Flower, and the files of its sites; docs/federation.md has the commands of each party."""
+"""Writes a run as an app for Flower, and the files of its sites; docs/federation.md has all commands."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ name = "federated-run"
 version = "1.0.0"
 description = "A run of fl_lightning at sites"
 license = "Apache-2.0"
-# it runs in the environment in which fl-lightning[federation] is installed
+# run it in an environment with fl-lightning[federation]
 dependencies = []
 
 [tool.flwr.app]
@@ -35,13 +35,13 @@ serverapp = "federated_run.server:app"
 clientapp = "federated_run.client:app"
 
 [tool.flwr.app.config]
-# folder of the server's runs; "" is that of the config
+# folder of the server's runs; "" takes the one in the config
 root = ""
-# "last" goes on from the newest checkpoint in it
+# "last" resumes from the newest checkpoint in this folder
 ckpt-path = ""
 """
 SERVER = '''\
-"""The ServerApp: the run of config.yaml, whose clients are sites."""
+"""The ServerApp: the run of config.yaml with sites as clients."""
 
 from pathlib import Path
 
@@ -50,23 +50,23 @@ from fl_lightning.cli.federation import server_app
 app = server_app(Path(__file__).with_name("config.yaml"))
 '''
 CLIENT = '''\
-"""The ClientApp: passes messages on to the worker of its site, which alone reads data."""
+"""The ClientApp: relays messages to the worker of its site, the only process that reads data."""
 
 from fl_lightning.federation.wire import client_app
 
 app = client_app()
 '''
 SITE = """\
-# What belongs to the site {name}. Fill in its data, then start its worker:
+# The settings of site {name}. Fill in its data, then start its worker:
 #   python cli.py site --config config.yaml --config {name}.yaml
 name: {name}
-# What its client remembers between rounds, and the socket of the worker, lie in this folder.
+# This folder holds the state that its client keeps between rounds, and the socket of the worker.
 folder: {name}
-# The site's data: any data module with the data of one client. One that deals its data out to several clients needs
-# `part`, the number of the client that this site stands for.
+# The site's data: any data module with the data of one client. A data module with several clients needs `part`, the
+# number of the client that this site represents.
 part: null
 """
-# what stands in place of data where none are given
+# replaces the data of a config without data
 DATA = """\
 # data:
 #   class_path: ImageFolderImages
@@ -75,9 +75,9 @@ DATA = """\
 
 
 def write_app(folder: Path, config: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Write the app of a resolved config, whose clients are the sites of these names, and the files of a site."""
+    """Write the app of a resolved config, with the named sites as its clients, and the files of each site."""
     whole = {key: copy.deepcopy(config[key]) for key in SECTIONS if config.get(key) is not None}
-    # the bits of a visit depend on those beside which it is made: a site has one client
+    # results depend on which clients share a step; a site has one client
     whole["trainer"] |= {"clients_per_step": 1, "devices": 1, "num_nodes": 1, "workers_per_device": 1}
     server = {
         **whole,

@@ -1,12 +1,12 @@
-"""The data of a federation: on the server none but that of evaluation, at a site those of the site alone."""
+"""The data of a federation: the server has at most evaluation data; each site has its own data only."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +21,7 @@ from fl_lightning.errors import UsageError, require
 from fl_lightning.namespaces import LightningDataModule
 from fl_lightning.seeding import base_seed
 
-# rounds of a client whose memories a site keeps: those that the last two checkpoints begin with
+# checkpoints with which a site can resume: it keeps the client's state at the start of each
 CHECKPOINTS = 2
 
 
@@ -35,26 +35,17 @@ class Facts:
     class_names: tuple[str, ...] = ()
 
 
-class PlanOfSites(Plan):
-    """How many examples each site holds."""
-
-    @cached_property
-    def hash(self) -> str:
-        """SHA-256 of the sites' names: a late site tells its size late."""
-        return hashlib.sha256("\n".join(self.domain_names).encode()).hexdigest()
-
-
 class Sites(FederatedDataModule):
-    """The data of a federation as its server has them: each client is a site, which alone reads its examples.
+    """The server's data module of a federation: each client is a site, the only party that reads its examples.
 
     Args:
-        names: names of the sites; the place of a name is the number of its client. They stay the same as long as the
-            run does; a site may join late.
-        deadline: seconds in which a site must answer, else the round goes on without it; None waits until it answers
-            or is lost.
-        join_within: seconds in which the sites must join before the first round; then those that are there begin.
-        evaluation: data of the server itself, whose validation and test data the global model is evaluated on; without
-            them the sites evaluate it on theirs.
+        names: names of the sites; the index of a name is the number of its client. The names must not change during a
+            run; a site may join late.
+        deadline: seconds in which a site must answer, else the round continues without it; None waits until the site
+            answers or is lost.
+        join_within: seconds in which the sites must join before the first round; then the sites that have joined begin.
+        evaluation: the server's own data module, on whose validation and test data the global model is evaluated; with
+            None, the sites evaluate it on their data.
         largest: the largest number that an update may hold.
     """
 
@@ -68,21 +59,21 @@ class Sites(FederatedDataModule):
         evaluation: LightningDataModule | None = None,
         largest: float = 1e9,
     ) -> None:
-        require(bool(names) and len({*names}) == len(names), "data.names", names, "give each site a name of its own")
+        require(bool(names) and len({*names}) == len(names), "data.names", names, "pass a different name for each site")
         for name in names:
-            # it is part of tags and of file names; the tags of "worst" are those of the worst of all
+            # names are part of tags and file names; "worst" is the tag of the worst site
             plain = isinstance(name, str) and re.fullmatch("[a-zA-Z0-9][a-zA-Z0-9._-]{0,59}", name)
-            hint = "give a name of up to 60 letters, digits, - . and _, other than worst"
+            hint = "use up to 60 letters, digits, - . and _, and not the name worst"
             require(bool(plain) and name != "worst", "data.names", name, hint)
-        require(deadline is None or deadline > 0, "data.deadline", deadline, "give seconds, or null")
-        require(join_within > 0, "data.join_within", join_within, "give seconds")
-        require(0 < largest < math.inf, "data.largest", largest, "give a number above 0")
+        require(deadline is None or deadline > 0, "data.deadline", deadline, "pass seconds, or null")
+        require(join_within > 0, "data.join_within", join_within, "pass seconds")
+        require(0 < largest < math.inf, "data.largest", largest, "pass a number above 0")
         super().__init__(len(names))
-        # under other names: what may change when a run resumes is no part of its description
+        # attributes that are named as arguments are part of the run's fingerprint, and these may change on resuming
         self.names, self.server_data, self.largest_number = names, evaluation, largest
         self.seconds_to_answer, self.seconds_to_join = deadline, join_within
-        self.facts: dict[int, Facts] = {}
-        # the run, and the last round of each client whose update the server has taken; of the last checkpoints, too
+        self.facts: defaultdict[int, Facts] = defaultdict(Facts)
+        # the last round of each client whose update the server has accepted: now, and in the last checkpoints
         self.run_id = ""
         self.accepted: dict[int, int] = {}
         self.saved: list[dict[int, int]] = []
@@ -92,23 +83,22 @@ class Sites(FederatedDataModule):
             self.server_data.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
-        """Set up the server's own data, and take down how many examples the sites have."""
+        """Set up the server's own data, and the plan with the number of examples of each site."""
         for name in ("fit", "test") if self.server_data is not None else ():
             self.server_data.setup(name)  # type: ignore[union-attr]
-        ends = np.cumsum([0, *(self.fact(k).num_examples for k in range(self.num_clients))])
+        ends = np.cumsum([0, *(self.facts[k].num_examples for k in range(self.num_clients))])
         parts = [np.arange(*pair) for pair in pairwise(ends)]
         sites = np.repeat(np.arange(self.num_clients), np.diff(ends))
-        self.plan = PlanOfSites(parts, domains=sites, domain_names=tuple(self.names))
-
-    def fact(self, k: int) -> Facts:
-        return self.facts.get(k, Facts())
+        self.plan = Plan(parts, domains=sites, domain_names=tuple(self.names))
+        # without the sizes, since a late site reports its size late
+        self.plan.hash = hashlib.sha256("\n".join(self.names).encode()).hexdigest()
 
     def info(self, k: int) -> ClientInfo:
-        return ClientInfo(k, self.fact(k).num_examples, None, self.names[k])
+        return ClientInfo(k, self.facts[k].num_examples, None, self.names[k])
 
     def train_dataloader(self, k: int = 0) -> range:
-        """As many numbers as the site has batches, which nobody reads here."""
-        return range(self.fact(k).batches)
+        """Return an object with the site's number of batches; its items are never read."""
+        return range(self.facts[k].batches)
 
     def val_dataloader(self) -> Any:
         return [] if self.server_data is None else self.server_data.val_dataloader()
@@ -126,20 +116,20 @@ class Sites(FederatedDataModule):
         self.saved = [dict(self.accepted)]
 
     def kept_rounds(self, k: int) -> list[int]:
-        """The rounds of a client after which its memory may still be asked for."""
+        """Return the rounds of a client after which the server may still request its memory."""
         return sorted({rounds[k] for rounds in (*self.saved, self.accepted) if k in rounds})
 
 
 class OneSite(Partitioned):
-    """The data of one site: a data module, or ``part`` of a federated one, as one client."""
+    """The data of one site: a data module, or ``part`` of a federated one, as a single client."""
 
     def __init__(self, data: Any, part: int | None = None) -> None:
         federated = isinstance(data, FederatedDataModule)
         self.inner: Any = data if federated else Partitioned(data, Pooled(), 1)
         number = self.inner.num_clients
-        hint = f"there are {number} clients; give the number of one, from 0"
+        hint = f"the data have {number} clients; pass the number of one of them, from 0"
         require(part is None or 0 <= part < number, "part", part, hint)
-        hint = "a site has the data of one client; give 1, or part: the number of the client that it stands for"
+        hint = "a site has the data of one client; set num_clients to 1, or pass part, the client of this site"
         require(part is not None or number == 1, "data.num_clients", number, hint)
         self.part, self.is_whole = part or 0, part is None
         super().__init__(own_module_of(self.inner), num_clients=1)
@@ -151,7 +141,7 @@ class OneSite(Partitioned):
         self.inner.setup("fit")
         for name in getattr(self.inner, "measured", ()) if self.is_whole else ():
             found = self.inner.inference_arguments().get(name)
-            raise UsageError(f"data.{name}: {found} was measured here, and other sites differ; give all sites the same")
+            raise UsageError(f"data.{name}: {found} was measured on this site alone; pass the same value to all sites")
         self.plan, self._ready_for = Plan([np.arange(self.inner.info(self.part).num_examples)]), base_seed()
 
     def prepare_data(self) -> None:
@@ -175,7 +165,7 @@ class OneSite(Partitioned):
         return self.inner.val_dataloader()
 
     def test_dataloader(self, k: int | None = None) -> Any:
-        return self.inner.test_dataloader()  # all of it is the site's
+        return self.inner.test_dataloader()  # all of it belongs to the site
 
     def facts(self, evaluation: dict[str, int]) -> Facts:
         names = tuple(map(str, getattr(self.inner, "class_names", None) or ()))

@@ -1,13 +1,11 @@
-"""The server's side of a federation: the clients of its run are sites, which it reaches by messages."""
+"""The server of a federation: sends the global state to sites as messages, and aggregates their updates."""
 
 from __future__ import annotations
 
-import json
+import hashlib
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +26,6 @@ from fl_lightning.federation.messages import (
     check_state,
     check_update,
     decoded,
-    digest_of_part,
     digest_of_state,
     encoded,
 )
@@ -39,46 +36,28 @@ from fl_lightning.state import State, select
 from fl_lightning.sums import Sums, Totals, Weighted
 from fl_lightning.systems import Fate
 
-# seconds between two looks for answers
+# seconds between two polls for answers
 LOOK = 0.25
-# bytes of a message beside its arrays
+# bytes of a message in addition to its arrays
 TEXT_ROOM = 2**24
-# letters of the name of a class
+# maximum length of the name of a class
 LONGEST_CLASS = 200
-# phases of a visit that sites measure
+# phases of a visit that sites time
 PHASES_OF_A_VISIT = ("load", "data", "forward_backward", "correct", "step", "collect")
 
-# what a node answers: a message, or a text that says why there is none
+# the answer of a node: a message, or the reason for a missing one
 Answer = bytes | str
 
-_link: ContextVar[Any] = ContextVar("link", default=None)
-
-
-@contextmanager
-def reached_by(link: Any) -> Iterator[None]:
-    """In this block a run whose data are ``Sites`` reaches them by this link."""
-    token = _link.set(link)
-    try:
-        yield
-    finally:
-        _link.reset(token)
-
-
-def present_link() -> Any:
-    """Return the link of the present run."""
-    link = _link.get()
-    if link is None:
-        hint = "sites are reached by Flower alone; start the run by: flwr run APP CONNECTION"
-        raise UsageError(f"data='Sites': {hint}")
-    return link
+# the link to the sites of the run of this process; set for the duration of the run
+link: Any = None
 
 
 class FlowerLink:
-    """Flower's grid, with a limit on the bytes of an answer."""
+    """Sends messages over Flower's grid, and limits the bytes of an answer."""
 
     def __init__(self, grid: Any, limit: int = LARGEST) -> None:
         self.grid, self.limit = grid, limit
-        # answers to messages that Flower did not take, by a number that is not one of its own
+        # answers to messages that Flower did not accept, by a made-up message number
         self.unsent: dict[str, Answer] = {}
 
     def nodes(self) -> list[int]:
@@ -87,12 +66,12 @@ class FlowerLink:
     def send(self, node: int, asked: bytes) -> str:
         from flwr.app import Message
 
-        # without a time to live: past a deadline Flower would call the site lost, which is at work all the same
+        # without a time to live, after which Flower would report a site as lost that is still training
         message = Message(as_records(asked), dst_node_id=node, message_type="train")
         try:
             number = next(iter(self.grid.push_messages([message])), None)
             why = "its SuperLink refuses it"
-        except Exception as error:  # its own, of no public class; one that all messages meet comes again from nodes()
+        except Exception as error:  # Flower has no public class for it; a lasting error is raised again by nodes()
             number, why = None, f"{type(error).__name__}: {error}"
         if number is None:
             number = f"unsent-{uuid.uuid4().hex}"
@@ -115,33 +94,34 @@ class FlowerLink:
 
 
 class ClientsAtSites:
-    """The clients of a run are sites: a round sends each of its cohort the state, and sums their updates."""
+    """Trains clients at sites: sends the global state to each site of the cohort, and adds up the updates."""
 
     def __init__(
         self,
         sites: Sites,
         link: Any,
-        agreed: Mapping[str, Any],
+        agreed: str,
         warn: Callable[[str], None],
         on_client_error: str = "raise",
         min_clients: int = 1,
     ) -> None:
         self.sites, self.link, self.agreed, self.warn = sites, link, agreed, warn
         self.strict, self.least = on_client_error == "raise", min_clients
-        self.digest = digest_of_part(agreed)
-        # by the number of a client: the node of its site, and the message that a late one has not answered yet
+        # by client: the node of its site, and the message that a late site has not answered yet
         self.nodes: dict[int, int] = {}
         self.busy: dict[int, str] = {}
-        # what the updates of all sites consist of
+        # the entries of an update, equal at all sites
         self.declared: list[Entry] = []
         self._asked: dict[str, int] = {}
         self._known: set[int] = set()
-        # bytes down and up of the last messages to all
+        # bytes down and up of the last exchange with all sites
         self._bytes = [0, 0]
 
-    # ------------------------------------------------------------------ who is there
+    # ------------------------------------------------------------------ presence
     def join(self) -> None:
-        """Wait up to ``join_within`` seconds for all sites; too few are an error."""
+        """Wait up to ``join_within`` seconds for all sites; refuse the run if too few join."""
+        hint = "sites are reached through Flower only; start the run by: flwr run APP CONNECTION"
+        require(self.link is not None, "data", "Sites", hint)
         end, names = time.monotonic() + self.sites.seconds_to_join, self.sites.names
         while len(self.nodes) < len(names) and time.monotonic() < end:
             self.greet()
@@ -151,22 +131,22 @@ class ClientsAtSites:
         if missing:
             text = f"{', '.join(missing)} did not join within {self.sites.seconds_to_join:.0f} s"
             least = len(names) if self.strict else self.least
-            hint = "start their nodes, or give trainer.on_client_error=skip to begin with those that are there"
+            hint = "start their nodes, or set trainer.on_client_error=skip to begin with the others"
             require(len(self.nodes) >= least, "data.names", missing, f"{text}; {hint}")
             self.warn(f"{text}; they may join later")
 
     def greet(self) -> None:
-        """Introduce the run to new nodes, and admit the sites that have answered."""
+        """Announce the run to new nodes, and admit the sites that have answered."""
         there = self.link.nodes()
         self._known &= {*there}
         for node in there:
             if node not in self._known and node not in self.nodes.values():
                 self._known.add(node)
-                hello = {"kind": "join", "agreed": json.dumps(self.agreed, default=str), "names": self.sites.names}
+                hello = {"kind": "join", "agreed": self.agreed, "names": self.sites.names}
                 self._asked[self.link.send(node, joined(encoded(hello), encoded({})))] = node
         for number, answer in self.link.receive([*self._asked]).items():
             node = self._asked.pop(number)
-            if isinstance(answer, str):  # lost on the way: it is asked again
+            if isinstance(answer, str):  # the message was lost: greet the node again
                 self._known.discard(node)
             try:
                 self._admit(node, self._read(answer, LARGEST), there)
@@ -179,7 +159,7 @@ class ClientsAtSites:
             if "refused" in answer:
                 self._refuse(f"{who} refuses the run: {answer['refused']}", ends=True)
             else:
-                self._known.discard(node)  # asked again: its worker may only begin to listen
+                self._known.discard(node)  # greet it again: its worker may still be starting
                 self._refuse(f"{who} could not join: {clipped(str(answer['failed']), 500)}")
             return
         try:
@@ -191,22 +171,24 @@ class ClientsAtSites:
             sensible = min(known.num_examples, known.batches, *sizes.values()) >= 0
             sensible = sensible and known.num_examples < 2**40 and {*sizes} <= {*PHASES}
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise BadMessageError("its answer is of another form") from None
+            raise BadMessageError("its answer is malformed") from None
         if name not in self.sites.names:
-            raise BadMessageError(f"it claims to be site {clipped(repr(name), 80)}, none of {self.sites.names}")
+            raise BadMessageError(
+                f"it claims to be site {clipped(repr(name), 80)}, which is not one of {self.sites.names}"
+            )
         k = self.sites.names.index(name)
         if self.nodes.get(k, node) != node and self.nodes[k] in there:
-            raise BadMessageError(f"it and node {self.nodes[k]} both claim to be site {name!r}; the first one stays")
+            raise BadMessageError(f"it and node {self.nodes[k]} both claim to be site {name!r}; the first one is kept")
         others = [site for other, site in enumerate(self.sites.names) if other in self.nodes and other != k]
         shapes, known_shapes = ({entry.name: entry.shape for entry in some} for some in (declared, self.declared))
         if not sensible or (others and shapes != known_shapes):
-            others = others or ["any can have"]
-            raise BadMessageError(f"site {name!r} declares updates of other entries than {others[0]}")
-        # a label is the place of its class among the names
+            reference = f"differ from site {others[0]!r}" if others else "are impossible"
+            raise BadMessageError(f"site {name!r} declares sizes or entries that {reference}")
+        # a label is the index of its class name
         told = {self.sites.names[other]: fact.class_names for other, fact in self.sites.facts.items() if other != k}
         first = next((site for site, names in told.items() if names), None)
         if first is not None and classes and classes != told[first]:
-            hint = "give all sites the same data.classes, also where one has no image of a class"
+            hint = "set the same data.classes at all sites, even if a site has no image of a class"
             mine, theirs = ", ".join(classes), ", ".join(told[first])
             self._refuse(f"site {name!r} has the classes {mine}, and site {first!r} has {theirs}; {hint}", ends=True)
             return
@@ -214,13 +196,13 @@ class ClientsAtSites:
         self.sites.facts[k] = known
 
     def _refuse(self, text: str, ends: bool = False) -> None:
-        """Warn of a refused node; with ``ends``, end a run in which no client may fail."""
+        """Warn about a refused node; with ``ends``, end a run in which no client may fail."""
         if self.strict and ends:
             raise UsageError(text)
         self.warn(text)
 
     def present(self, run: Run, round_: int) -> Sequence[int]:
-        """Sites that are connected and have no open answer."""
+        """Return the sites that are connected and owe no answer."""
         end = time.monotonic() + self.sites.seconds_to_join
         while True:
             for number in self.link.receive([*self.busy.values()]):
@@ -232,77 +214,64 @@ class ClientsAtSites:
                 break
             time.sleep(LOOK)
         if not present:
-            raise ClientError(f"round {round_}: no site is there")
+            raise ClientError(f"round {round_}: no site is connected")
         run.server.at_sites = True
-        run.server.num_examples = sum(self.sites.fact(k).num_examples for k in range(self.sites.num_clients))
+        run.server.num_examples = sum(self.sites.facts[k].num_examples for k in range(self.sites.num_clients))
         return present
 
     # ------------------------------------------------------------------ a round
     def train(self, run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals, list[int]]:
-        """Send the state to the sites of the cohort, and add up their updates as they come."""
+        """Send the state to the sites of the cohort, and add up their updates as they arrive."""
         totals, outcome = Totals(run.fabric.device), Outcome(VisitMetrics(run.client.module))
-        run.stopwatch.reset()
+        client, expected, largest = run.client, run.server.state, self.sites.largest_number
+        buffers = [name for name in client.sent_others if are_exact(expected[name])]
+        own_weights = any(type(method).client_weight is not Method.client_weight for method in run.methods.methods)
         seconds: list[Mapping[str, float]] = []
 
         def take(k: int, answer: Mapping[str, Any]) -> None:
-            taken = self._taken(run, k, answer, totals, outcome)
-            if k in outcome.arrived:
+            """Validate the answer of a site, and add its update."""
+            contents, facts = move_data_to_device(answer.get("update"), run.fabric.device), self.sites.facts[k]
+            if not isinstance(contents, dict):
+                raise BadMessageError("its answer contains no update")
+            check_update(contents, self.declared, client.sent_frozen)
+            if "parameters" in contents:
+                check_state("parameters", contents["parameters"], expected, largest, client.sent)
+            check_state("buffers", contents.get("buffers"), expected, largest, buffers)
+            check_numbers("update", dict(tensors_of(contents)), largest)
+            if {*contents["payload"]} - {*run.methods.names}:
+                raise BadMessageError("it sends a payload of an unknown method")
+            update = update_of(contents, expected)
+            if own_weights:
+                fits = update.weight == 0 or LEAST_WEIGHT <= update.weight <= LARGEST_WEIGHT
+            else:
+                fits = update.weight == (facts.num_examples if run.trainer.weighting == "examples" else 1)
+            if not fits:
+                raise BadMessageError(f"its weight is {update.weight:g}, which is not valid for this site")
+            try:
+                steps, rate, skipped = int(answer["steps"]), float(answer["rate"]), int(answer["skipped"])
+                lost, scalings = int(answer["lost"]), [(float(scale), int(n)) for scale, n in answer["scalings"]]
+                seconds.append({p: float(answer["seconds"].get(p, 0.0)) for p in PHASES_OF_A_VISIT})
+            except (KeyError, TypeError, ValueError, AttributeError):
+                raise BadMessageError("its answer lacks the measurements of the visit") from None
+            if steps:
+                totals.add(update)
+                outcome.arrived.append(k)
+                outcome.rates.append(rate)
                 self.sites.accepted[k] = round_
-            seconds.append(taken)
+            idle = facts.batches == 0
+            outcome.counts.update(visits=1, stepped=steps > 0, idle=idle, skipped=skipped, lost=lost)
+            outcome.scalings += scalings
 
+        run.stopwatch.reset()
         memories = {k: {"memory": self.sites.accepted.get(k), "keep": self.sites.kept_rounds(k)} for k in fates}
-        self._ask(run, "train", run.server.state, memories, take, outcome.errors)
+        self._ask(run, "train", expected, memories, take, outcome.errors)
         run.stopwatch.lap("wait")
         arrived = share_outcome(run, round_, outcome)
-        means = {p: sum(float(s.get(p, 0.0)) for s in seconds) / max(len(seconds), 1) for p in PHASES_OF_A_VISIT}
-        run.metrics.update({f"time/{p}": value for p, value in means.items()})
+        for phase in PHASES_OF_A_VISIT:
+            mean = sum(by_phase[phase] for by_phase in seconds) / max(len(seconds), 1)
+            run.metrics.update({f"time/{phase}": mean})
         run.metrics.update({"bytes/message/down": self._bytes[0], "bytes/message/up": self._bytes[1]})
         return totals, arrived
-
-    def _taken(
-        self, run: Run, k: int, answer: Mapping[str, Any], totals: Totals, outcome: Outcome
-    ) -> Mapping[str, float]:
-        """Check the answer of a site, add its update, and return the seconds of its visit by phase."""
-        contents = move_data_to_device(answer.get("update"), run.fabric.device)
-        client, largest = run.client, self.sites.largest_number
-        if not isinstance(contents, dict):
-            raise BadMessageError("there is no update in its answer")
-        check_update(contents, self.declared, client.sent_frozen)
-        expected = run.server.state
-        if "parameters" in contents:
-            check_state("parameters", contents["parameters"], expected, largest, client.sent)
-        buffers = [name for name in client.sent_others if are_exact(expected[name])]
-        check_state("buffers", contents.get("buffers"), expected, largest, buffers)
-        check_numbers("update", dict(tensors_of(contents)), largest)
-        if {*contents["payload"]} - {*run.methods.names}:
-            raise BadMessageError("it sends something for a method that the run does not have")
-        update = update_of(contents, expected)
-        self._check_weight(run, k, update.weight)
-        try:
-            steps, rate, skipped = int(answer["steps"]), float(answer["rate"]), int(answer["skipped"])
-            lost, scalings = int(answer["lost"]), [(float(scale), int(steps)) for scale, steps in answer["scalings"]]
-            seconds = {str(p): float(s) for p, s in answer["seconds"].items() if p in PHASES_OF_A_VISIT}
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise BadMessageError("its answer does not say how many steps it took") from None
-        if steps:
-            totals.add(update)
-            outcome.arrived.append(k)
-            outcome.rates.append(rate)
-        idle = self.sites.fact(k).batches == 0
-        outcome.counts.update(visits=1, stepped=steps > 0, idle=idle, skipped=skipped, lost=lost)
-        outcome.scalings += scalings
-        return seconds
-
-    def _check_weight(self, run: Run, k: int, weight: float) -> None:
-        """Refuse a weight that does not belong to the site."""
-        own = any(type(method).client_weight is not Method.client_weight for method in run.methods.methods)
-        if own:
-            fits = weight == 0 or LEAST_WEIGHT <= weight <= LARGEST_WEIGHT
-        else:
-            examples = float(self.sites.fact(k).num_examples)
-            fits = weight == (examples if run.trainer.weighting == "examples" else 1.0)
-        if not fits:
-            raise BadMessageError(f"its weight is {weight:g}, which is not that of the site")
 
     def _ask(
         self,
@@ -313,13 +282,29 @@ class ClientsAtSites:
         take: Callable[[int, Mapping[str, Any]], None],
         errors: dict[int, Exception],
     ) -> None:
-        """Send a message to some sites, and pass each answer to ``take``; failures go to ``errors`` by client."""
+        """Send a message to some sites, and pass each answer to ``take``; collect failures in ``errors`` by client."""
         self.sites.run_id, self._bytes = self.sites.run_id or uuid.uuid4().hex, [0, 0]
-        shared = self._shared(run, kind, state)
-        seconds, where = self.sites.seconds_to_answer, f"round {run.server.round}"
+        server, travels = run.server, sent_down(run)
+        shared = encoded(
+            {
+                "kind": kind,
+                "run": self.sites.run_id,
+                "agreed": hashlib.sha256(self.agreed.encode()).hexdigest(),
+                "round": server.round,
+                "cohort": server.cohort,
+                "num_clients": server.num_clients,
+                "num_examples": server.num_examples,
+                "state": select(dict(state), travels),
+                "rest": digest_of_state(rest_of(run)),
+                "methods": run.methods.state_dict(),
+                "client_schedulers": run.local_training.monitored.state_dict(),
+                "scaling": run.local_training.scaling,
+                "evaluated": dict(run.resident.evaluated),
+            }
+        )
+        seconds, where = self.sites.seconds_to_answer, f"round {server.round}"
         waiting = {self._send(k, shared, words): k for k, words in own.items()}
         end = None if seconds is None else time.monotonic() + seconds
-        # the text of a message beside its arrays
         limit = TEXT_ROOM + sum(torch.Size(entry.shape).numel() * 8 for entry in self.declared)
         while waiting and (end is None or time.monotonic() < end):
             answers = self.link.receive([*waiting])
@@ -340,7 +325,7 @@ class ClientsAtSites:
                     errors[k] = UsageError(text) if type(error) is UsageError else ClientError(text)
             run.workers.check()
             if not answers:
-                self.greet()  # who comes now takes part in the next round
+                self.greet()  # a site that joins now takes part in the next round
                 time.sleep(LOOK)
         for number, k in waiting.items():
             self.busy[k] = number
@@ -352,37 +337,17 @@ class ClientsAtSites:
         self._bytes[0] += len(message)
         return self.link.send(self.nodes[k], message)
 
-    def _shared(self, run: Run, kind: str, state: Mapping[str, Any]) -> bytes:
-        server, travels = run.server, sent_down(run)
-        return encoded(
-            {
-                "kind": kind,
-                "run": self.sites.run_id,
-                "agreed": self.digest,
-                "round": server.round,
-                "cohort": server.cohort,
-                "num_clients": server.num_clients,
-                "num_examples": server.num_examples,
-                "state": select(dict(state), travels),
-                "rest": digest_of_state(rest_of(run)),
-                "methods": run.methods.state_dict(),
-                "client_schedulers": run.local_training.monitored.state_dict(),
-                "scaling": run.local_training.scaling,
-                "evaluated": dict(run.resident.evaluated),
-            }
-        )
-
     def _read(self, answer: Answer, limit: int) -> Mapping[str, Any]:
         if isinstance(answer, str):
             raise BadMessageError(answer)
         contents = decoded(answer, limit)
         if not isinstance(contents, dict):
-            raise BadMessageError("its answer is of another form")
+            raise BadMessageError("its answer is malformed")
         return contents
 
     # ------------------------------------------------------------------ evaluation
     def evaluate(self, run: Run) -> None:
-        """Evaluate on the server's own data; where it has none, or entries stay at the sites, at the sites."""
+        """Evaluate on the server's own data, or at the sites if it has none or if entries of the state are local."""
         own = bool(run.client.kept)
         if not own:
             evaluate(run)
@@ -391,7 +356,7 @@ class ClientsAtSites:
         asked = {
             k: {"phases": phases, "memory": self.sites.accepted.get(k)}
             for k, node in sorted(self.nodes.items())
-            if node in there and k not in self.busy and {*phases} & {*self.sites.fact(k).evaluation}
+            if node in there and k not in self.busy and {*phases} & {*self.sites.facts[k].evaluation}
         }
         if not asked:
             return
@@ -403,7 +368,7 @@ class ClientsAtSites:
                 told = {phase: answer["metrics"].get(phase, {}) for phase in phases}
                 found[k] = {phase: {str(tag): float(v) for tag, v in tags.items()} for phase, tags in told.items()}
             except (KeyError, TypeError, ValueError, AttributeError):
-                raise BadMessageError("its metrics are of another form") from None
+                raise BadMessageError("its metrics are malformed") from None
 
         with run.metrics.timed("evaluate"):
             self._ask(run, "evaluate", run.methods.evaluated_state(run.server), asked, take, errors)
@@ -412,19 +377,19 @@ class ClientsAtSites:
                 raise error
             self.warn(f"not evaluated: {error}")
         for phase in phases:
-            sizes = {k: 1 if own else self.sites.fact(k).evaluation.get(phase, 0) for k in sorted(found)}
+            sizes = {k: 1 if own else self.sites.facts[k].evaluation.get(phase, 0) for k in sorted(found)}
             values = {self.sites.names[k]: (size, found[k].get(phase, {})) for k, size in sizes.items()}
             run.metrics.update(over_sites(values))
 
 
 def rest_of(run: Run) -> State:
-    """Entries of the global state that sites have without being sent them."""
+    """Return the entries of the global state that are not sent in each round, since the sites hold them."""
     travels = {*sent_down(run)}
     return {name: value for name, value in run.server.state.items() if name not in travels}
 
 
 def over_sites(values: Mapping[str, tuple[int, Mapping[str, float]]]) -> dict[str, float]:
-    """Metrics over sites, from weight and metrics by name: the weighted mean, each site's value, and the worst."""
+    """Return the weighted mean, each site's value and the worst value of metrics, from (weight, metrics) by site."""
     sums, logged = Sums(), dict[str, float]()
     tags: dict[str, list[float]] = {}
     for name, (weight, metrics) in values.items():
@@ -440,14 +405,14 @@ def over_sites(values: Mapping[str, tuple[int, Mapping[str, float]]]) -> dict[st
 
 
 def check_suits(trainer: Any) -> None:
-    """Refuse arguments that need the clients' data, or simulate what sites do by themselves."""
-    hint = "it simulates what sites do by themselves; leave it out"
+    """Refuse arguments that need the clients' data, or that simulate the behaviour of real sites."""
+    hint = "it simulates dropout and delays, which real sites have anyway; remove it"
     require(trainer.systems is None, "trainer.systems", type(trainer.systems).__name__, hint)
-    hint = "its passes over the clients' data are not done at sites; give average, keep or local"
+    hint = "sites make no extra passes over their data; use average, keep or local"
     require(trainer.buffers not in RECALIBRATES, "trainer.buffers", trainer.buffers, hint)
-    hint = "the server trains nobody; give 1"
+    hint = "the server does not train; use 1"
     require(str(trainer.devices) == "1" and trainer.num_nodes == 1, "trainer.devices", trainer.devices, hint)
-    hint = "it looks at each client after its visit, which is at its site; take it out"
+    hint = "it inspects each client after its visit, which takes place at a site; remove it"
     for callback in trainer.callbacks:
         sees = isinstance(callback, Callback) and callback.sees_clients
         require(not sees, "trainer.callbacks", type(callback).__name__, hint)

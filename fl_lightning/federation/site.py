@@ -1,16 +1,17 @@
-"""The site's side of a federation: a resident worker with the data of one client, which answers the server's messages.
+"""A site of a federation: a resident worker with the data of one client, which answers the server's messages.
 
-It is the only process at the site that reads data. Flower's ClientApp passes messages on to its socket, and no more.
+It is the only process at the site that reads data. Flower's ClientApp merely relays messages to its socket.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +21,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
+from fl_lightning.engine.fingerprint import differing
 from fl_lightning.engine.loaders import num_pickable
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.run import Run
@@ -31,8 +33,6 @@ from fl_lightning.federation.messages import (
     check_state,
     check_update,
     decoded,
-    different_keys,
-    digest_of_part,
     digest_of_state,
     encoded,
     scrubbed,
@@ -42,37 +42,60 @@ from fl_lightning.records.plain import on_cpu
 from fl_lightning.state import num_bytes
 from fl_lightning.storage.atomic_io import load, save
 
-# letters of a socket's path, which the system limits
+# longest path of a socket, which the system limits
 LONGEST_PATH = 100
-# letters of the number of a run
+# length of the id of a run
 RUN_ID = 32
 
 
 class Site:
-    """A site, which trains its client when the server asks it to."""
+    """Trains and evaluates the client of a site on request of the server."""
 
-    def __init__(
-        self, run: Run, name: str, agreed: Mapping[str, Any], folder: Path, largest: float, limit: int
-    ) -> None:
+    def __init__(self, run: Run, name: str, agreed: str, folder: Path, largest: float, limit: int) -> None:
+        prepare_fit(run, None, None, False)
+        begin_fit(run, fresh=True)
         self.run, self.name, self.agreed, self.folder = run, name, agreed, folder
-        self.largest, self.limit, self.digest = largest, limit, digest_of_part(agreed)
+        self.largest, self.limit, self.digest = largest, limit, hashlib.sha256(agreed.encode()).hexdigest()
         self.data: OneSite = run.data  # type: ignore[assignment]
-        # examples of each phase, or batches where examples cannot be counted
+        # number of examples of each phase, or of batches if examples cannot be counted
         self.evaluation = {
             phase: sum(num_pickable(loader) or len(loader) for loader in run.loaders.evaluation(phase))
             for phase in PHASES
             if run.evaluator.has_data(phase) and step_name(run.client.module, phase) is not None
         }
-        self.declared = declared_of(run)
+        self.declared = self.declare()
+
+    def declare(self) -> list[Entry]:
+        """List the entries of the client's updates, from a dry run of two visits of one batch each."""
+        run, found = self.run, dict[str, Entry]()
+        begun = run.server.state
+        with run.client.rehearsing(run.methods):
+            for round_ in range(min(2, run.trainer.max_rounds)):
+                run.resident.begin_round(round_)
+                run.methods.on_round_start(run.server)
+                with replaced(run.resident.clock, limit=1):
+                    update = run.local_training.visit(0, round_, begun)
+                found |= {entry.name: entry for entry in entries_of(contents_of(run.client, update))}
+        run.client.end_round()
+        return [entry for entry in found.values() if not entry.name.startswith("frozen/")]
 
     # ------------------------------------------------------------------ messages
     def answer(self, asked: bytes) -> bytes:
-        """Answer a message of the server; an error is in the answer, and in full on stderr."""
+        """Answer a message of the server; an error is reported in the answer, and in full on stderr."""
         try:
             shared, own = (decoded(part, self.limit) for part in parted(asked))
             if not isinstance(shared, dict) or not isinstance(own, dict):
-                raise BadMessageError("a message is of two dictionaries")
-            return encoded(self.join(shared) if shared.get("kind") == "join" else self.work(shared, own))
+                raise BadMessageError("a message consists of two dictionaries")
+            kind = shared.get("kind")
+            if kind == "join":
+                return encoded(self.join(shared))
+            if kind not in ("train", "evaluate"):
+                raise BadMessageError(f"unknown kind of message: {kind!r}")
+            if shared.get("agreed") != self.digest:
+                raise BadMessageError("the server runs another config than this site; restart the run")
+            if not self.restore(shared, own):
+                return encoded({"needs": "whole"})
+            return encoded(self.train(shared, own) if kind == "train" else self.evaluate(shared, own))
         except BadMessageError as error:
             return self.refusal(error)
         except (Exception, SystemExit) as error:
@@ -85,12 +108,13 @@ class Site:
         return encoded({"refused": str(error), "name": self.name})
 
     def join(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Tell what the site has and sends, unless the server's config differs."""
-        theirs = json.loads(str(message.get("agreed")))
-        differing = different_keys(theirs, self.agreed)
-        # the digest also tells apart values that compare equal, such as 1 and 1.0
-        if differing or digest_of_part(theirs) != self.digest:
-            raise BadMessageError(f"the server runs another config than this site: {differing or 'another form'}")
+        """Describe the data and the updates of the site, unless the server's config differs."""
+        theirs = str(message.get("agreed"))
+        if theirs != self.agreed:
+            changes = differing(json.loads(theirs), json.loads(self.agreed), "config").items()
+            lines = (f"{key.removeprefix('config.')}: there {there!r}, here {here!r}" for key, (there, here) in changes)
+            text = "; ".join(lines) or "other types"  # such as 1 and 1.0
+            raise BadMessageError(f"the server runs another config than this site: {text}")
         self.tell(f"joined a run of {len(message.get('names', []))} sites")
         return {
             "name": self.name,
@@ -98,17 +122,8 @@ class Site:
             "declared": [[entry.name, entry.dtype, list(entry.shape)] for entry in self.declared],
         }
 
-    def work(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        if shared.get("kind") not in ("train", "evaluate"):
-            raise BadMessageError(f"no such message: {shared.get('kind')!r}")
-        if shared.get("agreed") != self.digest:
-            raise BadMessageError("the server runs another config than this site; start the run anew")
-        if not self.restore(shared, own):
-            return {"needs": "whole"}
-        return self.train(shared, own) if shared["kind"] == "train" else self.evaluate(shared, own)
-
     def restore(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-        """Bring server state and methods to the start of the round; false where the site lacks a part of the state."""
+        """Set server state and methods to the start of the round; return False if the site lacks part of the state."""
         run, server = self.run, self.run.server
         numbers: list[Any] = [shared.get(name) for name in ("round", "num_clients", "num_examples")]
         numbers.append(own.get("client"))
@@ -116,7 +131,7 @@ class Site:
         cohort: Any = shared.get("cohort")
         listed = isinstance(cohort, list) and all(type(k) is int for k in cohort)
         if not counts or not listed or not 0 <= numbers[0] < max(run.trainer.max_rounds, 1) or not numbers[1]:
-            raise BadMessageError("the numbers of a message are none of a run")
+            raise BadMessageError("the message has impossible numbers of rounds, clients or examples")
         state: Any = shared.get("state")
         rest = own.get("rest", {})
         travels = {*server.state} & {*sent_down(run), *run.client.sent_frozen}
@@ -125,7 +140,7 @@ class Site:
         check_state("the rest of the state", rest, server.state, self.largest, [*rest])
         methods = shared.get("methods")
         if not isinstance(methods, dict) or {*methods} != {*run.methods.names}:
-            raise BadMessageError("the methods are not those of the run")
+            raise BadMessageError("the message has states of other methods")
         check_numbers("a method's state", dict(tensors_of(methods)), self.largest)
         server.assign(rest)
         mine = {name: value for name, value in server.state.items() if name not in state}
@@ -134,7 +149,7 @@ class Site:
         round_, before = numbers[0], (server.num_clients, server.num_examples)
         server.num_clients, server.num_examples = numbers[1], numbers[2]
         server.begin_round(round_, cohort)
-        # the server's hooks keep things beside its values, and these are then those of the message
+        # hooks may set attributes besides the server's values, which are then loaded from the message
         if before != (server.num_clients, server.num_examples):
             run.methods.on_fit_start(server)
         for begin in (lambda _: None, run.methods.on_round_start):
@@ -156,7 +171,7 @@ class Site:
             update = run.local_training.visit(k, round_, run.server.state)
             contents = contents_of(client, update)
             check_update(contents, self.declared, client.sent_frozen)
-            # not the memory of the site as long as the server does not name it
+            # takes effect when the server names this round: it may never receive the update
             save(on_cpu(memories.get(k, {})), self.file(shared, round_))
             answer = {
                 "update": contents,
@@ -169,11 +184,12 @@ class Site:
             }
             client.end_round()
         self.forget(shared, {*own.get("keep", []), own.get("memory"), round_})
-        self.tell(f"{self.counted(round_)}: trained, sends {num_bytes(contents):,} bytes of tensors")
+        size = f"{num_bytes(contents):,} bytes of tensors"
+        self.tell(f"round {round_}/{run.trainer.max_rounds - 1}: trained, sends {size}")
         return answer
 
     def evaluate(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """Metrics of the global model, or of the client's own one, on the site's data."""
+        """Evaluate the global model, or the client's own one, on the site's data."""
         run, k = self.run, own["client"]
         entries = self.memory(shared, own).get("state", {})
         metrics: dict[str, dict[str, float]] = {}
@@ -182,78 +198,58 @@ class Site:
                 metrics[phase] = run.evaluator.one_model(phase, run.server.state)
             elif entries:
                 metrics[phase] = run.evaluator.own_models(phase, run.server.state, iter([(k, entries)]))
-        self.tell(f"{self.counted(shared['round'])}: evaluated")
+        self.tell(f"round {shared['round']}/{run.trainer.max_rounds - 1}: evaluated")
         return {"metrics": metrics}
 
     def report(self, path: Path) -> str:
-        """Say where the site listens, and what leaves it."""
+        """Describe where the site listens, and the data that leave it."""
         facts = self.data.facts(self.evaluation)
         lines = [f"{entry.name}  {entry.dtype} {entry.shape}  {entry.num_bytes:,} bytes" for entry in self.declared]
         total = sum(entry.num_bytes for entry in self.declared)
         told = f"its name, {facts.num_examples} examples in {facts.batches} batches"
         told += "".join(f", {size} examples of {phase} data" for phase, size in self.evaluation.items())
         told += f", its classes {', '.join(facts.class_names)}" if facts.class_names else ""
-        ready = f"site {self.name} is ready, at {path.absolute()}; it tells the server {told}"
-        sent = f"it sends in a round: {total:,} bytes in {len(lines)} entries, its weight, means of what is logged"
+        ready = f"site {self.name} is ready, at {path.absolute()}; it reports to the server {told}"
+        sent = f"it sends in each round {total:,} bytes in {len(lines)} entries, its weight, and means of logged values"
         return "\n  ".join([ready, sent, *lines])
 
-    # ------------------------------------------------------------------ what the client remembers
+    # ------------------------------------------------------------------ memory of the client
     def file(self, shared: Mapping[str, Any], round_: int) -> Path:
-        """Path of the client's memory after its visit in a round of a run."""
+        """Return the path of the client's memory after its visit in a round of a run."""
         run_id = shared.get("run")
         if not isinstance(run_id, str) or len(run_id) != RUN_ID or not run_id.isalnum():
-            raise BadMessageError("the number of the run is none")
+            raise BadMessageError("the id of the run is malformed")
         return self.folder / run_id / f"{int(round_)}.pt"
 
     def memory(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        """Load the client's memory after the last visit whose update the server took; empty before the first."""
+        """Load the client's memory after the last visit whose update the server received; empty before the first."""
         last = own.get("memory")
         if last is None:
             return {}
         path = self.file(shared, last)
         if not path.is_file():
             there = sorted(int(file.stem) for file in path.parent.glob("*.pt"))
-            raise BadMessageError(f"the memory after round {last} is not at this site, which has those after {there}")
+            raise BadMessageError(f"this site lacks the memory after round {last}; it has the rounds {there}")
         return load(path)
 
     def forget(self, shared: Mapping[str, Any], keep: set[Any]) -> None:
-        """Remove the memories that the server will not ask for."""
+        """Remove the memories that the server will not request."""
         for path in self.file(shared, 0).parent.glob("*.pt"):
             if int(path.stem) not in keep:
                 path.unlink(missing_ok=True)
-
-    def counted(self, round_: int) -> str:
-        return f"round {round_}/{self.run.trainer.max_rounds - 1}"
 
     def tell(self, text: str) -> None:
         print(f"site {self.name}: {text}", file=sys.stderr, flush=True)
 
 
-def declared_of(run: Run) -> list[Entry]:
-    """Entries of the client's updates, from two rehearsed visits of one batch each."""
-    found: dict[str, Entry] = {}
-    begun = run.server.state
-    with run.client.rehearsing(run.methods):
-        for round_ in range(min(2, run.trainer.max_rounds)):
-            run.resident.begin_round(round_)
-            run.methods.on_round_start(run.server)
-            with replaced(run.resident.clock, limit=1):
-                update = run.local_training.visit(0, round_, begun)
-            found |= {entry.name: entry for entry in entries_of(contents_of(run.client, update))}
-    run.client.end_round()
-    return [entry for entry in found.values() if not entry.name.startswith("frozen/")]
-
-
-def answer_messages(run: Run, make: Callable[[Run], Site], path: Path) -> None:
+def answer_messages(run: Run, weights: None, socket: Path, **how: Any) -> None:
     """Answer messages on a socket, one at a time, until the process ends."""
-    prepare_fit(run, None, None, False)
-    begin_fit(run, fresh=True)
-    site = make(run)
-    with listening(path) as server:
-        print(site.report(path), flush=True)
+    site = Site(run, **how)
+    with listening(socket) as server:
+        print(site.report(socket), flush=True)
         while True:
             connection, _ = server.accept()
-            with connection, suppress(ConnectionError):  # who has asked may be gone
+            with connection, suppress(ConnectionError):  # the relay may have ended
                 try:
                     asked = receive(connection, site.limit)
                 except BadMessageError as error:
@@ -263,13 +259,13 @@ def answer_messages(run: Run, make: Callable[[Run], Site], path: Path) -> None:
 
 
 def listening(path: Path) -> socket.socket:
-    """Listen on a socket that only this user may open, in place of one that an ended process left."""
-    hint = f"a socket's path has at most {LONGEST_PATH} letters; give a shorter one"
+    """Listen on a socket that only this user may open, and replace the socket of an ended process."""
+    hint = f"the path of a socket is limited to {LONGEST_PATH} characters; pass a shorter one"
     require(len(str(path)) <= LONGEST_PATH, "socket", str(path), hint)
     path.parent.mkdir(parents=True, exist_ok=True)
     with socket.socket(socket.AF_UNIX) as probe:
         taken = probe.connect_ex(str(path)) == 0
-    require(not taken, "socket", str(path), "another worker of a site listens there; end it, or give another path")
+    require(not taken, "socket", str(path), "another worker listens there; end it, or pass another path")
     path.unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)

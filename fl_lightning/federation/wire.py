@@ -1,6 +1,6 @@
-"""Messages on their way: through the socket of a site, in Flower's records, and from these to the socket.
+"""Transport of messages: through the socket of a site, and in Flower's records.
 
-Nothing here imports torch or the engine, or reads data: the app that is submitted to a site needs the socket alone.
+Nothing here imports torch or the engine, or reads data: an app that is submitted to a site needs only the socket.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any
 
 from fl_lightning.errors import UsageError
 
-# bytes of a message, before it
+# header of a message: its size in bytes
 SIZE = struct.Struct("<Q")
-# bytes of a message whose receiver sets no limit
+# default limit on the bytes of a message
 LARGEST = 2**34
-# seconds in which a worker that is being started again must listen
+# seconds in which a restarted worker must listen
 PATIENCE = 60.0
 # names of the record of a message and of its one array
 RECORD, BYTES = "message", "bytes"
 
 
 class BadMessageError(UsageError):
-    """A message is not of the agreed form; it is refused as a whole."""
+    """A message is malformed; it is refused as a whole."""
 
 
 def check_size(size: int, limit: int) -> None:
     """Refuse a message of more than ``limit`` bytes."""
     if size > limit:
-        raise BadMessageError(f"a message of {size:,} bytes; at most {limit:,} are taken")
+        raise BadMessageError(f"a message of {size:,} bytes; at most {limit:,} are accepted")
 
 
 def joined(shared: bytes, own: bytes) -> bytes:
@@ -40,7 +40,7 @@ def joined(shared: bytes, own: bytes) -> bytes:
 
 
 def parted(message: bytes) -> tuple[bytes, bytes]:
-    """Part the two messages that :func:`joined` was given."""
+    """Split a message into the two that :func:`joined` received."""
     end = SIZE.size + int.from_bytes(message[: SIZE.size], "little")
     return message[SIZE.size : end], message[end:]
 
@@ -52,11 +52,11 @@ def send(connection: socket.socket, message: bytes) -> None:
 
 
 def receive(connection: socket.socket, limit: int = LARGEST) -> bytes:
-    """Read a message; memory is reserved only for bytes that have come.
+    """Read a message, reserving memory only for bytes that have arrived.
 
     Raises:
-        BadMessageError: it is too large.
-        ConnectionError: the other side has closed the connection.
+        BadMessageError: the message is larger than ``limit``.
+        ConnectionError: the peer has closed the connection.
     """
 
     def take(size: int) -> bytes:
@@ -64,7 +64,7 @@ def receive(connection: socket.socket, limit: int = LARGEST) -> bytes:
         while left:
             part = connection.recv(min(left, 2**20))
             if not part:
-                raise ConnectionError("the other side has closed the connection within a message")
+                raise ConnectionError("the peer has closed the connection within a message")
             parts.append(part)
             left -= len(part)
         return b"".join(parts)
@@ -75,10 +75,7 @@ def receive(connection: socket.socket, limit: int = LARGEST) -> bytes:
 
 
 def as_records(message: bytes) -> Any:
-    """A message as Flower's ``RecordDict``.
-
-    It is one array, as Flower stores and asks for each array separately, on every way of the message.
-    """
+    """Return a message as Flower's ``RecordDict`` with one array: Flower stores and requests arrays separately."""
     from flwr.app import Array as FlowerArray
     from flwr.app import ArrayRecord, RecordDict
 
@@ -87,10 +84,10 @@ def as_records(message: bytes) -> Any:
 
 
 def of_records(records: Any, limit: int = LARGEST) -> bytes:
-    """The message that :func:`as_records` was given.
+    """Return the message in the records of :func:`as_records`.
 
     Raises:
-        BadMessageError: the records hold something else, or the message is too large.
+        BadMessageError: the records have other contents, or the message is larger than ``limit``.
     """
     try:
         message = records.array_records[RECORD][BYTES].data
@@ -98,23 +95,23 @@ def of_records(records: Any, limit: int = LARGEST) -> bytes:
     except (KeyError, TypeError, AttributeError):
         plain = False
     if not plain:
-        raise BadMessageError("the records are not those of a message")
+        raise BadMessageError("the records do not hold exactly one message")
     check_size(len(message), limit)
     return message
 
 
 def relayed(path: str, message: bytes, patience: float = PATIENCE) -> bytes:
-    """Return the answer of the worker that listens at ``path``, or an error message where none does."""
+    """Return the answer of the worker that listens at ``path``, or an error message if none answers."""
     end = time.monotonic() + patience
     while True:
         try:
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.connect(path)
-                with suppress(ConnectionError):  # a worker that refuses a message by its size does not read to its end
+                with suppress(ConnectionError):  # a worker that refuses a message for its size stops reading
                     send(connection, message)
                 return receive(connection)
         except OSError as error:
-            # a worker that ends in a visit has not kept it: the message may be given to the next one
+            # a worker that ends during a visit has stored nothing: the next one may receive the same message
             if time.monotonic() >= end:
                 return told("failed", f"no worker of the site answers: {type(error).__name__}")
             time.sleep(0.5)
@@ -126,7 +123,7 @@ def told(kind: str, text: str) -> bytes:
 
 
 def client_app() -> Any:
-    """The ``ClientApp`` of a federation: its node's config says where the worker of the site listens."""
+    """Return the ``ClientApp`` of a federation, which relays messages to the socket named in its node's config."""
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
@@ -138,7 +135,7 @@ def client_app() -> Any:
         try:
             hint = "start its node with --node-config 'socket=\"/path/to/worker.sock\"'"
             asked = of_records(message.content)
-            answer = relayed(str(path), asked) if path else told("refused", f"no socket of a worker is given; {hint}")
+            answer = relayed(str(path), asked) if path else told("refused", f"its config names no socket; {hint}")
         except BadMessageError as error:
             answer = told("refused", str(error))
         return Message(as_records(answer), reply_to=message)

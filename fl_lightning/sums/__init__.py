@@ -1,4 +1,4 @@
-"""What clients send up: totals with weights, added exactly."""
+"""Exact sums of the weighted values that clients send."""
 
 from fl_lightning.sums.reduced import Reduced
 from fl_lightning.sums.update import Totals, Update

@@ -1,14 +1,14 @@
-r"""Sums of float64 vectors that are exact, so that they have the same bits in any order and over any split.
+r"""Exact sums of float64 vectors, which have the same bits in any order and over any split.
 
-A number is cut at fixed places into pieces of at most 40 bits, each a multiple of :math:`2^{e - 52}`. The pieces of one
-place are added in a float64 of their own, the *bin* of exponent e. 14 bits of a bin stay free, so thousands of
-additions are exact. What lies below :math:`2^{-97}` is rounded off each number by itself.
+A number is split at fixed positions into pieces of at most 40 bits, each a multiple of :math:`2^{e - 52}`. The pieces
+at one position are added in a separate float64, the *bin* of exponent e. 14 bits of a bin remain free, so thousands of
+additions are exact. Each number is rounded to a multiple of :math:`2^{-97}` before it is added.
 
-Cutting a number by adding and subtracting a large constant is the error-free extraction of Rump, Ogita and Oishi
+Splitting a number by adding and subtracting a large constant is the error-free extraction of Rump, Ogita and Oishi
 (Accurate Floating-Point Summation, Part I, SIAM J. Sci. Comput. 31(1), 2008, Algorithm 3.2,
 https://doi.org/10.1137/050645671), after Ogita, Rump and Oishi (Accurate Sum and Dot Product, SIAM J. Sci. Comput.
-26(6), 2005, https://doi.org/10.1137/030601818). Bins at fixed exponents, with which the result does not depend on the
-order of the additions, are those of Demmel and Nguyen (Parallel Reproducible Summation, IEEE Trans. Comput. 64(7),
+26(6), 2005, https://doi.org/10.1137/030601818). Bins at fixed exponents, which make the result independent of the
+order of the additions, are due to Demmel and Nguyen (Parallel Reproducible Summation, IEEE Trans. Comput. 64(7),
 2015, https://doi.org/10.1109/TC.2014.2345391).
 """
 
@@ -25,22 +25,22 @@ from fl_lightning.collectives import Collectives
 
 STEP = 40
 LOWEST, USUAL, HIGHEST = -44, 36, 156
-# numbers from here on count as infinite
+# numbers of at least this size count as infinite
 LIMIT = 2.0 ** (HIGHEST - 14)
-# the bin of nan and infinity, whose sum does not depend on the order either
+# the bin of nan and infinity, whose sum is also independent of the order
 NOT_FINITE = 999
-# additions after which the bins are normalised; a bin is exact up to 4 times as many
+# additions after which the bins are normalised; a bin is exact for up to 4 times this number
 ADDITIONS = 4096
-# numbers worked on at a time, so that they stay in a core's cache
+# numbers processed at a time, so that they stay in a core's cache
 CHUNK = 16384
 
 
 class ExactSum:
-    """The sum of vectors ``(n,)`` of float64. A number that is nan or infinite makes the sum so.
+    """An exact sum of float64 vectors ``(n,)``; nan and infinity propagate as in a plain sum.
 
     Args:
         size: n.
-        device: where it is kept.
+        device: device of the sum.
     """
 
     def __init__(self, size: int = 0, device: torch.device | str = "cpu") -> None:
@@ -52,14 +52,14 @@ class ExactSum:
 
     @property
     def exponents(self) -> list[int]:
-        """The exponents of its bins, largest first."""
+        """The exponents of the bins, largest first."""
         return list(self._bins)
 
     def add(self, values: Tensor) -> None:
         """Add ``values`` ``(n,)``, or each row of ``(m, n)`` with m at most :data:`ADDITIONS`; overwrites them."""
         values = self._make_room(values)
         rows = len(values) if values.ndim > 1 else 1
-        # in a bin that is added up row by row, too, the order of exact additions has no effect
+        # exact additions are independent of the order, also among the rows
         self._additions += rows
         if self._additions > ADDITIONS:
             self._normalise()
@@ -68,7 +68,7 @@ class ExactSum:
             self._add_chunk(values[..., begin : begin + CHUNK // rows + 1], begin)
 
     def value(self) -> Tensor:
-        """The sum ``(n,)``."""
+        """Return the sum ``(n,)``."""
         self._normalise()
         total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         for exponent in sorted(self._bins):
@@ -76,7 +76,7 @@ class ExactSum:
         return total
 
     def spread(self, places: Tensor, size: int) -> None:
-        """Become a sum of ``size`` numbers: number i moves to ``places[i]``, and the others are 0."""
+        """Resize the sum to ``size`` numbers: number i moves to ``places[i]``, and new numbers are 0."""
         narrow, self.size, self._bins = self._bins, size, {}
         for exponent, values in narrow.items():
             self._open(exponent)[places] = values
@@ -85,8 +85,8 @@ class ExactSum:
         """Add up the sums of all workers, in one collective.
 
         Args:
-            workers: they all call this.
-            exponents: those of the bins of all workers.
+            workers: the workers; all of them must call this.
+            exponents: the exponents of all workers' bins.
         """
         order = sorted(exponents)
         self._normalise()
@@ -102,21 +102,27 @@ class ExactSum:
         """
         order = sorted(self._bins.keys() - {NOT_FINITE})
         for low, high in pairwise(order):
-            _carry(self._bins[low], self._bins[high], high)
+            # adding and subtracting a large number leaves the multiples of the unit of the larger bin
+            large, unit = 1.5 * 2.0**high, 2.0 ** (high - 52)
+            multiples = (self._bins[low] + large).sub_(large)
+            # half a unit can be rounded either way: keep the positive half
+            multiples.sub_((self._bins[low] - multiples).eq_(-unit / 2), alpha=unit)
+            self._bins[low].sub_(multiples)
+            self._bins[high].add_(multiples)
         self._additions = 0
         if self.size and float(self._bins[order[-1]].abs().max()) >= 2.0 ** (order[-1] - 13):
             self._open(order[-1] + STEP)
             self._normalise()
 
     def _open(self, exponent: int) -> Tensor:
-        """The bin of ``exponent``, filled with zeros where it is new."""
+        """Return the bin of ``exponent``, with zeros if it is new."""
         if exponent not in self._bins:
             self._bins[exponent] = torch.zeros(self.size, dtype=torch.float64, device=self.device)
             self._bins = dict(sorted(self._bins.items(), reverse=True))
         return self._bins[exponent]
 
     def _make_room(self, values: Tensor) -> Tensor:
-        """Open the bins that the largest number needs, and put nan and infinity into a bin of their own."""
+        """Open the bins that the largest number needs, and add nan and infinity to a separate bin."""
         largest = max(abs(float(end)) for end in values.aminmax()) if self.size else 0.0
         # nan fails this comparison as well
         if not largest < LIMIT:
@@ -136,20 +142,10 @@ class ExactSum:
         for exponent, total in self._bins.items():
             if exponent == NOT_FINITE:
                 continue
-            # adding and subtracting a large number leaves the nearest multiple of its unit
+            # adding and subtracting a large number rounds to a multiple of its unit
             large = 1.5 * 2.0**exponent
             torch.add(rest, large, out=piece)
             piece.sub_(large)
             total[begin : begin + rest.shape[-1]].add_(piece if piece.ndim == 1 else piece.sum(0))
             if exponent != LOWEST:
                 rest.sub_(piece)
-
-
-def _carry(low: Tensor, high: Tensor, exponent: int) -> None:
-    """Move the multiples of the unit of ``high`` from ``low`` to ``high``, in place."""
-    large, unit = 1.5 * 2.0**exponent, 2.0 ** (exponent - 52)
-    multiples = (low + large).sub_(large)
-    # half a unit can be rounded either way: leave the positive half
-    multiples.sub_((low - multiples).eq_(-unit / 2), alpha=unit)
-    low.sub_(multiples)
-    high.add_(multiples)

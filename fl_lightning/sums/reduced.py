@@ -1,9 +1,9 @@
-"""Logged values by their reduction: mean, sum, max or min."""
+"""Reductions of logged values: mean, sum, max and min."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -17,7 +17,7 @@ EMPTY: dict[Kind, float] = {"mean": 0.0, "sum": 0.0, "max": -math.inf, "min": ma
 
 @dataclass(frozen=True)
 class Reduced:
-    """Values that were reduced to one.
+    """The reduction of several values.
 
     Args:
         kind: the reduction.
@@ -31,56 +31,40 @@ class Reduced:
 
     @property
     def value(self) -> float:
-        """The mean, sum, maximum or minimum; a mean of no weight is 0."""
+        """Return the mean, sum, maximum or minimum; a mean without weight is 0."""
         if self.kind != "mean":
             return self.total
         return self.total / self.weight if self.weight else 0.0
 
 
 def join(kind: Kind, one: float, other: float) -> float:
-    """The total of two totals; nan if one of them is."""
+    """Combine two totals; nan if either is."""
     if kind in ("mean", "sum"):
         return one + other
     if math.isnan(one) or math.isnan(other):
         return math.nan
-    # adding 0 makes 0 of -0, which max and min would give by the order of their arguments
+    # adding 0 turns -0 into 0, since max and min of 0 and -0 depend on the order of their arguments
     return (max(one, other) if kind == "max" else min(one, other)) + 0.0
 
 
 def addable(values: Mapping[str, Reduced]) -> dict[str, dict[str, Weighted]]:
-    """The means and sums among ``values``, which can be added, by kind and name."""
+    """Return the means and sums among ``values``, which can be added, by kind and name."""
     return {
         kind: {name: Weighted.summed(one.total, one.weight) for name, one in values.items() if one.kind == kind}
         for kind in ("mean", "sum")
     }
 
 
-class Extremes:
-    """The largest and smallest among values by name; their order has no effect."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Reduced] = {}
-
-    def add(self, values: Mapping[str, Reduced]) -> None:
-        """Take the maxima and minima among ``values`` into account; other kinds are left out."""
-        for name, one in values.items():
-            if one.kind in ("max", "min"):
-                before = self.values.get(name, one)
-                self.values[name] = Reduced(one.kind, join(one.kind, before.total, one.total))
-
-    def merge(self, workers: Iterable[Mapping[str, Reduced]]) -> None:
-        """Take the values of all workers into account."""
-        for values in workers:
-            self.add(values)
+def update_extremes(extremes: dict[str, Reduced], values: Mapping[str, Reduced]) -> None:
+    """Update the maxima and minima of a run by those among ``values``, in any order; ignore other kinds."""
+    for name, one in values.items():
+        if one.kind in ("max", "min"):
+            before = extremes.get(name, one)
+            extremes[name] = Reduced(one.kind, join(one.kind, before.total, one.total))
 
 
-def reduced(totals: Mapping[str, Any], extremes: Extremes) -> dict[str, float]:
-    """The value of each name.
-
-    Args:
-        totals: sums over what :func:`addable` gives.
-        extremes: the maxima and minima.
-    """
+def reduced(totals: Mapping[str, Any], extremes: Mapping[str, Reduced]) -> dict[str, float]:
+    """Return the value of each name, from sums over :func:`addable` values, and from the maxima and minima."""
     means = {name: float(total.mean()) for name, total in totals.get("mean", {}).items()}
     sums = {name: float(total.total) for name, total in totals.get("sum", {}).items()}
-    return {**means, **sums, **{name: one.value for name, one in extremes.values.items()}}
+    return {**means, **sums, **{name: one.value for name, one in extremes.items()}}

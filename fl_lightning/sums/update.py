@@ -1,4 +1,4 @@
-"""A client's update, and the totals of the updates of a cohort."""
+"""The update of a client, and the totals over the updates of a cohort."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import torch
 from torch import Tensor
 
 from fl_lightning.collectives import Collectives
-from fl_lightning.sums.reduced import Extremes, Reduced, addable, reduced
+from fl_lightning.sums.reduced import Reduced, addable, reduced, update_extremes
 from fl_lightning.sums.weighted import Sums, Weighted, weigh
 
 
 @dataclass
 class Update:
-    """What a client sends.
+    """The update that a client sends after a visit.
 
     Args:
-        delta: change of the parameters that travel, or what the methods made of it, by name.
-        others: values of the buffers that travel, by name.
-        weight: p_k, before it is normalised over the cohort.
-        payload: what each method sends beside the weights, by the method's name.
+        delta: change of the shared parameters by name, possibly transformed by methods.
+        others: values of the shared buffers, by name.
+        weight: p_k, before normalisation over the cohort.
+        payload: additional values of each method, by the method's name.
         logged: the values logged in this visit, by name, each with its reduction.
         drift: Euclidean norm of the change of the trained parameters.
-        frozen: change of the frozen parameters that travel and that this client has changed, by name.
-        num_bytes: bytes of all that, in the types in which a client has it.
+        frozen: change of the shared frozen parameters that this client has changed, by name.
+        num_bytes: bytes of all these values, in the client's types.
     """
 
     delta: dict[str, Tensor]
@@ -39,7 +39,7 @@ class Update:
     num_bytes: int = 0
 
     def weighted(self) -> dict[str, Any]:
-        """The update as ``Weighted`` values, which can be added, by field; logged extremes are left out."""
+        """Return the update as ``Weighted`` values by field, without logged extremes, which cannot be added."""
         return {
             "clients": Weighted.of(1.0),
             "drift": Weighted.of(self.drift, float(self.weight)),
@@ -53,40 +53,41 @@ class Update:
 
 
 class Totals:
-    """The sums over the updates of a cohort; memory does not grow with the cohort.
+    """The sums over the updates of a cohort, in memory that does not grow with the cohort.
 
     Args:
-        device: where they are added.
+        device: device of the sums.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._sums = Sums(device)
-        self._extremes = Extremes()
-        # values of torchmetrics objects over all clients, in place of the means
+        self._extremes: dict[str, Reduced] = {}
+        # values of torchmetrics objects over all clients, which replace the means
         self.merged: dict[str, float] = {}
 
     def add(self, update: Update) -> None:
         """Add a client's update."""
         self._sums.add(update.weighted())
-        self._extremes.add(update.logged)
+        update_extremes(self._extremes, update.logged)
 
     def add_rows(self, updates: Mapping[str, Any], extremes: Mapping[str, Reduced]) -> None:
         """Add the updates of several clients.
 
         Args:
-            updates: as :meth:`Update.weighted`, with a row for each client.
+            updates: values as in :meth:`Update.weighted`, with a row for each client.
             extremes: the largest and smallest of their logged values, by name.
         """
         self._sums.add_rows(updates)
-        self._extremes.add(extremes)
+        update_extremes(self._extremes, extremes)
 
     def all_reduce(self, workers: Collectives) -> None:
         """Add up the totals of all workers, in one collective over one flat vector."""
-        self._extremes.merge(self._sums.all_reduce(workers, self._extremes.values))
+        for extremes in self._sums.all_reduce(workers, self._extremes):
+            update_extremes(self._extremes, extremes)
 
     @property
     def num_clients(self) -> int:
-        """How many clients have sent an update."""
+        """Number of clients that have sent an update."""
         return int(self._field("clients").total) if self._sums.totals else 0
 
     @property
@@ -96,17 +97,17 @@ class Totals:
 
     @property
     def delta(self) -> dict[str, Tensor]:
-        """Mean change of the parameters by name; none where all weights are 0."""
+        """Mean change of the parameters by name; empty if all weights are 0."""
         return self._present_means("delta")
 
     @property
     def others(self) -> dict[str, Tensor]:
-        """Mean of the buffers by name; none where all weights are 0."""
+        """Mean of the buffers by name; empty if all weights are 0."""
         return self._present_means("others")
 
     @property
     def frozen(self) -> dict[str, Tensor]:
-        """Mean change of the frozen parameters that any client has changed; it counts as 0 for the others."""
+        """Mean change of the frozen parameters that any client has changed; 0 for clients that have not."""
         changes, weight = self._field("frozen"), self._field("drift").weight if self._sums.totals else 0.0
         return {name: value.total / weight for name, value in changes.items() if bool(value.weight)}
 
@@ -117,12 +118,12 @@ class Totals:
 
     @property
     def payload(self) -> dict[str, dict[str, Weighted]]:
-        """The sums of what the clients sent for each method, by the method's name."""
+        """Sums of the clients' payloads, by the method's name."""
         return self._field("payload")
 
     @property
     def logged(self) -> dict[str, float]:
-        """The logged values by name: means over examples, sums, maxima and minima over the clients."""
+        """Logged values by name: means over examples, and sums, maxima and minima over the clients."""
         values = {**reduced(self._field("logged"), self._extremes), **self.merged}
         return {name: value for name, value in values.items() if name not in {f"{one}/clients" for one in self.merged}}
 

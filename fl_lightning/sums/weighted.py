@@ -1,6 +1,6 @@
-"""Totals with weights: all that a client sends can be added.
+"""Weighted totals: every value that a client sends can be added.
 
-The server adds exactly and divides once, so one process and several compute the same bits.
+The server adds exactly and divides once, so that any number of processes computes the same bits.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fl_lightning.collectives import Collectives
 from fl_lightning.errors import UsageError
 from fl_lightning.sums.exact import ExactSum
 
-# rows that are added at once, few enough that their sum is exact
+# most rows that are added at once, so that their sum stays exact
 MOST_ROWS = 256
-# numbers of the vectors that wait to be added together
+# most numbers in the vectors that wait to be added together
 MOST_WAITING = 16384
-# where a value lies in nested dictionaries
+# the keys of a value in nested dictionaries
 Path = tuple[str, ...]
-# of a total and of its weight
+# shapes of a total and of its weight
 Shapes = tuple[torch.Size, torch.Size]
 Layout = dict[Path, Shapes]
 
@@ -44,17 +44,17 @@ class Weighted:
 
     @classmethod
     def of(cls, value: Tensor | float, weight: Tensor | float = 1.0) -> Weighted:
-        """The sum over one element: ``value`` with weight ``weight``, in float64."""
+        """Return the sum over a single value with weight ``weight``, in float64."""
         if isinstance(value, (int, float)) and isinstance(weight, (int, float)):
             return cls.summed(float(value) * weight, weight)
-        # a plain number is never rounded to float32 on the way
+        # plain numbers are not rounded to float32
         total = torch.as_tensor(value, dtype=torch.float64).detach()
         scale = torch.as_tensor(weight, dtype=torch.float64, device=total.device).detach()
         return cls(total * scale, scale)
 
     @classmethod
     def summed(cls, total: Tensor | float, weight: float) -> Weighted:
-        """A total that was already added up, of values whose weights add up to ``weight``."""
+        """Return a total that is already a sum of values, whose weights add up to ``weight``."""
         if isinstance(total, (int, float)):
             return cls(*torch.tensor((float(total), float(weight)), dtype=torch.float64).unbind())
         value = torch.as_tensor(total, dtype=torch.float64)
@@ -64,7 +64,7 @@ class Weighted:
         return Weighted(self.total + other.total, self.weight + other.weight)
 
     def mean(self) -> Tensor:
-        """``total / weight``; 0 where nothing was added."""
+        """Return ``total / weight``; 0 where the weight is 0."""
         empty = self.weight == 0
         return torch.where(empty, 0.0, self.total / torch.where(empty, 1.0, self.weight))
 
@@ -72,26 +72,26 @@ class Weighted:
 class Sums:
     """Running sums of dictionaries, nested or not, of :class:`Weighted` values.
 
-    They are exact: the same bits in any order and over any number of workers. All numbers lie in one flat vector;
-    memory does not grow with the number of additions.
+    The sums are exact: the same bits in any order and over any number of workers. All numbers lie in one flat vector,
+    so memory does not grow with the number of additions.
 
     Args:
-        device: where the vector lies.
+        device: device of the vector.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._layout: Layout = {}
         self._exact = ExactSum(0, device)
-        # vectors that are still to be added: for a small model, adding them together takes hardly longer than one
+        # vectors yet to be added: for a small model, adding many takes hardly longer than adding one
         self._waiting: list[Tensor] = []
         self._totals: dict[str, Any] | None = None
 
     @torch.no_grad()
     def add(self, values: Mapping[str, Any]) -> None:
-        """Add what one client (or one batch) contributes: ``Weighted`` values, or dictionaries of them, by name.
+        """Add the contribution of one client or batch: ``Weighted`` values, or dictionaries of them, by name.
 
         Raises:
-            ArithmeticError: a value has another shape than before.
+            ArithmeticError: the shape of a value differs from earlier contributions.
         """
         entries = flatten(values)
         if not entries:
@@ -106,10 +106,10 @@ class Sums:
 
     @torch.no_grad()
     def add_rows(self, values: Mapping[str, Any]) -> None:
-        """Add what several contribute, each a row: as :meth:`add`, with totals and weights ``(m, ...)``.
+        """Add m contributions, as :meth:`add` with totals and weights ``(m, ...)``.
 
         Raises:
-            ArithmeticError: a value has another shape than before.
+            ArithmeticError: the shape of a value differs from earlier contributions.
         """
         entries = flatten(values)
         self._totals = None
@@ -130,7 +130,7 @@ class Sums:
             self._exact.add(some)
 
     def all_reduce(self, workers: Collectives, note: Any = None) -> list[Any]:
-        """Add up the sums of all workers, who all call this; returns the small ``note`` of each, by rank."""
+        """Add up the sums of all workers, which must all call this; return the small ``note`` of each, by rank."""
         if workers.size == 1:
             return [note]
         self._add_waiting()
@@ -146,7 +146,7 @@ class Sums:
 
     @property
     def totals(self) -> dict[str, Any]:
-        """The sums, in the dictionaries in which they came."""
+        """The sums, in dictionaries nested as the contributions."""
         if self._totals is None:
             self._add_waiting()
             shapes = [shape for pair in self._layout.values() for shape in pair]
@@ -156,11 +156,11 @@ class Sums:
         return self._totals
 
     def means(self) -> dict[str, Tensor]:
-        """The mean by name; for sums without nested dictionaries."""
+        """Return the mean by name, for sums without nested dictionaries."""
         return {name: total.mean() for name, total in self.totals.items()}
 
     def _extend(self, layout: Layout) -> None:
-        """Extend the vector to a superset of the present layout, with zeros for the new values."""
+        """Extend the vector to a superset of the current layout, with zeros for the new values."""
         if layout == self._layout:
             return
         self._add_waiting()
@@ -185,7 +185,7 @@ class Sums:
 
 
 def flatten(values: Mapping[str, Any], path: Path = ()) -> dict[Path, Weighted]:
-    """The values of nested dictionaries by their paths.
+    """Return the values of nested dictionaries by path.
 
     Raises:
         UsageError: a value is neither ``Weighted`` nor a dictionary.
@@ -198,17 +198,17 @@ def flatten(values: Mapping[str, Any], path: Path = ()) -> dict[Path, Weighted]:
             entries |= flatten(value, (*path, name))
         else:
             what = "/".join((*path, name))
-            raise UsageError(f"{what} is a {type(value).__name__}: give Weighted.of(value, weight)")
+            raise UsageError(f"{what} is a {type(value).__name__}; use Weighted.of(value, weight)")
     return entries
 
 
 def cloned(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of ``Weighted`` values, or nested dictionaries of them."""
+    """Return a copy of ``Weighted`` values in nested dictionaries."""
     return nested({path: Weighted(v.total.clone(), v.weight.clone()) for path, v in flatten(values).items()})
 
 
 def nested(entries: Mapping[Path, Weighted]) -> dict[str, Any]:
-    """The nested dictionaries of which ``entries`` are the values by path."""
+    """Return nested dictionaries with the given values by path."""
     tree: dict[str, Any] = {}
     for (*folders, name), value in entries.items():
         branch = tree
@@ -219,31 +219,31 @@ def nested(entries: Mapping[Path, Weighted]) -> dict[str, Any]:
 
 
 def merged(first: Layout, second: Layout) -> Layout:
-    """Both layouts in one, in ascending order of the paths.
+    """Return the union of two layouts, in ascending order of the paths.
 
     Raises:
-        ArithmeticError: a value has another shape in the second.
+        ArithmeticError: the shapes of a value differ.
     """
     for path in first.keys() & second.keys():
         if first[path] != second[path]:
             one, other = (tuple(map(tuple, layout[path])) for layout in (first, second))
-            raise ArithmeticError(f"{'/'.join(path)} has the shape {other}, and {one} before")
+            raise ArithmeticError(f"{'/'.join(path)} has the shape {other}; it was {one} earlier")
     return dict(sorted((first | second).items()))
 
 
 def length(shapes: Shapes) -> int:
-    """How many numbers a total and its weight have."""
+    """Return the number of elements of a total and its weight."""
     return sum(shape.numel() for shape in shapes)
 
 
 def weigh_rows(values: Tensor, weights: Tensor) -> Weighted:
-    """Rows ``(m, ...)`` times their weights ``(m,)``, in float64, with these weights."""
+    """Multiply rows ``(m, ...)`` by their weights ``(m,)`` in float64."""
     return Weighted(values.double() * weights.view(-1, *[1] * (values.ndim - 1)), weights)
 
 
 @torch.no_grad()
 def weigh(values: Mapping[str, Tensor], weight: float) -> dict[str, Weighted]:
-    """``weight`` times each of the tensors, in float64, with that weight."""
+    """Multiply each tensor by its ``weight`` in float64."""
     if not values:
         return {}
     scaled = foreach.multiply([value.detach().double() for value in values.values()], float(weight))

@@ -20,7 +20,7 @@ USUAL = [
     "server lr below 0",
     "alhpa",
     "Dirichet",
-    "a class that is no model",
+    "a class of another kind",
     "a method twice",
     "local_steps 1.5",
     "a section twice",

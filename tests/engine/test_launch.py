@@ -1,4 +1,4 @@
-"""How the workers start: by forks, by running the program anew, or not at all, and what is said of it."""
+"""Starting the workers: by forks, by running the program again, or not at all, and the messages about it."""
 
 import multiprocessing
 import os
@@ -22,7 +22,7 @@ from fl_lightning.errors import ClientError, LostWorkerError
 
 @pytest.fixture
 def notebook(monkeypatch):
-    """A prompt, which has no program to run anew."""
+    """A prompt, which has no program to run again."""
     for module in (launcher, connector):
         monkeypatch.setattr(module, "_IS_INTERACTIVE", True)
 

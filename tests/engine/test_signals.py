@@ -1,4 +1,4 @@
-"""Signals stop a fit: what is on disk then, how it goes on, what is left behind, and what the user sees."""
+"""Signals that stop a fit: the files on disk, the resumed run, clean-up, and messages."""
 
 import os
 import shlex
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.errors import assert_names
-from helpers.runs import assert_same_bits, history, plain_sgd_model, small_data, small_trainer
+from helpers.runs import assert_same_bits, history, plain_sgd_model, sends, small_data, small_trainer
 
 from fl_lightning import Method
 from fl_lightning.callbacks import Callback
@@ -26,7 +26,7 @@ class Sends(Method):
     """Sends signals to this process in the second round, when a client begins to train."""
 
     def __init__(self, *numbers):
-        # an iterator goes on from visit to visit, so that each worker sends them once
+        # an iterator, so that each worker sends them once in all visits
         self.numbers, self.round = iter(numbers), -1
 
     def on_round_start(self, server):
@@ -35,17 +35,6 @@ class Sends(Method):
     def on_client_start(self, client):
         for number in self.numbers if self.round == 1 else ():
             os.kill(os.getpid(), number)
-
-
-class SendsToOne(Callback):
-    """Sends a signal to one worker alone, when it has trained a client in the second round."""
-
-    def __init__(self, number, rank=0):
-        self.number, self.rank = number, rank
-
-    def on_client_end(self, trainer, client):
-        if trainer.global_rank == self.rank and trainer.server.round == 1:
-            os.kill(os.getpid(), self.number)
 
 
 def fit(tmp_path, *methods, name="run", ckpt_path=None, **kwargs):
@@ -61,7 +50,7 @@ def fit(tmp_path, *methods, name="run", ckpt_path=None, **kwargs):
 
 @pytest.fixture(autouse=True)
 def _interruptible():
-    """A shell lets what it starts in the background ignore SIGINT."""
+    """A shell makes background processes ignore SIGINT."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -106,7 +95,7 @@ def test_a_run_that_took_the_previous_checkpoint_names_the_one_that_is_there(tmp
 
 def test_a_round_is_finished_where_earlier_ones_are_not_saved(tmp_path, whole, capfd):
     how = {"checkpoint_every_n_rounds": 3, "devices": 2}
-    trainer, stopped = fit(tmp_path, Sends(), callbacks=[SendsToOne(signal.SIGTERM)], **how)
+    trainer, stopped = fit(tmp_path, Sends(), callbacks=[sends(signal.SIGTERM, 0)], **how)
     assert isinstance(stopped, Terminated)
     assert len(trainer.history) == 2
     assert_names(capfd.readouterr().err, "SIGTERM", "round 1")
@@ -118,7 +107,7 @@ def test_a_round_is_finished_where_earlier_ones_are_not_saved(tmp_path, whole, c
 def test_two_workers_stop_and_leave_nothing(tmp_path, whole, rank, number):
     # SLURM and a terminal tell all of them
     everyone = Sends(*[number] * (rank is None))
-    one = [] if rank is None else [SendsToOne(number, rank)]
+    one = [] if rank is None else [sends(number, rank)]
     trainer, stopped = fit(tmp_path, everyone, devices=2, callbacks=one)
     assert type(stopped) is KINDS[number]
     assert len(trainer.history) == 1

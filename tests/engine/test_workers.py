@@ -16,12 +16,20 @@ import pytest
 import torch
 from helpers import launched
 from helpers.errors import assert_names, refused
-from helpers.runs import assert_same_bits, history, plain_sgd_model, small_data, small_model, small_trainer
+from helpers.runs import (
+    OnWorker,
+    assert_same_bits,
+    history,
+    plain_sgd_model,
+    sends,
+    small_data,
+    small_model,
+    small_trainer,
+)
 from helpers.theirs import Labelled, Synchronises, TheirData, Theirs
 from helpers.tiny import TinyData, TinyModule, clients
 from lightning.fabric.plugins.environments.lightning import find_free_network_port
 from torch.utils.data import DataLoader
-from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import Callback
@@ -37,7 +45,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _undrawn(undrawn):
-    """What several workers find is in the metrics."""
+    """Metrics hold all results of several workers."""
 
 
 def compare(tmp_path, methods=list, model=plain_sgd_model, data=None, workers=(1, 2), **kwargs):
@@ -61,25 +69,10 @@ def test_more_workers_than_clients_give_the_bits_of_one(tmp_path):
 
 
 class WithLoaders(TheirData):
-    """The same data, by a process of its own."""
+    """The same data, loaded by a separate process."""
 
     def train_dataloader(self):
         return DataLoader(Labelled(self.items[:240]), batch_size=16, shuffle=True, num_workers=1)
-
-
-def test_a_worker_can_have_loader_processes(tmp_path):
-    compare(tmp_path, model=Theirs, data=lambda: Partitioned(WithLoaders(), num_clients=2), max_rounds=1)
-
-
-class WithMetric(TinyModule):
-    """Adds its accuracy up in an object of torchmetrics, over batches of different sizes."""
-
-    def build(self):
-        self.accuracy = MulticlassAccuracy(3)
-
-    def validation_step(self, batch, batch_idx):
-        self.accuracy(self(batch[0]), batch[1])
-        self.log("accuracy", self.accuracy)
 
 
 class Leaks(TinyModule):
@@ -99,7 +92,7 @@ def synchronises():
 
 MODULES = {
     "a user's module and data": (Theirs, lambda: Partitioned(TheirData(), num_clients=5)),
-    "a metric that the module adds up": (WithMetric, lambda: clients(TinyData(40, val=[30], batch_size=7), 9, 20, 11)),
+    "loader processes": (Theirs, lambda: Partitioned(WithLoaders(), num_clients=2)),
     "a buffer in no state": (Leaks, lambda: clients(TinyData(40), 9, 20, 11)),
     "numbers that the module synchronises": (synchronises, lambda: small_data(num_clients=3)),
 }
@@ -171,7 +164,7 @@ def test_seconds_by_phase_add_up_to_those_of_the_round(tmp_path):
 
 @pytest.fixture
 def network(monkeypatch):
-    """Workers that cannot trust what they receive, as those of several machines."""
+    """Workers that cannot trust received messages, as on several machines."""
     monkeypatch.setattr(IndependentStrategy, "is_private", False)
 
 
@@ -200,7 +193,7 @@ def test_values_of_any_and_unequal_size_are_gathered_by_rank(tmp_path, request, 
 
 
 class Own:
-    """What no other machine should build from a message."""
+    """An object that no machine should build from a message."""
 
 
 class GathersOwn(Callback):
@@ -310,50 +303,26 @@ def test_clients_that_fail_on_any_worker_are_skipped_alike(tmp_path):
     assert [trainer.history[1][name] for name in ("clients/failed", "clients")] == [2, 5]
 
 
-class Killed(Callback):
-    """Ends worker 1 by a signal in the second round, when it has trained a client."""
-
-    def on_client_end(self, trainer, client):
-        if trainer.global_rank == 1 and trainer.server.round == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_a_lost_worker_ends_the_run_by_name(tmp_path):
     with refused("round 1", "worker 1", "SIGKILL", kind=ClientError):
-        small_trainer(tmp_path, devices=2, callbacks=[Killed()]).fit(small_model(), small_data())
+        small_trainer(tmp_path, devices=2, callbacks=[sends(signal.SIGKILL)]).fit(small_model(), small_data())
     assert not torch.distributed.is_initialized()
-
-
-class Freezes(Callback):
-    """Stops one worker in the second round, and leaves its process to the others."""
-
-    def __init__(self, rank):
-        self.rank = rank
-
-    def on_client_end(self, trainer, client):
-        if trainer.global_rank == self.rank and trainer.server.round == 1:
-            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 @pytest.mark.thorough
 def test_a_frozen_worker_is_named_after_the_timeout(tmp_path):
     with refused("round 1", "worker 2", "trainer.timeout=1", kind=LostWorkerError) as ended:
-        small_trainer(tmp_path, devices=3, timeout=1, callbacks=[Freezes(2)]).fit(small_model(), small_data())
+        small_trainer(tmp_path, devices=3, timeout=1, callbacks=[sends(signal.SIGSTOP, 2)]).fit(
+            small_model(), small_data()
+        )
     assert "worker 1" not in str(ended.value)
     assert not multiprocessing.active_children()
 
 
-class Slow(Callback):
-    """Lets one worker take longer than the time between two looks of the others."""
-
-    def on_client_end(self, trainer, client):
-        if trainer.global_rank == 1:
-            time.sleep(0.15)
-
-
 def test_a_slow_worker_is_waited_for_without_a_timeout(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "LOOK", 0.02)
-    small_trainer(tmp_path, devices=2, max_rounds=1, callbacks=[Slow()]).fit(small_model(), small_data())
+    slow = OnWorker(partial(time.sleep, 0.15))
+    small_trainer(tmp_path, devices=2, callbacks=[slow]).fit(small_model(), small_data())
 
 
 def test_a_port_in_use_is_refused_and_nothing_written(tmp_path, monkeypatch):
@@ -385,7 +354,7 @@ def alone(tmp_path_factory):
 
 
 def assert_saved(folder, state, fits=1, workers=2):
-    """Fail unless each fit of a run was by so many workers, and ended with a state."""
+    """Fail unless each fit of a run used this number of workers and ended with a state."""
     assert sorted(path.name for path in folder.iterdir()) == [f"version_{number}" for number in range(fits)]
     for path in folder.iterdir():
         assert f",placed/{workers - 1}/steps," in (path / "metrics.csv").read_text()
@@ -394,13 +363,13 @@ def assert_saved(folder, state, fits=1, workers=2):
 
 def as_task(variables, arguments):
     """Fit in this forked process as a task that another program started with these variables."""
-    gc.freeze()  # what the tests have left behind is never collected here
+    gc.freeze()  # garbage of earlier tests must not be collected here
     os.environ.update(variables)
     launched.main(*arguments)
 
 
 def fork_tasks(tasks, *arguments):
-    """A process for the variables of each task: importing torch anew takes seconds."""
+    """Fork a process for the variables of each task, without importing torch again."""
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=as_task, args=(variables, arguments)) for variables in tasks]
     for process in processes:

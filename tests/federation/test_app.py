@@ -1,4 +1,4 @@
-"""What ``federate`` writes for the parties of a federation."""
+"""The files that ``federate`` writes for the parties of a federation."""
 
 import copy
 
@@ -38,7 +38,7 @@ def test_sites_need_no_data_in_the_config_and_their_number_needs_one_of_both(tmp
     own.write_text(own.read_text() + yaml.safe_dump({"data": data}))  # as a site fills it in
     with refused("data.num_clients=3", "part"):
         command("site", "--config", app / "site" / "config.yaml", "--config", own)
-    with refused("sites=None", "give the names of the sites, or data"):
+    with refused("sites=None", "data"):
         federated(tmp_path / "more", config)
 
 

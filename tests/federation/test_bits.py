@@ -6,7 +6,7 @@ import re
 
 import pytest
 from helpers.runs import assert_same_bits
-from helpers.sites import SITES, SMALL, Here, alone, app_of, numbers_of, serve, sites_here
+from helpers.sites import SITES, SMALL, alone, numbers_of, run_here
 from helpers.tiers import sample
 
 from fl_lightning.federation.messages import decoded
@@ -39,15 +39,12 @@ def config_of(name):
 @pytest.mark.parametrize("name", sample([*RUNS], *DEFAULT))
 def test_a_run_at_sites_is_the_same_as_in_one_process(name, tmp_path):
     config = config_of(name)
-    app = app_of(tmp_path, config)
-    with sites_here(app, tmp_path) as sites:
-        link = Here(sites)
-        ours = serve(app, link)
-        (announced,) = {sum(entry.num_bytes for entry in site.declared) for site in sites}
+    ours, link = run_here(tmp_path, config)
+    (announced,) = {sum(entry.num_bytes for entry in site.declared) for site in link.sites.values()}
     fitted = alone(tmp_path, config)
     assert "schedule" not in name or ours.history[-1]["lr"] < ours.history[0]["lr"]
     assert_same_bits(ours.server.state, fitted.server.state)
-    # what travels is what the sites have announced
+    # sites send exactly the announced entries
     sent = [num_bytes(decoded(answer)["update"]) for answer in link.updates]
     assert len(sent) == sum(row["clients"] for row in ours.history) and max(sent) == announced
     assert fitted.history and numbers_of(ours.history) == numbers_of(fitted.history)
@@ -57,9 +54,7 @@ def test_the_end_of_a_run_has_a_row_for_each_site(tmp_path, capsys):
     config = copy.deepcopy(SMALL)
     config["data"]["init_args"]["partitioner"] = {"class_path": "IID"}
     config["trainer"]["enable_progress_bar"] = True
-    app = app_of(tmp_path, config)
-    with sites_here(app, tmp_path) as sites:
-        trainer = serve(app, Here(sites))
+    trainer, _ = run_here(tmp_path, config)
     last = trainer.history[-1]
     with open(trainer.run_dir / "domains.csv") as file:
         rows = list(csv.DictReader(file))

@@ -18,6 +18,7 @@ from helpers.sites import (
     alone,
     app_of,
     message_of,
+    run_here,
     serve,
     sites_here,
     until,
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("one_parser", "undrawn")
 
 
 class Breaking(Here):
-    """Breaks off after so many messages."""
+    """Fails after some number of messages."""
 
     def __init__(self, sites, last):
         super().__init__(sites)
@@ -56,7 +57,7 @@ def test_a_run_whose_server_is_lost_goes_on_to_the_same_bits(tmp_path):
     app = app_of(tmp_path, SCAFFOLD)
     with sites_here(app, tmp_path) as sites:
         with pytest.raises(RuntimeError, match="the server is lost"):
-            # they have joined, and trained and evaluated round 0; in round 1 one of them is asked to train
+            # all join, train and evaluate in round 0; in round 1 only one receives a message
             serve(app, Breaking(sites, 3 * SITES + 1))
         ours = serve(app, Here(sites), "--ckpt_path", "last")
     assert [row["round"] for row in ours.history] == [0, 1, 2]
@@ -93,10 +94,9 @@ class Bad(Here):
 
 
 def test_bad_updates_and_a_second_claim_are_refused_by_name(tmp_path):
-    app = app_of(tmp_path, SKIPPING)
-    few = pytest.raises(ClientError, match="only 0 clients are left")
-    with sites_here(app, tmp_path) as sites, pytest.warns(UserWarning, match="site") as warned, few:
-        serve(app, Bad([*sites, sites[0]]))
+    few = pytest.raises(ClientError, match="min_clients")
+    with pytest.warns(UserWarning, match="site") as warned, few:
+        run_here(tmp_path, SKIPPING, lambda sites: Bad([*sites, sites[0]]))
     texts = [str(warning.message) for warning in warned]
     assert any("both claim to be site 'site-0'" in text for text in texts)
     for name, why in (
@@ -112,7 +112,7 @@ def test_a_site_whose_labels_stand_for_other_classes_is_refused_by_name():
         facts = {"num_examples": 4, "batches": 1, "evaluation": {}, "class_names": classes}
         return {"name": name, "facts": facts, "declared": []}
 
-    clients = ClientsAtSites(Sites(["oslo", "lima", "rome"]), None, {}, print)
+    clients = ClientsAtSites(Sites(["oslo", "lima", "rome"]), None, "", print)
     clients._admit(1, answer("oslo", "benign", "malignant"), {1, 2})
     clients._admit(3, answer("rome"), {1, 2})
     with refused("site 'lima'", "malignant, benign", "'oslo'", "data.classes"):
@@ -137,14 +137,13 @@ def test_an_update_that_did_not_arrive_was_never_remembered(tmp_path):
 def test_a_node_whose_first_answer_is_lost_or_whose_worker_is_not_there_yet_is_asked_again(tmp_path, answer):
     config = copy.deepcopy(SMALL)
     config["trainer"]["max_rounds"] = 1
-    app = app_of(tmp_path, config)
 
     class Late(Here):
         def receive(self, messages):
             return {number: answer if number == "1" else own for number, own in super().receive(messages).items()}
 
-    with sites_here(app, tmp_path) as sites, pytest.warns(UserWarning, match="node 0"):
-        trainer = serve(app, Late(sites))
+    with pytest.warns(UserWarning, match="node 0"):
+        trainer, _ = run_here(tmp_path, config, Late)
     assert [row["clients"] for row in trainer.history] == [SITES]
 
 
@@ -154,7 +153,7 @@ def test_a_node_without_the_socket_of_a_worker_is_refused_with_the_remedy(monkey
     metadata = SimpleNamespace(message_type="train")
     message = SimpleNamespace(content=as_records(encoded({"kind": "join"})), metadata=metadata)
     answer = client_app()(message, SimpleNamespace(node_config={}))
-    clients = ClientsAtSites(Sites(["oslo"]), None, {}, print)
+    clients = ClientsAtSites(Sites(["oslo"]), None, "", print)
     with refused("node 7 refuses the run", "--node-config"):
         clients._admit(7, decoded(of_records(answer)), {7})
 
@@ -199,11 +198,11 @@ def test_a_worker_that_is_killed_in_a_visit_is_given_the_message_again_and_the_b
 
 
 class Slow(Here):
-    """Node 1 answers what it is asked in round 0 when round 2 begins; node 2 comes in round 1."""
+    """Node 1 answers the messages of round 0 when round 2 begins; node 2 joins in round 1."""
 
     def nodes(self):
         rounds = [message_of(packet).get("shared", {}).get("round", 0) for _, packet in self.sent]
-        self.gone = set() if max(rounds, default=0) else {2}
+        self.absent = set() if max(rounds, default=0) else {2}
         return super().nodes()
 
     def receive(self, messages):
@@ -221,11 +220,8 @@ class Slow(Here):
 def test_a_late_site_is_asked_nothing_more_until_it_has_answered_and_a_new_one_joins(tmp_path):
     config = copy.deepcopy(SKIPPING)
     config["trainer"]["max_rounds"] = 4
-    app = app_of(tmp_path, config, deadline=0.5, join_within=0.5)
-    with sites_here(app, tmp_path) as sites:
-        link = Slow(sites)
-        with pytest.warns(UserWarning, match="no answer within 0.5 s"):
-            trainer = serve(app, link)
+    with pytest.warns(UserWarning, match="no answer within 0.5 s"):
+        trainer, link = run_here(tmp_path, config, Slow, deadline=0.5, join_within=0.5)
     asked = [(message_of(packet).get("shared", {}), node) for node, packet in link.sent]
     trained = [
         sorted(node for message, node in asked if (message.get("kind"), message.get("round")) == ("train", t))

@@ -11,7 +11,7 @@ pytest.importorskip("flwr")
 from helpers.errors import missing
 from helpers.flower import Flower
 from helpers.runs import assert_same_bits
-from helpers.sites import SMALL, Here, alone, app_of, message_of, numbers_of, serve, sites_here, workers
+from helpers.sites import SMALL, Here, alone, app_of, message_of, numbers_of, run_here, workers
 
 from fl_lightning.federation.messages import encoded
 from fl_lightning.federation.server import FlowerLink
@@ -47,10 +47,10 @@ def test_a_message_comes_out_of_flowers_records_as_it_went_in():
     packet = encoded({"x": torch.arange(3), "y": torch.ones(2, dtype=torch.bfloat16)})
     records = as_records(packet)
     assert of_records(records) == packet
-    with pytest.raises(BadMessageError, match="at most 10 are taken"):
+    with pytest.raises(BadMessageError, match="at most 10 are accepted"):
         of_records(records, limit=10)
     records["more"] = records["message"]
-    with pytest.raises(BadMessageError, match="not those of a message"):
+    with pytest.raises(BadMessageError, match="do not hold exactly one message"):
         of_records(records)
 
 
@@ -83,9 +83,8 @@ def test_a_message_that_flower_does_not_take_is_a_site_that_is_lost_in_this_roun
     monkeypatch.setattr("flwr.app.Message", message)
     config = copy.deepcopy(SMALL)
     config["trainer"]["on_client_error"] = "skip"
-    app = app_of(tmp_path, config)
-    with sites_here(app, tmp_path) as sites, pytest.warns(UserWarning, match="lost") as warned:
-        trainer = serve(app, FlowerLink(Grid(sites)))
+    with pytest.warns(UserWarning, match="lost") as warned:
+        trainer, _ = run_here(tmp_path, config, lambda sites: FlowerLink(Grid(sites)))
     assert [row["clients"] for row in trainer.history] == [2, 2, 3]
     for words in (("site-1", "round 0", "ConnectionError"), ("site-2", "round 1", "SuperLink")):
         assert any(missing(str(warning.message), *words) is None for warning in warned)

@@ -1,4 +1,4 @@
-"""What a message may hold, and what is refused of one."""
+"""The permitted contents of messages, and refused messages."""
 
 import io
 import math
@@ -62,17 +62,17 @@ def nested(depth, times):
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        (b"{", "not of tensors"),
-        (b"", "not of tensors"),
-        (encoded(1)[:-9], "not of tensors"),
-        (packed(Own()).numpy().tobytes(), "not of tensors"),
+        (b"{", "not consist of tensors"),
+        (b"", "not consist of tensors"),
+        (encoded(1)[:-9], "not consist of tensors"),
+        (packed(Own()).numpy().tobytes(), "not consist of tensors"),
         (compressed(), "bytes; at most"),
         (packed(torch.zeros(1).expand(10**12)).numpy().tobytes(), "larger tensors"),
         (packed(torch.eye(3).to_sparse()).numpy().tobytes(), "cannot hold a Tensor"),
         (packed(torch.ones(3, device="meta")).numpy().tobytes(), "cannot hold a Tensor"),
         (nested(30, 1), "24 deep"),
         (nested(20, 10), "1,048,576 values"),
-        (encoded("x" * 20_000), "at most 10,000 are taken"),
+        (encoded("x" * 20_000), "at most 10,000 are accepted"),
     ],
 )
 def test_a_bad_message_is_refused(message, why):
@@ -88,7 +88,7 @@ def test_a_message_goes_through_a_socket_within_its_limit():
             thread = threading.Thread(target=send, args=(here, message))
             thread.start()
             if refused:
-                with pytest.raises(BadMessageError, match=r"at most 3,000 are taken"):
+                with pytest.raises(BadMessageError, match=r"at most 3,000 are accepted"):
                     receive(there, limit)
                 there.recv(10**6)
             else:

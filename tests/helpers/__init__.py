@@ -1,4 +1,4 @@
-"""What tests share beside fixtures."""
+"""Helpers that tests share, in addition to fixtures."""
 
 import pytest
 

@@ -1,6 +1,6 @@
-"""Bad inputs, and what the line of each names; ``experiments/reliability/bad_input.py`` makes a table of them.
+"""Bad inputs and the keys in their error lines; ``experiments/reliability/bad_input.py`` makes a table of them.
 
-An input is an option, or the text of a config, that follows the small config below.
+An input is an option or the text of a config, applied after the small config below.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def cell(text: str) -> str:
     return "`" + plain.replace("|", "\\|").replace("`", "'") + "`"
 
 
-# what is wrong: the input, and what its line names
+# by mistake: the input, and a text that its line must contain
 BAD: dict[str, tuple[str, str]] = {
     # null
     "max_rounds null": ("trainer: {max_rounds: null}", "trainer.max_rounds=null"),
@@ -92,7 +92,7 @@ BAD: dict[str, tuple[str, str]] = {
     ),
     "a name of two classes": ("trainer: {logger: [CSVLogger]}", "trainer.logger='CSVLogger'"),
     "a package that is not there": ("--model=nowhere.Net", "model='nowhere.Net'"),
-    "a class that is no model": ("--model=collections.Counter", "model='collections.Counter'"),
+    "a class of another kind": ("--model=collections.Counter", "model='collections.Counter'"),
     "the bare Method": ("method: [Method]", "method='Method'"),
     "mu beside class_path": ("method: [{class_path: FedProx, mu: 1}]", "init_args"),
     "a method twice": ("method: [FedProx, FedProx]", "method=['fedprox', 'fedprox']"),
@@ -105,7 +105,7 @@ BAD: dict[str, tuple[str, str]] = {
     "model 3": ("model: 3", "model='3'"),
     "local_steps 1.5": ("trainer: {local_steps: 1.5}", "trainer.local_steps='1.5'"),
     "buffers lost": ("trainer: {buffers: lost}", "trainer.buffers='lost'"),
-    # YAML that is damaged, or of which something would be lost
+    # YAML that is damaged or ambiguous
     "a tab": ("trainer:\n\tmax_rounds: 2", "given.yaml, line 2, column 1"),
     "Latin-1": ("trainer: {name: caf\udce9}", "given.yaml, line 1, column 20"),
     "two documents": ("trainer: {name: a}\n---\ntrainer: {name: b}", "given.yaml, line 2, column 1"),
@@ -120,7 +120,7 @@ BAD: dict[str, tuple[str, str]] = {
         "trainer: '{max_rounds: 2, max_rounds: 3}', line 1, column 17",
     ),
     "octal": ("data: {init_args: {num_clients: 010}}", "given.yaml, line 1, column 33"),
-    # what does not fit together
+    # incompatible values
     "inputs of another size": (
         "model: {init_args: {encoder: {class_path: MLP, init_args: {in_features: 60}}}}",
         "MLP.in_features=60",

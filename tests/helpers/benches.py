@@ -25,25 +25,25 @@ axes:
   lr: {key: model.init_args.lr, values: [0.1, 0.2]}
 seeds: 1
 """
-# what a command has ended with, what it has printed, and the names of the cells that ran
+# the exit status of a command, its output, and the names of the cells that ran
 Ended = namedtuple("Ended", "status out err ran")
 
 
 def toy_suite(folder, text=TOY):
-    """A suite in a file of its own, by default of 4 cells."""
+    """Write a suite to a file, by default with 4 cells."""
     path = folder / "toy.yaml"
     path.write_text(text if isinstance(text, str) else yaml.safe_dump(text, sort_keys=False))
     return load_suite(path)
 
 
 def outcome(values=(0.25, 0.5), **other):
-    """What a finished cell tells of itself."""
+    """Return the message of a finished cell."""
     told = {"seconds": 0.5, "plan": "abc", "metrics": {"test/accuracy": values[-1]}, "machine": "toy", "run_dir": "run"}
     return {"done": {"values": dict(enumerate(values)), **told, **other}}
 
 
 def train(cell, on_round):
-    """Train a cell in this process; a process of its own takes seconds to import torch."""
+    """Train a cell in this process: another one takes seconds to import torch."""
     return answer_of(PROGRAM, "run_cell", cell, on_round)
 
 
@@ -120,7 +120,7 @@ def readings_of(suite):
 
 
 def save(suite, cells, results, folder):
-    """Write the tables of a suite and its file of cells; returns their paths, that of the cells last."""
+    """Write the tables of a suite and its file of cells; return their paths, the cells last."""
     return table.write_tables(suite, cells, results, folder)
 
 

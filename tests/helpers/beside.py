@@ -1,6 +1,7 @@
-"""Runs whose clients train one by one, the same ones in groups, and how far apart they are."""
+"""Runs whose clients train sequentially or in groups, and comparisons of their results."""
 
 import math
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ SIZES = (10, 20, 34, 16, 42, 12)
 
 
 class Visits(Callback):
-    """Keeps the model that each client has at the end of each visit, and what is known of the visit."""
+    """Records the model and the attributes of each client at the end of each visit."""
 
     def __init__(self):
         self.found = {}
@@ -65,17 +66,22 @@ def normed(inputs=64):
 
 
 def trained(tmp_path, size, model=mlp, data=digits, methods=list, visits=True, ckpt_path=None, callbacks=(), **kwargs):
-    """The results, by name, of a run in groups of at most ``size`` clients, or of ``auto``; and its trainer."""
+    """Return the results by name of a run in groups of at most ``size`` clients, or of ``auto``, and its trainer."""
     torch.manual_seed(0)
     seen, given = Visits(), {"precision": "64-true", "local_epochs": 2, "threads_per_worker": 1}
     given |= {"enable_progress_bar": False, "eval_every_n_rounds": 99, "checkpoint_every_n_rounds": 99}
     callbacks = [*callbacks, *([seen] if visits else [])]
     trainer = small_trainer(tmp_path, **{**given, "clients_per_step": size, "callbacks": callbacks, **kwargs})
     dealt = data()
-    with Groups() as groups:
+    alone, grouped = cohort_training.train_client, cohort_training.train_group
+    with (
+        patch.object(cohort_training, "train_client", wraps=alone) as alone,
+        patch.object(cohort_training, "train_group", wraps=grouped) as grouped,
+    ):
         trainer.fit(model(), dealt, methods(), ckpt_path)
-    # a comparison of one by one with one by one would say nothing
-    assert (max(groups.sizes) > 1) == (size != 1)
+    sizes = [len(call.args[1]) for call in alone.call_args_list + grouped.call_args_list]
+    # otherwise both runs of a comparison would be sequential
+    assert (max(sizes) > 1) == (size != 1)
     memories = {} if "client_memory" in kwargs else trainer.client.memories()  # the run removes those on disk
     remembered = {str(k): memories.get(k, {}) for k in range(dealt.num_clients)}
     state = {name: value.clone() for name, value in trainer.server.state.items()}
@@ -83,27 +89,8 @@ def trained(tmp_path, size, model=mlp, data=digits, methods=list, visits=True, c
     return {"state": state, "visits": seen.found, "remembered": remembered, "metrics": metrics}, trainer
 
 
-class Groups:
-    """In this block it keeps the sizes of the groups that are trained."""
-
-    def __enter__(self):
-        self.sizes, self._kept = [], (cohort_training.train_client, cohort_training.train_group)
-        cohort_training.train_client, cohort_training.train_group = map(self._noting, self._kept)
-        return self
-
-    def __exit__(self, *error):
-        cohort_training.train_client, cohort_training.train_group = self._kept
-
-    def _noting(self, train):
-        def noting(run, group, *args):
-            self.sizes.append(len(group))
-            return train(run, group, *args)
-
-        return noting
-
-
 def assert_near(one, other, limit, where=""):
-    """Fail where two trees differ: a tensor by more than ``limit`` of its largest entry, a number by that of itself."""
+    """Fail if tensors of two trees differ by more than ``limit`` of their largest entry, or numbers of their value."""
     if isinstance(one, torch.Tensor) and one.is_floating_point():
         gap, size = (one - other).abs().max(), one.abs().max()
         assert gap <= limit * size, f"{where}: {gap / size:.1e}"
@@ -124,7 +111,7 @@ def assert_near(one, other, limit, where=""):
 
 
 def assert_same_alone(tmp_path, limit=1e-10, **kwargs):
-    """Clients side by side give what they give one by one; returns the trainer of the groups."""
+    """Assert that groups of clients have the results of sequential clients; return the trainer of the groups."""
     alone, _ = trained(tmp_path, 1, **kwargs)
     beside, trainer = trained(tmp_path, 4, **kwargs)
     assert_near(alone, beside, limit)

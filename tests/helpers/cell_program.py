@@ -24,7 +24,7 @@ def run_cell(cell, report):
     if name == "leaves":
         os._exit(0)
     if name == "odd":
-        raise OSError("/data/\udcff.png is no image\0\n\ud800" * 99)
+        raise OSError("/data/\udcff.png is not an image\0\n\ud800" * 99)
     if name == "memory":
         bytearray(2**62)
     if name == "breaks":

@@ -26,9 +26,9 @@ fast_dev_run global_rank global_step gradient_clip_algorithm gradient_clip_val i
 log_dir logger loggers lr_scheduler_configs max_epochs max_steps node_rank num_devices num_nodes num_training_batches
 precision predicting progress_bar_callback sanity_checking should_stop testing training validating world_size
 """
-SAME = _NAMES.split()  # what ``self.trainer`` has with the values of Lightning's Trainer
+SAME = _NAMES.split()  # attributes of ``self.trainer`` with the values of Lightning's Trainer
 
-# what takes half of the time of a short run and has tests of its own, and what to call in its place
+# functions that take half of the time of a short run and are tested elsewhere, with their replacements
 LEFT_OUT = {
     "fl_lightning.engine.run.code_of_run": lambda *args: {},
     "fl_lightning.engine.fingerprint.code_of_run": lambda *args: {},
@@ -38,7 +38,7 @@ FIRST_BATCH = {"fl_lightning.engine.commands.fit.run_sanity_check": lambda run: 
 
 
 def notes_of(train):
-    """Return what ``train()`` returns, and what was noted meanwhile."""
+    """Return the result of ``train()``, and the notes taken meanwhile."""
     noted.clear()
     result = train()
     return result, list(noted)
@@ -141,17 +141,12 @@ def same(value, tolerance):
 
 
 def assert_close(states, expected, tolerance):
-    """Assert that two states agree, up to ``tolerance`` relative to each entry's largest value."""
-    assert states.keys() == expected.keys()
-    for name, value in expected.items():
-        assert states[name].dtype == value.dtype, name
-        gap = (states[name].double() - value.double()).abs().max().item() if value.numel() else 0.0
-        close = gap <= tolerance * max(1.0, float(value.double().abs().max()) if value.numel() else 0.0)
-        assert close, f"{name}: {gap}"
+    """Assert that two states agree, up to an absolute and relative ``tolerance``."""
+    torch.testing.assert_close(dict(states), dict(expected), rtol=tolerance, atol=tolerance)
 
 
 def kind(value):
-    """What an argument is, without its value."""
+    """Return the kind of an argument, without its value."""
     if hasattr(value, "param_groups"):
         return "optimizer"
     if isinstance(value, str):

@@ -6,7 +6,7 @@ from fl_lightning.data import Digits
 
 
 class TwoDomains(Digits):
-    """The digits, of which every other one is of the domain dark, where the brightness is inverted."""
+    """The digits, with every other one in the domain dark, in which the brightness is inverted."""
 
     def load(self):
         images = super().load()

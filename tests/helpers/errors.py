@@ -1,4 +1,4 @@
-"""What a test asks of an error: its kind, and the words of its line that are no English: key, value, remedy's key."""
+"""Assertions on an error: its kind, and the names in its line: key, value, key of the remedy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""A federation through Flower on this machine: SuperLink, SuperNodes, TLS and keys, as docs/federation.md has them."""
+"""A federation through Flower on this machine: SuperLink, SuperNodes, TLS and keys, as in docs/federation.md."""
 
-import datetime
-import ipaddress
 import os
 import socket
 import subprocess
@@ -12,13 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 ADDRESS = "127.0.0.1"
-PRIVATE = {"encoding": serialization.Encoding.PEM, "encryption_algorithm": serialization.NoEncryption()}
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "federation.md").read_text()
 
 
 class Flower:
@@ -42,7 +36,7 @@ class Flower:
 
     def __enter__(self):
         (self.folder / "home").mkdir(parents=True)
-        write_certificates(self.folder)
+        self.execute(commands_of_page(("openssl", "echo")))
         (self.folder / "home" / "config.toml").write_text(
             f'[superlink]\ndefault = "tls"\n[superlink.tls]\naddress = "{ADDRESS}:{self.port}"\n'
             f'root-certificates = "{self.folder / "ca.crt"}"\n'
@@ -58,7 +52,7 @@ class Flower:
             process.wait(30)
 
     def tree(self):
-        """All processes of this federation; those whose parent is gone are told by their environment."""
+        """Return all processes of this federation, found by their environment, since parents may have ended."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -66,8 +60,12 @@ class Flower:
                     found.append(process)
         return found
 
+    def execute(self, script):
+        """Run commands of the guide in the folder."""
+        subprocess.run(script, shell=True, cwd=self.folder, check=True, capture_output=True)
+
     def start(self, name, *words):
-        """Start a program; what it says is in a log of its name."""
+        """Start a program with a log of its name."""
         with open(self.folder / f"{name}.log", "a") as log:
             self.processes[name] = subprocess.Popen(
                 [str(word) for word in words], env=self.environment, stdout=log, stderr=subprocess.STDOUT
@@ -85,7 +83,7 @@ class Flower:
 
     def register(self, name):
         """Make the key of a node, and register it."""
-        write_key(self.folder, name)
+        self.execute(commands_of_page("ssh-keygen").replace("a.key", f"{name}.key"))
         self.command("supernode", "register", self.folder / f"{name}.key.pub", "tls")
 
     def start_node(self, name, config, port=None):
@@ -95,7 +93,7 @@ class Flower:
         return self.start(name, "flower-supernode", *link, *own, "--node-config", config)
 
     def command(self, *words, seconds=120):
-        """What a command of ``flwr`` says, which must succeed."""
+        """Return the output of a command of ``flwr``, which must succeed."""
         done = subprocess.run(
             ["flwr", *(str(word) for word in words)],
             env=self.environment,
@@ -107,12 +105,12 @@ class Flower:
         return done.stdout
 
     def run(self, app, seconds=600, **settings):
-        """Run an app to its end; what its server says."""
+        """Run an app to its end; return the output of its server."""
         given = " ".join(f'{name.replace("_", "-")}="{value}"' for name, value in settings.items())
         return self.command("run", app, "tls", "--stream", "--run-config", given, seconds=seconds)
 
     def log(self, name):
-        """What a program has said so far."""
+        """Return the output of a program so far."""
         return (self.folder / f"{name}.log").read_text()
 
     def until(self, condition, name, seconds=120):
@@ -130,33 +128,6 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def write_key(folder, name):
-    """A key of a node, and its public part."""
-    key = ec.generate_private_key(ec.SECP384R1())
-    openssh = serialization.PrivateFormat.OpenSSH
-    (folder / f"{name}.key").write_bytes(key.private_bytes(format=openssh, **PRIVATE))
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    (folder / f"{name}.key.pub").write_bytes(public)
-
-
-def write_certificates(folder):
-    """A certificate of an authority, and one of it for this machine, with its key."""
-    today = datetime.datetime.now(datetime.timezone.utc)
-    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
-    names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]) for name in ("ca", ADDRESS)]
-    for place, name in enumerate(("ca", "server")):
-        certificate = (
-            x509.CertificateBuilder()
-            .issuer_name(names[0])
-            .subject_name(names[place])
-            .public_key(keys[place].public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(today - datetime.timedelta(days=1))
-            .not_valid_after(today + datetime.timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=place == 0, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(ADDRESS))]), False)
-            .sign(keys[0], hashes.SHA256())
-        )
-        (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        private = keys[place].private_bytes(format=serialization.PrivateFormat.PKCS8, **PRIVATE)
-        (folder / f"{name}.key").write_bytes(private)
+def commands_of_page(program):
+    """The commands of the guide that begin with a program, as a script."""
+    return "\n".join(line.strip() for line in PAGE.splitlines() if line.strip().startswith(program))

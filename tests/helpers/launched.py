@@ -35,7 +35,7 @@ class PreventsForks(Digits):
 
 
 def fit(folder, name, data=small_data, **how):
-    """Train a module that synchronises its numbers, and give the global model."""
+    """Train a module that synchronises its numbers, and return the global model."""
     given = {"max_rounds": 3, "threads_per_worker": 1, "name": name, **how}
     trainer = small_trainer(folder, enable_progress_bar=False, **given)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Lists of methods that differ in what they send, keep and draw, for what must hold whatever trains."""
+"""Lists of methods with different payloads, memories and random draws, for properties of all methods."""
 
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedCKA, FedDecorr, FedDyn, FedNova, FedProto, Local
 

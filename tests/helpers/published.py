@@ -1,4 +1,4 @@
-"""What holds of any module that others have published, and the runs that show it."""
+"""Tests that every module published by others must pass."""
 
 import math
 from typing import ClassVar
@@ -50,7 +50,7 @@ class Sets(Loaders, LightningDataModule):
 
 
 class Published:
-    """The tests of one module. A subclass gives the module and its data, and says what is known of it.
+    """The tests of one module. A subclass defines the module, its data, and its properties.
 
     Attributes:
         taps: names for submodules, as ``trainer.taps``.
@@ -74,7 +74,7 @@ class Published:
     options: ClassVar[dict] = {}
 
     def module(self):
-        """A module with weights of its own."""
+        """A module with new weights."""
         raise NotImplementedError
 
     def data(self):

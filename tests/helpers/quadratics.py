@@ -1,4 +1,4 @@
-"""Quadratics of one number, whose optima and fixed points are known in closed form."""
+"""Quadratic losses of one number, whose optima and fixed points are known in closed form."""
 
 import numpy as np
 import torch
@@ -24,18 +24,20 @@ class Quadratic(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
-class Numbers(LightningDataModule):
-    def __init__(self, numbers):
+class Rows(LightningDataModule):
+    """Numbers, or rows of them, whose labels count them."""
+
+    def __init__(self, rows, batch_size=99):
         super().__init__()
-        self.numbers = torch.tensor(numbers)
+        self.rows, self.batch_size = torch.tensor(rows), batch_size
 
     def train_dataloader(self):
-        return DataLoader(TensorDataset(self.numbers, torch.arange(len(self.numbers))), batch_size=99)
+        return DataLoader(TensorDataset(self.rows, torch.arange(len(self.rows))), batch_size=self.batch_size)
 
 
 def quadratic_data(numbers):
-    """A client for each number."""
-    return Partitioned(Numbers(numbers), num_clients=len(numbers))
+    """Return data with one client for each number."""
+    return Partitioned(Rows(numbers), num_clients=len(numbers))
 
 
 class Curved(LightningModule):
@@ -53,20 +55,11 @@ class Curved(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr, **self.options)
 
 
-class _Pairs(LightningDataModule):
-    def __init__(self, pairs, batch_size):
-        super().__init__()
-        self.pairs, self.batch_size = torch.tensor(pairs), batch_size
-
-    def train_dataloader(self):
-        return DataLoader(TensorDataset(self.pairs, torch.arange(len(self.pairs))), batch_size=self.batch_size)
-
-
 def curved_data(a, b, sizes=None, batch_size=10_000):
     """Client k holds ``sizes[k]`` (1) times the example (a_k, b_k)."""
     sizes = sizes or [1] * len(a)
     rows = [(ak, bk) for ak, bk, n in zip(a, b, sizes, strict=True) for _ in range(n)]
-    data = Partitioned(_Pairs(rows, batch_size), num_clients=len(a))
+    data = Partitioned(Rows(rows, batch_size), num_clients=len(a))
     ends = np.cumsum(sizes)
     data.partitioner = lambda labels, k, rng: np.split(np.arange(len(rows)), ends[:-1])
     data.partitioner.moved = 0
@@ -74,12 +67,12 @@ def curved_data(a, b, sizes=None, batch_size=10_000):
 
 
 def weighted(b, weights):
-    """The minimum of sum w_k / 2 (y - b_k)^2."""
+    """Return the minimum of sum w_k / 2 (y - b_k)^2."""
     return float(np.dot(weights, b) / np.sum(weights))
 
 
 def pull(a, lr, steps, mu=0.0):
-    """The share of the way to its own minimum that a client goes in a visit: ``y - x = -pull (x - b)``."""
+    """Return the share of the way to its own minimum that a client covers in a visit: ``y - x = -pull (x - b)``."""
     a = np.asarray(a)
     return a / (a + mu) * (1 - (1 - lr * (a + mu)) ** np.asarray(steps))
 
@@ -90,7 +83,7 @@ UNEQUAL = {"local_steps": 6, "systems": SystemsHeterogeneity(stragglers=1.0, lea
 
 
 def settle(run, methods, a=A, b=B, sizes=None, batch_size=10_000, start=0.0, lr=0.1, max_rounds=100, **kwargs):
-    """Where the global y ends, and the trainer."""
+    """Return the final global y, and the trainer."""
     model, data = Curved(start=start, lr=lr), curved_data(a, b, sizes, batch_size)
     rounds = {"max_rounds": max_rounds, "checkpoint_every_n_rounds": max_rounds}
     state, trainer = run(methods, model=model, data=data, **rounds, **kwargs)

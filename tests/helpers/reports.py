@@ -1,4 +1,4 @@
-"""Folders of runs as they are left behind, without training, and reports of them."""
+"""Run folders written without training, and reports of them."""
 
 import base64
 import csv

@@ -1,6 +1,7 @@
-"""Small runs on the embedded digits, and what is asserted of their states."""
+"""Small runs on the embedded digits, and assertions on their states."""
 
 import shutil
+import signal
 from functools import partial
 
 import torch
@@ -23,6 +24,22 @@ class Stops(Callback):
     def on_client_end(self, trainer, client):
         if trainer.server.round == self.round:
             raise ClientError("stopped")
+
+
+class OnWorker(Callback):
+    """Calls a function on one worker after each visit of the second round."""
+
+    def __init__(self, act, rank=1):
+        self.act, self.rank = act, rank
+
+    def on_client_end(self, trainer, client):
+        if trainer.global_rank == self.rank and trainer.server.round == 1:
+            self.act()
+
+
+def sends(number, rank=1):
+    """Send a signal to one worker in the second round."""
+    return OnWorker(partial(signal.raise_signal, number), rank)
 
 
 class Removes(Callback):
@@ -86,7 +103,7 @@ def train_by_hand(model, data, seed, round_, k):
 
 
 def history(trainer):
-    """The metrics of all rounds but for seconds and places."""
+    """Return the metrics of all rounds, without seconds and places."""
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "placed/"))} for row in trainer.history]
 
 

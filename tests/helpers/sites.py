@@ -13,9 +13,10 @@ import yaml
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning.cli import FederatedCLI
-from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
+from fl_lightning.engine.replaced import replaced
+from fl_lightning.federation import server
 from fl_lightning.federation.messages import decoded
-from fl_lightning.federation.server import reached_by
+from fl_lightning.federation.site import Site
 from fl_lightning.federation.wire import parted, relayed
 from fl_lightning.models import ImageClassifier
 
@@ -56,13 +57,13 @@ class Watching(ImageClassifier):
 
 
 class Here:
-    """Reaches sites that are in this process, which answer at once: node k is the site k.
+    """Reaches sites in this process, which answer at once: node k is the site k.
 
     Args:
-        sites: what answers.
+        sites: the sites that answer.
 
     Attributes:
-        gone: nodes that are not there.
+        absent: disconnected nodes.
         altered: changes the answer of a node, by its number.
         lost: numbers of nodes whose next answer to a visit is lost.
         updates: the answers to visits, before they are changed or lost.
@@ -72,10 +73,10 @@ class Here:
 
     def __init__(self, sites):
         self.sites, self.answers, self.number = dict(enumerate(sites)), {}, 0
-        self.gone, self.lost, self.sent, self.updates = set(), set(), [], []
+        self.absent, self.lost, self.sent, self.updates = set(), set(), [], []
 
     def nodes(self):
-        return [node for node in self.sites if node not in self.gone]
+        return [node for node in self.sites if node not in self.absent]
 
     def answer(self, node, packet):
         return self.sites[node].answer(packet)
@@ -131,10 +132,10 @@ def app_of(folder, config, **of_sites):
     """The folder of the app of a config, whose server's data have some arguments."""
     app = folder / "app"
     command("federate", "--config", written(folder / "config.yaml", config), "--output", app)
-    server = app / "federated_run" / "config.yaml"
-    contents = yaml.safe_load(server.read_text())
+    path = app / "federated_run" / "config.yaml"
+    contents = yaml.safe_load(path.read_text())
     contents["data"]["init_args"] |= of_sites
-    written(server, contents)
+    written(path, contents)
     return app
 
 
@@ -148,10 +149,8 @@ def sites_here(app, folder, number=SITES, *words):
     """The first sites in this process, until the block ends."""
     began, done = queue.Queue(), threading.Event()
 
-    def answer(run, make, path):
-        prepare_fit(run, None, None, False)
-        begin_fit(run, fresh=True)
-        began.put(make(run))
+    def answer(run, weights, socket, **how):
+        began.put(Site(run, **how))
         done.wait()
 
     with ExitStack() as stack:
@@ -178,7 +177,7 @@ def _work(app, k, folder, words):
 
 @contextmanager
 def worker(app, k, folder, *words):
-    """A worker of a site in a process of its own, which ends with the block; gives the process."""
+    """Run a worker of a site in another process, which ends with the block; yield the process."""
     process = multiprocessing.get_context("fork").Process(target=_work, args=(app, k, folder, words))
     process.start()
     try:
@@ -190,13 +189,13 @@ def worker(app, k, folder, *words):
 
 @contextmanager
 def workers(app, folder, number=SITES):
-    """The workers of the first sites, which end with the block; gives their processes."""
+    """Run the workers of the first sites, which end with the block; yield their processes."""
     with ExitStack() as stack:
         yield [stack.enter_context(worker(app, k, folder)) for k in range(number)]
 
 
 def until(condition, seconds=60):
-    """Wait for something that is to come."""
+    """Wait until a condition holds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it has not come"
@@ -218,6 +217,14 @@ def numbers_of(history):
 def serve(app, link, *words):
     """The trainer of the server, whose run is done."""
     root = app.parent / "server"
-    with reached_by(link):
+    with replaced(server, link=link):
         config = app / "federated_run" / "config.yaml"
         return command("fit", "--config", config, "--trainer.default_root_dir", root, *words)
+
+
+def run_here(folder, config, link=Here, **of_sites):
+    """Run a config with all sites in this process; return the trainer of the server, and its link."""
+    app = app_of(folder, config, **of_sites)
+    with sites_here(app, folder) as sites:
+        made = link(sites)
+        return serve(app, made), made

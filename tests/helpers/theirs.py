@@ -55,7 +55,7 @@ class TheirData(LightningDataModule):
 
 
 class Synchronises(ImageClassifier):
-    """Asks all processes for numbers in every step, in three ways, and lets what it gets into its loss."""
+    """Gathers numbers from all processes in every step, in three ways, and adds them to its loss."""
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -69,7 +69,7 @@ class Synchronises(ImageClassifier):
 
 
 class Mistaken(ImageClassifier):
-    """A module that raises an exception of its own, once the run has begun."""
+    """A module that raises an exception once the run has begun."""
 
     def training_step(self, batch, batch_idx):
         if self.trainer.sanity_checking:

@@ -1,4 +1,4 @@
-"""The module and the data of tests that need nothing in particular; tests override what they are about."""
+"""A minimal module and data module; tests override only the parts that they examine."""
 
 from functools import partial
 

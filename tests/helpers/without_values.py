@@ -7,7 +7,7 @@ aten = torch.ops.aten
 
 
 class WithoutValues(FakeTensorMode):
-    """In its block all tensors are such; code that looks at a value sees 1 or true."""
+    """Creates all tensors in its block without values; code that reads a value gets 1 or true."""
 
     def __deepcopy__(self, memo):
         return self  # tensors that are copied refer to it
@@ -21,7 +21,7 @@ class WithoutValues(FakeTensorMode):
 
 
 def without_values(module, mode, device):
-    """Give a module such tensors, on a device."""
+    """Replace the tensors of a module by tensors without values, on a device."""
     for part in module.modules():
         for name, value in part._parameters.items():
             if value is not None:

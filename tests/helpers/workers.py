@@ -39,7 +39,7 @@ class ThreadWorkers:
 
 
 def together(size, work):
-    """Run ``work(workers)`` in ``size`` threads, and give what each returns, by rank."""
+    """Run ``work(workers)`` in ``size`` threads, and return their results by rank."""
     shared = threading.Barrier(size), [None] * size, defaultdict(queue.Queue)
     with ThreadPoolExecutor(size) as pool:
         running = [pool.submit(work, ThreadWorkers(rank, size, *shared)) for rank in range(size)]

@@ -1,4 +1,4 @@
-"""FedCKA without its previous model: which part of the term does the work is left open by the paper."""
+"""FedCKA without its previous model: the paper does not show which part of the term is effective."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from fl_lightning.methods import FedCKA
 
 
 class GlobalOnly(FedCKA):
-    """Keeps early activations close to those of the global model alone: 1 minus the similarity, a mean over the layers.
+    """Keeps early activations close to the global model's only: 1 minus the similarity, a mean over the layers.
 
     Unlike :class:`FedCKA` it acts from a client's first visit on, and its gradient is 0 at the start of each visit,
     where the client's model is the global one. The arguments are FedCKA's.

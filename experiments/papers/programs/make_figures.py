@@ -1,13 +1,13 @@
-"""Draws the papers' figures from runs of our own.
+"""Draws the papers' figures from our own runs.
 
 python experiments/papers/programs/make_figures.py [--runs DIR] [--fashion DIR]
 
 ``python cli.py bench experiments/papers/scaled/figures.yaml --output DIR`` trains the runs of CIFAR-10, and
-``figures_fashion.yaml`` beside it those of Fashion-MNIST. With ``--runs DIR`` and ``--fashion DIR``, what the figures
-need of them goes into ``results/figures.npz`` and ``results/figures_fashion.npz``, after one more round from some final
-models, which FedLC's Figures 6 and 7 and FedUV's Figure 4 are about. From these files, and from the stored cells of
-``scaled/decisive.yaml``, come the pictures in ``docs/figures`` and the tables of ``docs/paper_figures.md``; the text
-there is written by hand.
+``figures_fashion.yaml`` the runs of Fashion-MNIST. With ``--runs DIR`` and ``--fashion DIR``, their data for the
+figures are stored in ``results/figures.npz`` and ``results/figures_fashion.npz``, after one more round from some final
+models for FedLC's Figures 6 and 7 and FedUV's Figure 4. These files, and the stored cells of ``scaled/decisive.yaml``,
+are the source of the pictures in ``docs/figures`` and the tables of ``docs/paper_figures.md``, whose text is written by
+hand.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ALPHAS = {"IID": "IID", "alpha 1": "1", "alpha 0.1": "0.1", "alpha 0.05": "0.05"
 FEDAVG = {label: f"{alpha}/FedAvg" for label, alpha in ALPHAS.items()}
 RUNS = {f"FedAvg, {label}": run for label, run in FEDAVG.items()}
 RUNS |= {f"{method}, alpha 0.05": f"0.05/{method}" for method in ("FedUV", "FedDecorr")}
-# what continues for a round from the final model of FedAvg
+# methods that continue for a round from the final model of FedAvg
 CONTINUED = {"FedAvg": None, "FedLC (tau 0.5)": 0.5, "FedLC (tau 1)": 1.0}
 SKEWED = ("0.1", "0.05")
 FINISHED = "version_*/checkpoints/model.ckpt"
@@ -66,7 +66,7 @@ ENDS = ("IID", "alpha 0.05")
 COURSES = {"FedLC, Figure 5": ("FedAvg", "FedRS", "FedLC"), "FedDecorr, Figure 4": ("FedAvg", "FedDecorr (official)")}
 # the accuracy in % whose first round is counted, by alpha
 TARGETS = {"0.5": 60, "0.05": 40}
-# of each class, how many points of an embedding are kept, and how many neighbours of each are asked for their class
+# for each class, the number of points of an embedding, and of neighbours of each point whose class is compared
 POINTS, NEIGHBOURS = 150, 10
 KINDS = ("majority", "minority", "missing")
 
@@ -81,7 +81,7 @@ FILES = {
 
 
 def collect(suite: str, runs: Path) -> dict[str, np.ndarray]:
-    """What the figures need of each run of a suite, stacked over the seeds ``(S, ...)``."""
+    """Return the data of the figures from each run of a suite, stacked over the seeds ``(S, ...)``."""
     found: dict[str, list[np.ndarray]] = {}
     for cell in load_suite(PAPERS / "scaled" / f"{suite}.yaml").cells():
         for name, values in OF_RUN[suite](cell, newest(runs / cell.folder)):
@@ -132,7 +132,7 @@ def by_epoch(run: Path, term: str) -> np.ndarray:
 
 
 def newest(folder: Path) -> Path:
-    """The run of a cell; fails where there is none that is finished."""
+    """Return the finished run of a cell; fails without one."""
     runs = [path.parent.parent for path in folder.glob(FINISHED)]
     if not runs:
         sys.exit(f"{folder} has no finished run: run the suite's cells first")
@@ -327,7 +327,7 @@ def other_spectra(data: Data) -> Figure:
 
 
 def others() -> dict[str, list[tuple[str, str]]]:
-    """What the panels of :func:`other_spectra` show: skew, and network and method."""
+    """Return the titles of the panels of :func:`other_spectra`: skew, and network and method."""
     panels = {"FedAvg, CNN": [(skew, "CNN/FedAvg") for skew in SKEWS["Dir(alpha)"]]}
     panels |= {f"{method}, CNN": [(skew, f"CNN/{method}") for skew in ENDS] for method in OTHER_METHODS}
     return panels | {f"FedAvg, {one}": [(skew, f"{one}/FedAvg") for skew in ENDS] for one in NETWORKS[1:]}
@@ -534,7 +534,7 @@ def embedding_table(data: Data) -> Iterator[Sequence[str]]:
 
 
 def own_neighbours(groups: np.ndarray) -> np.ndarray:
-    """How many of the nearest neighbours of points ``(S, G, n, 2)`` are of the own group, in % ``(S, G)``."""
+    """Return the share of nearest neighbours of points ``(S, G, n, 2)`` in the same group, in % ``(S, G)``."""
     seeds, kinds, size, _ = groups.shape
     of_point = np.repeat(np.arange(kinds), size)
     shares = []
@@ -547,7 +547,7 @@ def own_neighbours(groups: np.ndarray) -> np.ndarray:
 
 
 def spread(values: np.ndarray, form: str) -> str:
-    """Mean, and the lowest and highest of the seeds, and how many these are if not all."""
+    """Return the mean, the lowest and the highest of the seeds, and their number if not all."""
     found = values[np.isfinite(values)]
     if not len(found):
         return "none"
@@ -589,7 +589,7 @@ def main_program() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, help="output folder of figures.yaml; without it, stored numbers are drawn")
     parser.add_argument("--fashion", type=Path, help="output folder of figures_fashion.yaml, in the same way")
-    parser.add_argument("--docs", type=Path, default=DOCS, help="folder of the page, and of figures/ beside it")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="folder of the page and of figures/")
     args = parser.parse_args()
     for suite, runs in zip(STORES, (args.runs, args.fashion), strict=True):
         if runs:

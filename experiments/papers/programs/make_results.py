@@ -1,11 +1,11 @@
-"""Makes RESULTS.md, docs/findings.md and the tables of each suite beside its cells, from the stored cells.
+"""Makes RESULTS.md, docs/findings.md and the tables of each suite from the stored cells.
 
 python experiments/papers/programs/make_results.py [--output FOLDER] [--tables]
 
-``python cli.py bench SUITE --status --save experiments/papers/results`` stores the cells of a suite. What we conclude
-from them is written by hand, in ``results/<name of the file of cells>.md.j2``, such as
-``results/scaled-decisive.md.j2``; what we conclude from all of them, in ``results/claims.md.j2`` and
-``results/findings.md.j2``. Their numbers are quoted from the cells, see ``quotes.py``.
+``python cli.py bench SUITE --status --save experiments/papers/results`` stores the cells of a suite. Our conclusions
+are written by hand: for one file of cells in ``results/<name of the file of cells>.md.j2``, such as
+``results/scaled-decisive.md.j2``; for all of them in ``results/claims.md.j2`` and ``results/findings.md.j2``. Their
+numbers are quoted from the cells, see ``quotes.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jinja2 import TemplateError
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-from quotes import Stored, hours, quoted  # noqa: E402, lies beside this file
+from quotes import Stored, hours, quoted  # noqa: E402, next to this file
 
 from fl_lightning.bench import Cell, Suite  # noqa: E402, found through the path above
 from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
@@ -57,27 +57,27 @@ def findings(papers: Path = PAPERS) -> str:
 
 
 def text_of(file: Path, papers: Path) -> str:
-    """A text that is written by hand, with the numbers that it quotes.
+    """Render a handwritten text with the numbers that it quotes.
 
     Raises:
-        UsageError: it quotes what is not stored, or is no template.
+        UsageError: the text quotes a missing number, or is not a valid template.
     """
 
     def stored(name: str) -> Stored:
         folders = (papers / "results", papers.parent / "overview")
         cells = next((at for folder in folders if (at := folder / f"{name}{ENDING}").is_file()), folders[0] / name)
-        require(cells.is_file(), f"{file}: stored", name, f"is no file of cells beside it, such as {name}{ENDING}")
+        require(cells.is_file(), f"{file}: stored", name, f"lacks a file of cells next to it, such as {name}{ENDING}")
         suite = suite_of(cells, papers)
         return Stored(suite, stored_cells(cells, suite), read_cells(cells))
 
     try:
         return quoted(file.read_text(), stored)
     except TemplateError as error:
-        raise UsageError(f"{file}: {error}; quotes.py says what a text may quote") from error
+        raise UsageError(f"{file}: {error}; see quotes.py for the syntax of quotes") from error
 
 
 def write_tables_beside(papers: Path = PAPERS) -> list[Path]:
-    """Write the tables of each file of cells beside it, in the form that they have today; returns the files."""
+    """Write the tables of each file of cells next to it, in the current format; return the files."""
     made = []
     for file in sorted((papers / "results").glob(f"*{ENDING}")):
         suite = suite_of(file, papers)
@@ -89,7 +89,7 @@ def write_tables_beside(papers: Path = PAPERS) -> list[Path]:
 
 
 def part(file: Path, papers: Path) -> Iterator[str]:
-    """What one file of cells says: what was run, the tables, and what we conclude."""
+    """Return the section of one file of cells: the suite, the tables, and our conclusions."""
     suite = suite_of(file, papers)
     cells, results = stored_cells(file, suite), read_cells(file)
     title, *rest = render(suite, cells, results).splitlines()
@@ -102,10 +102,10 @@ def part(file: Path, papers: Path) -> Iterator[str]:
 
 
 def suite_of(file: Path, papers: Path) -> Suite:
-    """The suite that a file of cells is of.
+    """Return the suite of a file of cells.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the suite does not exist.
     """
     name = file.name.removesuffix(ENDING).split("_scale")[0]
     for path in (*sorted(papers.glob("*/*.yaml")), papers.parent / "overview" / "suite.yaml"):
@@ -113,7 +113,7 @@ def suite_of(file: Path, papers: Path) -> Suite:
             for suite in suites_in(path):
                 if suite.name == name:
                     return suite
-    raise UsageError(f"{file}: there is no suite {name} below {papers}: give the file its suite's name")
+    raise UsageError(f"{file}: unknown suite {name} below {papers}: name the file after its suite")
 
 
 def what_was_run(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> Iterator[str]:
@@ -147,8 +147,8 @@ def changed(suite: Suite, cells: Sequence[Cell]) -> dict[str, tuple[str, str]]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="folder that gets both pages, in the place of their own folders")
-    parser.add_argument("--tables", action="store_true", help="write the tables beside the cells again, too")
+    parser.add_argument("--output", type=Path, help="folder for both pages, which replaces the default folders")
+    parser.add_argument("--tables", action="store_true", help="also write the tables next to the cells")
     options = parser.parse_args()
     for page, text in ((PAPERS / "RESULTS.md", make()), (ROOT / "docs" / "findings.md", findings())):
         (options.output / page.name if options.output else page).write_text(text)

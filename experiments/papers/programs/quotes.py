@@ -1,4 +1,4 @@
-"""What the texts about results quote: numbers of the stored cells, so that no text has a number of its own.
+"""Provides the numbers of stored cells that texts about results quote, so that texts contain no fixed numbers.
 
 A text, such as ``results/scaled-decisive.md.j2``, is a template of Jinja2:
 
@@ -6,10 +6,10 @@ A text, such as ``results/scaled-decisive.md.j2``, is a template of Jinja2:
     {% set uv = at(method="FedUV", alpha=0.05) %}
     FedUV is {{ uv.difference | aside }} points {{ uv.difference | side }} FedAvg ({{ uv | span }}): {{ uv.verdict }}.
 
-``stored(file)`` are the cells of a file in ``results``, and calling it gives a :class:`Quote`; its ``each`` gives all
-that have some labels, and ``coefficients`` the numbers that a method was given. ``paired(a.values, b.values)`` compares
-what two of them have in equal seeds, ``differences`` gives that seed by seed, and ``spearman`` is the rank correlation
-of two lists. A name, a label or a number that is not there is an error.
+``stored(file)`` holds the cells of a file in ``results``, and calling it returns a :class:`Quote`; its ``each`` returns
+all quotes with some labels, and ``coefficients`` the arguments of a method. ``paired(a.values, b.values)`` compares two
+of them in equal seeds, ``differences`` lists the differences by seed, and ``spearman`` is the rank correlation of two
+lists. Unknown names, labels and numbers are errors.
 """
 
 from __future__ import annotations
@@ -110,16 +110,16 @@ class Quote:
 
 @dataclass(frozen=True)
 class Fit:
-    """How far a reading of what a source leaves open is from what was published, by one score.
+    """The distance of one interpretation of an ambiguous source from its published numbers, by one score.
 
     Attributes:
         reading: its name.
         score: the score.
-        numbers: how many of the published numbers and differences have been compared.
-        within: how many of them are within the margin.
-        farthest: how far off the farthest number is.
-        farthest_gain: how far off the farthest difference is; None where none has been compared.
-        ruled_out: whether it is not consistent with all of them, whatever the cells that wait will give.
+        numbers: the number of published numbers and differences that have been compared.
+        within: the number of them within the margin.
+        farthest: the largest deviation of a number.
+        farthest_gain: the largest deviation of a difference; None without compared differences.
+        ruled_out: whether it is inconsistent with any of them, independently of the waiting cells.
     """
 
     reading: str
@@ -156,7 +156,7 @@ class Stored:
 
     @property
     def fits(self) -> list[Fit]:
-        """Each reading under each score, of a suite of readings; those without a finished cell are left out."""
+        """Return each reading of a suite under each score, without readings that have no finished cell."""
         suite, made = self.suite, []
         assert suite.open is not None
         margin = suite.open.margin
@@ -175,10 +175,10 @@ class Stored:
         return " or ".join(dict.fromkeys(text for cell in alike if (text := coefficients(cell))))
 
     def __call__(self, show: str | None = None, k: int | None = None, **labels: object) -> Quote:
-        """The cells with these labels; an axis with a single label may be left out.
+        """Return the cells with these labels; an axis with a single label is optional.
 
         Args:
-            show: the table, by what it shows; by default the first one.
+            show: the table, by its quantity; by default the first one.
             k: the number of last rounds, for ``last``.
             labels: a label on each axis, and the ``score`` of a table of scores.
 
@@ -206,7 +206,7 @@ class Stored:
     def _compare(self, show: str, k: int | None) -> Comparison:
         first = self.suite.tables[0]
         known = (table for table in self.suite.tables if table.show == show and k in (None, table.k))
-        # scores and other numbers of the same cells need no table of their own
+        # scores and other numbers of the same cells need no separate table
         made = replace(first, show=show, k=k or first.k, published={})  # type: ignore[arg-type]
         return Comparison(self.suite, next(known, made), self.cells, self.results)
 
@@ -266,7 +266,7 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def listed(words: Iterable[object]) -> str:
-    """Words with commas and an ``and``; ``none`` if there are none."""
+    """Join words with commas and an ``and``; an empty list becomes ``none``."""
     *first, last = [str(word) for word in words] or ["none"]
     return f"{', '.join(first)} and {last}" if first else last
 

@@ -1,4 +1,4 @@
-"""Apple's pfl-research, with as many ranks as it is started with."""
+"""Apple's pfl-research, with the number of ranks that it is started with."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Loss(torch.nn.Module):
 
 
 class Examples(Dataset):
-    """Examples in our batches, of which every pass opens new ones."""
+    """Examples in our batches, which every pass draws again."""
 
     def __init__(self, open_batches: Callable[[], Batches]) -> None:
         super().__init__((open_batches().rows,))

@@ -18,7 +18,7 @@ from fedjax.models.emnist import create_conv_model
 from sides.small import CASES, State, Visit, first_model, play
 from sides.work import Gate
 
-# what fedjax still calls and jax has dropped
+# names that fedjax uses and jax has removed
 jax.tree_map = jax.tree_util.tree_map
 jax.device_put_sharded = lambda shards, _: jax.tree_util.tree_map(lambda *parts: np.stack(parts), *shards)
 jax.device_put_replicated = lambda tree, devices: jax.device_put_sharded([tree] * len(devices), devices)
@@ -34,7 +34,7 @@ LAYERS = {
         "classifier": "conv_dropout_module/linear_1",
     },
 }
-MAPS = (64, 12, 12)  # what the first linear layer of the CNN reads: channels, height, width
+MAPS = (64, 12, 12)  # input of the first linear layer of the CNN: channels, height, width
 
 
 def build(args: argparse.Namespace) -> fedjax.Model:
@@ -63,7 +63,7 @@ def from_haiku(weight: np.ndarray) -> torch.Tensor:
 
 
 def run(args: argparse.Namespace, gate: Gate) -> None:
-    if args.backend == "pmap":  # which trains as many clients side by side as there are devices
+    if args.backend == "pmap":  # trains one client per device in parallel
         jax.config.update("jax_num_cpu_devices", args.threads)
     case, layers, state = CASES[args.case], LAYERS[args.case], first_model(args).state_dict()
     grad = fedjax.model_grad(build(args))

@@ -22,7 +22,7 @@ from fl_lightning.models import ImageClassifier
 from sides.work import Gate, first_model, without_trainer
 
 PACKAGES = ("torch", "flwr", "ray")
-WORK = ("folder", "model", "images", "test")  # what a client is told of the arguments
+WORK = ("folder", "model", "images", "test")  # the arguments that clients receive
 
 client_app = ClientApp()
 

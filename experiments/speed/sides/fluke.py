@@ -44,7 +44,7 @@ def parameters(model: torch.nn.Module) -> DDict:
         "loss": "CrossEntropyLoss",
         "optimizer": {"name": "SGD", "lr": LR, "momentum": 0.9},
         "scheduler": {"name": "StepLR", "step_size": 1, "gamma": 1},
-        "persistency": False,  # momentum begins anew in each round, as on the other sides
+        "persistency": False,  # momentum is reset in each round, as on the other sides
     }
     return DDict(model=model, client=client, server={"weighted": False})
 

@@ -16,7 +16,7 @@ PACKAGES = ("torch", "lightning")
 
 
 class Boundary(Callback):
-    """The gate stands before each round and after the last; the last weights are saved where that is asked for."""
+    """Waits at the gate before each round and after the last, and saves the last weights on request."""
 
     def __init__(self, gate: Gate, save: str | None) -> None:
         self.gate, self.save = gate, save

@@ -32,7 +32,7 @@ Visit = tuple[Tensor, Tensor]  # the examples of a client, in the order in which
 
 @dataclass(frozen=True)
 class Case:
-    """How many clients there are, how many of them are in a round, how many examples in a batch, and the rate."""
+    """Numbers of clients in all, of clients in a round and of examples in a batch, and the learning rate."""
 
     clients: int
     cohort: int
@@ -60,7 +60,7 @@ class EmnistCNN(Encoder):
 
 
 class InSizes(Partitioner):
-    """Gives the clients the examples one after another, as many as each is to have."""
+    """Assigns consecutive examples to clients of given sizes."""
 
     def __init__(self, sizes: np.ndarray) -> None:
         self.sizes = sizes
@@ -75,7 +75,7 @@ def sizes_of(clients: int) -> np.ndarray:
 
 
 def generate(folder: Path, clients: int) -> None:
-    """Write noise as the images of ``femnist``: what a step takes does not depend on them."""
+    """Write noise as the images of ``femnist``, on which the duration of a step does not depend."""
     rng = np.random.default_rng(0)
     for split, number in (("train", int(sizes_of(clients).sum())), ("test", 62)):
         np.save(folder / f"{split}_images.npy", rng.integers(0, 256, (number, 28, 28), np.uint8))
@@ -132,9 +132,9 @@ def whole(batches: Iterable[Any]) -> Visit:
 
 
 def bind(threads: int) -> None:
-    """Bind this process to as many cores as it may have threads, which XLA takes for the number of its threads.
+    """Bind this process to one core per thread, since XLA starts a thread for each core.
 
-    Not every system can; XLA then takes all cores.
+    On systems without this call, XLA uses all cores.
     """
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])

@@ -23,7 +23,7 @@ PACKAGES = ("torch",)
 
 
 class Stack(NamedTuple):
-    """The examples of all clients ``(K, n, ...)``, of which a client has fewer than n, and their numbers, falling."""
+    """Return the padded examples of all clients ``(K, n, ...)``, and their numbers in descending order."""
 
     x: Tensor
     y: Tensor

@@ -1,4 +1,4 @@
-"""What all sides share: the gate that holds a loop between its rounds, the data and the model."""
+"""Shared by all sides: the gate that pauses a loop between its rounds, the data and the model."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SEED = 0
 
 
 class Gate:
-    """Holds a loop between its rounds: tells what the last one took, and blocks until a line comes in.
+    """Pauses a loop between its rounds: reports the duration of the last one, and blocks until a line arrives.
 
-    It speaks on what was the standard output, on which nothing else can be written from then on.
+    The gate takes over the standard output, to which nothing else can be written from then on.
 
     Args:
-        rounds: rounds until the loop is let go to its end.
+        rounds: rounds until the loop may run to its end.
     """
 
     def __init__(self, rounds: int) -> None:
@@ -50,7 +50,7 @@ class Gate:
             self.tell(seconds=time.perf_counter() - self._began, accuracy=accuracy)
             self._left -= 1
         if not sys.stdin.readline() and self._left:
-            raise EOFError("whoever gives the turns is gone")
+            raise EOFError("the controlling process has ended")
         self._began = time.perf_counter()
 
 
@@ -67,12 +67,12 @@ def first_model(args: argparse.Namespace) -> ImageClassifier:
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of our trainer that a side is told."""
+    """Arguments of our trainer that a side receives."""
     return {"precision": args.precision, "channels_last": args.channels_last}
 
 
 def without_trainer(args: argparse.Namespace) -> SimpleNamespace:
-    """What the bare loop reads of a trainer."""
+    """The attributes of a trainer that the bare loop reads."""
     data = load_data(args)
     data.setup()
     fabric = Fabric(accelerator="cpu", devices=1)

@@ -18,7 +18,7 @@ from fl_lightning.engine.loaders import Loaders
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.seeding import ambient
 from fl_lightning.sums import Sums
-from fl_lightning.sums.reduced import Extremes, Reduced, addable, reduced
+from fl_lightning.sums.reduced import Reduced, addable, reduced, update_extremes
 
 if TYPE_CHECKING:
     from fl_lightning.distributed.workers import Workers
@@ -59,7 +59,7 @@ class EvaluationLoop:
         self._needs_loader = any(needs_loader(hook) for hook in evaluation_hooks(client.module, step))
         self._takes_index = is_param_in_hook_signature(getattr(client.module, step), "batch_idx", min_args=2)
         self._states = MetricStates(client.module)
-        self._sums, self._extremes = Sums(), Extremes()
+        self._sums, self._extremes = Sums(), dict[str, Reduced]()
 
     def run(self, data: Sequence[ClientLoader]) -> dict[str, float]:
         """The values that the module logs, by name."""
@@ -97,7 +97,7 @@ class EvaluationLoop:
                 # values logged in this batch, and states of torchmetrics objects
                 values = {str(key): value for key, value in self.resident.logged.take().items()}
                 self._sums.add({**addable(values), "states": self._states.take((index, batch_idx))})
-                self._extremes.add(values)
+                update_extremes(self._extremes, values)
             if self.observe is not None:
                 self.observe(batch)
         if not self.shared:
@@ -109,9 +109,10 @@ class EvaluationLoop:
     def _merge(self) -> None:
         """Reduce the logged values over all workers; all workers call this."""
         logged = self.resident.logged
-        note = (logged.specs(), self._extremes.values, self._states.note)
+        note = (logged.specs(), self._extremes, self._states.note)
         notes = self._sums.all_reduce(self.workers, note)
-        self._extremes.merge(extremes for _, extremes, _ in notes)
+        for _, extremes, _ in notes:
+            update_extremes(self._extremes, extremes)
         # the first worker has the first batch of each loader, so its order is the order of one process
         specs = {key: spec for theirs, *_ in reversed(notes) for key, spec in theirs.items()}
         specs = {**notes[0][0], **specs}
