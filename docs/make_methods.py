@@ -2,8 +2,8 @@
 
 python docs/make_methods.py [--output FILE]
 
-Citation, equation, summary and arguments come from the docstrings; what a method changes, the URLs of paper and code,
-the comparison with them and the tests come from the ledger; what it costs and does to the spectra, from the cells,
+Citation, equation, summary and arguments come from the docstrings; changes, URLs of paper and code, the comparison with
+them and the tests come from the ledger; costs and effects on the spectra come from the cells,
 which ``python cli.py bench experiments/overview/suite.yaml --save experiments/overview`` stores.
 """
 
@@ -31,28 +31,27 @@ OVERVIEW = DOCS.parent / "experiments" / "overview"
 RANK = "rank/representation/effective"
 
 TEMPLATE = """\
-# Methods: what is computed, and how far it is the paper's
+# Methods: computations, and differences from the papers
 
-| method | what it does | changes | costs beside FedAvg | effective rank |
+| method | idea | changes | costs in addition to FedAvg | effective rank |
 |---|---|---|---|---|
 {% for part in parts -%}
 | {{ part.overview | join(" | ") }} |
 {% endfor %}
-*Costs*: floating-point operations of a local step, bytes that the clients send, and what a client keeps between its
-visits, in sizes of the model. *Effective rank*: that of the representations after the last round, as a difference to
-FedAvg on equal seeds and partitions: the mean, and in brackets the least and the largest of five seeds. A higher rank
-[is no better accuracy](findings.md#on-digits-a-higher-rank-does-not-go-with-a-higher-accuracy).
-Other data, networks and coefficients give other numbers;
+*Costs*: floating-point operations of a local step, bytes that the clients send, and client memory between visits, in
+sizes of the model. *Effective rank*: of the representations after the last round, as a difference to FedAvg on equal
+seeds and partitions: the mean, and in brackets the least and the largest of five seeds. A higher rank
+[does not mean a higher accuracy](findings.md#on-digits-a-higher-rank-does-not-go-with-a-higher-accuracy).
+Other data, networks and coefficients lead to other numbers;
 [the papers' figures](paper_figures.md) have spectra of CIFAR-10, and [speed](speed.md#what-a-method-costs) has seconds.
-All is of [one suite](../experiments/overview/suite.yaml):
+All numbers are from [one suite](../experiments/overview/suite.yaml):
 
 {{ protocol | wordwrap(120) }}
 
 The methods combine [as a list](composing.md#methods), and a coefficient of 0 gives FedAvg, bit for bit, unless stated
-otherwise. Below, a table says of each method where paper, published code and this package differ. Names in brackets say
-whose code is meant where it is not the authors' own, to which the link above a table leads. A dash means that the
-source says nothing or that there is no such thing. The last column names the argument or key that changes the
-behaviour.
+otherwise. Below, a table for each method lists the differences between paper, published code and this package. Names in
+brackets identify code by others; the link above a table leads to the authors' code. A dash means that the source does
+not mention it. The last column names the argument or key that changes the behaviour.
 {% for part in parts %}
 ## {{ part.name }}
 
@@ -99,7 +98,7 @@ def markdown(text: str) -> str:
 
 
 def equation(text: str) -> str:
-    """The first display formula of a module's docstring, in Markdown; empty if there is none."""
+    """Return the first display formula of a module's docstring, in Markdown; may be empty."""
     block = re.search(r"\.\. math::(.*?)(?=\n\S|\Z)", text, re.DOTALL)
     formula = " ".join(block[1].split()) if block else ""
     return f"$$\n{formula}\n$$" if formula else ""
@@ -124,7 +123,7 @@ def sentence(kind: type) -> str:
 
 
 def links(facts: dict[str, Any]) -> str:
-    """The URLs of paper and code, in Markdown; empty if there are none."""
+    """Return the URLs of paper and code, in Markdown; may be empty."""
     return " · ".join(f"[{key}]({facts[key]})" for key in ("paper", "code") if key in facts)
 
 
@@ -138,7 +137,7 @@ def measured() -> dict[str, list[dict[str, float]]]:
 
 
 def cost(own: dict[str, float], fedavg: dict[str, float]) -> str:
-    """What a method needs more, or less, than FedAvg in a round."""
+    """Return the additional costs of a method in a round, compared with FedAvg."""
     operations = 100 * own["cost/flops_extra"] / (own["cost/flops"] - own["cost/flops_extra"])
     sent, kept = own["bytes/up"] / fedavg["bytes/up"], own["cost/client_state"] * own["clients"] / fedavg["bytes/up"]
     parts = {
@@ -158,7 +157,7 @@ def rank(own: list[dict[str, float]], fedavg: list[dict[str, float]]) -> str:
 
 
 def entry(name: str, facts: dict[str, Any], runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
-    """What the template shows of one method, from its ``facts`` in the ledger and the ``runs`` of all methods."""
+    """Return the template's values for one method, from its ``facts`` in the ledger and the ``runs`` of all methods."""
     kind, tests = find(name), [test.split("::") for test in facts["tests"]]
     part = {"name": name, "links": links(facts), "rows": facts["rows"], "tests": tests}
     changes = ", ".join(facts.get("changes", ["nothing"]))
