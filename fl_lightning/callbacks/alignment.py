@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from torch import Tensor, nn
 
-from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, choices, require
@@ -57,7 +57,7 @@ class LayerAlignment(Measurement):
         )
         self.layers, self.number = layers, number
 
-    def setup(self, trainer: RunAccess) -> None:
+    def setup(self, trainer: RunContext) -> None:
         module, known = trainer.client.module, trainer.client.live
         parts = dict(module.named_modules())
         linear = {p: part for p, part in parts.items() if isinstance(part, nn.Linear) and f"{p}.weight" in known}
@@ -77,14 +77,14 @@ class LayerAlignment(Measurement):
         hint = f"{type(module).__name__} has no two linear layers that follow each other; remove LayerAlignment"
         require(bool(self._pairs), "LayerAlignment.layers", self.layers, hint)
 
-    def on_round_start(self, trainer: RunAccess) -> None:
+    def on_round_start(self, trainer: RunContext) -> None:
         self._local = Sums()
 
-    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
+    def on_client_end(self, trainer: RunContext, client: Client) -> None:
         if self.due(trainer.server.round):
             self._local.add({str(place): Weighted.of(matrix) for place, matrix in self._of(client.live).items()})
 
-    def measure(self, trainer: RunAccess) -> None:
+    def measure(self, trainer: RunContext) -> None:
         trainer.all_reduce(self._local)
         local = {int(place): mean for place, mean in self._local.means().items()}
         kept, matrices = set(trainer.client.kept), self._of(trainer.methods.evaluated_state(trainer.server))

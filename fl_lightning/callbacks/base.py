@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client import Client
 from fl_lightning.records.hyperparameters import numbered
 
@@ -35,7 +35,7 @@ class Callback:
     Each worker has a copy and calls the same hooks. :meth:`on_client_end` and :meth:`on_evaluation_batch_end` see only
     the clients and batches of this worker; ``trainer.gather`` and ``trainer.all_reduce`` combine the observations of
     all workers. ``trainer.run_dir`` is None except on the worker that writes. Callbacks may use the members of
-    :class:`~fl_lightning.callbacks.access.RunAccess`.
+    :class:`~fl_lightning.callbacks.context.RunContext`.
 
     Attributes:
         requires: names of the taps for :meth:`on_evaluation_batch_end`, checked before round 0.
@@ -63,23 +63,23 @@ class Callback:
         names = ("on_evaluation_batch_end", "on_evaluation_end")
         return any(getattr(type(self), name) is not getattr(Callback, name) for name in names)
 
-    def setup(self, trainer: RunAccess) -> None:
+    def setup(self, trainer: RunContext) -> None:
         """Called by every command before it writes; raise a UsageError for a run that does not fit."""
 
-    def on_fit_start(self, trainer: RunAccess) -> None:
+    def on_fit_start(self, trainer: RunContext) -> None:
         """Called after all checks, when the run's folder exists and no client has trained."""
 
-    def on_round_start(self, trainer: RunAccess) -> None:
+    def on_round_start(self, trainer: RunContext) -> None:
         """Called after the cohort of ``trainer.server.round`` is drawn."""
 
-    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
+    def on_client_end(self, trainer: RunContext, client: Client) -> None:
         """Called after a client has trained on this worker; its local model is still in ``client.module``.
 
         Workers do not wait for each other here: ``trainer.gather`` and ``trainer.all_reduce`` see only this worker.
         """
 
     def on_evaluation_batch_end(
-        self, trainer: RunAccess, phase: str, batch: Any, targets: Tensor | None, taps: dict[str, Tensor]
+        self, trainer: RunContext, phase: str, batch: Any, targets: Tensor | None, taps: dict[str, Tensor]
     ) -> None:
         """Called after each batch of ``val`` or ``test`` data that this worker evaluates.
 
@@ -91,14 +91,14 @@ class Callback:
             taps: the activations named in :attr:`requires`, ``(B, ...)`` each.
         """
 
-    def on_evaluation_end(self, trainer: RunAccess, phase: str, client: int | None = None) -> None:
+    def on_evaluation_end(self, trainer: RunContext, phase: str, client: int | None = None) -> None:
         """Called after a model is evaluated on all data of ``phase``.
 
         ``client`` is None for the global model, and the id of a client for its personalized model, whose evaluation is
         by one worker alone, as in :meth:`on_client_end`.
         """
 
-    def on_evaluation_command_end(self, trainer: RunAccess, phase: str) -> None:
+    def on_evaluation_command_end(self, trainer: RunContext, phase: str) -> None:
         """Called after ``validate`` or ``test`` has evaluated a model, now the global model of ``trainer``.
 
         No round was run. Values from ``trainer.log`` are added to the metrics that the command returns.
@@ -108,16 +108,16 @@ class Callback:
             phase: ``val`` or ``test``.
         """
 
-    def on_round_end(self, trainer: RunAccess) -> None:
+    def on_round_end(self, trainer: RunContext) -> None:
         """Called after the server's step and the evaluation; ``trainer.log`` still logs into this round."""
 
-    def on_last_round_end(self, trainer: RunAccess) -> None:
+    def on_last_round_end(self, trainer: RunContext) -> None:
         """Called after :meth:`on_round_end` of all callbacks in the last round, by ``max_rounds`` or ``should_stop``.
 
         The final model is evaluated, and ``trainer.log`` still logs into this round.
         """
 
-    def on_fit_end(self, trainer: RunAccess) -> None:
+    def on_fit_end(self, trainer: RunContext) -> None:
         """Called after the last round."""
 
     def summary_of_fit(self) -> str:
@@ -134,7 +134,7 @@ class Callback:
         ``state`` is empty for a new callback.
         """
 
-    def teardown(self, trainer: RunAccess) -> None:
+    def teardown(self, trainer: RunContext) -> None:
         """Called at the end of a fit, and after a failure."""
 
 
@@ -154,7 +154,7 @@ def named(objects: Sequence[AnyObject]) -> dict[str, AnyObject]:
     return dict(zip(numbered(type(value).__name__ for value in objects), objects, strict=True))
 
 
-def logged_instead(trainer: RunAccess) -> str | None:
+def logged_instead(trainer: RunContext) -> str | None:
     """Return a text about the metrics of a round that lacks one; None after a round without evaluation."""
     done = trainer.server.round + 1
     if done % trainer.eval_every_n_rounds != 0 and done != trainer.max_rounds:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import PeriodicCallback, log_finite, require_global_model
 from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.errors import require
@@ -34,13 +34,13 @@ class BatchNormGap(PeriodicCallback):
             of the state stay with the clients.
     """
 
-    def setup(self, trainer: RunAccess) -> None:
+    def setup(self, trainer: RunContext) -> None:
         kind = type(trainer.client.module).__name__
         hint = "it has no BatchNorm layer that updates running statistics; remove the callback"
         require(bool(trainer.client.batch_norms), "BatchNormGap with the model", kind, hint)
         require_global_model(trainer, self)
 
-    def measure(self, trainer: RunAccess) -> None:
+    def measure(self, trainer: RunContext) -> None:
         found = trainer.recalibrated(clients=trainer.server.cohort)
         state = trainer.methods.evaluated_state(trainer.server)
         gaps: dict[str, list[torch.Tensor]] = {"mean": [], "variance": []}

@@ -20,8 +20,8 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import labelled, require_global_model
 from fl_lightning.callbacks.spectrum import rows_and_products
 from fl_lightning.errors import require
@@ -98,13 +98,13 @@ class CCVR(Callback):
         require(batch_size >= 1, "CCVR.batch_size", batch_size, "use 1 or more")
         self.samples_per_class, self.epochs, self.lr, self.batch_size = samples_per_class, epochs, lr, batch_size
 
-    def setup(self, trainer: RunAccess) -> None:
+    def setup(self, trainer: RunContext) -> None:
         self._path = trainer.client.tap_paths["logits"]
         linear = isinstance(trainer.client.module.get_submodule(self._path), nn.Linear)
         require(linear, "CCVR with the tap logits", self._path, "bind it to the last linear layer")
         require_global_model(trainer, self, "remove CCVR")
 
-    def on_last_round_end(self, trainer: RunAccess) -> None:
+    def on_last_round_end(self, trainer: RunContext) -> None:
         began = time.perf_counter()
         state = clone(trainer.methods.evaluated_state(trainer.server))
         state |= self._calibrated(trainer, state)
@@ -114,7 +114,7 @@ class CCVR(Callback):
         if trainer.run_dir is not None:
             save({"state_dict": uncompiled_names(state)}, trainer.run_dir / "checkpoints" / "ccvr.ckpt")
 
-    def _calibrated(self, trainer: RunAccess, state: State) -> State:
+    def _calibrated(self, trainer: RunContext, state: State) -> State:
         """Return the entries of the calibrated classifier by name in the state; workers share the clients."""
         path = self._path
         old = {name.removeprefix(f"{path}."): value for name, value in state.items() if name.startswith(f"{path}.")}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import PeriodicCallback
 from fl_lightning.client import Client
 from fl_lightning.data.loaders import num_batches
@@ -71,11 +71,11 @@ class CostLedger(PeriodicCallback):
 
     file = "cost.csv"
 
-    def on_fit_start(self, trainer: RunAccess) -> None:
+    def on_fit_start(self, trainer: RunContext) -> None:
         super().on_fit_start(trainer)
         self._step: dict[str, Any] = {}
 
-    def on_round_start(self, trainer: RunAccess) -> None:
+    def on_round_start(self, trainer: RunContext) -> None:
         self._began, self._sums = time.perf_counter(), Sums()
         self._runs = trainer.client.references.num_runs
         round_ = trainer.server.round
@@ -85,13 +85,13 @@ class CostLedger(PeriodicCallback):
         if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
 
-    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
+    def on_client_end(self, trainer: RunContext, client: Client) -> None:
         memory = trainer.client.memories().get(client.info.id, {})
         sizes = {name: Weighted.of(num_bytes(part)) for name, part in memory.items()}
         counted = {"steps": Weighted.summed(client.num_steps, 1), "clients": Weighted.of(1)}
         self._sums.add({**counted, "kept": sizes} if sizes else counted)
 
-    def on_round_end(self, trainer: RunAccess) -> None:
+    def on_round_end(self, trainer: RunContext) -> None:
         runs = sum(trainer.gather(trainer.client.references.num_runs - self._runs))
         trainer.all_reduce(self._sums)
         totals = self._sums.totals
@@ -106,7 +106,7 @@ class CostLedger(PeriodicCallback):
         if self.is_multiple(trainer.server.round + 1):
             self._write(trainer)
 
-    def on_last_round_end(self, trainer: RunAccess) -> None:
+    def on_last_round_end(self, trainer: RunContext) -> None:
         self._write(trainer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class CostLedger(PeriodicCallback):
             counted |= {f"flops_extra/{name}": value for name, value in extra.items()}
         return counted
 
-    def _write(self, trainer: RunAccess) -> None:
+    def _write(self, trainer: RunContext) -> None:
         """Write the file with a row for each round: its metrics and the sums so far."""
         if trainer.run_dir is None:
             return
@@ -145,7 +145,7 @@ class CostLedger(PeriodicCallback):
         write_atomically(trainer.run_dir / self.file, lambda partial: partial.write_text(text.getvalue()))
 
 
-def count_step(trainer: RunAccess) -> dict[str, Any]:
+def count_step(trainer: RunContext) -> dict[str, Any]:
     """Return the operations of one local step of the cohort's first client; all workers call this.
 
     ``own`` counts the module alone, ``extra`` the part of all methods, under the empty name, and of each method;

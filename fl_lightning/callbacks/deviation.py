@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import (
     ClientMeasurement,
     class_groups,
@@ -51,7 +51,7 @@ from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import as_rows, calibrated_logits, class_sums
 
 if TYPE_CHECKING:
-    from fl_lightning.callbacks.access import Observed
+    from fl_lightning.callbacks.context import Observed
 
 
 class DeviationBound(ClientMeasurement):
@@ -106,7 +106,7 @@ class DeviationBound(ClientMeasurement):
         require(majority > 0, "DeviationBound.majority", majority, "use a number above 0")
         self.examples, self.tau, self.majority = examples, tau, majority
 
-    def setup(self, trainer: RunAccess) -> None:
+    def setup(self, trainer: RunContext) -> None:
         classifier_of(trainer, self, classes=require_label_counts(trainer, self))
         self._weight = f"{trainer.client.tap_paths['logits']}.weight"
         trained = self._weight in trainer.client.trainable
@@ -114,7 +114,7 @@ class DeviationBound(ClientMeasurement):
         of_methods = [method.tau for method in trainer.methods.methods if hasattr(method, "tau")]
         self._tau = float(self.tau if self.tau is not None else [*of_methods, 1.0][0])
 
-    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
+    def on_client_end(self, trainer: RunContext, client: Client) -> None:
         if not self.measures(trainer, client):
             return
         counts: Tensor = client.info.label_counts  # type: ignore[assignment]
@@ -130,7 +130,7 @@ class DeviationBound(ClientMeasurement):
         deviation = deviations(means, numbers, class_groups(counts.numpy(), self.majority), change)
         self.mine[client.info.id] = {"label_counts": numbers, **deviation}
 
-    def record(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
+    def record(self, trainer: RunContext, clients: dict[int, dict[str, Any]]) -> None:
         self.append_tables(trainer, clients)
         names = next(iter(clients.values()))
         every = {name: np.stack([values[name] for values in clients.values()]) for name in names}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
-from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import PeriodicCallback, finite_mean, measure_clients
 from fl_lightning.errors import require
 from fl_lightning.records.summary import aligned, told
@@ -48,7 +48,7 @@ class DomainMetrics(PeriodicCallback):
         self.max_domains = max_domains
         self._lines: list[list[str]] = []
 
-    def on_fit_start(self, trainer: RunAccess) -> None:
+    def on_fit_start(self, trainer: RunContext) -> None:
         super().on_fit_start(trainer)
         self._lines, number = [], len(domain_names(trainer, "test"))
         if number > self.max_domains:
@@ -56,7 +56,7 @@ class DomainMetrics(PeriodicCallback):
                 f"DomainMetrics: {number} domains, more than max_domains={self.max_domains}; none is evaluated"
             )
 
-    def on_last_round_end(self, trainer: RunAccess) -> None:
+    def on_last_round_end(self, trainer: RunContext) -> None:
         self.measure(trainer)
         if trainer.run_dir is not None and self._lines:
             text = io.StringIO()
@@ -65,10 +65,10 @@ class DomainMetrics(PeriodicCallback):
             csv.writer(text).writerows([header, *self._rows[:-1]])
             write_atomically(trainer.run_dir / "domains.csv", lambda path: path.write_text(text.getvalue(), newline=""))
 
-    def on_evaluation_command_end(self, trainer: RunAccess, phase: str) -> None:
+    def on_evaluation_command_end(self, trainer: RunContext, phase: str) -> None:
         self.measure(trainer, phase)
 
-    def measure(self, trainer: RunAccess, phase: str = "test") -> None:
+    def measure(self, trainer: RunContext, phase: str = "test") -> None:
         names = domain_names(trainer, phase)
         every = {name: self._of_domain(trainer, name, phase) for name in names if 2 <= len(names) <= self.max_domains}
         values = {name: of_domain for name, of_domain in every.items() if of_domain}
@@ -90,7 +90,7 @@ class DomainMetrics(PeriodicCallback):
     def summary_of_fit(self) -> str:
         return aligned(self._lines) + "\n" if self._lines else ""
 
-    def _of_domain(self, trainer: RunAccess, name: str, phase: str) -> dict[str, float]:
+    def _of_domain(self, trainer: RunContext, name: str, phase: str) -> dict[str, float]:
         if at_sites(trainer):
             own = f"sites/{name}/"
             sent = [(tag, value) for tag, value in trainer.metrics.items() if tag.startswith(own + phase)]
@@ -105,22 +105,22 @@ class DomainMetrics(PeriodicCallback):
         return {plain(tag): finite_mean([of_client.get(tag, np.nan) for of_client in evaluated]) for tag in tags}
 
 
-def domain_names(trainer: RunAccess, phase: str) -> list[str]:
+def domain_names(trainer: RunContext, phase: str) -> list[str]:
     """Return the names of the domains with data of a phase; the sites of a federation."""
     return trainer.data.names if at_sites(trainer) else trainer.domains_of(phase)
 
 
-def at_sites(trainer: RunAccess) -> bool:
+def at_sites(trainer: RunContext) -> bool:
     """Return whether the clients are real sites, which evaluate on their own data."""
     return bool(getattr(trainer.data, "elsewhere", False))
 
 
-def clients_of(trainer: RunAccess, domain: str) -> list[int]:
+def clients_of(trainer: RunContext, domain: str) -> list[int]:
     """Return the clients that hold only this domain."""
     return [k for k in range(trainer.data.num_clients) if trainer.data.info(k).domain == domain]
 
 
-def counts_of(trainer: RunAccess, domain: str, phase: str) -> tuple[int, int, int]:
+def counts_of(trainer: RunContext, domain: str, phase: str) -> tuple[int, int, int]:
     """Return a domain's numbers of clients, training examples and examples of a phase; 0 if unknown."""
     if at_sites(trainer):
         fact = trainer.data.facts[trainer.data.names.index(domain)]

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import (
     ClientMeasurement,
     classifier_of,
@@ -77,17 +77,17 @@ class Drift(ClientMeasurement):
         self.classifier = classifier
         self.requires = ("logits",) if classifier else ()
 
-    def setup(self, trainer: RunAccess) -> None:
+    def setup(self, trainer: RunContext) -> None:
         if self.classifier:
             classes = require_label_counts(trainer, self, "set Drift.classifier=false")
             remedy = "bind it to the last linear layer, or set classifier=false"
             self._classifier = classifier_of(trainer, self, remedy, classes)
 
-    def on_round_start(self, trainer: RunAccess) -> None:
+    def on_round_start(self, trainer: RunContext) -> None:
         super().on_round_start(trainer)
         self._changes: dict[int, dict[str, np.ndarray]] = {}
 
-    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
+    def on_client_end(self, trainer: RunContext, client: Client) -> None:
         if not self.measures(trainer, client):
             return
         k = client.info.id
@@ -100,7 +100,7 @@ class Drift(ClientMeasurement):
             counts: Tensor = client.info.label_counts  # type: ignore[assignment]
             self.mine[k] |= against_counts(self._classifier, counts.double().numpy())
 
-    def record(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
+    def record(self, trainer: RunContext, clients: dict[int, dict[str, Any]]) -> None:
         # a layer has the parameters of one submodule; the layer of the module itself is called "."
         grams: dict[str, np.ndarray] = {}
         for name in trainer.client.trainable:

@@ -14,8 +14,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.callbacks import EarlyStopping as LightningEarlyStopping
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback, logged_instead
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.errors import UsageError, require
 
 
@@ -63,11 +63,11 @@ class EarlyStopping(Callback):
             raise UsageError(f"EarlyStopping.mode={mode!r}: use min or max") from error
         self._initial = self._rule.state_dict()
 
-    def on_fit_start(self, trainer: RunAccess) -> None:
+    def on_fit_start(self, trainer: RunContext) -> None:
         self._rule.load_state_dict(self._initial)
         self._seen = False
 
-    def on_round_end(self, trainer: RunAccess) -> None:
+    def on_round_end(self, trainer: RunContext) -> None:
         value = trainer.metrics.get(self.monitor)
         if value is None:
             hint = None if self._seen else logged_instead(trainer)
@@ -110,17 +110,17 @@ class BestCheckpoint(Callback):
         require(mode in ("min", "max"), "BestCheckpoint.mode", mode, "use min or max")
         self.monitor, self.mode = monitor, mode
 
-    def on_fit_start(self, trainer: RunAccess) -> None:
+    def on_fit_start(self, trainer: RunContext) -> None:
         self._best: float | None = None
         self._round = -1
         self._seen = False
 
-    def on_round_end(self, trainer: RunAccess) -> None:
+    def on_round_end(self, trainer: RunContext) -> None:
         self._compare(trainer)
         hint = logged_instead(trainer)
         require(self._seen or hint is None, "BestCheckpoint.monitor", self.monitor, hint or "")
 
-    def on_last_round_end(self, trainer: RunAccess) -> None:
+    def on_last_round_end(self, trainer: RunContext) -> None:
         self._compare(trainer)  # the final model may have been evaluated since on_round_end
 
     def state_dict(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class BestCheckpoint(Callback):
         if (state.get("monitor"), state.get("mode")) == (self.monitor, self.mode):
             self._best, self._round = state["best"], state["round"]
 
-    def _compare(self, trainer: RunAccess) -> None:
+    def _compare(self, trainer: RunContext) -> None:
         """Request a checkpoint of this round if the metric has improved; all workers call this."""
         value = trainer.gather(trainer.metrics.get(self.monitor))[0]
         self._seen = self._seen or value is not None

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import Measurement, in_order, require_test_data
 from fl_lightning.client import Client
 from fl_lightning.client.taps import resolve_taps, with_paths
@@ -82,7 +82,7 @@ class Embedding(Measurement):
         self.tap, self.examples, self.clients, self.classes = tap, examples, clients, classes
         self.perplexity = perplexity
 
-    def setup(self, trainer: RunAccess) -> None:
+    def setup(self, trainer: RunContext) -> None:
         module, number = trainer.client.module, trainer.data.num_clients
         extra = with_paths(module, trainer.taps, [self.tap])
         resolve_taps(module, extra, {self.tap: type(self).__name__})
@@ -92,7 +92,7 @@ class Embedding(Measurement):
             require_among("classes", self.classes, range(len(counts)), f"use classes from 0 to {len(counts) - 1}")
         require_test_data(trainer, self)
 
-    def on_fit_start(self, trainer: RunAccess) -> None:
+    def on_fit_start(self, trainer: RunContext) -> None:
         super().on_fit_start(trainer)
         # fails for a submodule that the forward does not call, and for data without labels
         probe = trainer.representations(None, (self.tap,), examples=self.examples)
@@ -103,20 +103,20 @@ class Embedding(Measurement):
         hint = f"use classes of the probe: {', '.join(map(str, sorted(known)))}"
         require_among("classes", self.classes, known, hint)
 
-    def on_round_start(self, trainer: RunAccess) -> None:
+    def on_round_start(self, trainer: RunContext) -> None:
         self._local: dict[int, Probe] = {}
         cohort = sorted(trainer.server.cohort)
         self._embedded = cohort[:CLIENTS] if self.clients is None else [k for k in self.clients if k in cohort]
 
-    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
+    def on_client_end(self, trainer: RunContext, client: Client) -> None:
         if self.due(trainer.server.round) and client.info.id in self._embedded:
             self._local[client.info.id] = self._probe(trainer, client.state())
 
-    def on_last_round_end(self, trainer: RunAccess) -> None:
+    def on_last_round_end(self, trainer: RunContext) -> None:
         if not self.due(trainer.server.round):
             self.measure(trainer)
 
-    def measure(self, trainer: RunAccess) -> None:
+    def measure(self, trainer: RunContext) -> None:
         # the batches of each client, and of the global model as None
         mine: dict[int | None, Probe] = dict(self._local.items())
         if not trainer.client.kept:
@@ -136,7 +136,7 @@ class Embedding(Measurement):
                 models[name] = labels[chosen], z[chosen]
             self._embed(trainer, models, ids)
 
-    def _embed(self, trainer: RunAccess, models: Mapping[str, tuple[np.ndarray, np.ndarray]], ids: list[int]) -> None:
+    def _embed(self, trainer: RunContext, models: Mapping[str, tuple[np.ndarray, np.ndarray]], ids: list[int]) -> None:
         labels = next(iter(models.values()))[0]
         width = min(CLIENTS, trainer.data.num_clients) if self.clients is None else len(self.clients)
         seed = address(trainer.seed, "embedding") % 2**32
@@ -157,10 +157,10 @@ class Embedding(Measurement):
         self.draw(trainer, drawn)
         project(trainer.summary_writers, models, trainer.server.round)
 
-    def on_fit_end(self, trainer: RunAccess) -> None:
+    def on_fit_end(self, trainer: RunContext) -> None:
         """The figures are drawn with each measurement."""
 
-    def _probe(self, trainer: RunAccess, state: State | None) -> Probe:
+    def _probe(self, trainer: RunContext, state: State | None) -> Probe:
         batches = trainer.representations(state, (self.tap,), examples=self.examples)
         return {
             (index.loader, index.batch): (targets.cpu().numpy(), taps[self.tap].flatten(1).float().cpu().numpy())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import Measurement, log_figures, warn_of_damage
 from fl_lightning.client import Client
 from fl_lightning.storage.atomic_io import write_atomically
@@ -50,23 +50,23 @@ class LocalLosses(Measurement):
     def __init__(self, every_n_rounds: int = 1) -> None:
         super().__init__(every_n_rounds)
 
-    def on_fit_start(self, trainer: RunAccess) -> None:
+    def on_fit_start(self, trainer: RunContext) -> None:
         super().on_fit_start(trainer)
         self._path = None if trainer.run_dir is None else trainer.run_dir / self.file
         self._number, self._columns = 0, list[str]()
 
-    def on_round_start(self, trainer: RunAccess) -> None:
+    def on_round_start(self, trainer: RunContext) -> None:
         self._rows: list[Row] = []
 
-    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
+    def on_client_end(self, trainer: RunContext, client: Client) -> None:
         where = {"round": trainer.server.round, "client": client.info.id}
         self._rows += [{**where, "epoch": epoch, **terms} for epoch, terms in enumerate(client.epochs)]
 
-    def measure(self, trainer: RunAccess) -> None:
+    def measure(self, trainer: RunContext) -> None:
         rows = [row for theirs in trainer.gather(self._rows) for row in theirs]
         self._append(sorted(rows, key=lambda row: (row["client"], row["epoch"])))
 
-    def on_fit_end(self, trainer: RunAccess) -> None:
+    def on_fit_end(self, trainer: RunContext) -> None:
         rows = read_rows(self._path) if self._path and self._number else []
         latest = [row for row in rows if row["round"] == rows[-1]["round"]]
         log_figures(trainer, (plot_term(term, latest) for term in self._columns if latest and term not in KEYS))

@@ -13,8 +13,8 @@ import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
@@ -55,19 +55,19 @@ class PeriodicCallback(Callback):
         """Return whether a number of rounds is a multiple of ``every_n_rounds``."""
         return self.every_n_rounds is not None and number % self.every_n_rounds == 0
 
-    def measure(self, trainer: RunAccess) -> None:
+    def measure(self, trainer: RunContext) -> None:
         """Measure and log at the end of a round that is due; all workers call this."""
         raise NotImplementedError
 
-    def on_fit_start(self, trainer: RunAccess) -> None:
+    def on_fit_start(self, trainer: RunContext) -> None:
         self._last_round = trainer.max_rounds - 1
 
-    def on_round_end(self, trainer: RunAccess) -> None:
+    def on_round_end(self, trainer: RunContext) -> None:
         round_ = trainer.server.round
         if self.due(round_) and not (self.after_evaluation and round_ == self._last_round):
             self.measure(trainer)
 
-    def on_last_round_end(self, trainer: RunAccess) -> None:
+    def on_last_round_end(self, trainer: RunContext) -> None:
         if self.after_evaluation:
             self.measure(trainer)
 
@@ -87,12 +87,12 @@ class Measurement(PeriodicCallback):
 
     file: ClassVar[str]
 
-    def on_fit_start(self, trainer: RunAccess) -> None:
+    def on_fit_start(self, trainer: RunContext) -> None:
         super().on_fit_start(trainer)
         self.series: dict[str, list[np.ndarray]] = defaultdict(list)
         self._source, self._continues = trainer.resumed_from, False
 
-    def on_fit_end(self, trainer: RunAccess) -> None:
+    def on_fit_end(self, trainer: RunContext) -> None:
         if self.series:
             self.draw(trainer)
 
@@ -107,7 +107,7 @@ class Measurement(PeriodicCallback):
 
         return PLOTS[self.file][1](runs) if self.file in PLOTS else ()
 
-    def draw(self, trainer: RunAccess, more: Mapping[str, np.ndarray] | None = None) -> None:
+    def draw(self, trainer: RunContext, more: Mapping[str, np.ndarray] | None = None) -> None:
         """Log the figures, on the worker that writes; ``more`` are additional arrays for the figures."""
         if trainer.run_dir is not None:
             log_figures(trainer, self.plot({"": [{**self._arrays(), **(more or {})}]}))
@@ -116,13 +116,13 @@ class Measurement(PeriodicCallback):
         """Append an entry to the series."""
         self.series[name].append(np.asarray(value))
 
-    def keep(self, trainer: RunAccess, measured: Mapping[str, Any] | None = None) -> None:
+    def keep(self, trainer: RunContext, measured: Mapping[str, Any] | None = None) -> None:
         """Append the arrays of a round by name, and the round itself, and write the file."""
         for name, value in {**(measured or {}), "rounds": trainer.server.round}.items():
             self.append(name, value)
         self.save(trainer)
 
-    def save(self, trainer: RunAccess) -> None:
+    def save(self, trainer: RunContext) -> None:
         """Write the file, on the worker that writes."""
         if trainer.run_dir is not None:
             self.set_other_aside(trainer.run_dir / self.file)
@@ -177,47 +177,47 @@ class ClientMeasurement(Measurement):
         require(max_clients >= 1, f"{type(self).__name__}.max_clients", max_clients, "use 1 or more")
         self.max_clients = max_clients
 
-    def on_round_start(self, trainer: RunAccess) -> None:
+    def on_round_start(self, trainer: RunContext) -> None:
         where = (trainer.seed, type(self).__name__, trainer.server.round)
         self.chosen = drawn_clients(trainer.server.cohort, self.max_clients, *where)
         self.mine: dict[int, dict[str, Any]] = {}
 
-    def measures(self, trainer: RunAccess, client: Client) -> bool:
+    def measures(self, trainer: RunContext, client: Client) -> bool:
         """Return whether to measure this client: the round is due, the client chosen, and it has taken a local step."""
         return self.due(trainer.server.round) and client.info.id in self.chosen and client.num_steps > 0
 
-    def measure(self, trainer: RunAccess) -> None:
+    def measure(self, trainer: RunContext) -> None:
         clients = in_order(trainer.gather(self.mine))
         if clients:
             self.append_table(trainer, "clients", {k: k for k in clients}, fill=-1)
             self.record(trainer, clients)
             self.keep(trainer)
 
-    def record(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
+    def record(self, trainer: RunContext, clients: dict[int, dict[str, Any]]) -> None:
         """Append and log the values of a round; all workers call this.
 
         ``clients`` are the entries of :attr:`mine` of all workers by client in ascending order, at least one.
         """
         raise NotImplementedError
 
-    def rows(self, trainer: RunAccess) -> int:
+    def rows(self, trainer: RunContext) -> int:
         """Return the number m of rows of a table."""
         return min(self.max_clients, trainer.data.num_clients)
 
-    def append_table(self, trainer: RunAccess, name: str, values: dict[int, Any], fill: Any = np.nan) -> None:
+    def append_table(self, trainer: RunContext, name: str, values: dict[int, Any], fill: Any = np.nan) -> None:
         """Append a table: a row for each client of ``values``, in order, then rows of ``fill``."""
         rows = np.stack(list(values.values()))
         table = np.full((self.rows(trainer), *rows.shape[1:]), fill)
         table[: len(rows)] = rows
         self.append(name, table)
 
-    def append_tables(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
+    def append_tables(self, trainer: RunContext, clients: dict[int, dict[str, Any]]) -> None:
         """Append a table for each name of the clients' values."""
         for name in next(iter(clients.values())):
             self.append_table(trainer, name, {k: values[name] for k, values in clients.items()})
 
 
-def measure_clients(trainer: RunAccess, clients: Sequence[int], measure: Callable[[int], Value]) -> dict[int, Value]:
+def measure_clients(trainer: RunContext, clients: Sequence[int], measure: Callable[[int], Value]) -> dict[int, Value]:
     """Return the measurement of each client by id, in ascending order; all workers call this.
 
     A worker measures the clients that it owns, and its share of the clients without an owner.
@@ -229,7 +229,7 @@ def measure_clients(trainer: RunAccess, clients: Sequence[int], measure: Callabl
 
 
 def labelled(
-    trainer: RunAccess, callback: Callback, state: State | None, tap: str, data: Any = "test", **where: Any
+    trainer: RunContext, callback: Callback, state: State | None, tap: str, data: Any = "test", **where: Any
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield a tap ``(B, ...)`` of a state and the labels ``(B,)`` of this worker's batches; refuse data without labels.
 
@@ -242,7 +242,7 @@ def labelled(
         yield taps[tap], targets
 
 
-def log_figures(trainer: RunAccess, plots: Iterable[Plot]) -> None:
+def log_figures(trainer: RunContext, plots: Iterable[Plot]) -> None:
     """Draw and log figures."""
     from fl_lightning.plotting.figures import figures
 
@@ -279,7 +279,7 @@ def quotient(numerator: Any, denominator: Any) -> np.ndarray:
     return np.divide(numerator, np.where(denominator > 0, denominator, np.nan))
 
 
-def log_finite(trainer: RunAccess, values: Mapping[str, float], prefix: str = "") -> None:
+def log_finite(trainer: RunContext, values: Mapping[str, float], prefix: str = "") -> None:
     """Log the finite values."""
     for name, value in values.items():
         if np.isfinite(value):
@@ -287,21 +287,21 @@ def log_finite(trainer: RunAccess, values: Mapping[str, float], prefix: str = ""
 
 
 # ---------------------------------------------------------------------- refusals
-def require_test_data(trainer: RunAccess, callback: Callback) -> None:
+def require_test_data(trainer: RunContext, callback: Callback) -> None:
     """Refuse data without test data."""
     hint = "no test data; add a test_dataloader"
     key = f"{type(callback).__name__} with the data"
     require(trainer.has_data("test"), key, type(trainer.data).__name__, hint)
 
 
-def require_label_counts(trainer: RunAccess, callback: Callback, remedy: str = "take the callback out") -> int:
+def require_label_counts(trainer: RunContext, callback: Callback, remedy: str = "take the callback out") -> int:
     """Return the number of classes; refuse clients without label counts."""
     counts, key = trainer.data.info(0).label_counts, f"{type(callback).__name__} with the data"
     require(counts is not None, key, type(trainer.data).__name__, f"clients without label counts; {remedy}")
     return len(counts)
 
 
-def require_global_model(trainer: RunAccess, callback: Callback, remedy: str = "take the callback out") -> None:
+def require_global_model(trainer: RunContext, callback: Callback, remedy: str = "take the callback out") -> None:
     """Refuse a run without a global model, because entries of the state stay with the clients."""
     hint = f"the run has no global model; {remedy}"
     key, kept = f"{type(callback).__name__} with entries that stay with the clients", len(trainer.client.kept)
@@ -309,7 +309,10 @@ def require_global_model(trainer: RunAccess, callback: Callback, remedy: str = "
 
 
 def classifier_of(
-    trainer: RunAccess, callback: Callback, remedy: str = "bind it to the last linear layer", classes: int | None = None
+    trainer: RunContext,
+    callback: Callback,
+    remedy: str = "bind it to the last linear layer",
+    classes: int | None = None,
 ) -> Any:
     """Return the layer of the tap ``logits``; refuse a layer without a weight matrix of ``classes`` rows."""
     who, path = type(callback).__name__, trainer.client.tap_paths["logits"]

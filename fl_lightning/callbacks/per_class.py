@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import (
     ClientMeasurement,
     class_groups,
@@ -76,11 +76,11 @@ class PerClassAccuracy(ClientMeasurement):
         require(majority > 0, "PerClassAccuracy.majority", majority, "use a number above 0")
         self.examples, self.majority = examples, majority
 
-    def setup(self, trainer: RunAccess) -> None:
+    def setup(self, trainer: RunContext) -> None:
         require_label_counts(trainer, self)
         require_test_data(trainer, self)
 
-    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
+    def on_client_end(self, trainer: RunContext, client: Client) -> None:
         if self.measures(trainer, client):
             counts: Any = client.info.label_counts
             self.mine[client.info.id] = {
@@ -88,12 +88,12 @@ class PerClassAccuracy(ClientMeasurement):
                 "before": self._confusion(trainer, client.state()),
             }
 
-    def _confusion(self, trainer: RunAccess, state: Any) -> np.ndarray:
+    def _confusion(self, trainer: RunContext, state: Any) -> np.ndarray:
         """Return the confusion matrix (C, C) of a state on this worker's share of the test examples."""
         batches = labelled(trainer, self, state, "logits", examples=self.examples)
         return confusion(batches, len(trainer.data.info(0).label_counts))
 
-    def record(self, trainer: RunAccess, clients: dict[int, dict[str, Any]]) -> None:
+    def record(self, trainer: RunContext, clients: dict[int, dict[str, Any]]) -> None:
         confusions = {"before": {k: values["before"] for k, values in clients.items()}}
         if trainer.client.kept:
             own_entries = trainer.client.own_entries

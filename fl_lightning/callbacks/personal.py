@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import (
     Measurement,
     drawn_clients,
@@ -89,7 +89,7 @@ class PersonalAccuracy(Measurement):
         self.max_clients, self.examples = max_clients, examples
         self.fine_tune_steps, self.fine_tune = fine_tune_steps, fine_tune
 
-    def setup(self, trainer: RunAccess) -> None:
+    def setup(self, trainer: RunContext) -> None:
         require_test_data(trainer, self)
         clients = range(trainer.data.num_clients)
         self.clients = drawn_clients(clients, self.max_clients, trainer.seed, "PersonalAccuracy")
@@ -106,15 +106,15 @@ class PersonalAccuracy(Measurement):
         methods: list[Any] = trainer.methods.methods
         self._with_prototypes = next((method for method in methods if hasattr(type(method), "prototypes")), None)
 
-    def measure(self, trainer: RunAccess) -> None:
+    def measure(self, trainer: RunContext) -> None:
         self.keep(trainer, self._measured(trainer, self.fine_tune == "always"))
 
-    def on_evaluation_command_end(self, trainer: RunAccess, phase: str) -> None:
+    def on_evaluation_command_end(self, trainer: RunContext, phase: str) -> None:
         self._lines = []
         if phase == "test":  # clients have no validation data
             self._measured(trainer, True)
 
-    def on_last_round_end(self, trainer: RunAccess) -> None:
+    def on_last_round_end(self, trainer: RunContext) -> None:
         # if a callback ends the run after a measured round, this measures the round again with fine-tuning
         again = trainer.server.round in self.series.get("rounds", [])[-1:]
         if not again or (self.fine_tune_steps and self.fine_tune == "last"):
@@ -123,7 +123,7 @@ class PersonalAccuracy(Measurement):
     def summary_of_fit(self) -> str:
         return aligned(self._lines) + "\n" if self._lines else ""
 
-    def _measured(self, trainer: RunAccess, tune: bool) -> dict[str, Any]:
+    def _measured(self, trainer: RunContext, tune: bool) -> dict[str, Any]:
         """Measure, log and return the arrays; all workers call this."""
         values = measure_clients(trainer, self.clients, lambda k: self._of_client(trainer, k, tune))
         measured: dict[str, Any] = {"clients": np.array(self.clients)}
@@ -148,7 +148,7 @@ class PersonalAccuracy(Measurement):
             log_finite(trainer, by_domain, "personal/domain/")
         return measured
 
-    def _of_client(self, trainer: RunAccess, k: int, tune: bool) -> dict[str, float]:
+    def _of_client(self, trainer: RunContext, k: int, tune: bool) -> dict[str, float]:
         values = {"own": share(*self._hits(trainer, None, client=k))}
         if self.fine_tune_steps:
             tuned = trainer.fine_tune(k, None, self.fine_tune_steps) if tune else None
@@ -166,7 +166,7 @@ class PersonalAccuracy(Measurement):
 
     def _hits(
         self,
-        trainer: RunAccess,
+        trainer: RunContext,
         state: State | None,
         tap: str = "logits",
         classify: Callable[[Tensor], Tensor] = lambda logits: logits.argmax(1),

@@ -11,8 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client import Client
 from fl_lightning.records.loggers import tensorboard_address
 from fl_lightning.records.summary import best, final, final_names, names_to_show, told
@@ -35,13 +35,13 @@ class ProgressBar(Callback):
     _rounds: Any = None
     _clients: Any = None
 
-    def on_fit_start(self, trainer: RunAccess) -> None:
+    def on_fit_start(self, trainer: RunContext) -> None:
         self._first, self._began, self._said = len(trainer.history), time.perf_counter(), -1
         self._speaks = trainer.global_rank == 0
         if self._speaks and sys.stderr.isatty():
             self._rounds = tqdm(total=trainer.max_rounds, initial=self._first, desc="rounds", unit="round")
 
-    def on_round_start(self, trainer: RunAccess) -> None:
+    def on_round_start(self, trainer: RunContext) -> None:
         if self._rounds is not None:
             how: dict[str, Any] = {"unit": "client", "leave": False, "position": 1, "delay": LONG}
             self._clients = tqdm(total=len(trainer.server.cohort), desc=f"round {trainer.server.round}", **how)
@@ -50,14 +50,14 @@ class ProgressBar(Callback):
     def sees_clients(self) -> bool:
         return False  # it only counts them
 
-    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
+    def on_client_end(self, trainer: RunContext, client: Client) -> None:
         if self._clients is not None:
             # the number of this worker's clients is known by now
             number = trainer.metrics.get(f"placed/{trainer.global_rank}/clients", self._clients.total)
             self._clients.total = int(number)
             self._clients.update()
 
-    def on_round_end(self, trainer: RunAccess) -> None:
+    def on_round_end(self, trainer: RunContext) -> None:
         if self._clients is not None:
             self._clients.close()
             self._rounds.update()
@@ -65,26 +65,26 @@ class ProgressBar(Callback):
         if self._speaks and (due or final_names(trainer.metrics)):
             self._say_round(trainer)
 
-    def on_last_round_end(self, trainer: RunAccess) -> None:
+    def on_last_round_end(self, trainer: RunContext) -> None:
         if self._speaks and self._said != trainer.server.round:
             self._say_round(trainer)
 
-    def on_fit_end(self, trainer: RunAccess) -> None:
+    def on_fit_end(self, trainer: RunContext) -> None:
         if self._speaks and len(trainer.history) > self._first:
             self._close()
             seconds = time.perf_counter() - self._began
             table = final_table(trainer.history, seconds, self._first, trainer.run_dir)
             self._say("\n".join([*summaries(trainer), table]))
 
-    def on_evaluation_command_end(self, trainer: RunAccess, phase: str) -> None:
+    def on_evaluation_command_end(self, trainer: RunContext, phase: str) -> None:
         told = summaries(trainer)
         if trainer.global_rank == 0 and told:
             self._say("\n".join(told))
 
-    def teardown(self, trainer: RunAccess) -> None:
+    def teardown(self, trainer: RunContext) -> None:
         self._close()
 
-    def _say_round(self, trainer: RunAccess) -> None:
+    def _say_round(self, trainer: RunContext) -> None:
         folder, names = trainer.run_dir, names_to_show(trainer.metrics)
         if self._said < 0 and folder and names and any(Path(folder).glob("events.out.tfevents.*")):
             self._say(f"curves: tensorboard --logdir {folder.parents[1]}, then open {tensorboard_address(names[0])}")
@@ -104,7 +104,7 @@ class ProgressBar(Callback):
         self._clients = self._rounds = None
 
 
-def summaries(trainer: RunAccess) -> list[str]:
+def summaries(trainer: RunContext) -> list[str]:
     """Return the callbacks' texts about a finished run or evaluation."""
     return list(filter(None, (part.summary_of_fit() for part in trainer.callbacks if isinstance(part, Callback))))
 

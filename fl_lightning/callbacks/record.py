@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
-from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.code_fingerprint import digest_of
 from fl_lightning.storage.atomic_io import write_atomically
 
@@ -58,7 +58,7 @@ class RunRecord(Callback):
 
     _layout_is_due = False
 
-    def on_fit_start(self, trainer: RunAccess) -> None:
+    def on_fit_start(self, trainer: RunContext) -> None:
         if trainer.run_dir is None or trainer.resumed:
             return
         plan = trainer.data.plan
@@ -92,7 +92,7 @@ class RunRecord(Callback):
         write_atomically(trainer.run_dir / "environment.json", lambda partial: partial.write_text(text))
         self._layout_is_due = True
 
-    def on_round_end(self, trainer: RunAccess) -> None:
+    def on_round_end(self, trainer: RunContext) -> None:
         # the tags are known now
         if self._layout_is_due:
             self._layout_is_due = False

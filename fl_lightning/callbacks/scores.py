@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import (
     PeriodicCallback,
     finite_mean,
@@ -87,7 +87,7 @@ class Scores(PeriodicCallback):
     def wants_evaluation(self, round_: int) -> bool:
         return self.is_multiple(round_)
 
-    def setup(self, trainer: RunAccess) -> None:
+    def setup(self, trainer: RunContext) -> None:
         require_test_data(trainer, self)
         require_label_counts(trainer, self)
         require_global_model(trainer, self, "use PersonalAccuracy, which measures personalized models")
@@ -98,17 +98,17 @@ class Scores(PeriodicCallback):
         if lacking:
             trainer.warn(f"Scores: {lacking} clients have no test data and are omitted from the means over clients")
 
-    def on_last_round_end(self, trainer: RunAccess) -> None:
+    def on_last_round_end(self, trainer: RunContext) -> None:
         self.measure(trainer)
         evaluated = [row[ACCURACY] for row in (*trainer.history, trainer.metrics) if ACCURACY in row]
         if evaluated:
             last = evaluated[-self.last_k :]
             log_finite(trainer, {"best": max(evaluated), "mean_of_last": math.fsum(last) / len(last)}, "scores/")
 
-    def on_evaluation_command_end(self, trainer: RunAccess, phase: str) -> None:
+    def on_evaluation_command_end(self, trainer: RunContext, phase: str) -> None:
         self.measure(trainer)
 
-    def measure(self, trainer: RunAccess) -> None:
+    def measure(self, trainer: RunContext) -> None:
         scores = self._pooled(trainer, None)
         scores["pooled"] = trainer.metrics.get(ACCURACY, scores["pooled"])
         if trainer.client.batch_norms:
@@ -125,14 +125,14 @@ class Scores(PeriodicCallback):
                 scores["worst_tenth"] = spread_over_clients(values)["worst_tenth"]
         log_finite(trainer, scores, "scores/")
 
-    def _pooled(self, trainer: RunAccess, state: State | None) -> dict[str, float]:
+    def _pooled(self, trainer: RunContext, state: State | None) -> dict[str, float]:
         """Return the scores on all test data, from their confusion matrix; all workers call this."""
         batches = labelled(trainer, self, state, "logits")
         matrix = np.sum(trainer.gather(confusion(batches, len(trainer.data.info(0).label_counts))), 0)
         return {"pooled": float(np.trace(matrix) / matrix.sum()), "class_balanced": finite_mean(accuracy(matrix))}
 
     def _of_client(
-        self, trainer: RunAccess, k: int, counts: Tensor, of_all: Callable[[], tuple[Tensor, Tensor]]
+        self, trainer: RunContext, k: int, counts: Tensor, of_all: Callable[[], tuple[Tensor, Tensor]]
     ) -> dict[str, float]:
         client = k if self._own else None
         logits, targets = self._outputs(trainer, None, client) if self._own else of_all()
@@ -152,7 +152,7 @@ class Scores(PeriodicCallback):
             scores["local_steps"] = score(*self._outputs(trainer, tuned, client))
         return scores
 
-    def _outputs(self, trainer: RunAccess, state: State | None, client: int | None) -> tuple[Tensor, Tensor]:
+    def _outputs(self, trainer: RunContext, state: State | None, client: int | None) -> tuple[Tensor, Tensor]:
         """Return the logits ``(N, C)`` and labels ``(N,)`` of this worker's test examples, on the CPU."""
         logits, labels = zip(*labelled(trainer, self, state, "logits", client=client), strict=True)
         return torch.cat(logits).cpu(), torch.cat(labels).cpu()

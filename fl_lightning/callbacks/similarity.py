@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import Measurement, finite_mean, in_order, log_finite, require_test_data
 from fl_lightning.client import Client
 from fl_lightning.client.taps import resolve_taps, with_paths
@@ -23,7 +23,7 @@ from fl_lightning.functional import similarities, unbiased_gram
 from fl_lightning.state import State
 
 if TYPE_CHECKING:
-    from fl_lightning.callbacks.access import Observed
+    from fl_lightning.callbacks.context import Observed
 
 # unbiased_gram of each layer, by (loader, batch)
 Grams = dict[tuple[int, int], list[Tensor]]
@@ -73,7 +73,7 @@ class LayerSimilarity(Measurement):
         require(max_clients >= 2, "LayerSimilarity.max_clients", max_clients, "use 2 or more")
         self.layers, self.examples, self.max_clients = layers, examples, max_clients
 
-    def setup(self, trainer: RunAccess) -> None:
+    def setup(self, trainer: RunContext) -> None:
         module = trainer.client.module
         names = self.layers or distinct({**getattr(module, "taps", {}), **trainer.taps})
         hint = f"{type(module).__name__} declares no taps; name submodules"
@@ -82,23 +82,23 @@ class LayerSimilarity(Measurement):
         require_test_data(trainer, self)
         self._layers = tuple(dict.fromkeys(names))
 
-    def on_fit_start(self, trainer: RunAccess) -> None:
+    def on_fit_start(self, trainer: RunContext) -> None:
         super().on_fit_start(trainer)
         # fails for a submodule that the forward does not call
         list(trainer.representations(None, self._layers, examples=1))
 
-    def on_round_start(self, trainer: RunAccess) -> None:
+    def on_round_start(self, trainer: RunContext) -> None:
         self._local: dict[int, Grams] = {}
         self._before: Grams = {}
         if self.due(trainer.server.round):
             self._measured = sorted(trainer.server.cohort)[: self.max_clients]
             self._before = self._of_global(trainer)
 
-    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
+    def on_client_end(self, trainer: RunContext, client: Client) -> None:
         if self.due(trainer.server.round) and client.info.id in self._measured:
             self._local[client.info.id] = self._grams(trainer, client.state())
 
-    def measure(self, trainer: RunAccess) -> None:
+    def measure(self, trainer: RunContext) -> None:
         parts = trainer.gather((self._before, self._of_global(trainer), self._local))
         self._local, self._before = {}, {}
         before, after, local = (in_order(part) for part in zip(*parts, strict=True))
@@ -125,11 +125,11 @@ class LayerSimilarity(Measurement):
         }
         self.keep(trainer, measured)
 
-    def _of_global(self, trainer: RunAccess) -> Grams:
+    def _of_global(self, trainer: RunContext) -> Grams:
         """Return this worker's batches of the global model."""
         return {} if trainer.client.kept else self._grams(trainer, None)
 
-    def _grams(self, trainer: RunAccess, state: State | None) -> Grams:
+    def _grams(self, trainer: RunContext, state: State | None) -> Grams:
         batches: Iterable[Observed] = trainer.representations(state, self._layers, examples=self.examples)
         return {
             (index.loader, index.batch): [unbiased_gram(taps[layer]).cpu() for layer in self._layers]

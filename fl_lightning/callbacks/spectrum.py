@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import Measurement, classifier_of, in_order
 from fl_lightning.client import Client
 from fl_lightning.errors import require
@@ -118,12 +118,12 @@ class SpectrumMonitor(Measurement):
         """Return whether the local models of this round are measured."""
         return self.local_models and (round_ % self.local_every_n_rounds == 0 or round_ == self._last_round)
 
-    def setup(self, trainer: RunAccess) -> None:
+    def setup(self, trainer: RunContext) -> None:
         self._classifier = classifier_of(trainer, self)
         if not trainer.has_data("test"):
             trainer.warn("SpectrumMonitor: no test data, so no spectra of representations; add a test_dataloader")
 
-    def on_round_start(self, trainer: RunAccess) -> None:
+    def on_round_start(self, trainer: RunContext) -> None:
         self._seen, self._own, self._global = Sums(), Sums(), Sums()
         self._local: dict[int, dict[str, np.ndarray]] = {}
 
@@ -131,7 +131,7 @@ class SpectrumMonitor(Measurement):
     def sees_clients(self) -> bool:
         return self.local_models
 
-    def on_client_end(self, trainer: RunAccess, client: Client) -> None:
+    def on_client_end(self, trainer: RunContext, client: Client) -> None:
         if not self.local_due(trainer.server.round):
             return
         spectra = self._measure(self._probed(trainer, client.state()))
@@ -140,25 +140,25 @@ class SpectrumMonitor(Measurement):
         self._local[client.info.id] = {what: values.cpu().numpy() for what, values in spectra.items()}
 
     def on_evaluation_batch_end(
-        self, trainer: RunAccess, phase: str, batch: Any, targets: Tensor | None, taps: dict[str, Tensor]
+        self, trainer: RunContext, phase: str, batch: Any, targets: Tensor | None, taps: dict[str, Tensor]
     ) -> None:
         if phase == "test" and self.due(trainer.server.round):
             self._seen.add(rows_and_products(taps["representation"]))
 
-    def on_evaluation_end(self, trainer: RunAccess, phase: str, client: int | None = None) -> None:
+    def on_evaluation_end(self, trainer: RunContext, phase: str, client: int | None = None) -> None:
         if phase == "test" and self.due(trainer.server.round):
             trainer.all_reduce(self._seen)
             spectra = {what: Weighted.of(values) for what, values in self._measure(self._seen).items()}
             (self._global if client is None else self._own).add(spectra)
             self._seen = Sums()
 
-    def on_round_end(self, trainer: RunAccess) -> None:
+    def on_round_end(self, trainer: RunContext) -> None:
         super().on_round_end(trainer)
         if self.local_due(trainer.server.round):
             self._keep_local(trainer)
             self.save(trainer)
 
-    def measure(self, trainer: RunAccess) -> None:
+    def measure(self, trainer: RunContext) -> None:
         trainer.all_reduce(self._own)
         for what, values in (self._own.means() or self._global.means() or self._measure(Sums())).items():
             self._log(trainer, what, values)
@@ -170,7 +170,7 @@ class SpectrumMonitor(Measurement):
 
         return spectra(runs, self.threshold)
 
-    def _probed(self, trainer: RunAccess, state: State | None) -> Sums:
+    def _probed(self, trainer: RunContext, state: State | None) -> Sums:
         """Return sums over this worker's batches of the probe for local models."""
         sums = Sums()
         for *_, taps in trainer.representations(state, ("representation",), examples=self.examples):
@@ -182,7 +182,7 @@ class SpectrumMonitor(Measurement):
         spectra = {"classifier": singular_values(self._classifier.weight), "representation": spectrum_of_rows(sums)}
         return {what: values for what, values in spectra.items() if values is not None}
 
-    def _log(self, trainer: RunAccess, what: str, values: Tensor) -> None:
+    def _log(self, trainer: RunContext, what: str, values: Tensor) -> None:
         digits = max(2, len(str(len(values) - 1)))
         spread = np.linspace(0, len(values) - 1, min(self.max_scalars, len(values)))
         for index in np.unique(spread.round().astype(int)).tolist():
@@ -199,7 +199,7 @@ class SpectrumMonitor(Measurement):
         if not values.any():
             trainer.warn(f"round {trainer.server.round}: the {what} has collapsed: all its singular values are 0")
 
-    def _keep_local(self, trainer: RunAccess) -> None:
+    def _keep_local(self, trainer: RunContext) -> None:
         local = in_order(trainer.gather(self._local))
         for what in next(iter(local.values()), {}):
             spectra = np.stack([of_client[what] for of_client in local.values()])

@@ -20,8 +20,8 @@ from lightning.pytorch import LightningModule
 
 from fl_lightning.bench.runner import RoundReport, locked, reason_of
 from fl_lightning.callbacks import Callback
-from fl_lightning.callbacks.access import RunAccess
 from fl_lightning.callbacks.base import logged_instead
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.record import processor
 from fl_lightning.cli.cli import FederatedCLI, plain_warnings, usage_error
 from fl_lightning.engine.evaluation.evaluator import step_name
@@ -39,7 +39,7 @@ class MetricReport(Callback):
     def __init__(self, metric: str, report: RoundReport) -> None:
         self.metric, self.report, self._seen = metric, report, False
 
-    def on_round_end(self, trainer: RunAccess) -> None:
+    def on_round_end(self, trainer: RunContext) -> None:
         value = trainer.metrics.get(self.metric)
         # further values may follow, such as values of a callback in the last round
         if re.match("(test|val)[/_]", self.metric) and not self._seen and logged_instead(trainer) is not None:

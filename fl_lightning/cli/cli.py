@@ -20,7 +20,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from fl_lightning import callbacks, data, methods, models, optim  # noqa: F401, for their short names in a config
 from fl_lightning.callbacks import Callback
-from fl_lightning.callbacks.access import RunAccess
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.cli.config_checks import building, causes_of, check_resolved
 from fl_lightning.cli.entry_point import find_own_classes, print_usage_error, program
 from fl_lightning.cli.parser_errors import LISTS, key_in, shorten
@@ -122,7 +122,7 @@ class _SaveConfig(Callback):
     def __init__(self, parser: LightningArgumentParser, config: Namespace) -> None:
         self.parser, self.config = parser, config
 
-    def on_fit_start(self, trainer: RunAccess) -> None:
+    def on_fit_start(self, trainer: RunContext) -> None:
         if trainer.run_dir is None:
             return
         path, config = trainer.run_dir / "config.yaml", self.config.clone()

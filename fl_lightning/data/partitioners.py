@@ -391,7 +391,7 @@ class Natural(Partitioner):
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator, domains: Any = None) -> Parts:
         number = int(domains.max()) + 1
-        hint = f"the data has {number} natural clients; use at most this number"
+        hint = f"the data have {number} natural clients; use at most this number"
         require(num_clients <= number, "data.num_clients with the partitioner Natural", num_clients, hint)
         order = np.arange(number) if num_clients == number else rng.permutation(number)
         members = np.split(np.argsort(domains, kind="stable"), np.cumsum(np.bincount(domains))[:-1])

@@ -18,6 +18,7 @@ from lightning.pytorch import LightningModule
 from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.context import BatchIndex
 from fl_lightning.client import Client, Memories
 from fl_lightning.client.clock import Clock
 from fl_lightning.client.logged_value import LogSpec
@@ -39,7 +40,7 @@ from fl_lightning.distributed.workers import Workers
 from fl_lightning.engine import validation
 from fl_lightning.engine.arguments import RunArguments
 from fl_lightning.engine.compiled import replace_forward
-from fl_lightning.engine.evaluation.evaluator import BatchIndex, Evaluator, Representations
+from fl_lightning.engine.evaluation.evaluator import Evaluator, Representations
 from fl_lightning.engine.evaluation.metric_states import Note
 from fl_lightning.engine.fingerprint import code_of_run, describe
 from fl_lightning.engine.loaders import TRANSFER_HOOKS, Loaders, transfer_hook

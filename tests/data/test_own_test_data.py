@@ -119,7 +119,7 @@ def test_without_domains_a_clients_test_data_have_the_proportions_of_its_labels(
 @pytest.mark.parametrize(
     ("test", "words"),
     [
-        (lambda: TensorDataset(torch.randn(9, 6)), ("neither domains nor labels", "domains (N,)")),
+        (lambda: TensorDataset(torch.randn(9, 6)), ("without domains or labels", "domains (N,)")),
         (lambda: [[torch.randn(4, 6), torch.arange(4) % 3]], ("gives list", "one DataLoader", "a dictionary")),
     ],
 )

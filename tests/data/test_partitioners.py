@@ -142,7 +142,7 @@ def test_an_argument_out_of_its_range_is_refused_by_name(partitioner, bad):
         (Pooled(), 2, ("data.num_clients", "Pooled=2", "give 1")),
         (ByDomain(), 4, ("data.num_clients=4", "multiple of 3")),
         (ByDomain(), 54, ("data.num_clients=54", "17 samples for 18")),
-        (Natural(), 4, ("data.num_clients", "Natural=4", "3 clients")),
+        (Natural(), 4, ("data.num_clients", "Natural=4", "3 natural clients")),
     ],
 )
 def test_too_many_clients_or_too_few_samples_are_refused(partitioner, clients, words):

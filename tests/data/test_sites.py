@@ -94,7 +94,7 @@ def test_sites_may_have_splits_and_validation_images(split):
     assert data.plan.sizes.tolist() == [12] * 3 and len(data.test_dataloader().rows) == 18
     assert torch.cat([y for _, y in data.val_dataloader()]).tolist() == [0, 1, 2]
     assert {name: len(one.rows) for name, one in data.val_dataloaders_by_domain().items()} == {"oslo": 3}
-    with refused("data.val_fraction=0.5", "validation images of its own"):
+    with refused("data.val_fraction=0.5", "its own validation images"):
         ready(split, val_fraction=0.5)
     for site in SITES:
         (split / site / "test").rename(split / site / "val2")
@@ -188,7 +188,7 @@ def test_splits_or_classes_in_the_place_of_sites_are_refused(split, whole):
         (None, lambda rows: [rows[0].replace("0.png", "x.png"), *rows[1:]], ("1 of its 57 files", "x.png")),
         (None, lambda rows: [row.replace(",test", ",Test") for row in rows], ("Test", "train, val, test")),
         (None, lambda rows: [row for row in rows if not row.endswith(("test", "val"))], ("no image for test",)),
-        (None, lambda rows: [], ("no row",)),
+        (None, lambda rows: [], ("no rows",)),
     ],
 )
 def test_a_table_that_is_wrong_is_named(split, head, change, named):

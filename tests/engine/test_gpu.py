@@ -74,7 +74,7 @@ def test_nothing_of_a_group_that_failed_is_in_memory_while_its_clients_train_one
 
     monkeypatch.setattr(Group, "_take_steps", fail)
     monkeypatch.setattr(cohort_training, "train_client", watched)
-    with pytest.warns(UserWarning, match="one by one"):
+    with pytest.warns(UserWarning, match="sequentially"):
         train(tmp_path, data=small_data(num_clients=4), clients_per_step=4, max_rounds=1)
     assert alive == [False] * 4
 

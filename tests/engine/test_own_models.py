@@ -93,7 +93,7 @@ def test_metrics_of_own_models_are_those_of_one_by_one(tmp_path, method):
 
 def test_a_step_that_cannot_be_mapped_is_run_for_one_after_the_other(tmp_path):
     alone, _ = trained(tmp_path, 1, Reads, methods=lambda: [Local()], **HOW)
-    with warned("own models", "one by one", "test_step"):
+    with warned("personalized models", "sequentially", "test_step"):
         beside, _ = trained(tmp_path, 4, Reads, methods=lambda: [Local()], **HOW)
     assert_near(alone["metrics"], beside["metrics"], 1e-10)
 

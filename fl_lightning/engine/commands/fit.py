@@ -168,7 +168,7 @@ def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> 
     contents = read(source)
     changes = overridden(run, contents) if "server" in contents else {}
     if changes:
-        hint = "these values are used instead of the values of its run"
+        hint = "the new values are used"
         run.trainer.warn(message(f"ckpt_path={shown_path(source)!r}", changes, hint))
     return load_model(run, source)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch import Tensor
 
+from fl_lightning.callbacks.context import BatchIndex, Observed
 from fl_lightning.client import Client, targets_of
 from fl_lightning.client.taps import Taps, resolve_taps, with_paths
 from fl_lightning.data.loaders import ClientLoader, PlainLoader
@@ -133,18 +133,6 @@ class Evaluator:
 def inner(loader: ClientLoader) -> Any:
     """The user's own loader, where it was adapted."""
     return loader.loader if isinstance(loader, PlainLoader) else loader
-
-
-class BatchIndex(NamedTuple):
-    """A batch of a pass: of the data of a client or, for None, of the test data, and of one of several loaders."""
-
-    client: int | None
-    batch: int
-    loader: int = 0
-
-
-# index, batch, targets and taps
-Observed = tuple[BatchIndex, Any, Tensor | None, dict[str, Tensor]]
 
 
 class Representations:
