@@ -1,1 +1,1 @@
-"""What a run leaves behind: its folder, metrics and plan."""
+"""Run folders, metrics, loggers and partition tables."""

@@ -51,7 +51,7 @@ def test_a_run_does_not_depend_on_its_loggers(tmp_path, whole):
         trainer = fit(tmp_path, logger=[Unreachable(), CSVLogger(tmp_path / "theirs")])
     assert_same_bits(whole.server.state, trainer.server.state)
     texts = [str(one.message) for one in told if "logger" in str(one.message)]
-    assert texts == ["logger: Unreachable fails, and the run goes on: no route to host"]
+    assert texts == ["logger: Unreachable fails, and the run continues: no route to host"]
     assert len(list((tmp_path / "theirs").rglob("metrics.csv"))) == 1
 
 

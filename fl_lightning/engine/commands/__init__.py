@@ -1,1 +1,1 @@
-"""What is asked of a run: to fit, to evaluate, to predict, to repeat a visit, to say what it would cost."""
+"""The commands of a trainer: fit, evaluate, predict, replay a visit, and plan a fit (doctor)."""
