@@ -1,4 +1,4 @@
-"""A run resumes as itself: what differs is refused by key and both values, or continues in a new version."""
+"""A changed run is refused with key and both values, or continues in a new version."""
 
 import importlib
 import shutil
@@ -53,7 +53,7 @@ class Net(TinyModule):
 
 
 class Pictures(TensorDataset):
-    """A data set with a transform, and a name of its own in each process, as one of Hugging Face has."""
+    """A data set with a transform, and a name that differs in each process, as in Hugging Face."""
 
     def __init__(self, tensors, transform, fingerprint):
         super().__init__(*tensors)
@@ -110,7 +110,7 @@ class Relabelled(TinyData):
 
 
 class Notes(Callback):
-    """Notes what a checkpoint gives to it."""
+    """Records the restored state."""
 
     def __init__(self, name="a"):
         self.name, self.given = name, None
@@ -176,7 +176,7 @@ def fit(folder, ckpt_path=None, allow_changes=False, model=Net, data=tiny, metho
     return trainer
 
 
-# ------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------ changes that are refused
 # a run; each is begun once, and resumed with the changes below
 STARTS = {
     "plain": {},
@@ -194,7 +194,7 @@ STARTS = {
     "loader": {"data": loaded()},
     "renamed": {"model": lambda: RenamedNet(0.5), "method": lambda: [Renamed(0.5)]},
 }
-# what the run is now, and what the error says
+# changed arguments, and a part of the error
 REFUSED = {
     "plain": [
         ({"local_epochs": 2}, "trainer.local_epochs=2 (was 1)"),
@@ -269,7 +269,7 @@ def last(tmp_path_factory):
 
 
 def refusal(tmp_path, path, now):
-    """The error of a run that differs, which leaves every file as it is and begins no folder."""
+    """Return the error of a changed run, which must not change or create any file."""
     files = {file: file.read_bytes() for file in path.parents[1].rglob("*") if file.is_file()}
     with pytest.raises(UsageError) as caught:
         fit(tmp_path, path, **now)
@@ -313,7 +313,7 @@ def test_the_final_model_is_no_checkpoint_of_a_run(tmp_path, last):
         fit(tmp_path, last("plain").with_name("model.ckpt"))
 
 
-# ------------------------------------------------------------------ what may change
+# ------------------------------------------------------------------ changes that are allowed
 ONE = {
     "method": lambda: [SCAFFOLD()],
     "cohort_size": 2,
@@ -395,7 +395,7 @@ def test_a_changed_run_continues_in_a_new_version_that_lists_the_changes(tmp_pat
     assert entry["changes"] == {"model.optimizer.lr": {"before": 0.1, "now": 0.5}}
     assert entry["rounds_done"] == 2
     assert entry["ckpt_path"].endswith("version_0/checkpoints/last.ckpt")
-    # it is a run of its own, which resumes in place
+    # a separate run, which resumes in place
     fit(tmp_path, "last", allow_changes=True, **{**now, "max_rounds": 4})
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["version_0", "version_1"]
     fit(tmp_path, "last", allow_changes=True, local_epochs=2, **{**now, "max_rounds": 4})
@@ -419,7 +419,7 @@ def test_one_model_is_continued_by_several_methods_which_start_fresh(tmp_path):
 
 
 def test_what_has_not_changed_continues_as_it_was(tmp_path):
-    """Another method starts fresh, and the server optimizer goes on; and the other way round."""
+    """Another method starts fresh, and the server optimizer continues; and vice versa."""
     how = {"method": lambda: [SCAFFOLD()], "server_optimizer": momentum}
     path = fit(tmp_path, **how).run_dir / "checkpoints/last.ckpt"
     kept = torch.load(path, weights_only=True)["server"]["optimizer"]["state"][0]["momentum_buffer"]
@@ -448,7 +448,7 @@ def test_another_schedule_that_watches_a_metric_starts_fresh(tmp_path):
     fit(tmp_path, model=plateau(factor=0.5), max_rounds=3)
     with warned("schedule", "fresh"):
         trainer = fit(tmp_path, "last", True, model=plateau(factor=0.1), max_rounds=4)
-    assert trainer.history[-1]["lr"] == pytest.approx(0.1)  # with the state of before it would be 0.0125
+    assert trainer.history[-1]["lr"] == pytest.approx(0.1)  # with the old state it would be 0.0125
 
 
 # ------------------------------------------------------------------ the user's own code
@@ -464,7 +464,7 @@ class Mine(Method):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """``own(text)`` makes the method of a module with this source, loaded anew."""
+    """``own(text)`` returns the method of a reloaded module with this source."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "own_helpers.py").write_text("unused = 1\n")
 

@@ -20,7 +20,7 @@ from fl_lightning.systems import SystemsHeterogeneity
 
 ROUND, K = 1, 3
 small_data = partial(runs.small_data, train_size=120, test_size=30)
-# what visits note, where none puts it back: the threads of each, and the round of each step
+# threads of each visit, and the round of each step, recorded outside of restored state
 _threads, _steps = [], []
 
 
@@ -69,7 +69,7 @@ def fit(tmp_path, methods, **kwargs):
 
 
 def again(tmp_path, methods, path, round_=ROUND, client=K, model=None, allow_changes=False, **kwargs):
-    """The model that a replay leaves, and what it returns."""
+    """Return the model after a replay, and the logged values."""
     model = model or plain_sgd_model()
     trainer = small_trainer(tmp_path, **{"max_rounds": 2, "name": "run", **kwargs})
     logged = trainer.replay(model, small_data(), round_, client, path, methods, allow_changes=allow_changes)

@@ -17,7 +17,7 @@ from fl_lightning.errors import ClientError
 from fl_lightning.methods import FedProto
 from fl_lightning.models import MLP, ImageClassifier
 
-# what the modules below have seen, outside of them, where nothing is put back
+# calls of the modules below, recorded outside of restored state
 seen = []
 
 
@@ -154,7 +154,7 @@ def raises(batch):
     raise RuntimeError("CUDA error: device-side\n\n  assert")
 
 
-# how a step of the user's fails, and what the line names of it
+# failing steps, and the expected parts of the error
 FAILURES = {
     "key": (lambda batch: {}["x"], "KeyError", "'x'"),
     "lines": (raises, "RuntimeError", "device-side assert"),
@@ -222,7 +222,7 @@ def test_a_short_trial_run_has_no_sanity_check(tmp_path):
 
 
 def pictures(drop_last=False):
-    """Digits of which the first two clients have 33 each, and the last 34."""
+    """Digits with 33 examples for each of the first two clients, and 34 for the last."""
     return small_data(num_clients=3, train_size=100, partitioner=Sizes(33, 33, 34), drop_last=drop_last)
 
 

@@ -1,4 +1,4 @@
-"""Signals stop a fit: what is on disk then, how it goes on, what is left behind, and what the user sees."""
+"""Signals stop a fit: files, resumed runs, leftovers and messages."""
 
 import os
 import shlex
@@ -26,7 +26,7 @@ class Sends(Method):
     """Sends signals to this process in the second round, when a client begins to train."""
 
     def __init__(self, *numbers):
-        # an iterator goes on from visit to visit, so that each worker sends them once
+        # an iterator, so that each worker sends them once
         self.numbers, self.round = iter(numbers), -1
 
     def on_round_start(self, server):
@@ -61,7 +61,7 @@ def fit(tmp_path, *methods, name="run", ckpt_path=None, **kwargs):
 
 @pytest.fixture(autouse=True)
 def _interruptible():
-    """A shell lets what it starts in the background ignore SIGINT."""
+    """Processes that a shell starts in the background ignore SIGINT."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""What loggers get beside metrics: hyper-parameters and figures."""
+"""Loggers receive hyper-parameters and figures."""
 
 import csv
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from fl_lightning.records.loggers import SHOWN_FIRST, coefficients, page_columns
 
 
 class Fake(Logger):
-    """A logger that remembers what it gets."""
+    """A logger that records its calls."""
 
     name, version, root_dir = "fake", 0, None
 

@@ -132,7 +132,7 @@ def test_weights_are_verified(checkpoints, tmp_path):
         small_trainer(tmp_path).fit(TinyModule(), clients(TinyData(), 8, 6), weights=checkpoints / "last.ckpt")
 
 
-# ---------------------------------------------------------------------- what is written, and removed
+# ---------------------------------------------------------------------- written and removed files
 class Killed(BaseException):
     pass
 
