@@ -301,14 +301,6 @@ def identity(run: Run) -> dict[str, Any]:
     return {**known, "description": run.description}
 
 
-def overridden(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, Change]:
-    """Return the differences of an evaluation to a checkpoint's run in seed, partition, methods or data."""
-    methods = {name: describe_object(method) for name, method in named(run.methods.methods).items()}
-    return differences(
-        {**identity(run), "description": {"method": methods, "data": describe_data(run.data)}}, checkpoint
-    )
-
-
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Change]:
     """Return, by key, the different values of two identities, theirs first."""
     changes = {key: (theirs.get(key), ours[key]) for key in ours if key != "description"}

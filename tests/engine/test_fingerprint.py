@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from helpers.checkpoints import bytes_of
 from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits, differs, small_data, small_model, small_trainer
 from helpers.tiny import Sizes, TinyData, TinyModule, clients
@@ -139,11 +140,6 @@ def loaded(**kwargs):
     return lambda: clients(Loaded(**kwargs), 20, 40)
 
 
-def systems(**kwargs):
-    given = {"dropout_before": 0.2, "available": {"0": [[1]]}}
-    return SystemsHeterogeneity(**{**given, **kwargs})
-
-
 def step_lr(gamma):
     return lambda module, optimizer: StepLR(optimizer, 1, gamma=gamma)
 
@@ -184,7 +180,7 @@ STARTS = {
         "local_steps": 3,
         "cohort_size": 2,
         "server_optimizer": momentum,
-        "systems": systems(),
+        "systems": SystemsHeterogeneity(dropout_before=0.2, available={"0": [[1]]}),
         "client_lr_scheduler": lambda o: StepLR(o, 1, gamma=0.5),
         "method": lambda: [FedProx(0.1), Own(0.1)],
     },
@@ -224,7 +220,10 @@ REFUSED = {
     "options": [
         ({"local_steps": 4}, "trainer.local_steps=4 (was 3)"),
         ({"server_optimizer": FedAdam}, "trainer.server_optimizer='FedAdam' (was 'torch.optim."),
-        ({"systems": systems(available={"0": [[2]]})}, "trainer.systems.available.0.0=[2] (was [1])"),
+        (
+            {"systems": SystemsHeterogeneity(dropout_before=0.2, available={"0": [[2]]})},
+            "trainer.systems.available.0.0=[2] (was [1])",
+        ),
         ({"client_lr_scheduler": lambda o: StepLR(o, 1, gamma=0.1)}, "client_lr_scheduler=[1.0, 0.1] (was [1.0, 0.5])"),
         ({"method": lambda: [FedProx(0.2), Own(0.1)]}, "method.FedProx.mu=0.2 (was 0.1)"),
         ({"method": lambda: [FedProx(0.1), Own(0.2)]}, "method.Own.rate=0.2 (was 0.1)"),
@@ -270,10 +269,10 @@ def last(tmp_path_factory):
 
 def refusal(tmp_path, path, now):
     """Return the error of a changed run, which must not change or create any file."""
-    files = {file: file.read_bytes() for file in path.parents[1].rglob("*") if file.is_file()}
+    files = bytes_of(path.parents[1])
     with pytest.raises(UsageError) as caught:
         fit(tmp_path, path, **now)
-    assert files == {file: file.read_bytes() for file in path.parents[1].rglob("*") if file.is_file()}
+    assert bytes_of(path.parents[1]) == files
     assert not (tmp_path / "run").exists()
     text = str(caught.value)
     assert text.startswith("ckpt_path=") and "\n" not in text and len(text) < 300
@@ -386,11 +385,11 @@ def test_callbacks_are_known_by_class_and_arguments(tmp_path, recwarn):
 # ------------------------------------------------------------------ continuing with changes
 def test_a_changed_run_continues_in_a_new_version_that_lists_the_changes(tmp_path):
     fit(tmp_path)
-    before = {path: path.read_bytes() for path in (tmp_path / "run/version_0").rglob("*") if path.is_file()}
+    before = bytes_of(tmp_path / "run/version_0")
     now = {"max_rounds": 3, "model": net(optimizer=partial(SGD, lr=0.5))}
     trainer = fit(tmp_path, "last", allow_changes=True, **now)
     assert [row["round"] for row in trainer.history] == [0, 1, 2]
-    assert before == {path: path.read_bytes() for path in (tmp_path / "run/version_0").rglob("*") if path.is_file()}
+    assert bytes_of(tmp_path / "run/version_0") == before
     (entry,) = yaml.safe_load((tmp_path / "run/version_1/changes.yaml").read_text())
     assert entry["changes"] == {"model.optimizer.lr": {"before": 0.1, "now": 0.5}}
     assert entry["rounds_done"] == 2

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from helpers import runs
+from helpers.checkpoints import bytes_of
 from helpers.errors import refused, warned
 from helpers.methods import METHODS
 from helpers.quadratics import Quadratic, quadratic_data
@@ -74,10 +75,6 @@ def again(tmp_path, methods, path, round_=ROUND, client=K, model=None, allow_cha
     trainer = small_trainer(tmp_path, **{"max_rounds": 2, "name": "run", **kwargs})
     logged = trainer.replay(model, small_data(), round_, client, path, methods, allow_changes=allow_changes)
     return model.state_dict(), logged
-
-
-def bytes_of(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def record(tmp_path):

@@ -127,11 +127,12 @@ def test_the_run_has_the_bits_of_one_without(tmp_path, monkeypatch):
     assert (first.calls, first.sizes) == (second.calls, second.sizes)
 
 
-def test_the_module_can_tell_a_sanity_check_from_training(tmp_path):
+@pytest.mark.parametrize("fast_dev_run", [False, True])
+def test_the_module_can_tell_a_sanity_check_from_training_and_a_fast_dev_run_has_none(tmp_path, fast_dev_run):
     seen.clear()
-    fit(tmp_path, Net())
+    fit(tmp_path, Net(), fast_dev_run=fast_dev_run)
     # a batch of training, one of validation data
-    assert [training for trial, training in seen if trial] == [True, False]
+    assert [training for trial, training in seen if trial] == ([] if fast_dev_run else [True, False])
     assert len(seen) > 2 and not any(trial for trial, _ in seen[2:])
 
 
@@ -213,12 +214,6 @@ def test_a_batch_that_cannot_be_read_is_refused(unwritten, phase, whose):
 def test_clients_that_may_fail_are_left_to_the_run(tmp_path):
     with refused("trainer.min_clients=1", kind=ClientError):
         fit(tmp_path, Narrow(), on_client_error="skip")
-
-
-def test_a_short_trial_run_has_no_sanity_check(tmp_path):
-    seen.clear()
-    fit(tmp_path, Net(), fast_dev_run=True)
-    assert seen and not any(trial for trial, _ in seen)
 
 
 def pictures(drop_last=False):

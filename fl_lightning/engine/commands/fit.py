@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.base import Callback, named
 from fl_lightning.data.loaders import ClientLoader, as_client_loader
 from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine.checkpointing import (
@@ -20,7 +20,15 @@ from fl_lightning.engine.checkpointing import (
 )
 from fl_lightning.engine.evaluation.evaluator import bound_step, step_name
 from fl_lightning.engine.evaluation.loop import can_share
-from fl_lightning.engine.fingerprint import FREE_OF_TRAINER, message, overridden, shown_path
+from fl_lightning.engine.fingerprint import (
+    FREE_OF_TRAINER,
+    describe_data,
+    describe_object,
+    differences,
+    identity,
+    message,
+    shown_path,
+)
 from fl_lightning.engine.groups.choosing import choose
 from fl_lightning.engine.loaders import flattened
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
@@ -169,10 +177,12 @@ def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> 
     if source is None:
         return {}
     contents = read(source)
-    changes = overridden(run, contents) if "server" in contents else {}
-    if changes:
-        hint = "the present values are used"
-        run.trainer.warn(message(f"ckpt_path={shown_path(source)!r}", changes, hint))
+    if "server" in contents:
+        methods = {name: describe_object(method) for name, method in named(run.methods.methods).items()}
+        present = {**identity(run), "description": {"method": methods, "data": describe_data(run.data)}}
+        if changes := differences(present, contents):
+            where = f"ckpt_path={shown_path(source)!r}"
+            run.trainer.warn(message(where, changes, "the present values are used"))
     return load_model(run, source)
 
 
