@@ -57,18 +57,17 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
     with run.folder.needing_room(run.server):
         run.folder.open(source, run.metrics.history)
         folder = run.folder.shared = run.workers.gather(run.folder.path)[0]
-        begun = source
         if source is not None and run.folder.resumed and folder is not None:
             if run.folder.checkpoints is not None:  # all workers have read the old files by now
                 run.folder.checkpoints.resume(source)
-            begun = source.with_name(LAST)
+            source = source.with_name(LAST)
         status, params = "failed", hyperparameters(run)
         try:
             run.folder.log_hyperparams(params)
             begin_fit(run, fresh=source is None)
             run.call("on_fit_start")
             restore_callbacks(run, checkpoint)
-            run.workers.signals.checkpoint = begun
+            run.workers.signals.checkpoint = source
             play_rounds(run, checkpoint["round"], folder)
             run.call("on_fit_end")
             if "on_fit_end" in run.resident.hooks:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.client import Client
 from fl_lightning.distributed.launcher import threads
 from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
 from fl_lightning.engine.cohort_training import draw_cohort, draw_fates, groups_of_cohort, side_by_side
@@ -17,6 +15,7 @@ from fl_lightning.engine.commands.fit import begin_fit
 from fl_lightning.engine.fingerprint import differences, identity, message, shown_path
 from fl_lightning.engine.groups.choosing import choose
 from fl_lightning.engine.model_files import call_on_load, load_state, restore_data
+from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import ClientError, UsageError, require
 from fl_lightning.storage.checkpoint import read
@@ -56,7 +55,15 @@ def replay(
         group = next((group for group in groups_of_cohort(run, steps) if client in group), [client])
         # clients that train side by side affect each other's rounding, so the whole group is repeated if possible
         if len(group) == 1 or not repeated_beside(run, group, client, round_, fates):
-            with stopping_at_bad_terms(run.client):
+            step = run.client.training_step
+
+            def checked(*args: Any) -> Tensor | None:
+                # a run checks at the end of the visit instead, since each check waits for the device
+                loss = step(*args)
+                run.client.check_terms()
+                return loss
+
+            with replaced(run.client, training_step=checked):
                 run.local_training.visit(client, round_, run.server.state, fates[client].work)
     if "failure" in contents:
         run.trainer.warn(f"in the run it failed: {contents['failure']['error']}")
@@ -143,23 +150,3 @@ def restore_round(
     clients = ", ".join(map(str, sorted(run.server.cohort)))
     require(client in run.server.cohort, "client", client, f"the clients of round {round_} are {clients}")
     run.methods.on_round_start(run.server)
-
-
-@contextmanager
-def stopping_at_bad_terms(client: Client) -> Iterator[None]:
-    """Within this context, raise at the local step in which a term of the loss becomes nan or infinite.
-
-    A run checks at the end of the visit instead, since each check waits for the device.
-    """
-    step: Callable[..., Tensor | None] = client.training_step
-
-    def checked(*args: Any) -> Tensor | None:
-        loss = step(*args)
-        client.check_terms()
-        return loss
-
-    client.__dict__["training_step"] = checked
-    try:
-        yield
-    finally:
-        del client.__dict__["training_step"]
