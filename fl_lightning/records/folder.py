@@ -35,7 +35,7 @@ class RunFolder:
         path: the folder; None before :meth:`open` and where nothing is written.
         shared: the folder, on every worker; None where the run writes nothing.
         loggers: the open loggers.
-        checkpoints: the folder of its checkpoints; None if :attr:`path` is None.
+        checkpoints: the folder of its checkpoints; None without :attr:`path`.
         source: folder of the run from whose checkpoint this one resumes, on the process that writes; None without one.
         resumed: whether the run resumes in the folder of its checkpoint.
         changed: whether the run differs from its checkpoint's, and therefore continues in a new version.
@@ -56,7 +56,7 @@ class RunFolder:
         self._holder = ""
 
     def hold(self, folder: Path) -> None:
-        """Lock the folder of a version until :meth:`close`, so that no other process resumes the run.
+        """Lock the folder of a version until :meth:`close`, so that other processes cannot resume the run.
 
         If another process holds the lock, :meth:`open` raises an error.
         """

@@ -172,7 +172,7 @@ class MetricStates:
             metric.reset()
 
     def _compute(self, name: str, metric: Metric, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # forward may compute the value of its own batch
+        # forward may compute the value of a batch
         hint = "it is called between batches that several workers share; call it in on_validation_epoch_end"
         require(self.reads or not metric._should_unsync, f"{name}.compute", type(metric).__name__, hint)
         return compute(*args, **kwargs)
