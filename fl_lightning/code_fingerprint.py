@@ -1,7 +1,7 @@
 """Digests of files, and of a user's source code without its comments.
 
-A user's source files are those outside this package, the standard library and ``site-packages``. They are known by the
-names of their modules, so that a project may lie elsewhere on another machine. Nothing here imports such a module.
+A user's source files are those outside this package, the standard library and ``site-packages``. They are identified by
+their module names, so that a project may lie elsewhere on another machine. Nothing here imports such a module.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _READ: dict[str, tuple[object, bytes | None]] = {}
 
 
 def code_of(modules: Mapping[str, set[str]]) -> Code:
-    """Return a digest of each user's module among some and of all that they import, within functions, too.
+    """Return a digest of each user's module among ``modules`` and of all their imports, also within functions.
 
     Args:
         modules: names of modules, with the names in each that are used. Of the script itself, only the statements that
-            these need count, for each name apart: the other lines say how a run is carried out.
+            define these names, or are needed by them, count; the other lines configure the run.
     """
     waiting, code = list(modules), Code()
     while waiting:
@@ -73,16 +73,16 @@ def file_digest(name: str) -> str | None:
 
 
 def is_own_module(name: str) -> bool:
-    """Return whether a module is the user's, judged by its outermost package; one that cannot be found was."""
+    """Return whether a module's outermost package is the user's; a module that cannot be found counts as such."""
     spec = specification(name.split(".")[0])
     places = [] if spec is None else [spec.origin] if spec.has_location else [*(spec.submodule_search_locations or ())]
     return spec is None or any(map(is_users, places))
 
 
 def read_source(module: str, loaded: bool = False) -> bytes | None:
-    """Return the current source of a user's module, or the ``loaded`` source; None for any other module.
+    """Return the present source of a user's module, or the ``loaded`` source; None for any other module.
 
-    The loaded source is read at the first call, since the file may be edited later.
+    A file may be edited after the import, so the source read at the first call counts as the loaded one.
     """
     spec = getattr(sys.modules.get(module), "__spec__", None)
     if loaded and module in sys.modules and module in _READ and _READ[module][0] is spec:
@@ -164,7 +164,7 @@ def imports_of(tree: ast.Module, module: str) -> Iterator[str]:
 
 
 def definitions(tree: ast.Module, names: set[str]) -> ast.Module:
-    """Return the statements of a script that define some names, and those that these need."""
+    """Return the statements of a script that define some names, and all statements that they need."""
     wanted, needed, before = set(names), set[ast.stmt](), -1
     while before != len(needed):
         before = len(needed)

@@ -13,7 +13,7 @@ import json
 from .helpers import shrink  # its own
 
 class Mine:
-    """What it does."""
+    """Shrinks values."""
 
     def act(self, value):
         from project.late import shift
@@ -66,7 +66,7 @@ def test_a_change_in_any_of_them_is_one(project):
     ("old", "new", "same"),
     [
         ('"""A method."""', '"""A method that does\n\nmore."""', True),
-        ('    """What it does."""\n', "", True),
+        ('    """Shrinks values."""\n', "", True),
         ("# its own", "# of the project", True),
         ("shift(shrink(value))", "shift(\n            shrink(value)\n        )", True),
         ("return shift", "return -shift", False),

@@ -1,4 +1,4 @@
-"""Saves a run to a checkpoint, part by part, finds one to resume from, and restores it."""
+"""Saves a run to a checkpoint, finds a checkpoint to resume from, and restores it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from fl_lightning.engine.run import Run
 from fl_lightning.errors import UsageError
 from fl_lightning.state import uncompiled_names
 from fl_lightning.storage.checkpoint import (
-    LAST,
     client_files,
     find_checkpoint,
     newest_checkpoint,
@@ -25,7 +24,7 @@ from fl_lightning.storage.checkpoint import (
     valid_checkpoint,
 )
 
-# parts of a run's state, and the keys whose change resets each
+# parts of the state that are reset when one of these keys changes
 FRESH = {
     "server_optimizer": ("trainer.server_optimizer", "trainer.server_optimizer_scope", "model.trained"),
     "methods": ("method", "trainer.buffers", "trainer.server_optimizer_scope", "model.trained"),
@@ -34,7 +33,7 @@ FRESH = {
 
 
 def save_run(run: Run, folder: Path) -> None:
-    """Write ``last.ckpt``, and a file for each client that has trained since the last checkpoint.
+    """Write ``last.ckpt``, and one file for each client that has trained since the last checkpoint.
 
     All workers call this. The old checkpoint becomes ``previous.ckpt``, and stays valid until the new one is complete.
     """
@@ -61,34 +60,34 @@ def save_run(run: Run, folder: Path) -> None:
 
 
 def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Path | None:
-    """Return the verified checkpoint from which a fit resumes; None if it starts with round 0. All workers call this.
+    """Return the verified checkpoint from which a fit resumes; None if it begins with round 0. All workers call this.
 
     A restart by torchrun resumes from the last checkpoint automatically.
 
     Raises:
-        UsageError: the run or the checkpoint does not exist, or no checkpoint is valid.
+        UsageError: no run or checkpoint exists, or every checkpoint is damaged.
     """
-    # each node counts its own restarts; the node of the first worker may not have restarted
+    # each node counts its own restarts, and the first node may not have restarted
     restarts = run.workers.gather(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))
     if ckpt_path is None and any(restarts):
         ckpt_path = newest_checkpoint(run.folder.root)
     checkpoint = verified_checkpoint(run, ckpt_path, resumes=True)
     if checkpoint is None and ckpt_path is not None:
-        text = f"no version of the run in {str(run.folder.root)!r} has a checkpoint: it begins with round 0"
+        text = f"no version of the run in {str(run.folder.root)!r} has a checkpoint; the run begins with round 0"
         rank_zero_info(f"ckpt_path={str(ckpt_path)!r}: {text}")
     return checkpoint
 
 
 def verified_checkpoint(run: Run, ckpt_path: str | Path | None, resumes: bool = False) -> Path | None:
-    """Return the requested checkpoint, or the one before it; None if none is requested. All workers call this.
+    """Return the requested checkpoint or, if damaged, the previous one; None without a request. All workers call this.
 
-    The folder of the run that it ``resumes`` is locked before reading, so that its last checkpoint does not change.
+    The folder of a run that ``resumes`` is locked before it is read, so that the checkpoint remains the last one.
 
     Raises:
-        UsageError: no checkpoint at the path, or none is valid.
+        UsageError: the checkpoint does not exist, or every candidate is damaged.
     """
     path, error = None, None
-    if run.workers.rank == 0:  # the others wait, instead of reading all the files as well
+    if run.workers.rank == 0:  # verification reads all files, so only one worker does it
         try:
             path = find_checkpoint(ckpt_path, run.folder.root, resumes)
             if path is not None and resumes and resumes_in_place(path):
@@ -103,16 +102,16 @@ def verified_checkpoint(run: Run, ckpt_path: str | Path | None, resumes: bool = 
 
 
 def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dict[str, Any]:
-    """Restore a run, without its callbacks, from a checkpoint, and return the contents of the checkpoint.
+    """Restore a run, except its callbacks, from a checkpoint, and return the contents of the checkpoint.
 
-    Without one nothing is restored, and the contents only say that no round is done. With ``allow_changes`` the run
-    may be a changed one, whose changes are then in ``run.folder``.
+    Without a path nothing is restored, and the contents only hold round 0. With ``allow_changes`` the run may differ
+    from the checkpoint's; ``run.folder`` then records the changes.
 
     Raises:
-        UsageError: it is not a checkpoint of this run: another seed, partition, model, list of methods, argument; a
-            ChangedCodeError where the user's own source code is another one, too.
+        UsageError: the checkpoint belongs to another run: its seed, partition, model, methods or arguments differ; a
+            ChangedCodeError if the user's source code differs.
     """
-    ours = identity(run)  # as the run begins
+    ours = identity(run)  # before anything is restored
     if path is None:
         return {"round": 0}
     checkpoint = read(path)
@@ -122,7 +121,7 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
     server, files = checkpoint["server"], client_files(path, checkpoint)
     parts = (server, checkpoint["methods"], checkpoint["client_schedulers"])
     if lost := [part for part, saved in zip(FRESH, parts, strict=True) if saved and part in fresh]:
-        run.trainer.warn(f"allow_changes: {', '.join(lost)}: fresh from here on, since the run differs there")
+        run.trainer.warn(f"allow_changes: {', '.join(lost)}: starts fresh, since the run has changed there")
     if "server_optimizer" in fresh:
         server = {**server, "optimizer": run.server.state_dict()["optimizer"]}
     try:
@@ -146,26 +145,13 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
     return checkpoint
 
 
-def begin_in_folder(run: Run, source: Path | None) -> Path | None:
-    """Continue in the folder of the run's checkpoints, once no worker reads it by its old names any longer.
-
-    Returns:
-        Where that checkpoint lies then; None without one.
-    """
-    if source is None or not run.folder.resumed or run.folder.shared is None:
-        return source
-    if run.folder.checkpoints is not None:
-        run.folder.checkpoints.resume(source)
-    return source.with_name(LAST)
-
-
 def restore_callbacks(run: Run, checkpoint: dict[str, Any]) -> None:
-    """Restore each callback for which the checkpoint has a callback of the same class and arguments."""
+    """Restore each callback that the checkpoint holds with the same class and arguments."""
     if "callbacks" not in checkpoint:
         return
     there = {repr(description): name for name, description in checkpoint["description"]["callbacks"].items()}
     here = {name: there.pop(repr(own), None) for name, own in run.description["callbacks"].items()}
     if dropped := [name for name in there.values() if checkpoint["callbacks"].get(name)]:
-        text = "no callback of this class and these arguments is in this run, so its state is dropped"
+        text = "this run has no callback of this class with these arguments, so the saved state is dropped"
         run.trainer.warn(f"trainer.callbacks: {', '.join(dropped)}: {text}")
     load_states(run.callbacks, {name: checkpoint["callbacks"][same] for name, same in here.items() if same})

@@ -1,7 +1,7 @@
-"""A run as plain values: a checkpoint holds them, so that no run resumes as another.
+"""Describes a run as plain values. Checkpoints hold the description, so that a changed run is not resumed by mistake.
 
-An object is a dictionary of its ``class``, the arguments of its constructors that it keeps under their names, and its
-public plain attributes, since a class may keep an argument under another name. The parsed config is compared as well.
+An object is described by its ``class``, the constructor arguments that it stores under their names, and its public
+plain attributes, since a class may store an argument under another name. The parsed config is compared as well.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
 
 Change = tuple[Any, Any]
-# arguments of the trainer that change no bit of the model, or that another key describes
+# arguments of the trainer that do not affect the model, or that another key describes
 FREE_OF_TRAINER = (
     *("max_rounds", "eval_every_n_rounds", "checkpoint_every_n_rounds", "devices", "workers_per_device", "num_nodes"),
     *("timeout", "strategy", "client_memory", "cache_references", "callbacks", "logger", "default_root_dir", "name"),
     *("on_client_error", "min_clients", "fast_dev_run", "enable_progress_bar"),
 )
-# arguments of the data that change no bit, or that the hash of the plan describes; a fingerprint of Hugging Face is
-# random, and may differ in each process
+# arguments of the data that do not affect the model, or that the plan's hash describes; Hugging Face's fingerprint may
+# differ in each process
 FREE_OF_DATA = (
     *("partitioner", "num_clients", "download", "pin_memory", "persistent_workers", "prefetch_factor", "verbose"),
     "fingerprint",
 )
-# a name of an argument of the data with one of these words may be a path
+# words in the names of data arguments that may be paths
 PATHS = {"root", "path", "paths", "dir", "dirs", "folder", "file", "files", "filename", "cache"}
 FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodDescriptorType, MethodType, type)
-# attributes that torch keeps in a module in addition to its parts, such as hooks that lead to the whole run
+# torch's own attributes of a module, such as hooks, which refer to the whole run
 KEPT_BY_TORCH = vars(nn.Module()).keys() - {"_modules"}
-# nested objects; items of a container; numbers of an array
+# limits: nested objects, items of a container, numbers of an array
 DEPTH, MOST_ITEMS, MOST_NUMBERS = 8, 1000, 2**14
-# steps at which the function of a schedule is compared
+# steps at which functions of a schedule are compared
 STEPS = (*range(100), *(int(100 * 1.05**i) for i in range(190)))
-# most characters of a message, of a value and of a path in it
+# maximal characters of a message, of a value and of a path
 LONGEST, VALUE, PATH = 290, 36, 60
 
 
@@ -96,7 +96,7 @@ def describe_trainer(run: Run) -> dict[str, Any]:
     """Describe the arguments of the trainer as they take effect."""
     trainer, local, evaluated = run.trainer, run.local_training, {}
     if local.monitored.config is not None or any(isinstance(part, EarlyStopping) for part in run.callbacks):
-        # the rounds that are evaluated decide something
+        # the result depends on the evaluated rounds
         asking = [part for part in run.callbacks if type(part).wants_evaluation is not Callback.wants_evaluation]
         evaluated = {
             "eval_every_n_rounds": trainer.eval_every_n_rounds,
@@ -120,7 +120,7 @@ def describe_trainer(run: Run) -> dict[str, Any]:
 
 
 def describe_callback(callback: Callback) -> dict[str, Any]:
-    """Describe a callback by its arguments alone: its other attributes may have changed in a run before."""
+    """Describe a callback by its arguments only, since an earlier run may have changed its other attributes."""
     return {"class": path_of(type(callback)), **to_plain(constructor_args(callback))}
 
 
@@ -132,12 +132,12 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def describe_scheduler(config: Any) -> dict[str, Any]:
-    """Describe a new scheduler: its state, its functions by their values at some steps, and when it steps."""
+    """Describe a new scheduler by its state, the values of its functions at some steps, and its step interval."""
     scheduler, functions = config.scheduler, []
     for part in (scheduler, *getattr(scheduler, "_schedulers", ())):
         for function in getattr(part, "lr_lambdas", ()):
             values: list[float] = []
-            with suppress(Exception):  # one may end with an error after some step
+            with suppress(Exception):  # a function may fail beyond some step
                 values.extend(float(function(step)) for step in STEPS)
             functions.append(digest(values))
     when = {name: getattr(config, name) for name in ("interval", "frequency", "monitor", "strict")}
@@ -145,11 +145,11 @@ def describe_scheduler(config: Any) -> dict[str, Any]:
 
 
 def describe_data(data: Any) -> dict[str, Any]:
-    """Describe the data module, its labels, and the training loader of the first client that has batches."""
+    """Describe the data module, its labels, and the training loader of the first client with batches."""
     k = next((k for k in range(data.num_clients) if num_batches(data, k)), None)
     labels, own = data.plan.labels, describe_object(data, in_data=True)
     loader = {} if k is None else describe_object(data.train_dataloader(k), in_data=True)
-    # a DataLoader of a batch size has made the sampler of batches itself
+    # a DataLoader with a batch size creates its batch sampler
     again = {*own, "batch_sampler" if loader.get("batch_size") else ""} - {"class"}
     return {
         **own,
@@ -159,9 +159,9 @@ def describe_data(data: Any) -> dict[str, Any]:
 
 
 def code_of_run(trainer: RunArguments, model: Any, data: Any, methods: Any) -> Code:
-    """Return a digest of each source file of the user's from which the objects of a run come, and of its imports.
+    """Return a digest of each of the user's source files that define the objects of a run, and of their imports.
 
-    Callbacks of the commands count as little as loggers.
+    Loggers and the commands' callbacks are ignored.
     """
     given = [value for name, value in constructor_args(trainer).items() if name not in FREE_OF_TRAINER]
     callbacks = [part for part in trainer.callbacks if not type(part).__module__.startswith("fl_lightning.cli.")]
@@ -169,10 +169,10 @@ def code_of_run(trainer: RunArguments, model: Any, data: Any, methods: Any) -> C
 
 
 def modules_of(objects: Iterable[Any]) -> dict[str, set[str]]:
-    """Return the modules that define the classes and functions of some objects and of all that these keep.
+    """Return the modules that define the classes and functions of objects and, recursively, of their attributes.
 
     Returns:
-        By module, the outermost names of these classes and functions.
+        The outermost names of these classes and functions, by module.
     """
     modules: dict[str, set[str]] = {}
     seen: dict[int, Any] = {}  # keeps the objects alive, so that their ids stay unique
@@ -195,7 +195,7 @@ def modules_of(objects: Iterable[Any]) -> dict[str, set[str]]:
             waiting += [value.func, value.args, value.keywords]
         elif isinstance(value, FunctionType):
             waiting += [value.__defaults__, value.__kwdefaults__]
-            with suppress(ValueError):  # a variable around it has no value yet
+            with suppress(ValueError):  # an empty closure cell
                 waiting += [cell.cell_contents for cell in value.__closure__ or ()]
         if not isinstance(value, type):
             waiting += [part for name, part in getattr(value, "__dict__", {}).items() if name not in KEPT_BY_TORCH]
@@ -204,12 +204,12 @@ def modules_of(objects: Iterable[Any]) -> dict[str, set[str]]:
 
 # ------------------------------------------------------------------ plain values
 def to_plain(value: Any, depth: int = 0, in_data: bool = False) -> Any:
-    """Return a value as plain values that are the same in every process: without addresses, files by their contents.
+    """Return a value as plain values that are equal in every process, with files replaced by their digests.
 
     Args:
         value: the value.
-        depth: number of objects around it; below :data:`DEPTH`, only classes and lengths count.
-        in_data: whether it belongs to the data, whose files do not count.
+        depth: number of enclosing objects; from :data:`DEPTH` on, only classes and lengths count.
+        in_data: whether the value belongs to the data, whose files are not read.
     """
     inner = partial(to_plain, depth=depth + 1, in_data=in_data)
     if isinstance(value, (torch.dtype, torch.device, Enum, np.dtype)):
@@ -247,7 +247,7 @@ def describe_object(value: Any, depth: int = 0, in_data: bool = False) -> dict[s
     """Describe an object by its class, arguments and, outside the data, public plain attributes."""
     kind, known = type(value), constructor_args(value) if depth < DEPTH else {}
     if hasattr(kind, "__getitem__") and hasattr(kind, "__len__"):
-        # of a data set, how its examples look, not the examples
+        # of a data set, the format of the examples, not the examples
         plain = (*PLAIN, Tensor, np.ndarray)
         known = {n: v for n, v in known.items() if type(v) in plain or "transform" in n or "dataset" in n}
     elif not in_data and depth < DEPTH:
@@ -258,7 +258,7 @@ def describe_object(value: Any, depth: int = 0, in_data: bool = False) -> dict[s
 
 
 def constructor_args(value: Any) -> dict[str, Any]:
-    """Return the constructors' arguments that an object keeps, and Lightning's ``hparams``, without modules."""
+    """Return the constructor arguments that an object stores, and Lightning's ``hparams``, without modules."""
     kind: Any = type(value)
     own, kept = getattr(value, "__dict__", {}), dict(getattr(value, "_hparams", {}))
     kept |= {n: own.get(n, own.get(f"_{n}")) for n in argument_names(kind) if n in own or f"_{n}" in own}
@@ -267,7 +267,7 @@ def constructor_args(value: Any) -> dict[str, Any]:
 
 @cache
 def argument_names(kind: Any) -> tuple[str, ...]:
-    """Return the names of the arguments of a class's constructor and of its parents' ones."""
+    """Return the argument names of a class's constructor and of the parents' constructors."""
     names: dict[str, None] = {}
     for base in kind.__mro__[:-1]:
         with suppress(TypeError, ValueError):  # its constructor is not written in Python
@@ -277,40 +277,32 @@ def argument_names(kind: Any) -> tuple[str, ...]:
 
 
 def affects_result(name: str, value: Any) -> bool:
-    """Return whether an argument of the data may change a result: unlike a path or a way of loading."""
+    """Return whether an argument of the data may affect a result, unlike paths and options of loading."""
     texts = value if isinstance(value, (list, tuple)) else [value]
     path = not PATHS.isdisjoint(name.split("_")) and all(isinstance(text, str | bool | None) for text in texts)
     return not (path or isinstance(value, os.PathLike) or name in FREE_OF_DATA)
 
 
 def path_of(kind: Any) -> str:
-    """Return the qualified name of a class or function; within this package without its module, as in a config."""
+    """Return the qualified name of a class or function; without the module if it is in this package, as in a config."""
     module, name = getattr(kind, "__module__", None), getattr(kind, "__qualname__", type(kind).__qualname__)
     return name if not module or str(module).split(".")[0] == "fl_lightning" else f"{module}.{name}"
 
 
 def digest(values: list[Any]) -> str:
-    """Return eight hexadecimal digits that stand for plain values."""
+    """Return eight hexadecimal digits as a digest of plain values."""
     return hashlib.sha256(repr(values).encode()).hexdigest()[:8]
 
 
 # ------------------------------------------------------------------ comparing
 def identity(run: Run) -> dict[str, Any]:
-    """Return the identity of a run, which its checkpoints hold."""
+    """Return the identity of a run, which its checkpoints contain."""
     known = {"seed_everything": run.seed, "method": run.methods.names, "plan_hash": run.data.plan.hash}
     return {**known, "description": run.description}
 
 
-def overridden(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, Change]:
-    """Return where an evaluation differs from the run of a checkpoint in its seed, partition, methods or data."""
-    methods = {name: describe_object(method) for name, method in named(run.methods.methods).items()}
-    return differences(
-        {**identity(run), "description": {"method": methods, "data": describe_data(run.data)}}, checkpoint
-    )
-
-
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Change]:
-    """Return their value and ours of each key in which the identities of two runs differ."""
+    """Return, by key, the different values of two identities, theirs first."""
     changes = {key: (theirs.get(key), ours[key]) for key in ours if key != "description"}
     changes = {key: pair for key, pair in changes.items() if pair[0] != pair[1]}
     there, here = theirs["description"], ours["description"]
@@ -318,14 +310,14 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
         if section in here:
             found = differing(there[section], here[section], section)
             before, now = (part.get("config", {}).get(section) for part in (there, here))
-            # a config shows differences that no object keeps; a run from Python has none
+            # a config shows differences that no object stores; a run from Python has no config
             changes |= found or (differing(before, now, section) if before and now else {})
     before, now = there["code"], here.get("code", {})
     known = {name: (before[name], now[name]) for name in before if name in now}
     changes |= {f"code.{name}": pair for name, pair in known.items() if pair[0] != pair[1]}
     changes.pop("trainer.max_rounds", None)
     factors = changes.get("trainer.client_lr_scheduler", (None, None))
-    # a factor for each round, where None is a constant 1; only rounds that both runs have need to agree
+    # one factor per round; None means constant 1; only the rounds common to both runs must agree
     rounds = min((len(schedule) for schedule in factors if schedule), default=0)
     if rounds and len({tuple((schedule or [1.0] * rounds)[:rounds]) for schedule in factors}) == 1:
         del changes["trainer.client_lr_scheduler"]
@@ -333,7 +325,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
 
 
 def differing(theirs: Any, ours: Any, key: str) -> dict[str, Change]:
-    """Return the values of two descriptions by the keys in which they differ."""
+    """Return, by key, the different values of two descriptions, theirs first."""
     if isinstance(theirs, dict) and isinstance(ours, dict):
         if theirs.get("class") != ours.get("class"):
             return {key: (theirs.get("class"), ours.get("class"))}
@@ -343,57 +335,57 @@ def differing(theirs: Any, ours: Any, key: str) -> dict[str, Change]:
     if lists and any(isinstance(value, (dict, list)) for value in ours):
         pairs = enumerate(zip(theirs, ours, strict=True))
         return {k: v for i, pair in pairs for k, v in differing(*pair, f"{key}.{i}").items()}
-    return {} if theirs == ours or repr(theirs) == repr(ours) else {key: (theirs, ours)}  # nan is like nan
+    return {} if theirs == ours or repr(theirs) == repr(ours) else {key: (theirs, ours)}  # nan equals nan
 
 
 def changes_of(
     ours: Mapping[str, Any], run: Run, path: Path, checkpoint: Mapping[str, Any], allowed: bool
 ) -> dict[str, Change]:
-    """Return what differs between this run, with the identity ``ours``, and the run of a checkpoint.
+    """Return the differences between this run, with the identity ``ours``, and the run of a checkpoint.
 
     Returns:
-        By key, the value there and here.
+        By key, the values of the checkpoint and of this run.
 
     Raises:
-        UsageError: something differs that is not ``allowed`` to, a ChangedCodeError if the user's code does. The
-            model's state and the partition never may, and ``max_rounds`` must reach the rounds that are done.
+        UsageError: there are differences that are not ``allowed``; a ChangedCodeError if the user's code differs. The
+            model's state and the partition must always agree, and ``max_rounds`` must cover the completed rounds.
     """
     where = f"ckpt_path={shown_path(path)!r}"
     if "server" not in checkpoint:
-        hint = "give RUN/checkpoints/last.ckpt, or begin a new run with --weights"
+        hint = "pass RUN/checkpoints/last.ckpt, or begin a new run with --weights"
         raise UsageError(f"{where}: not a checkpoint of a run, it has no server; {hint}")
     theirs, own = checkpoint["server"]["state"], run.server.state
     shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in (theirs, own)]
     if found := list(differing(shapes[0], shapes[1], "model").items()):
         key, (there, here) = found[0]
-        text = f"{key} of its state has the shape {there} there and {here} here"
+        text = f"{key} of its state has the shape {there}, and the model has {here}"
         raise UsageError(f"{where}: not a checkpoint of this run: {text}; use the same model")
     changes = differences(ours, checkpoint)
     if "plan_hash" in changes:
-        hint = "another partition; restore data, num_clients and seed, or start a new run with --weights"
+        hint = "the partition differs; restore the data, num_clients and seed, or begin a new run with --weights"
         first = {key: changes[key] for key in ("seed_everything", "plan_hash") if key in changes}
         raise UsageError(message(where, first | changes, hint))
     done, then, rounds = checkpoint["round"], checkpoint["description"]["trainer"], run.trainer.max_rounds
-    hint = f"the checkpoint has {done} rounds done, give at least that"
+    hint = f"the checkpoint has {done} rounds done; pass {done} or more"
     require(rounds >= done, f"{where}: trainer.max_rounds", rounds, hint)
-    every = then.get("eval_every_n_rounds")  # described where a metric decides something
+    every = then.get("eval_every_n_rounds")  # only described if the result depends on a metric
     if every and rounds > done == then["max_rounds"] and done % every:
-        # the last round, which is always evaluated, would not be in a longer run
+        # the last round is always evaluated; in a longer run it would not be
         changes["trainer.max_rounds"] = (done, rounds)
     if changes and not allowed:
-        text = message(where, changes, "restore it, or pass --allow_changes true to continue in a new version")
+        text = message(where, changes, "restore the old values, or continue in a new version with --allow_changes true")
         raise (ChangedCodeError if touches(changes, "code") else UsageError)(text)
     return changes
 
 
 def touches(changes: Mapping[str, Change], *keys: str) -> bool:
-    """Return whether something changed under one of these keys, or the whole that it is a part of."""
+    """Return whether one of these keys, a part of it, or a parent of it changed."""
     pairs = [(f"{changed}.", f"{key}.") for changed in changes for key in keys]
     return any(changed.startswith(key) or key.startswith(changed) for changed, key in pairs)
 
 
 def record(path: Path, checkpoint: Mapping[str, Any], changes: Mapping[str, Change]) -> list[dict[str, Any]]:
-    """Return all changes of a run with the present ones, for ``changes.yaml`` and the next checkpoints."""
+    """Return earlier and present changes of a run, for ``changes.yaml`` and the next checkpoints."""
     if not changes:
         return checkpoint["changes"]
     present = {key: {"before": there, "now": here} for key, (there, here) in changes.items()}
@@ -403,7 +395,7 @@ def record(path: Path, checkpoint: Mapping[str, Any], changes: Mapping[str, Chan
 
 
 def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
-    """Return one line that lists the first changes and counts the others."""
+    """Return one line that lists the first changes, and counts the rest."""
     items = []
     for key, (there, here) in changes.items():
         module = SCRIPT if key.startswith(f"code.{SCRIPT}.") else key.removeprefix("code.")
@@ -419,10 +411,10 @@ def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message shows it."""
+    """Return a value as shown in messages."""
     return clipped(repr(value.get("class", value) if isinstance(value, dict) else value), VALUE)
 
 
 def shown_path(path: Path) -> str:
-    """Return a path as a message shows it."""
+    """Return a path as shown in messages."""
     return clipped(str(path), PATH)

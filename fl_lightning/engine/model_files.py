@@ -1,4 +1,4 @@
-"""A model in a file: the one that a run leaves for Lightning, and the ones that a run begins with or evaluates."""
+"""Saves the final model for Lightning, and loads models to begin with or to evaluate."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ NAMES_SHOWN = 3
 
 
 def save_model(run: Run, path: Path) -> None:
-    """Write the global model as a checkpoint that Lightning's ``load_from_checkpoint`` and ``Trainer`` take.
-
-    Worker 0 alone writes.
-    """
+    """Write the global model, on worker 0, as a checkpoint for Lightning's ``load_from_checkpoint`` and ``Trainer``."""
     if run.workers.rank == 0:
         warn_of_arguments(run, path.name)
         checkpoint = lightning_checkpoint(run)
@@ -37,14 +34,14 @@ def save_model(run: Run, path: Path) -> None:
 
 
 def warn_of_arguments(run: Run, name: str) -> None:
-    """Warn of the constructor's arguments that the file called ``name`` leaves out."""
+    """Warn of constructor arguments that the file ``name`` cannot hold."""
     left_out = ", ".join(key for key, value in constructor_arguments(run).items() if not is_storable(value))
     if left_out:
-        run.trainer.warn(f"{name}: {left_out} of hparams is not a plain value; pass it to load_from_checkpoint")
+        run.trainer.warn(f"{name}: {left_out} of hparams cannot be stored; pass it to load_from_checkpoint")
 
 
 def lightning_checkpoint(run: Run) -> dict[str, Any]:
-    """The global model in the form of Lightning's checkpoints; it is loaded into the resident module."""
+    """Load the global model into the resident module, and return it as a checkpoint of Lightning."""
     module, trainer = run.client.module, run.trainer
     run.resident.load_afresh(run.methods.evaluated_state(run.server))
     rounds = len(run.metrics.history)
@@ -63,13 +60,13 @@ def lightning_checkpoint(run: Run) -> dict[str, Any]:
 
 
 def constructor_arguments(run: Run) -> dict[str, Any]:
-    """Return the arguments of the module's constructor, from the config or, without one, from its ``hparams``."""
+    """Return the module's constructor arguments, from the config or else from its ``hparams``."""
     module, config = run.client.module, run.trainer.config
     return hyperparameters_of_class(config["model"], namespace_of(module)) if config else dict(module.hparams)
 
 
 def entries_of_module(run: Run) -> dict[str, Any]:
-    """Return the additions of the module's hook to a checkpoint; the global model is loaded meanwhile."""
+    """Load the global model, and return the keys that the module's hook adds to its checkpoint."""
     return added_on_save(run.client, lightning_checkpoint(run)) if "on_save_checkpoint" in run.resident.hooks else {}
 
 
@@ -81,45 +78,45 @@ def added_on_save(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def objects_of_module(client: Client) -> dict[str, Any]:
-    """Return the objects that the module's hook adds to a checkpoint, other than tensors and plain values.
+    """Return the objects that are neither tensors nor plain values that the module would add to a checkpoint now.
 
-    Checkpoints omit them, since reading an object runs code. A new module has them.
+    Files do not hold them, since unpickling an object runs code; a newly built module provides them.
     """
     if "on_save_checkpoint" not in client.resident.hooks:
         return {}
     module = client.module
     try:
         added = added_on_save(client, {"state_dict": module.state_dict(), "hyper_parameters": dict(module.hparams)})
-    except Exception:  # its hook may need what only training makes
+    except Exception:  # the hook may rely on a training step
         return {}
     return {key: value for key, value in added.items() if not is_storable(value)}
 
 
 def check_storable(run: Run) -> None:
-    """Warn, before round 0, of a module's own additions that checkpoints leave out.
+    """Warn, before round 0, of objects that the module adds to checkpoints and that files cannot hold.
 
     Raises:
-        UsageError: the state of the data module is not of tensors and plain values.
+        UsageError: the state of the data module holds objects that cannot be stored.
     """
     state_of_data(run.data)
     if left_out := ", ".join(objects_of_module(run.client)):
-        text = "not of tensors and plain values, so checkpoints leave it out"
-        again = "where a run resumes, on_load_checkpoint gets what the present module gives"
+        text = "checkpoints only store tensors and plain values, so they omit it"
+        again = "when a run resumes, on_load_checkpoint gets the new module's value"
         run.trainer.warn(f"model: on_save_checkpoint: {left_out}: {text}; {again}")
 
 
 def storable(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a checkpoint that a file can hold, on the CPU."""
+    """Return the entries of a checkpoint that can be stored, on the CPU."""
     plain = {key: value for key, value in entries.items() if is_storable(value)}
     kept = {name: value for name, value in dict(entries.get("hyper_parameters", {})).items() if is_storable(value)}
     return on_cpu(plain | ({"hyper_parameters": kept} if kept else {}))
 
 
 def state_of_data(data: Any) -> dict[str, Any]:
-    """Return the state of the user's data module by its class name; nothing if it has none.
+    """Return the state of the user's data module by its class name; empty without a state.
 
     Raises:
-        UsageError: the state is not of tensors and plain values.
+        UsageError: the state holds objects that cannot be stored.
     """
     own = own_module_of(data)
     state = own.state_dict() if is_overridden("state_dict", own) else {}
@@ -128,21 +125,21 @@ def state_of_data(data: Any) -> dict[str, Any]:
 
 
 def restore_data(data: Any, states: Mapping[str, Any]) -> None:
-    """Restore what :func:`state_of_data` gave."""
+    """Restore the state of the data module from the result of :func:`state_of_data`."""
     own = own_module_of(data)
     if type(own).__qualname__ in states:
         own.load_state_dict(states[type(own).__qualname__])
 
 
 def call_on_load(client: Client, contents: Mapping[str, Any]) -> dict[str, Any]:
-    """Let the module's ``on_load_checkpoint`` see a checkpoint, which it may change; returns the checkpoint."""
+    """Call the module's ``on_load_checkpoint``, which may change the checkpoint; return the checkpoint."""
     checkpoint = dict(contents)
-    if "server" in contents:  # a checkpoint of a run gets the form of Lightning's
+    if "server" in contents:  # a run's checkpoint is converted to Lightning's form
         checkpoint = {"state_dict": dict(contents["state_dict"]), **contents.get("module", {})}
         if "on_load_checkpoint" in client.resident.hooks:
             checkpoint = {**objects_of_module(client), **checkpoint}
     client.resident.call("on_load_checkpoint", checkpoint)
-    client.resident.begin_run()  # visits begin with the attributes that it set
+    client.resident.begin_run()  # visits begin with the attributes set by the hook
     return checkpoint
 
 
@@ -161,7 +158,7 @@ def load_model(run: Run, path: Path) -> dict[int, State]:
 
 
 def load_weights(run: Run, path: Path) -> None:
-    """Load the weights of any checkpoint, or a plain state dict, as the global model.
+    """Load weights from any checkpoint or state dict as the global model.
 
     Raises:
         UsageError: the file does not exist, or belongs to another model.
@@ -176,7 +173,7 @@ def load_state(module: LightningModule, state: Mapping[str, Any], key: str, path
     """Load a state dict into a module, strictly unless the module's ``strict_loading`` is off.
 
     Raises:
-        UsageError: names or shapes differ; the message has the first few, and the module is unchanged.
+        UsageError: names or shapes differ. The message lists some of them, and the module is unchanged.
     """
     live, own = tensors(module), module.state_dict(keep_vars=True)
     before = clone(live)
@@ -184,7 +181,7 @@ def load_state(module: LightningModule, state: Mapping[str, Any], key: str, path
         ours = {uncompiled_name(name): name for name in own}
         state = {ours.get(uncompiled_name(name), name): value for name, value in state.items()}
         missing, unknown = module.load_state_dict(state, strict=False)
-        # a tensor may be there by another of its names
+        # a shared tensor may be present under another name
         there = {id(value) for name, value in own.items() if name in state}
         missing = [name for name in missing if name not in own or id(own[name]) not in there]
         wrong = [

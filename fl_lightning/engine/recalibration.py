@@ -1,12 +1,12 @@
-r"""Running statistics of BatchNorm, recomputed for a given state on the clients' training data.
+r"""Recomputes the running statistics of BatchNorm for a given state on the clients' training data.
 
-With the inputs :math:`x_{ic}` of channel c of a layer, over all examples and positions of the clients,
+With the inputs :math:`x_{ic}` of channel c of a layer, over all examples and positions of the given clients,
 
 .. math:: \mu_c = \frac1n \sum_i x_{ic}, \qquad \sigma_c^2 = \frac1n \sum_i x_{ic}^2 - \mu_c^2
 
-Layers are recomputed in order, each with the new statistics of earlier layers. In eval mode, the model then has the
-same outputs as in training mode on the pooled data in one batch. The variance is therefore the population variance,
-which is torch's unbiased estimate times (n - 1) / n.
+Layer by layer, each after its predecessors, these statistics make the output in eval mode equal the output in training
+mode on the pooled data as one batch. The variance is therefore the population variance, which is (n - 1) / n times
+torch's unbiased estimate.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from fl_lightning.sums import Sums, Weighted
 class Recalibration:
     """Recomputes running statistics in a frozen copy of the module.
 
-    It runs ``training_step`` in eval mode: without dropout, and without the methods. This package's data sets give
-    their training images without augmentation, but with a client's own noise; another loader gives the same batches as
-    in training.
+    Runs ``training_step`` in eval mode, hence without dropout, and without the methods. Data sets of this package
+    yield training images without augmentation, but with the client's noise; other loaders yield the batches of
+    training.
     """
 
     def __init__(self, client: Client, loaders: Loaders, workers: Workers) -> None:
@@ -53,10 +53,10 @@ class Recalibration:
 
     @torch.no_grad()
     def statistics(self, state: State, clients: Sequence[int], round_: int, once: bool = False) -> State:
-        """Running means and variances of a state on the data of clients, by name; none without a batch.
+        """Return running means and variances of a state on the data of clients, by name; empty without a batch.
 
-        All workers call this, with the same arguments. Each example counts once, whatever a client's weight. With
-        ``once`` there is one pass for all layers, in which the earlier ones still have the statistics of ``state``.
+        All workers call this, with the same arguments. Each example counts once, whatever the client's weight. With
+        ``once``, one pass covers all layers, with the statistics of ``state`` in the preceding layers.
         """
         calls = self._calls(state, clients, round_)
         stages = [calls] if once else [{path: number} for path, number in calls.items()]
@@ -70,13 +70,13 @@ class Recalibration:
                 mean, square = total.mean()
                 variance = (square - mean.square()).clamp_min(0.0)
                 found |= dict(zip(statistics_of(path), (mean, variance), strict=True))
-            # in the types of the state, with which the later layers will be used
+            # later layers use these statistics in the types of the state
             copy_into(tensors(self._copy), found)
         live = tensors(self._copy)
         return {name: live[name].clone() for name in found}
 
     def _calls(self, state: State, clients: Sequence[int], round_: int) -> dict[str, int]:
-        """How often a forward calls each layer, in the order of the first calls; all workers find it by themselves."""
+        """Count the calls of each layer in a forward, in the order of the first calls; each worker does it itself."""
         copy_into(tensors(self._copy), state)
         calls: dict[str, int] = {}
 
@@ -91,13 +91,13 @@ class Recalibration:
         unused = [path for path in self.client.batch_norms if path not in calls]
         if calls and unused and not self._warned:
             self._warned = True
-            rank_zero_warn(f"the forward of a batch does not call {', '.join(unused)}, whose statistics do not change")
+            rank_zero_warn(f"the forward of a batch does not call {', '.join(unused)}; their statistics are unchanged")
         return calls
 
     def _add_client(self, sums: Sums, k: int, round_: int, calls: dict[str, int], leaves: bool) -> None:
-        """Add the sums of a client for the layers in ``calls``, which has how often a forward calls each of them.
+        """Add the sums of a client for the layers in ``calls``, with the number of calls of each layer in a forward.
 
-        With ``leaves`` a forward ends after the last of these calls.
+        With ``leaves``, a forward ends after the last of these calls.
         """
         seen: dict[str, list[Weighted]] = {}
 
@@ -113,7 +113,7 @@ class Recalibration:
 
     @contextmanager
     def _hooked(self, note: Callable[[str, Any, tuple], None], paths: Iterable[str]) -> Iterator[None]:
-        """In this block ``note`` is called with the path, the layer and its input before each call of a layer."""
+        """Within this context, ``note`` is called with path, layer and input before each call of a layer."""
         with ExitStack() as stack:
             for path in paths:
                 hook = partial(note, path)
@@ -122,7 +122,7 @@ class Recalibration:
 
     @contextmanager
     def _batches(self, k: int, round_: int) -> Iterator[Iterator[bool]]:
-        """An iterator that runs the step on the next batch of client ``k``, the same batches each time."""
+        """Yield an iterator that runs the step on the next batch of client ``k``; the batches are always the same."""
         loaders, place = self.loaders, ("recalibrate", round_, k)
         step = bound_step(self._copy, "training_step")
 

@@ -1,4 +1,4 @@
-"""Attributes that have another value for a while."""
+"""Temporary values of attributes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def replaced(target: Any, **values: Any) -> Iterator[None]:
-    """In this block these attributes of an object have other values."""
+    """Within this context, set attributes of an object to other values."""
     before = {name: getattr(target, name) for name in values}
     vars(target).update(values)
     try:

@@ -1,7 +1,7 @@
-"""A sanity check as Lightning's: the module's steps run on one batch of each kind before anything is written.
+"""A sanity check like Lightning's: runs the module's steps on one batch per phase before any file is written.
 
-It runs in this process with ``self.trainer.sanity_checking`` set. The module, the logged values and the random
-generators are restored; what user code keeps in global variables or in its data is not.
+``self.trainer.sanity_checking`` is set meanwhile. The module, the logged values and the random generators are restored;
+global variables and data of the user's code are not.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from fl_lightning.errors import ClientError, UsageError, clipped, located, text_
 from fl_lightning.method import Method, check_logits, overrides
 from fl_lightning.seeding import ambient
 
-# hooks that the first training step may need; the check does not call them
+# hooks on which the first training step may depend, and which the check does not call
 BEFORE_A_STEP = {"on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"}
-# examples of an evaluation
+# examples per evaluation batch
 FEW = 8
 
 
 def run_sanity_check(run: Run) -> None:
-    """Run the module's steps on one batch of training, validation and test data; refuse a step that fails."""
+    """Run the module's steps on one batch of training, validation and test data; refuse a failing step."""
     with ambient(run.seed, "first_batch"):
         k = next(filter(run.local_training.batches, range(run.data.num_clients)), -1)
     if k >= 0 and not (BEFORE_A_STEP & run.resident.hooks or getattr(run.data, "elsewhere", False)):
@@ -52,7 +52,7 @@ def run_sanity_check(run: Run) -> None:
 
 @contextmanager
 def trial(run: Run, phase: str, step: str, whose: str) -> Iterator[list[Any]]:
-    """In this block the module is restored at its end; an error is one line about the batch in the list."""
+    """Run a step in this context, restore the module, and turn an error into one line about the yielded batch."""
     shown: list[Any] = []
     try:
         with ambient(run.seed, f"first_batch/{phase}"), run.client.rehearsing():
@@ -61,20 +61,20 @@ def trial(run: Run, phase: str, step: str, whose: str) -> Iterator[list[Any]]:
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        # a step may need hooks of the user's methods and callbacks, which are not called here
+        # a step may depend on hooks of the user's methods and callbacks, which are not called here
         parts = (*run.methods.methods, *run.callbacks)
         alone = all(type(part).__module__.startswith("fl_lightning.") for part in parts)
         if run.trainer.on_client_error == "raise" and (alone or not shown or is_misfit(error)):
             model, data = type(run.client.module).__name__, type(own_module_of(run.data)).__name__
             what = f"model={model}: {step} fails on a batch of {whose} {shapes(shown)}" if shown else ""
             what = what or f"data={data}: the first batch of {whose} cannot be read"
-            hint = "correct it; with trainer.fast_dev_run=true it has its traceback"
+            hint = "correct it; trainer.fast_dev_run=true shows the traceback"
             line = f"{what}: {clipped(located(error), 120)}; {hint}"
             raise UsageError(f"model={model}: {error}" if isinstance(error, ClientError) else line) from error
 
 
 def is_misfit(error: BaseException) -> bool:
-    """Whether an operation refuses its inputs, unlike an error that the user's code raises itself."""
+    """Return whether an operation rejected its inputs, in contrast to an error raised by the user's code."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     explicit = linecache.getline(last.filename, last.lineno or 0).strip().startswith("raise")
     refused = isinstance(error, (RuntimeError, ValueError, IndexError)) and not isinstance(error, RecursionError)
@@ -82,7 +82,7 @@ def is_misfit(error: BaseException) -> bool:
 
 
 def check_single_example(run: Run) -> None:
-    """Refuse clients that end with a batch of one example, if the model has BatchNorm and cannot train on it."""
+    """Refuse clients whose last batch has one example, if the model has BatchNorm and cannot train on it."""
     data, clock, batches = run.data, run.resident.clock, run.local_training.batches
     if not any(isinstance(module, _BatchNorm) for module in run.client.module.modules()):
         return
@@ -98,7 +98,7 @@ def check_single_example(run: Run) -> None:
 
 
 def train_on_one(run: Run, k: int, most: int | None = None) -> None:
-    """Run the training step on the first batch of client ``k``, or on ``most`` of its examples; check the taps."""
+    """Run the training step on the first batch of client ``k``, or on ``most`` examples of it; check the taps."""
     client, resident, methods = run.client, run.resident, run.methods.methods
     with trial(run, "train", "training_step", f"client {k}") as shown, run.loaders.train(k, 0, "first_batch") as loader:
         for batch in first_of(loader, most):
@@ -111,14 +111,14 @@ def train_on_one(run: Run, k: int, most: int | None = None) -> None:
                 loss = client.own_loss(batch, 0)
                 if loss is None:
                     continue
-                # penalties may have a gradient, and so may the result of the module's own backward
+                # penalties and the module's own backward may still have a gradient
                 if not (methods or "backward" in resident.hooks) and (loss.is_complex() or not loss.requires_grad):
                     kind = "that is complex" if loss.is_complex() else "without a gradient"
-                    hint = "compute a real number from the parameters that are trained, without detach() or item()"
+                    hint = "compute a real number from the trained parameters, without detach() or item()"
                     raise ClientError(f"training_step returned a loss {kind}; {hint}")
                 values = resident.taps.values
                 for method in methods:
-                    # both raise where the forward does not call the submodule, the first also without a gradient
+                    # both raise if the forward does not call the submodule, the first one also without a gradient
                     look = values.__getitem__ if type(method).penalty is not Method.penalty else values.check_called
                     for tap in method.requires:
                         look(tap)
@@ -133,7 +133,7 @@ def evaluate_one(run: Run, phase: str, step: str) -> None:
         logged = resident.begin_logging()
         for index, loader in enumerate(loaders := run.loaders.evaluation(phase)):
             shown.clear()
-            # the steps on Batches take a batch of any size
+            # Batches may have any size
             for batch in first_of(loader, FEW if isinstance(loader, Batches) else None):
                 batch = run.loaders.to_device(batch, index)
                 shown.append(batch)
@@ -144,7 +144,7 @@ def evaluate_one(run: Run, phase: str, step: str) -> None:
 
 
 def first_of(loader: ClientLoader, most: int | None = None) -> list[Any]:
-    """The first batch of a loader, or ``most`` of its examples; none of an iterable that a pass might change."""
+    """Return the first batch of a loader, or ``most`` examples of it; empty for an iterable that a pass may change."""
     inner: Any = loader.loader if isinstance(loader, PlainLoader) else None
     indexed = isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset)
     if indexed and most is not None and not inner.num_workers:
@@ -161,7 +161,7 @@ def first_of(loader: ClientLoader, most: int | None = None) -> list[Any]:
 
 
 def shapes(batch: Any) -> str:
-    """The shapes and types of the tensors of a batch."""
+    """Return the shapes and types of the tensors of a batch as text."""
     found: list[Tensor] = []
     apply_to_collection(batch, Tensor, found.append)
     shown = [f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}" for tensor in found]

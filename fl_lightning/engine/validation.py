@@ -1,4 +1,4 @@
-"""All checks before the first round: arguments, callbacks, module, data, optimizers, device and folders."""
+"""Validates arguments, callbacks, module, data, optimizers, device and folders before the first round."""
 
 from __future__ import annotations
 
@@ -36,52 +36,52 @@ if TYPE_CHECKING:
     from fl_lightning.engine.arguments import RunArguments
 
 TRAINS = ("training_step", "configure_optimizers")
-# rounds, epochs or steps that a run can count: the schedules of more would fill the memory
+# maximal rounds, epochs or steps; longer schedules would not fit into memory
 MOST = 1_000_000
-# the condition on each argument of the trainer that has a range, and the hint where it does not hold
+# condition on each argument of the trainer that has a range, and the hint if it is violated
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "max_rounds": (lambda n: 0 <= n <= MOST, "give 0 or more rounds, up to a million"),
-    "local_epochs": (lambda n: 1 <= n <= MOST, "give 1 or more local epochs, up to a million"),
-    "local_steps": (lambda n: n is None or 1 <= n <= MOST, "give 1 or more, up to a million, or null"),
+    "max_rounds": (lambda n: 0 <= n <= MOST, "pass 0 or more rounds, up to a million"),
+    "local_epochs": (lambda n: 1 <= n <= MOST, "pass 1 or more local epochs, up to a million"),
+    "local_steps": (lambda n: n is None or 1 <= n <= MOST, "pass 1 or more, up to a million, or null"),
     "participation": (lambda share: 0 < share <= 1, "pass a share in (0, 1]"),
-    "cohort_size": (lambda n: n is None or n >= 1, "give 1 or more, or null"),
-    "eval_every_n_rounds": (lambda n: n >= 1, "give 1 or more"),
-    "checkpoint_every_n_rounds": (lambda n: n >= 1, "give 1 or more"),
+    "cohort_size": (lambda n: n is None or n >= 1, "pass 1 or more, or null"),
+    "eval_every_n_rounds": (lambda n: n >= 1, "pass 1 or more"),
+    "checkpoint_every_n_rounds": (lambda n: n >= 1, "pass 1 or more"),
     "devices": (lambda devices: are_devices(devices), "pass a number from 1, a list of GPUs, or auto"),
-    "workers_per_device": (lambda n: 1 <= n <= 1000, "give 1 or more, up to a thousand"),
-    "num_nodes": (lambda n: 1 <= n <= 1000, "give 1 or more, up to a thousand"),
+    "workers_per_device": (lambda n: 1 <= n <= 1000, "pass 1 or more, up to a thousand"),
+    "num_nodes": (lambda n: 1 <= n <= 1000, "pass 1 or more, up to a thousand"),
     "strategy": (
         lambda name: name == "auto",
-        "it wraps the model, which would average the gradients of different clients; give auto",
+        "it wraps the model, and would average the gradients of different clients; set auto",
     ),
     "name": (
         lambda name: name is None or is_folder_name(name),
-        "pass the name of one folder: up to 255 bytes that can be printed, without / and a dot or space at its ends",
+        "pass the name of one folder: at most 255 printable bytes, without / and without a dot or space at its ends",
     ),
-    "client_memory": (lambda size: size >= 0, "give 0 or more GiB"),
-    "cache_references": (lambda cached: isinstance(cached, bool) or cached == "auto", "give true, false or auto"),
+    "client_memory": (lambda size: size >= 0, "pass 0 or more GiB"),
+    "cache_references": (lambda cached: isinstance(cached, bool) or cached == "auto", "pass true, false or auto"),
     "gradient_clip_val": (lambda norm: norm is None or norm > 0, "pass a norm above 0, or null"),
-    "gradient_clip_algorithm": (lambda name: name in ("norm", "value", None), "give norm or value"),
-    "accumulate_grad_batches": (lambda n: n >= 1, "give 1 or more"),
+    "gradient_clip_algorithm": (lambda name: name in ("norm", "value", None), "pass norm or value"),
+    "accumulate_grad_batches": (lambda n: n >= 1, "pass 1 or more"),
     "clients_per_step": (
         lambda n: n == "auto" or (isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 4096),
-        "give auto, or a number from 1 to 4096",
+        "pass auto, or a number from 1 to 4096",
     ),
-    "client_schedulers": (lambda name: name in ("continue", "restart"), "give continue or restart"),
+    "client_schedulers": (lambda name: name in ("continue", "restart"), "pass continue or restart"),
     "threads_per_worker": (
         lambda n: n is None or 1 <= n <= max(64, 8 * cores()),
-        "give 1 or more, up to 8 for each core, or null",
+        "pass 1 or more, up to 8 for each core, or null",
     ),
-    "timeout": (lambda seconds: seconds is None or 1 <= seconds <= 10**6, "give seconds from 1 to a million, or null"),
+    "timeout": (lambda seconds: seconds is None or 1 <= seconds <= 10**6, "pass seconds from 1 to a million, or null"),
     "compile": (
         lambda mode: isinstance(mode, bool) or mode in MODES,
-        f"give true, false or one of {', '.join(MODES)}",
+        f"pass true, false or one of {', '.join(MODES)}",
     ),
-    "min_clients": (lambda n: n >= 1, "give 1 or more"),
-    "fast_dev_run": (lambda n: 0 <= n <= MOST, "give true, false or a number of batches from 0"),
+    "min_clients": (lambda n: n >= 1, "pass 1 or more"),
+    "fast_dev_run": (lambda n: 0 <= n <= MOST, "pass true, false or a number of batches from 0"),
 }
 
-# hooks that Lightning 2 no longer calls and refuses, with their replacements
+# hooks that Lightning 2 removed and refuses, with their replacements
 REMOVED = {
     "configure_sharded_model": "configure_model",
     "training_epoch_end": "on_train_epoch_end",
@@ -91,9 +91,9 @@ REMOVED = {
 
 # total variation of the clients' labels above which averaged statistics cause a warning
 STRONG_SKEW = 0.5
-# clients that a warning lists
+# clients listed in a warning
 CLIENTS_SHOWN = 10
-# parameters that a call need not give
+# *args and **kwargs
 COLLECTING = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
@@ -103,7 +103,7 @@ def check_arguments(arguments: dict[str, Any]) -> None:
     def check(name: str, fits: Callable[[Any], bool], hint: str) -> None:
         try:
             inside = bool(fits(arguments[name]))
-        except TypeError:  # it cannot be compared with a number
+        except TypeError:  # not comparable with a number
             inside = False
         require(inside, f"trainer.{name}", arguments[name], hint)
 
@@ -111,61 +111,63 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 
 def is_folder_name(name: Any) -> bool:
-    """Whether a text can name one folder on every system and is visible in a list of files."""
+    """Return whether a text is a valid name of one visible folder on every system."""
     plain = isinstance(name, str) and name.isprintable() and name == name.strip(" .")
     return plain and not {"/", "\\"} & {*name} and 0 < len(name.encode()) <= 255
 
 
 def are_devices(devices: Any) -> bool:
-    """Whether the argument is a number from 1, a list of devices, or ``auto``."""
+    """Return whether the argument is a number from 1, a list of devices, or ``auto``."""
     if isinstance(devices, int) or str(devices).isdigit():
         return int(devices) >= 1
     return devices == "auto" or (isinstance(devices, list) and devices != [])
 
 
 def check_observers(callbacks: list[Any], logger: Any) -> None:
-    """Refuse objects that are not loggers, and callbacks whose hooks would not be called as their author means it."""
+    """Refuse objects that are not loggers, and callbacks whose hooks cannot be called as declared."""
     for part in () if isinstance(logger, bool) else as_list(logger):
-        require(isinstance(part, Logger), "trainer.logger", part, "give true, false, or loggers of Fabric or Lightning")
+        require(isinstance(part, Logger), "trainer.logger", part, "pass true, false, or loggers of Fabric or Lightning")
     hooks = {name: function for name, function in vars(Callback).items() if callable(function) and name[0] != "_"}
     files: dict[str, str] = {}
     for callback in callbacks:
         kind = type(callback).__name__
-        hint = f"it is a callback of Lightning's own trainer; {replacement(type(callback))}"
+        hint = f"this is a callback of Lightning's trainer; {replacement(type(callback))}"
         require(not is_callback(callback), "trainer.callbacks", kind, hint)
-        require(isinstance(callback, Callback), "trainer.callbacks", kind, "give subclasses of callbacks.Callback")
+        require(isinstance(callback, Callback), "trainer.callbacks", kind, "pass subclasses of callbacks.Callback")
         for name in (name for name in dir(callback) if name.startswith("on_")):
-            require(name in hooks, "trainer.callbacks", f"{kind}.{name}", f"no such hook; there are {', '.join(hooks)}")
+            require(
+                name in hooks, "trainer.callbacks", f"{kind}.{name}", f"unknown hook; available: {', '.join(hooks)}"
+            )
             known = list(signature(hooks[name]).parameters)[1:]
             parameters = signature(getattr(callback, name)).parameters.values()
             needed = [p.name for p in parameters if p.default is p.empty and p.kind not in COLLECTING]
             wrong = [argument for argument in needed if argument not in known]
-            hint = f"its arguments come by name: {', '.join(known)}"
+            hint = f"arguments are passed by name; available: {', '.join(known)}"
             require(not wrong, "trainer.callbacks", f"{kind}.{name}({', '.join(wrong)})", hint)
         file = getattr(callback, "file", None)
         base = isinstance(callback, Measurement) and not hasattr(callback, "file")
-        require(not base, "trainer.callbacks", kind, "a base of callbacks, which measures nothing; pass one of them")
+        require(not base, "trainer.callbacks", kind, "a base class, which measures nothing; pass a subclass")
         if isinstance(file, str):
-            hint = f"{files.get(file)} writes {file} already; pass one of them"
+            hint = f"{files.get(file)} already writes {file}; remove one of them"
             require(file not in files, "trainer.callbacks", kind, hint)
             files[file] = kind
 
 
 def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, methods: MethodList) -> None:
-    """Refuse arguments that do not fit the data, once these are set up; warn of clients without a batch."""
-    hint = "its setup sets no plan; let it end with self.plan = self.partition(labels, C)"
+    """Refuse arguments that do not fit the data after its setup; warn of clients without a batch."""
+    hint = "its setup does not set a plan; end it with self.plan = self.partition(labels, C)"
     require(hasattr(data, "plan") or not isinstance(data, FederatedDataModule), "data", type(data).__name__, hint)
     size, number = trainer.cohort_size, data.num_clients
     if isinstance(data, FederatedDataModule):
         hint = f"its plan has {len(data.plan.parts)} parts; pass a part for each client"
         require(len(data.plan.parts) == number, "data.num_clients", number, hint)
     num_batches(data, 0)
-    hint = f"there are {number} clients, give at most that"
+    hint = f"the data has {number} clients; pass at most {number}"
     require(size is None or size <= number, "trainer.cohort_size", size, hint)
     largest = size_of_cohort(number, trainer.participation, size)
     if type(trainer.sampler) is not UniformSampler:
         trainer.sampler(base_seed(), 0, number, largest)  # refuses an invalid cohort
-    hint = f"a cohort has {largest} clients, give at most that"
+    hint = f"a cohort has {largest} clients; pass at most {largest}"
     require(trainer.min_clients <= largest, "trainer.min_clients", trainer.min_clients, hint)
     if trainer.systems is not None:
         trainer.systems.check(number, trainer.max_rounds, trainer.local_steps or trainer.local_epochs)
@@ -173,73 +175,73 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
         return
     idle = [k for k in range(number) if not num_batches(data, k)]
     if idle:
-        text = "no training batch: they train nothing, and their weight is 0; pass the partitioner a min_size, fewer "
+        text = "no training batch, and their weight is 0; set min_size of the partitioner, fewer "
         text += "data.num_clients, or drop_last=false"
         trainer.warn(f"data: {len(idle)} of {number} clients ({few(idle, CLIENTS_SHOWN)}) have {text}")
     if trainer.cache_references is True:
         for name in TRANSFER_HOOKS:
             hook = transfer_hook(name, model, data)
             owner = type(getattr(hook, "__self__", model)).__name__
-            hint = f"{name} of {owner} may change an example from epoch to epoch; give auto or false"
+            hint = f"{name} of {owner} may change an example from epoch to epoch; set auto or false"
             require(hook is None, "trainer.cache_references", True, hint)
         same = as_client_loader(data.train_dataloader(0)).deterministic
-        hint = "the training examples are augmented, or not known to be the same in every epoch; give auto or false"
+        hint = "the training examples are augmented, or may differ between epochs; set auto or false"
         require(same, "trainer.cache_references", True, hint)
 
 
 def check_model_fits(model: LightningModule, data: Any, methods: MethodList) -> None:
-    """Refuse a model that does not fit the data, and methods that do not fit either."""
+    """Refuse a model that does not fit the data, and methods that fit neither."""
     ours, theirs = getattr(model, "num_classes", None), getattr(data, "num_classes", None)
 
     def check_classes() -> None:
         if isinstance(ours, int) and isinstance(theirs, int):
             names = getattr(data, "class_names", ())
             which = f" ({few(list(names), CLIENTS_SHOWN)})" if names else ""
-            require(ours >= theirs, "model.num_classes", ours, f"the data has {theirs} classes{which}, give {theirs}")
+            require(ours >= theirs, "model.num_classes", ours, f"the data has {theirs} classes{which}; set {theirs}")
 
     def check_batches() -> None:
         least = getattr(model, "min_batch_size", 1)
         if isinstance(least, int) and least >= 2:
-            hint = f"{type(model).__name__} normalises over a batch, and skips one of less than {least} examples"
+            hint = f"{type(model).__name__} normalises over a batch, and skips batches below {least} examples"
             size = getattr(data.train_dataloader(0), "batch_size", None)
-            require(size is None or size >= least, "data.batch_size", size, f"{hint}; give {least} or more")
+            require(size is None or size >= least, "data.batch_size", size, f"{hint}; set {least} or more")
             small = [k for k in range(data.num_clients) if 0 < data.info(k).num_examples < least]
-            hint += f"; give each client {least} or more, by the partitioner's min_size or by fewer data.num_clients"
+            hint += "; raise min_size of the partitioner, or lower data.num_clients"
             require(not small, "data.partitioner: clients with fewer examples", few(small, CLIENTS_SHOWN), hint)
 
     def check_label_counts() -> None:
         needing = ", ".join(type(method).__name__ for method in methods.methods if method.needs_label_counts)
         if needing:
             counts = data.info(0).label_counts
-            hint = "the clients' label counts are not known; pass a training set with integer labels"
+            hint = "the clients' label counts are unknown; pass a training set with integer labels"
             require(counts is not None, "method", needing, hint)
-            hint = f"{needing} counts the labels of {len(counts)} classes; give {len(counts)}"
+            hint = f"{needing} counts the labels of {len(counts)} classes; set {len(counts)}"
             require(not isinstance(ours, int) or ours == len(counts), "model.num_classes", ours, hint)
 
     check_all((check_classes, check_batches, check_label_counts))
 
 
 def few(names: Sequence[Any], most: int) -> str:
-    """The first names, and the number of the others."""
+    """Return the first names and the number of the remaining ones as text."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more
 
 
 def as_list(value: Any) -> list:
-    """A list, from a list, a single object or None."""
+    """Return a list from a list, a single object or None."""
     return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
 
 
 def can_train(model: LightningModule) -> bool:
-    """Whether a module has what local training needs; it can be evaluated without."""
+    """Return whether a module supports local training, which evaluation does not require."""
     return all(is_overridden(name, model) for name in TRAINS) and model.automatic_optimization
 
 
 def check_module(model: LightningModule, stage: str = "fit") -> None:
-    """Refuse a module that the command cannot run."""
+    """Refuse a module that the command does not support."""
     kind = type(model).__name__
     for name, present in REMOVED.items():
-        hint = f"Lightning has replaced it by {present}; override that"
+        hint = f"Lightning has replaced it by {present}; override {present}"
         theirs = hasattr(LightningModule, name) and not is_overridden(name, model)
         require(theirs or not callable(getattr(model, name, None)), "model", f"{kind}.{name}", hint)
     callbacks = as_list(model.configure_callbacks()) if is_overridden("configure_callbacks", model) else []
@@ -250,20 +252,25 @@ def check_module(model: LightningModule, stage: str = "fit") -> None:
     for name in TRAINS if stage == "fit" else ():
         require(is_overridden(name, model), "model", kind, f"it has no {name}; define one")
     takes = "dataloader_iter" not in signature(model.training_step).parameters
-    require(takes or stage != "fit", "model", kind, "training_step(dataloader_iter) is not supported, take a batch")
+    require(
+        takes or stage != "fit",
+        "model",
+        kind,
+        "training_step(dataloader_iter) is not supported; use training_step(batch)",
+    )
     automatic = stage != "fit" or model.automatic_optimization
-    require(automatic, "model", kind, "manual optimization is not supported, return a loss")
+    require(automatic, "model", kind, "manual optimization is not supported; return a loss")
 
 
 def check_data(datamodule: Any) -> None:
-    """Refuse a data module that has no clients."""
+    """Refuse a data module without clients."""
     federated = hasattr(datamodule, "num_clients") and hasattr(datamodule, "info")
     hint = "it has no clients; wrap it: class_path: Partitioned, init_args: {datamodule: ..., num_clients: 10}"
     require(federated, "data", type(datamodule).__name__, hint)
 
 
 def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float]:
-    """The factor on the clients' learning rates in each round: the rates that ``scheduler`` makes of 1."""
+    """Return the factor on the clients' learning rates in each round: the rates of ``scheduler`` with base rate 1."""
     if scheduler is None:
         return [1.0] * rounds
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
@@ -275,7 +282,7 @@ def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float
             optimizer.step()
             stepped.step()
     for round_, factor in enumerate(factors):
-        hint = "a rate must be finite and not below 0; pass another schedule"
+        hint = "rates must be finite and at least 0; pass another schedule"
         fits = math.isfinite(factor) and factor >= 0
         require(fits, f"trainer.client_lr_scheduler: the factor of round {round_}", factor, hint)
     return factors
@@ -283,7 +290,7 @@ def lr_factors(scheduler: LRSchedulerCallable | None, rounds: int) -> list[float
 
 @contextmanager
 def as_usage_error(key: str, hint: str) -> Iterator[None]:
-    """Turn an error of a library about its arguments into a UsageError."""
+    """Convert an error of a library about its arguments into a UsageError."""
     try:
         yield
     except UsageError:
@@ -293,40 +300,38 @@ def as_usage_error(key: str, hint: str) -> Iterator[None]:
 
 
 def check_folder(key: str, folder: Path) -> None:
-    """Refuse a folder in which nothing can be written; it need not exist yet."""
+    """Refuse a folder that cannot be written; it need not exist yet."""
     present = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
     where = f"{present} " if present != folder else "it "
     require(present.is_dir(), key, str(folder), f"{where}is a file; pass a folder")
-    hint = f"{where}is read-only; pass a folder that can be written"
+    hint = f"{where}is read-only; pass a writable folder"
     require(os.access(present, os.W_OK | os.X_OK), key, str(folder), hint)
-    hint = "its disk is full; free some space, or pass a folder on another disk"
+    hint = "the disk is full; free some space, or pass a folder on another disk"
     require(shutil.disk_usage(present).free > 2**20, key, str(folder), hint)
 
 
 def check_buffers(trainer: RunArguments, client: Client) -> None:
-    """Refuse to recompute statistics that the model lacks or does not share; warn of statistics that nobody updates."""
+    """Refuse recalibration if the model lacks or does not share statistics; warn of statistics never updated."""
     rule, scope, kind = trainer.buffers, trainer.server_optimizer_scope, type(client.module).__name__
     stale = [path for path in client.batch_norms if rule == "keep" and not {*statistics_of(path)} & {*client.kept}]
     if stale:
         text = f"the running statistics of {len(stale)} BatchNorm layers keep their values from the start of the run"
-        trainer.warn(f"trainer.buffers=keep: {text}, and the global model is evaluated with them; give recalibrate")
+        trainer.warn(f"trainer.buffers=keep: {text}, and the global model is evaluated with them; set recalibrate")
     if rule not in RECALIBRATES:
         return
-    hint = f"{kind} has no BatchNorm layer that updates running statistics; give average"
+    hint = f"{kind} has no BatchNorm layer that updates running statistics; set average"
     require(bool(client.batch_norms), "trainer.buffers", rule, hint)
     keeping = ", ".join(type(m).__name__ for m in client.methods.methods if not all(map(m.exchanges, client.live)))
-    hint = (
-        f"method={keeping} keeps entries of the state with each client, so no model is the same for all; give average"
-    )
+    hint = f"method={keeping} keeps entries of the state with each client, so the run lacks a global model; set average"
     require(not client.kept, "trainer.buffers", rule, hint)
-    hint = f"trainer.buffers={rule} recomputes the statistics that the server optimizer would move; give parameters"
+    hint = f"trainer.buffers={rule} recomputes statistics that the server optimizer would change; set parameters"
     require(scope == "parameters", "trainer.server_optimizer_scope", scope, hint)
 
 
 def warn_of_averaged_statistics(trainer: RunArguments, client: Client, data: Any) -> None:
-    """Warn of running statistics that are averaged over clients whose labels differ strongly.
+    """Warn of averaged running statistics if the clients' labels differ strongly.
 
-    The measure is the total variation of a client's label distribution from the one of all, averaged over examples.
+    The measure is the total variation of a client's label distribution from the pooled one, averaged over examples.
     """
     number, layers = data.num_clients, len(client.batch_norms)
     if trainer.buffers != "average" or client.kept or not layers or data.info(0).label_counts is None:
@@ -338,12 +343,12 @@ def warn_of_averaged_statistics(trainer: RunArguments, client: Client, data: Any
     if distance > STRONG_SKEW:
         where = f"clients whose labels differ strongly (total variation {distance:.2f})"
         text = f"the running statistics of {layers} BatchNorm layers are averaged over {where}, and do not fit the "
-        text += "global model; give recalibrate, or a network with GroupNorm, which with_group_norm makes of any"
+        text += "global model; set recalibrate, or convert the network to GroupNorm by with_group_norm"
         trainer.warn(f"trainer.buffers=average: {text}")
 
 
 def check_server_optimizer(trainer: RunArguments, parameters: Mapping[str, torch.Tensor]) -> None:
-    """Refuse a server optimizer that cannot be built or cannot take a step on zeros of the same shapes."""
+    """Refuse a server optimizer that cannot be built, or fails in a step on zeros of the same shapes."""
     if trainer.server_optimizer is None or not parameters:
         return
     zeros = [torch.nn.Parameter(torch.zeros_like(value.data)) for value in parameters.values()]
@@ -356,31 +361,31 @@ def check_server_optimizer(trainer: RunArguments, parameters: Mapping[str, torch
 
 
 def check_options(optimizer: torch.optim.Optimizer, key: str) -> None:
-    """Refuse an optimizer one of whose numbers is nan or infinite."""
+    """Refuse an optimizer with an option that is nan or infinite."""
     numbers = {k: v for group in optimizer.param_groups for k, v in group.items() if isinstance(v, float)}
     for name, number in numbers.items():
         require(math.isfinite(number), f"{key}: {type(optimizer).__name__}.{name}", number, "pass a finite number")
 
 
 def check_device(device: torch.device, precision: Any = None, devices: Any = 1, workers_per_device: int = 1) -> None:
-    """Refuse a device that cannot add updates, a precision that it lacks, and too many workers.
+    """Refuse a device that cannot add updates, an unsupported precision, and too many workers.
 
-    Nothing here uses a GPU, which a process that is forked later could then not use.
+    This must not initialise CUDA, since forked processes could not use it then.
     """
-    hint = "it has no float64, in which updates are added; give cpu"
+    hint = "it lacks float64, in which updates are added; set cpu"
     require(device.type != "mps", "trainer.accelerator", "mps", hint)
     on_cpu = device.type == "cpu"
     half = on_cpu and str(precision) in ("16-mixed", "16", "16-true")
-    require(not half, "trainer.precision", precision, "a CPU trains in bf16-mixed or 32-true, pass one of them")
+    require(not half, "trainer.precision", precision, "a CPU trains in bf16-mixed or 32-true; pass one of these")
     most = 8 * cores()
-    hint = f"there are {cores()} cores, give auto, or at most {most} workers"
+    hint = f"the machine has {cores()} cores; set auto, or at most {most} workers"
     require(not (on_cpu and str(devices).isdigit() and int(devices) > most), "trainer.devices", devices, hint)
-    hint = "on a CPU, workers are counted by trainer.devices; give their number there, and 1 here"
+    hint = "on a CPU, trainer.devices is the number of workers; set it, and leave 1 here"
     require(workers_per_device == 1 or not on_cpu, "trainer.workers_per_device", workers_per_device, hint)
 
 
 def check_precision(device: torch.device, precision: Any) -> None:
-    """Refuse a precision that the GPU of a worker lacks, for which torch would silently use another."""
+    """Refuse a precision that the worker's GPU lacks, and that torch would silently replace."""
     asks = device.type == "cuda" and str(precision).startswith("bf16")
     lacks = asks and not torch.cuda.is_bf16_supported(including_emulation=False)
-    require(not lacks, "trainer.precision", precision, "this GPU has no bfloat16, give 16-mixed or 32-true")
+    require(not lacks, "trainer.precision", precision, "this GPU has no bfloat16; set 16-mixed or 32-true")

@@ -1,1 +1,1 @@
-"""The files of a run: its folder, metrics and plan."""
+"""Run folders, metrics, loggers and partition tables."""

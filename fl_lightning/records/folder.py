@@ -1,4 +1,4 @@
-"""The folder of a run: its version, its table of metrics and its loggers."""
+"""The folder of a run: its version, table of metrics and loggers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fl_lightning.records import loggers
 from fl_lightning.records.temporary import lock
 from fl_lightning.storage.checkpoint import CheckpointFolder, in_place, resumes_in_place
 
-# error numbers of a full disk and of its limits
+# errors of a full disk, an exceeded quota and an exceeded file size
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -28,18 +28,18 @@ class RunFolder:
 
     Args:
         root: folder of all versions of the run.
-        logger: True for TensorBoard events in the folder, False for none; or loggers.
+        logger: True for TensorBoard events in the folder, False for no logger; or loggers.
         writes: whether this process writes.
 
     Attributes:
-        path: the folder; None before :meth:`open` and on processes that do not write.
-        shared: the folder, on every worker; None for a run without files.
-        loggers: open loggers.
-        checkpoints: folder of its checkpoints, or None as :attr:`path`.
-        source: folder of the run whose checkpoint is resumed, on the process that writes; None for a new run.
+        path: the folder; None before :meth:`open` and where nothing is written.
+        shared: the folder, on every worker; None where the run writes nothing.
+        loggers: the open loggers.
+        checkpoints: the folder of its checkpoints; None without :attr:`path`.
+        source: folder of the run from whose checkpoint this one resumes, on the process that writes; None without one.
         resumed: whether the run resumes in the folder of its checkpoint.
-        changed: whether the run resumes with changes, and so in a new version.
-        changes: all changes of the run, each with time and checkpoint, as in ``changes.yaml``.
+        changed: whether the run differs from its checkpoint's, and therefore continues in a new version.
+        changes: all changes of the run, each with time and checkpoint, as listed in ``changes.yaml``.
     """
 
     def __init__(self, root: Path, logger: Logger | list[Logger] | bool, writes: bool) -> None:
@@ -56,16 +56,16 @@ class RunFolder:
         self._holder = ""
 
     def hold(self, folder: Path) -> None:
-        """Lock the run in the folder of a version, until this object is closed.
+        """Lock the folder of a version until :meth:`close`, so that other processes cannot resume the run.
 
-        :meth:`open` refuses a run that another process has locked.
+        If another process holds the lock, :meth:`open` raises an error.
         """
         if not self.writes:
             return
         # a folder may be read-only
         with suppress(OSError):
             self._lock = (folder / "lock").open("a+")
-            # processes that are forked from this one may outlive it
+            # forked processes may outlive this one
             locked = lock(self._lock, inherited=False)
             if locked is False:
                 self._lock.seek(0)
@@ -76,15 +76,15 @@ class RunFolder:
                 self._lock.flush()
 
     def open(self, checkpoint: Path | None, history: list[dict[str, float]]) -> None:
-        """Create a new version, or continue the version of a checkpoint, with the rows of its finished rounds.
+        """Create a new version, or continue the version of a checkpoint with the rows of its completed rounds.
 
         Raises:
-            UsageError: another process continues the run in this folder.
+            UsageError: another process has locked this folder.
         """
         self.resumed = checkpoint is not None and resumes_in_place(checkpoint) and not self.changed
         if not self.writes:
             return
-        hint = f"{self._holder} continues this run; wait for its end, or start another one without ckpt_path"
+        hint = f"{self._holder} runs in this folder; wait for its end, or begin a new run without ckpt_path"
         require(not (self.resumed and self._holder), "ckpt_path", str(checkpoint), hint)
         self.source = checkpoint.parents[1] if checkpoint is not None and in_place(checkpoint) else None
         table = self._table_of(checkpoint.parents[1], history) if self.resumed and checkpoint else self._new_table()
@@ -114,30 +114,30 @@ class RunFolder:
         self.each(lambda logger: logger.log_metrics(dict(metrics), step=round_))
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        """Give hyper-parameters to the loggers; TensorBoard takes them with the final metrics, at the end."""
+        """Log hyper-parameters; TensorBoard gets them at the end, with the final metrics."""
         self.each(lambda logger: loggers.log_hyperparams(logger, params))
 
     def compare_hyperparams(
         self, params: Mapping[str, Any], shown: Mapping[str, Any], metrics: Mapping[str, float], round_: int
     ) -> None:
-        """Give TensorBoard the hyper-parameters with the metrics of the last round; of ``shown`` it makes columns."""
+        """Log hyper-parameters and the metrics of the last round to TensorBoard; ``shown`` become columns."""
         self.each(lambda logger: loggers.add_to_page(logger, params, shown, metrics, round_))
 
     def log_figure(self, name: str, figure: Any, round_: int) -> None:
-        """Save a Matplotlib figure as ``figures/<name>.png``, with _ for /, and pass it to loggers of images."""
+        """Save a Matplotlib figure as ``figures/<name>.png``, with _ for /, and log it to loggers of images."""
         if self.path is None:
             return
         (self.path / "figures").mkdir(exist_ok=True)
         figure.savefig(self.path / "figures" / f"{name.replace('/', '_')}.png", dpi=120)
-        figure.set_layout_engine("none")  # else each logger lays it out again, as long as drawing it takes
+        figure.set_layout_engine("none")  # else each logger computes the layout again, which is slow
         self.each(lambda logger: loggers.log_figure(logger, name, figure, round_))
 
     @contextmanager
     def needing_room(self, server: Any) -> Iterator[None]:
-        """Name the file, or else the folder, and the server's round where a disk is full, whichever part writes to it.
+        """Within this context, name the file, or else the folder, and the round in errors of a full disk.
 
         Raises:
-            ClientError: it is, or a limit of the file system is reached.
+            ClientError: the disk is full, or a limit of the file system is reached.
         """
         try:
             yield
@@ -153,7 +153,7 @@ class RunFolder:
             self._lock.close()
 
     def each(self, call: Callable[[Logger], object], first: int = 1) -> None:
-        """Call a function with each logger but the table; the run does not depend on a logger that fails."""
+        """Call a function with each logger except the table; a failing logger only causes a warning."""
         for logger in self.loggers[first:]:
             try:
                 call(logger)
@@ -165,7 +165,7 @@ class RunFolder:
 
     @property
     def summary_writers(self) -> list[Any]:
-        """TensorBoard's writers among the loggers."""
+        """Return the TensorBoard writers of the loggers."""
         writers: list[Any] = []
         self.each(lambda logger: writers.extend([loggers.experiment(logger)] * loggers.is_tensorboard(logger)))
         return writers
@@ -173,16 +173,16 @@ class RunFolder:
     def _new_table(self) -> CSVLogger:
         while True:
             table = CSVLogger(self.root.parent, self.root.name, flush_logs_every_n_steps=1)
-            # another process may begin a run at the same time, and the logger would take the same version for both
+            # another process may begin a run at the same time, and choose the same version
             with suppress(FileExistsError):
                 Path(table.log_dir).mkdir(parents=True)
-                _ = table.experiment  # which would warn once something else is in the folder
+                _ = table.experiment  # created now, since it warns about a folder with other files
                 return table
 
     def _table_of(self, folder: Path, history: list[dict[str, float]]) -> CSVLogger:
         table = CSVLogger(folder.parents[1], folder.parent.name, folder.name, flush_logs_every_n_steps=1)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it begins a new file in a folder that is not empty
+            warnings.simplefilter("ignore")  # it warns about the non-empty folder
             for metrics in history:
                 table.log_metrics(dict(metrics), step=int(metrics["round"]))
         return table
@@ -190,10 +190,10 @@ class RunFolder:
 
 @contextmanager
 def naming_the_file(path: Path, round_: int) -> Iterator[None]:
-    """Return a context that names the file and the round if the disk is full.
+    """Within this context, name the file and the round in errors of writing.
 
     Raises:
-        ClientError: the disk is full, or the file cannot be opened.
+        ClientError: the file cannot be opened or written.
     """
     try:
         yield
@@ -203,4 +203,4 @@ def naming_the_file(path: Path, round_: int) -> Iterator[None]:
 
 def _not_written(error: OSError, path: Path, round_: int) -> ClientError:
     text = f"round {round_}: {error.filename or path} cannot be written: {error.strerror or text_of(error)}"
-    return ClientError(f"{text}; make room, and resume from the last checkpoint")
+    return ClientError(f"{text}; free some space, and resume from the last checkpoint")

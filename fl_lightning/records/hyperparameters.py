@@ -1,4 +1,4 @@
-"""The hyper-parameters of a run as loggers get them: nested dictionaries of plain values."""
+"""The hyper-parameters of a run for loggers, as nested dictionaries of plain values."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ PLAIN = (str, int, float, bool, type(None))
 
 
 def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the resolved config, in which a list of classes is a dictionary by class name, so that values have keys.
-
-    From the second class of a name on, the name has a number.
-    """
+    """Return the resolved config, with each list of classes as a dictionary by (numbered) class name."""
     flat = {}
     for key, value in config.items():
         if isinstance(value, list) and value and all(isinstance(e, Mapping) and "class_path" in e for e in value):
@@ -28,29 +25,29 @@ def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def hyperparameters_of_class(entry: Mapping[str, Any], namespace: str) -> dict[str, Any]:
-    """Return the entry of a class in a config, in the form from which ``load_from_checkpoint`` builds an object.
+    """Convert the entry of a class in a config to hyper-parameters from which ``load_from_checkpoint`` builds it.
 
-    As LightningCLI's, it has the class path and the function that resolves the classes of the arguments, in the
-    distribution of Lightning that is called ``namespace``.
+    Like LightningCLI's, they contain the class path and the function that resolves the classes of the arguments, in
+    the distribution of Lightning called ``namespace``.
     """
     built = {"_class_path": entry["class_path"], "_instantiator": f"{namespace}.cli.instantiate_module"}
     return {**(entry.get("init_args") or {}), **(entry.get("dict_kwargs") or {}), **built}
 
 
 def of_objects(model: Any, trainer: Mapping[str, Any], methods: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyper-parameters of a run without a config: of the module its ``hparams``, of methods arguments."""
+    """Return the hyper-parameters of a run without a config: the module's ``hparams`` and the methods' arguments."""
     of_methods = {name: plain_arguments(method) for name, method in methods.items()}
     return {"model": only_plain(model.hparams), "method": of_methods, "trainer": only_plain(trainer)}
 
 
 def plain_arguments(owner: Any) -> dict[str, Any]:
-    """Return the plain arguments of an object's constructor that it keeps under their names."""
+    """Return the plain constructor arguments that an object stores under their names."""
     names = inspect.signature(type(owner).__init__).parameters
     return only_plain({name: getattr(owner, name) for name in names if name != "self" and hasattr(owner, name)})
 
 
 def only_plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that are plain values, or lists and dictionaries of them; a path as its text."""
+    """Return the entries that are plain values, or lists and dictionaries of these; paths become texts."""
     plain = {}
     for key, value in values.items():
         with suppress(TypeError, ValueError):  # of another type
@@ -59,7 +56,7 @@ def only_plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def numbered(names: Iterable[str]) -> list[str]:
-    """Return names that tell things apart: with a number from the second of a name on."""
+    """Make names unique by a number, starting with the second occurrence."""
     seen = Counter[str]()
     apart = []
     for name in names:

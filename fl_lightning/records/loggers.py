@@ -1,6 +1,6 @@
-"""Hyper-parameters and figures for the loggers of a run.
+"""Writes hyper-parameters and figures to the loggers of a run.
 
-Loggers may come from Fabric or either distribution of Lightning, so they are identified by attributes, not by class.
+Loggers may come from Fabric or either distribution of Lightning, so they are recognised by attributes, not by class.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 SEED = "seed_everything"
-# columns of TensorBoard's page HParams, which shows the first five until others are chosen
+# first columns of TensorBoard's page HParams, which initially shows five
 SHOWN_FIRST = (
     "methods",
     "coefficients",
@@ -28,50 +28,50 @@ SHOWN_FIRST = (
 
 
 def experiment(logger: Any) -> Any:
-    """Return the writer of a logger; None if it has no writer."""
+    """Return the ``experiment`` of a logger; None without one."""
     return getattr(logger, "experiment", None)
 
 
 def is_tensorboard(logger: Any) -> bool:
-    """Whether a logger writes TensorBoard events."""
+    """Return whether a logger writes TensorBoard events."""
     return hasattr(experiment(logger), "add_custom_scalars")
 
 
 def tensorboard_address(tag: str) -> str:
-    """The address at which a TensorBoard of this machine shows a metric first, without smoothing."""
+    """Return the address at which a local TensorBoard shows a metric first, without smoothing."""
     cards = json.dumps([{"plugin": "scalars", "tag": tag}], separators=(",", ":"))
     return f"http://localhost:6006/?pinnedCards={quote(cards, safe=':,/')}&smoothing=0"
 
 
 def wait_for_new_second(folder: Path) -> None:
-    """Wait, for a second at most, until a new file of TensorBoard events sorts after the files of the folder.
+    """Wait at most one second, so that a new file of TensorBoard events is read after the folder's existing files.
 
-    TensorBoard reads files in the order of their names, which contain the second of their creation and a counter as
-    text: within a second, file 10 is read before file 9.
+    Files are read in the order of their names, which contain the second of creation, then a counter as text: within
+    one second, file 10 is read before file 9.
     """
     seconds = [int(file.name.split(".")[3]) for file in folder.glob("events.out.tfevents.[0-9]*.*")]
     time.sleep(min(max(max(seconds, default=0) + 1 - time.time(), 0), 1))
 
 
 def log_hyperparams(logger: Any, params: Mapping[str, Any]) -> None:
-    """Give hyper-parameters to a logger; nothing to TensorBoard, for which see :func:`add_to_page`."""
+    """Log hyper-parameters, except to TensorBoard, which :func:`add_to_page` serves."""
     if not is_tensorboard(logger):
-        with suppress(NotImplementedError):  # so does Fabric's CSVLogger say that it takes none
+        with suppress(NotImplementedError):  # Fabric's CSVLogger does not support them
             logger.log_hyperparams(dict(params))
 
 
 def add_to_page(
     logger: Any, params: Mapping[str, Any], shown: Mapping[str, Any], metrics: Mapping[str, float], round_: int
 ) -> None:
-    """Give hyper-parameters to TensorBoard, with the metrics by which its page HParams compares runs.
+    """Log hyper-parameters to TensorBoard, with the metrics by which its page HParams compares runs.
 
-    The metrics are logged already: given to ``log_hyperparams``, they would be a second point of the same round.
+    The metrics have been logged; ``log_hyperparams`` would log a second point of the same round.
 
     Args:
         logger: the logger.
         params: all hyper-parameters.
-        shown: those that are columns of the page. It keeps the first values of a run for good, so a run that resumes
-            in its folder must have the same.
+        shown: the columns of the page, which keeps the first values of a run, so that they must not change when
+            the run resumes in its folder.
         metrics: the metrics of the last round.
         round_: the last round.
     """
@@ -86,20 +86,20 @@ def add_to_page(
 
 
 def page_columns(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of the page HParams, which has numbers, of five digits, and texts alone.
+    """Return the columns of the page HParams, which shows texts, and numbers with five digits.
 
-    So a truth value is a text, as it would be 0.0000 or 1.0000, and the seed, as two long ones would look alike.
+    Booleans are texts, since the page would show 0.0000 or 1.0000, and so is the seed, which may be longer.
     """
     values = {**by_path(params), "coefficients": coefficients(params)}
-    values.pop("method", None)  # an empty list; any other has a column for each argument
+    values.pop("method", None)  # an empty list; otherwise each argument has a column
     texts = {key: str(value) if isinstance(value, bool) or key == SEED else value for key, value in values.items()}
     return {key: texts[key] for key in (*SHOWN_FIRST, *texts) if key in texts}
 
 
 def by_path(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Numbers, truth values and texts by the path of their keys; anything else as its text.
+    """Return numbers, booleans and texts by the path of their keys; other values as text.
 
-    A class has the path of its key, and so have its arguments: ``model/optimizer`` and ``model/optimizer/lr``.
+    A class and its arguments share the path of the key: ``model/optimizer`` and ``model/optimizer/lr``.
     """
     values: dict[str, Any] = {}
     for key, value in params.items():
@@ -112,10 +112,9 @@ def by_path(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def coefficients(params: Mapping[str, Any]) -> str:
-    """Return the arguments of a run's methods on one line, after the names of several methods; empty for FedAvg.
+    """Return the arguments of a run's methods on one line; with several methods, after each name; empty for FedAvg.
 
-    TensorBoard takes the columns of its page HParams from one run, so columns of another run's methods would be
-    missing. A column shows about 15 characters until it is widened.
+    TensorBoard takes the columns of its page HParams from one run, so other runs' methods would have no columns.
     """
     methods = params.get("method")
     texts = {}
@@ -125,14 +124,14 @@ def coefficients(params: Mapping[str, Any]) -> str:
 
 
 def _rank(tag: str) -> tuple[int, bool, bool, str]:
-    """The place of a metric: test, validation, the round, training; accuracy and loss first. The page shows five."""
+    """Sort key of a metric: test, validation, round, training; accuracy and loss first."""
     kinds = ("test", "val", "round", "train")
     kind = next((place for place, name in enumerate(kinds) if tag.startswith(name)), len(kinds))
     return kind, not tag.endswith("accuracy"), not tag.endswith("loss"), tag
 
 
 def log_figure(logger: Any, name: str, figure: Any, round_: int) -> None:
-    """Pass a Matplotlib figure to a logger of images; do nothing for other loggers."""
+    """Log a Matplotlib figure to a logger that supports images."""
     writer = experiment(logger)
     if hasattr(writer, "add_figure"):  # TensorBoard
         writer.add_figure(name, figure, round_)

@@ -1,4 +1,4 @@
-"""The metrics of a run: a row of values for each round."""
+"""The metrics of a run: a row of values per round."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 
 class Metrics:
-    """The metrics of the current round and of all rounds.
+    """The metrics of the present and of all completed rounds.
 
     Attributes:
-        current: metrics of the current round by tag.
-        history: metrics of the finished rounds by tag.
-        not_finite: tags of metrics that were nan or infinite in a round.
+        current: metrics of the present round, by tag.
+        history: metrics of each completed round, by tag.
+        not_finite: tags of the metrics that were nan or infinite in a round.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Metrics:
         self.current.update(values)
 
     def fill(self, values: Mapping[str, float]) -> None:
-        """Add the values whose tags are not in the row yet."""
+        """Add the values of tags that the row lacks."""
         self.current = {**values, **self.current}
 
     @contextmanager
@@ -51,7 +51,7 @@ class Metrics:
 
     @contextmanager
     def timed_writing(self) -> Iterator[None]:
-        """Add the seconds of a block after the end of a row to ``time/log`` of the next."""
+        """Add the seconds of a block after the end of a row to ``time/log`` of the next row."""
         began = time.perf_counter()
         yield
         self._carried += time.perf_counter() - began

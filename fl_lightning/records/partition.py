@@ -1,6 +1,6 @@
-"""Partitions as a table of the clients, a heat-map of their labels and a heat-map of the brightness of their images.
+"""Reports a partition: a table of the clients, and heat maps of their labels and of the brightness of their images.
 
-FedCKA (Son et al., 2021, Figure 4) and FedUV (Son et al., CVPR 2024, supplement) show such a map of labels.
+The label map follows FedCKA (Son et al., 2021, Figure 4) and FedUV (Son et al., CVPR 2024, supplement).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BINS = 40
 
 
 def save_partition(datamodule: Any, folder: Path) -> str:
-    """Write the plan, the table and the figures of a partition into ``folder``, and return the text for the console."""
+    """Write the plan, the table and the figures of a partition into ``folder``; return a summary to print."""
     plan: Plan = datamodule.plan
     (folder / "figures").mkdir(parents=True)
     plan.save(folder / "plan.npz")
@@ -44,23 +44,19 @@ def save_partition(datamodule: Any, folder: Path) -> str:
 
 
 def client_rows(plan: Plan) -> list[tuple]:
-    """A row of :data:`TABLE_HEADS` for each client."""
+    """Return a row of :data:`TABLE_HEADS` for each client."""
     rows = []
     for k, size in enumerate(plan.sizes):
         counts = plan.label_counts[k] if plan.label_counts is not None and size else np.zeros(0)
         most = int(counts.argmax()) if len(counts) else 0
-        largest = (class_name(plan, most), f"{counts.max() / size:.2f}") if len(counts) else ("", "")
+        name = plan.class_names[most] if plan.class_names else most
+        largest = (name, f"{counts.max() / size:.2f}") if len(counts) else ("", "")
         rows.append((k, int(size), int((counts > 0).sum()) if len(counts) else "", *largest, plan.domain(k) or ""))
     return rows
 
 
-def class_name(plan: Plan, label: int) -> str | int:
-    """The name of a class, or its number where it has no name."""
-    return plan.class_names[label] if plan.class_names else label
-
-
 def table(rows: list[tuple]) -> str:
-    """The rows under their heads, without the middle of a long table."""
+    """Return the rows under their heads, without the middle of a long table."""
     cut = len(rows) > ROWS_SHOWN + 1
     shown = (
         rows
@@ -71,7 +67,7 @@ def table(rows: list[tuple]) -> str:
 
 
 def draw_labels(plan: Plan) -> Figure:
-    """Draw the samples of each client (columns) and class (rows), on a logarithmic scale; white for no samples."""
+    """Draw the samples of each client (columns) and class (rows) on a logarithmic scale; zero is white."""
     from fl_lightning.plotting.drawing import MOST_NAMES
 
     domains = [plan.domain(k) or "" for k in range(len(plan.sizes))]
@@ -92,7 +88,7 @@ def draw_means(means: list[Tensor]) -> Figure:
 
 
 def by_client(title: str, values: Any, unit: str, names: Any, ylabel: str, log: bool = False) -> Figure:
-    """Draw values ``(N, n)`` as a map with a column for each client, as wide as these need; 0 stays empty."""
+    """Draw values ``(N, n)`` as a heat map with a column for each client; zeros are empty."""
     from fl_lightning.plotting.drawing import heat
     from fl_lightning.plotting.figures import laid_out
 
@@ -103,10 +99,10 @@ def by_client(title: str, values: Any, unit: str, names: Any, ylabel: str, log: 
 
 
 def means_of(datamodule: Any) -> list[Tensor]:
-    """Return the mean input of each example ``(n_k,)`` by client; empty if batches do not start with a tensor.
+    """Return the mean input of each example ``(n_k,)``, by client; empty if batches do not begin with a tensor.
 
-    For images it is the mean stored pixel, before augmentation and noise, but normalised if the data are. Other loaders
-    are iterated once, with the examples as in training.
+    For images it is the mean pixel of the stored image, before augmentation and noise, normalised if the data is. Other
+    loaders are iterated once, and yield examples as in training.
     """
     means = []
     for k in range(datamodule.num_clients):

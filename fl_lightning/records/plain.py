@@ -1,4 +1,4 @@
-"""Content of files and messages that are read with ``weights_only=True``: tensors and plain values."""
+"""Tensors and plain values: the contents of files and messages, which are read with ``weights_only=True``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STORABLE_VALUES = (str, bytes, int, float, complex, bool, type(None), torch.Size
 
 
 def is_storable(value: Any) -> bool:
-    """Return whether a value is a tensor or plain, or a container of such; subclasses of these types are not."""
+    """Return whether a value is a tensor, a plain value, or a container of these; subclasses do not count."""
     if type(value) in (dict, OrderedDict):
         return is_storable([*value.keys(), *value.values()])
     if type(value) in (list, tuple, set):
@@ -29,18 +29,18 @@ def is_storable(value: Any) -> bool:
 
 
 def require_storable(values: Mapping[str, Any], hook: str) -> None:
-    """Refuse values of a user's hook that could not be read again from a file.
+    """Refuse values of a user's hook that cannot be read back from a file.
 
     Raises:
-        UsageError: a value holds something else; names its key.
+        UsageError: a value holds another type. The message names the key.
     """
     for key, value in values.items():
-        kind, hint = type(value).__name__, "use these, such as its state_dict()"
-        require(is_storable(value), hook, key, f"a {kind} is not of tensors and plain values; {hint}")
+        kind, hint = type(value).__name__, "return these, for example a state_dict()"
+        require(is_storable(value), hook, key, f"a {kind} does not consist of tensors and plain values; {hint}")
 
 
 class _Pickler(pickle.Pickler):
-    """Writes the arrays and numbers of NumPy as tensors, since reading their own pickles is not safe."""
+    """Pickles NumPy arrays and numbers as tensors, since NumPy's own pickles are unsafe to read."""
 
     def reducer_override(self, value: Any) -> Any:
         number = isinstance(value, np.generic)
@@ -50,33 +50,33 @@ class _Pickler(pickle.Pickler):
 
 
 def as_numpy(tensor: Tensor, number: bool) -> Any:
-    """Return the NumPy array or number from which :func:`packed` made a tensor."""
+    """Convert a tensor back to the NumPy array or number that :func:`packed` received."""
     return tensor.numpy()[()] if number else tensor.numpy()
 
 
 def packed(value: Any) -> Tensor:
-    """Return a value of tensors, arrays and plain values as bytes ``(n,)``, which :func:`unpacked` reads."""
+    """Serialize tensors, arrays and plain values to bytes ``(n,)`` for :func:`unpacked`."""
     buffer = io.BytesIO()
     torch.save(value, buffer, pickle_module=SimpleNamespace(__name__="pickle", Pickler=_Pickler))
     return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8)
 
 
 def unpacked(contents: bytes, messages: Iterable[type] = ()) -> Any:
-    """Return the value that :func:`packed` was given; the bytes become values and ``messages`` alone.
+    """Deserialize the bytes of :func:`packed`.
 
     Args:
         contents: the bytes.
-        messages: further types that may be made of them.
+        messages: further types that the bytes may contain.
 
     Raises:
-        pickle.UnpicklingError: they hold something else.
+        pickle.UnpicklingError: the bytes contain another type.
     """
     with torch.serialization.safe_globals([as_numpy, *messages]):
         return torch.load(io.BytesIO(contents), weights_only=True)
 
 
 def on_cpu(value: Any) -> Any:
-    """Return nested containers with copies of their tensors on the CPU, and everything else unchanged."""
+    """Return nested containers with their tensors copied to the CPU, and all other values unchanged."""
     return with_tensors(value, lambda tensor: tensor.detach().cpu())
 
 

@@ -1,4 +1,4 @@
-"""Summaries of a run: the shown metrics, their best values, and their digits."""
+"""Selects and formats the metrics in summaries of a run."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 
-# words in the names of metrics for which less is better, and of metrics in [0, 1] for which more is better
+# words in the names of metrics to minimise, and of metrics to maximise, which lie between 0 and 1
 LESS = ("loss", "error", "mse", "mae", "perplexity")
 MORE = ("accuracy", "acc", "auc", "auroc", "f1", "precision", "recall", "dice", "iou")
 
-# metrics of callbacks that are all shares
+# prefixes of callbacks' metrics that are shares
 OF_SHARES = ("per_class/", "personal/", "scores/")
 
 
 def has_word(name: str, words: Sequence[str]) -> bool:
-    """Whether one of the words is a part of a metric's name, as in ``test_f1`` or ``test/MulticlassAccuracy``."""
+    """Return whether a metric's name contains one of the words, as in ``test_f1`` or ``test/MulticlassAccuracy``."""
     parts = re.findall("[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z]+[0-9]*", name)
     return any(part.lower() in words for part in parts)
 
 
 def tagged(phase: str, name: str) -> str:
-    """Return ``phase/name``, or a name that starts with its phase unchanged."""
+    """Return ``phase/name``, or a name that already begins with its phase unchanged."""
     return name if name.startswith((f"{phase}/", f"{phase}_")) else f"{phase}/{name}"
 
 
 def is_defined(tag: str, value: float) -> bool:
-    """Return whether a mean includes a metric's value: nan, for a missing value, is excluded, except for losses."""
+    """Return whether a mean includes a metric's value: nan means undefined, except for a loss."""
     return not math.isnan(value) or "loss" in re.split("[/_]", tag)
 
 
 def best(history: Sequence[Mapping[str, float]], name: str) -> tuple[str, str]:
-    """The best value of a metric, and its round; dashes where best has no meaning."""
+    """Return the best value of a metric and its round; dashes if the metric has no direction."""
     if not has_word(name, (*LESS, *MORE)):
         return "-", "-"
     sign = 1 if has_word(name, LESS) else -1
@@ -40,44 +40,44 @@ def best(history: Sequence[Mapping[str, float]], name: str) -> tuple[str, str]:
 
 
 def final(history: Sequence[Mapping[str, float]], name: str) -> str:
-    """The value of a metric in the last round that has it; empty where none has."""
+    """Return the value of a metric in the last round that has it; empty without such a round."""
     return next((told(name, row[name]) for row in reversed(history) if name in row), "")
 
 
 def names_to_show(metrics: Mapping[str, float]) -> list[str]:
-    """The metrics that a line has room for: the first of the test and of the validation data, and the training loss."""
+    """Return the metrics of a line: the first test and validation metrics, and the training loss."""
     others = [*of_phase("val", metrics)[:2], *(["train/loss"] if "train/loss" in metrics else [])]
     return list(dict.fromkeys([*final_names(metrics)[:4], *others]))
 
 
 def final_names(metrics: Mapping[str, float]) -> list[str]:
-    """The metrics that tell how a run ended: all that was logged of the test data, or else of the validation data."""
+    """Return the final metrics of a run: all of the test data, or else of the validation data."""
     return of_phase("test", metrics) or of_phase("val", metrics)
 
 
 def of_phase(phase: str, metrics: Mapping[str, float]) -> list[str]:
-    """Return the logged metrics of a phase: accuracy and loss first, then the module's other metrics."""
+    """Return the metrics of a phase, accuracy and loss first."""
     usual = [name for name in (f"{phase}/accuracy", f"{phase}/loss") if name in metrics]
     return [*usual, *(name for name in metrics if tagged(phase, name) == name and name not in usual)]
 
 
 def told(name: str, value: float) -> str:
-    """Return the text of a metric, with shares such as accuracy or F1 in percent."""
+    """Format a metric; shares, such as accuracy and F1, in percent."""
     return f"{100 * value:.2f} %" if is_share(name) and 0 <= value <= 1 else few_digits(value)
 
 
 def is_share(name: str) -> bool:
-    """Whether a metric is a share by its name, such as an accuracy or F1."""
+    """Return whether a metric is a share, such as accuracy or F1, judged by its name."""
     return name.startswith(OF_SHARES) or (has_word(name, MORE) and not has_word(name, LESS))
 
 
 def few_digits(value: float) -> str:
-    """Return a number with four decimals, or four significant digits."""
+    """Format a number with four decimals, or with four significant digits."""
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"
 
 
 def aligned(lines: Sequence[Sequence[object]]) -> str:
-    """Return lines of right-aligned columns, without columns in which only the first line has an entry."""
+    """Align lines of cells in columns, flush right; columns without an entry below the first line are omitted."""
     texts = [[str(cell) for cell in line] for line in lines]
     used = [i for i in range(len(texts[0])) if any(line[i] for line in texts[1:])]
     widths = {i: max(len(line[i]) for line in texts) for i in used}

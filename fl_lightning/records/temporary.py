@@ -1,4 +1,4 @@
-"""Folders for temporary files, which a process that is killed does not leave behind for good, and locks of files."""
+"""Temporary folders that are removed even after a kill, and file locks."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-# seconds in which a new folder gets its lock
+# seconds within which a new folder is locked
 SECONDS_TO_LOCK = 60.0
 
 
 class TemporaryFolder:
-    """A new folder in the folder of temporary files; folders of killed processes are removed.
+    """A new temporary folder. Creating it removes the temporary folders of killed processes.
 
-    The folder is locked while the process, or a process forked from it, is alive, on any machine.
+    The folder stays locked while the process, or a process forked from it, lives.
 
     Args:
-        prefix: beginning of the name of the folder, and of the removed folders.
+        prefix: prefix of the folder's name, and of the folders to remove.
 
     Attributes:
-        path: the folder, which other users cannot open.
+        path: the folder, which only this user can open.
 
     Raises:
         UsageError: the folder cannot be created.
@@ -41,7 +41,7 @@ class TemporaryFolder:
             self.path = Path(tempfile.mkdtemp(prefix=prefix))
             self._lock = (self.path / "lock").open("w")
         except OSError as error:
-            hint = "use a writable folder with free space"
+            hint = "set it to a writable folder with free space"
             raise UsageError(f"TMPDIR: no folder for temporary files: {error}; {hint}") from error
         lock(self._lock)
 
@@ -52,7 +52,7 @@ class TemporaryFolder:
 
 
 def remove_leftovers(prefix: str) -> None:
-    """Remove folders with this prefix whose process has ended, except folders of other users."""
+    """Remove this user's folders with this prefix whose process has ended."""
     for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(OSError), (folder / "lock").open("r+") as file:
             if time.time() > folder.stat().st_mtime + SECONDS_TO_LOCK and lock(file):
@@ -60,12 +60,12 @@ def remove_leftovers(prefix: str) -> None:
 
 
 def lock(file: IO[str], inherited: bool = True, shared: bool = False) -> bool | None:
-    """Lock a file, unless another process holds its lock; return None without such locks.
+    """Lock a file unless another process holds its lock; None if the system does not support locks.
 
     Args:
         file: the file, open for writing, or for reading if the lock is shared.
-        inherited: whether processes forked from this one hold the lock, too.
-        shared: whether other processes may hold the lock at the same time.
+        inherited: whether forked processes hold the lock as well.
+        shared: whether several processes may hold the lock.
     """
     if fcntl is None:
         return None
@@ -79,7 +79,7 @@ def lock(file: IO[str], inherited: bool = True, shared: bool = False) -> bool | 
 
 
 def is_locked(path: Path) -> bool | None:
-    """Return whether a process holds the lock of a file that is not inherited; None if unknown."""
+    """Return whether a process holds the lock of a file, if not inherited; None if unknown."""
     try:
         with path.open() as file:
             free = lock(file, inherited=False, shared=True)

@@ -1,4 +1,4 @@
-"""Writes files atomically, so that a crash leaves the old file or the new one, and reads them back safely."""
+"""Writes files atomically, so that a crash leaves the old or the new file, and reads them safely."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DamagedFileError(ValueError):
 
 
 def save(contents: Any, path: Path) -> None:
-    """Write tensors and plain values; a missing folder is made."""
+    """Write tensors and plain values; create missing folders."""
     write_atomically(path, lambda partial: dump(contents, partial))
 
 
@@ -46,7 +46,7 @@ def load(path: Path) -> Any:
     """Read tensors and plain values. The file is memory-mapped, so tensors are read on first use.
 
     Raises:
-        DamagedFileError: not a file of ``torch.save``, or a file with other objects.
+        DamagedFileError: ``torch.save`` did not write the file, or it holds other objects.
     """
     try:
         return torch.load(path, weights_only=True, mmap=True, map_location="cpu")
@@ -56,23 +56,23 @@ def load(path: Path) -> Any:
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` create a temporary file in the same folder, and rename it when it is complete.
+    """Let ``write`` create a temporary file in the same folder, and rename the complete file.
 
     Raises:
-        OSError: the file cannot be written. The error has its name.
+        OSError: the file cannot be written. The error contains the file name.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_of(path)
     try:
         write(partial)
     except OSError as error:
-        error.filename = error.filename or str(path)  # errors of write() lack the file name, unlike errors of open()
+        error.filename = error.filename or str(path)  # unlike open(), write() raises errors without a file name
         raise
     os.replace(partial, path)
 
 
 def set_aside(path: Path) -> Path | None:
-    """Rename a file to the first free name of ``name.1.npz``, ``name.2.npz``, ...; None if the file does not exist."""
+    """Rename a file to the first free name of ``name.1.npz``, ``name.2.npz``, ...; None without a file."""
     if not path.exists():
         return None
     places = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
@@ -80,7 +80,7 @@ def set_aside(path: Path) -> Path | None:
 
 
 def partial_of(path: Path) -> Path:
-    """Return the name of a file while it is incomplete."""
+    """Return the name of an incomplete file."""
     # np.savez appends .npz to other names
     return path.with_name(f"{path.stem}.partial{path.suffix if path.suffix == '.npz' else ''}")
 

@@ -1,7 +1,7 @@
-"""Checkpoints of a run: ``last.ckpt``, the one before it, the best one, and a file for the memory of each client.
+"""Checkpoints of a run: ``last.ckpt``, ``previous.ckpt``, ``best.ckpt``, and a file for each client's memory.
 
-A checkpoint holds the metrics of all rounds, and the names and SHA-256 digests of the client files that belong to it.
-Its own CRC-32 follows the archive of ``torch.save``: the checksums inside the archive do not cover its directory.
+A checkpoint holds the metrics of all rounds, and the names and SHA-256 digests of its client files. A CRC-32 follows
+the archive of ``torch.save``, since the archive's own checksums do not cover its directory.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from fl_lightning.storage.atomic_io import NO_CHECKPOINT, DamagedFileError, dump
 from fl_lightning.version import __version__
 
 LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
-# layout of the contents, and the version of the package
+# layout of the contents, and package version
 FORMAT = f"4 of {__version__}"
-# of the CRC-32 at the end of a checkpoint
+# digits of the CRC-32 at the end of a checkpoint
 DIGITS = 8
-# files that a killed process may have left
+# files left by killed processes
 LEFTOVERS = ("last.partial", "best.partial", "model.partial", "ccvr.partial", "clients/[0-9]*-[0-9]*.p*t*")
 
 
 class CheckpointFolder:
     """Writes checkpoints into a folder, from one process.
 
-    A kill at any time leaves a valid checkpoint: each file is flushed before it gets its name, and the last checkpoint
-    is kept as the previous one until the next one is complete.
+    A kill at any time leaves a valid checkpoint: each file is flushed before it is renamed, and the last checkpoint
+    remains as the previous one until the next one is complete.
 
     Args:
         path: the folder.
@@ -50,7 +50,7 @@ class CheckpointFolder:
         self._clients: dict[str, set[Path]] = {}
 
     def resume(self, path: Path) -> None:
-        """Continue after a valid checkpoint of this folder: make it the last one, and remove files of no checkpoint."""
+        """Continue after a valid checkpoint of this folder: make it the last one, and remove unreferenced files."""
         if path.name == PREVIOUS:
             os.replace(path, self.path / LAST)
         for name in (LAST, PREVIOUS, BEST):
@@ -61,12 +61,12 @@ class CheckpointFolder:
             _remove({*self.path.glob(pattern)} - known)
 
     def save(self, contents: dict[str, Any], history: Sequence[Mapping[str, float]], best: bool = False) -> None:
-        """Write the last checkpoint, and keep the one before it as the previous one.
+        """Write the last checkpoint; the old one becomes the previous one.
 
         Args:
-            contents: state of the run; ``clients`` has the name and digest of each client's file, already on the disk.
+            contents: state of the run; ``clients`` has the name and digest of each client's file on the disk.
             history: metrics of all rounds so far.
-            best: whether to write the checkpoint as ``best.ckpt``, too.
+            best: whether to write ``best.ckpt`` as well.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         path, partial = self.path / LAST, partial_of(self.path / LAST)
@@ -103,13 +103,13 @@ def _checksum(contents: Any) -> bytes:
 
 
 class PackedRows:
-    """Packs the metrics of all rounds as lines of JSON, and only converts rows that are new since the last call."""
+    """Compresses the metrics of all rounds as lines of JSON; each call only converts new rows."""
 
     def __init__(self) -> None:
         self._number, self._packer, self._packed = 0, zlib.compressobj(), b""
 
     def pack(self, rows: Sequence[Mapping[str, float]]) -> bytes:
-        """Return the rows as bytes, from which :func:`unpack_rows` restores them."""
+        """Return the rows as bytes for :func:`unpack_rows`."""
         lines = [f"{json.dumps(row, default=float)}\n" for row in rows[self._number :]]
         self._packed += self._packer.compress("".join(lines).encode())
         self._number = len(rows)
@@ -117,7 +117,7 @@ class PackedRows:
 
 
 def unpack_rows(packed: bytes) -> list[dict[str, float]]:
-    """Return the rows that :meth:`PackedRows.pack` was given."""
+    """Restore the rows of :meth:`PackedRows.pack`."""
     return [json.loads(line) for line in zlib.decompress(packed).splitlines()]
 
 
@@ -129,15 +129,15 @@ def in_place(path: Path) -> bool:
 def resumes_in_place(path: Path) -> bool:
     """Return whether a run that resumes from a checkpoint continues in the same folder.
 
-    From ``best.ckpt`` and from renamed checkpoints, a run continues in a new version, so that later rounds are kept.
+    From ``best.ckpt`` and from renamed checkpoints, a run continues in a new version, which preserves later rounds.
     """
     return in_place(path) and path.name in (LAST, PREVIOUS)
 
 
 def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path, resumes: bool = False) -> Path | None:
-    """Return the requested checkpoint: a path, or ``last`` for the last one of the newest version in ``versions``.
+    """Return the requested checkpoint: a path, or ``last`` for the last checkpoint of the newest version.
 
-    None if no checkpoint is requested, and for a run that ``resumes`` and has none yet.
+    None without a request, and for a run that ``resumes`` and has not written a checkpoint.
 
     Raises:
         UsageError: the path is empty or a folder such as ``.``; no version has a last checkpoint.
@@ -145,19 +145,19 @@ def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path, resumes
     if ckpt_path is None:
         return None
     if str(ckpt_path) != "last":
-        require(Path(ckpt_path).name != "", "ckpt_path", str(ckpt_path), "use the path of a checkpoint, or last")
+        require(Path(ckpt_path).name != "", "ckpt_path", str(ckpt_path), "pass the path of a checkpoint, or last")
         return Path(ckpt_path)
     newest = newest_checkpoint(versions)
     if newest is None and not (resumes and any(versions.glob("version_*"))):
-        hint = "give trainer.name and trainer.default_root_dir of a run that has, or leave ckpt_path out"
+        hint = "set trainer.name and trainer.default_root_dir of a run with a checkpoint, or omit ckpt_path"
         others = sorted({path.parts[-4] for path in versions.parent.glob(f"*/version_*/checkpoints/{LAST}")})
-        there = f"; next to it are {choices(others, versions.name)}" if others else ""
+        there = f"; available: {choices(others, versions.name)}" if others else ""
         raise UsageError(f"ckpt_path='last': no run in {str(versions)!r} has a checkpoint; {hint}{there}")
     return newest
 
 
 def newest_checkpoint(versions: Path) -> Path | None:
-    """Return the last checkpoint of the newest version that has one."""
+    """Return the last checkpoint of the newest version with a checkpoint."""
     found = [path for name in (LAST, PREVIOUS) for path in versions.glob(f"version_*/checkpoints/{name}")]
     numbers = {int(path.parts[-3][8:]): path.with_name(LAST) for path in found if path.parts[-3][8:].isdigit()}
     return numbers[max(numbers)] if numbers else None
@@ -171,7 +171,7 @@ def valid_checkpoint(path: Path, warn: Callable[[str], None]) -> Path:
         warn: called with a message if the previous checkpoint is used.
 
     Raises:
-        UsageError: there is no valid checkpoint, or another version of the package has written it.
+        UsageError: no checkpoint is valid, or another version of the package has written it.
     """
     before = path.with_name(PREVIOUS)
     errors: list[str] = []
@@ -184,7 +184,7 @@ def valid_checkpoint(path: Path, warn: Callable[[str], None]) -> Path:
         if errors:
             warn(f"ckpt_path={str(path)!r}: {errors[0]}; {candidate.name} is used instead")
         return candidate
-    raise UsageError(f"ckpt_path={str(path)!r}: {'; '.join(errors)}; use another checkpoint, or remove it")
+    raise UsageError(f"ckpt_path={str(path)!r}: {'; '.join(errors)}; pass another checkpoint, or omit ckpt_path")
 
 
 def verify(path: Path) -> None:
@@ -195,7 +195,7 @@ def verify(path: Path) -> None:
         UsageError: another version of the package has written the checkpoint.
     """
     if not path.is_file():
-        raise DamagedFileError("no such file")
+        raise DamagedFileError("the file does not exist")
     contents = _load_verified(path)
     if isinstance(contents, dict) and not contents.keys().isdisjoint(("server", "failure")):
         hint = "another version of fl_lightning has written it; resume with that version, or pass it as weights"
@@ -206,7 +206,7 @@ def verify(path: Path) -> None:
 
 
 def _load_verified(path: Path) -> Any:
-    """Read a file of ``torch.save``, and compare its CRC-32 or, without one, the CRCs of its parts."""
+    """Read a file of ``torch.save``, and verify its CRC-32 or else the checksums in the archive."""
     held = np.memmap(path, mode="r") if path.stat().st_size > DIGITS else np.zeros(0, np.uint8)
     whole = held[-DIGITS:].tobytes() == _checksum(held[:-DIGITS])
     if not whole:
@@ -224,7 +224,7 @@ def _load_verified(path: Path) -> Any:
 
 
 def client_files(path: Path, contents: Any) -> dict[int, Path]:
-    """Return the file with the memory of each client that belongs to a checkpoint."""
+    """Return the memory file of each client in a checkpoint."""
     clients = contents.get("clients", {}) if isinstance(contents, dict) else {}
     return {k: path.parent / "clients" / Path(name).name for k, (name, _) in clients.items()}
 
@@ -235,11 +235,11 @@ def read(path: Path, key: str = "ckpt_path") -> dict[str, Any]:
     Files of weights are verified. They may be checkpoints with the key ``state_dict``, or state dicts.
 
     Raises:
-        UsageError: no such file, it is damaged, or it holds no weights.
+        UsageError: the file does not exist, is damaged, or holds no weights.
     """
     given = key == "weights"
-    hint = "use a checkpoint, or a file of a state dict" if given else "give RUN/checkpoints/last.ckpt"
-    require(path.is_file(), key, str(path), f"no such file; {hint}")
+    hint = "pass a checkpoint or a state dict" if given else "pass RUN/checkpoints/last.ckpt"
+    require(path.is_file(), key, str(path), f"the file does not exist; {hint}")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -248,7 +248,7 @@ def read(path: Path, key: str = "ckpt_path") -> dict[str, Any]:
         else:
             contents = _load_verified(path) if given else load(path)
     except ImportError as error:
-        raise UsageError(f"{key}={str(path)!r}: install safetensors to read it, or use a .pt file") from error
+        raise UsageError(f"{key}={str(path)!r}: install safetensors to read it, or pass a .pt file") from error
     except Exception as error:  # safetensors raises errors of many types
         text = str(error) if isinstance(error, DamagedFileError) else "not a file of safetensors"
         raise UsageError(f"{key}={str(path)!r}: {text}; {hint}") from error

@@ -1,4 +1,4 @@
-"""Which reference models ``cache_references=auto`` caches: where no bit changes, and memory suffices."""
+"""``cache_references=auto`` caches reference models if the bits do not change and memory suffices."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from fl_lightning.models import ImageClassifier
 
 @pytest.fixture
 def cached(run, undrawn, monkeypatch):
-    """``cached()`` trains, and gives how many models each visit has cached."""
+    """``cached()`` trains, and returns the number of cached models in each visit."""
     held, end = [], References.end
     monkeypatch.setattr(References, "end", lambda self: (held.append(len(self._caches)), end(self)))
 

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from helpers.checkpoints import bytes_of
 from helpers.errors import assert_names, refused
 from helpers.methods import METHODS
 from helpers.runs import Stops, assert_same_bits, history, plain_sgd_model, small_data, small_trainer
@@ -58,10 +59,6 @@ def rows(folder):
         return [
             {k: v for k, v in row.items() if not k.startswith(("time/", "placed/"))} for row in csv.DictReader(file)
         ]
-
-
-def bytes_of(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 SEVERAL = [(name, workers) for name in ("SCAFFOLD", "FedBN") for workers in ((2, 1), (1, 2))]
@@ -135,13 +132,9 @@ def test_a_restart_by_torchrun_continues_and_a_first_start_does_not(tmp_path, ru
 
 
 def test_a_missing_checkpoint_is_refused(tmp_path):
-    with refused("ckpt_path=", "nothing.ckpt"):
-        fit(tmp_path, [], tmp_path / "nothing.ckpt")
-    with refused("ckpt_path='last'"):
-        small_trainer(tmp_path).test(plain_sgd_model(), data(), "last")
-    for nameless in ("", "."):
-        with refused("ckpt_path='", "last"):
-            fit(tmp_path, [], nameless)
+    for path, word in ((tmp_path / "nothing.ckpt", "nothing.ckpt"), ("", "last"), (".", "last")):
+        with refused("ckpt_path='", word):
+            fit(tmp_path, [], path)
 
 
 def test_last_without_a_run_is_refused_with_the_names_of_others(tmp_path):

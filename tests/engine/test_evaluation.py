@@ -85,7 +85,7 @@ def loader(number=23, seed=0, size=4):
 
 
 class Stub:
-    """What the loop asks of the loaders of a run."""
+    """The part of a run's loaders that the loop uses."""
 
     seed, fabric = 0, SimpleNamespace(autocast=nullcontext)
 
@@ -97,7 +97,7 @@ class Stub:
 
 
 def evaluate(make, loaders, workers=1, phase="val"):
-    """What each of several workers gets, which are threads, each with a module of its own."""
+    """Return the result of each worker; workers are threads with separate modules."""
 
     def work(one):
         one.check = lambda: None
@@ -149,7 +149,7 @@ def test_the_groups_of_a_collection_do_not_depend_on_a_workers_first_batch():
         assert evaluate(EqualAtFirst, [batches], workers) == [{"top1": 0.5, "top2": 1.0}] * workers
 
 
-# ---------------------------------------------------------------- what is dealt out
+# ---------------------------------------------------------------- shared batches
 class Custom(Metric):
     def __init__(self, reduction, default=0.0):
         super().__init__()
@@ -226,7 +226,7 @@ def test_a_step_that_reads_the_value_so_far_is_evaluated_whole_and_a_hidden_one_
 
 # ---------------------------------------------------------------- hooks
 class AtTheEnd(Measured):
-    """Reads in the epoch's last hook what was logged, and adds something up in those of a batch."""
+    """Reads logged values in the epoch's last hook, and accumulates a value in batch hooks."""
 
     def on_validation_start(self):
         self.seen = 0

@@ -1,4 +1,4 @@
-"""A run resumes as itself: what differs is refused by key and both values, or continues in a new version."""
+"""A changed run is refused with key and both values, or continues in a new version."""
 
 import importlib
 import shutil
@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from helpers.checkpoints import bytes_of
 from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits, differs, small_data, small_model, small_trainer
 from helpers.tiny import Sizes, TinyData, TinyModule, clients
@@ -53,7 +54,7 @@ class Net(TinyModule):
 
 
 class Pictures(TensorDataset):
-    """A data set with a transform, and a name of its own in each process, as one of Hugging Face has."""
+    """A data set with a transform, and a name that differs in each process, as in Hugging Face."""
 
     def __init__(self, tensors, transform, fingerprint):
         super().__init__(*tensors)
@@ -110,7 +111,7 @@ class Relabelled(TinyData):
 
 
 class Notes(Callback):
-    """Notes what a checkpoint gives to it."""
+    """Records the restored state."""
 
     def __init__(self, name="a"):
         self.name, self.given = name, None
@@ -137,11 +138,6 @@ def digits(**kwargs):
 
 def loaded(**kwargs):
     return lambda: clients(Loaded(**kwargs), 20, 40)
-
-
-def systems(**kwargs):
-    given = {"dropout_before": 0.2, "available": {"0": [[1]]}}
-    return SystemsHeterogeneity(**{**given, **kwargs})
 
 
 def step_lr(gamma):
@@ -176,7 +172,7 @@ def fit(folder, ckpt_path=None, allow_changes=False, model=Net, data=tiny, metho
     return trainer
 
 
-# ------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------ changes that are refused
 # a run; each is begun once, and resumed with the changes below
 STARTS = {
     "plain": {},
@@ -184,7 +180,7 @@ STARTS = {
         "local_steps": 3,
         "cohort_size": 2,
         "server_optimizer": momentum,
-        "systems": systems(),
+        "systems": SystemsHeterogeneity(dropout_before=0.2, available={"0": [[1]]}),
         "client_lr_scheduler": lambda o: StepLR(o, 1, gamma=0.5),
         "method": lambda: [FedProx(0.1), Own(0.1)],
     },
@@ -194,7 +190,7 @@ STARTS = {
     "loader": {"data": loaded()},
     "renamed": {"model": lambda: RenamedNet(0.5), "method": lambda: [Renamed(0.5)]},
 }
-# what the run is now, and what the error says
+# changed arguments, and a part of the error
 REFUSED = {
     "plain": [
         ({"local_epochs": 2}, "trainer.local_epochs=2 (was 1)"),
@@ -224,7 +220,10 @@ REFUSED = {
     "options": [
         ({"local_steps": 4}, "trainer.local_steps=4 (was 3)"),
         ({"server_optimizer": FedAdam}, "trainer.server_optimizer='FedAdam' (was 'torch.optim."),
-        ({"systems": systems(available={"0": [[2]]})}, "trainer.systems.available.0.0=[2] (was [1])"),
+        (
+            {"systems": SystemsHeterogeneity(dropout_before=0.2, available={"0": [[2]]})},
+            "trainer.systems.available.0.0=[2] (was [1])",
+        ),
         ({"client_lr_scheduler": lambda o: StepLR(o, 1, gamma=0.1)}, "client_lr_scheduler=[1.0, 0.1] (was [1.0, 0.5])"),
         ({"method": lambda: [FedProx(0.2), Own(0.1)]}, "method.FedProx.mu=0.2 (was 0.1)"),
         ({"method": lambda: [FedProx(0.1), Own(0.2)]}, "method.Own.rate=0.2 (was 0.1)"),
@@ -269,11 +268,11 @@ def last(tmp_path_factory):
 
 
 def refusal(tmp_path, path, now):
-    """The error of a run that differs, which leaves every file as it is and begins no folder."""
-    files = {file: file.read_bytes() for file in path.parents[1].rglob("*") if file.is_file()}
+    """Return the error of a changed run, which must not change or create any file."""
+    files = bytes_of(path.parents[1])
     with pytest.raises(UsageError) as caught:
         fit(tmp_path, path, **now)
-    assert files == {file: file.read_bytes() for file in path.parents[1].rglob("*") if file.is_file()}
+    assert bytes_of(path.parents[1]) == files
     assert not (tmp_path / "run").exists()
     text = str(caught.value)
     assert text.startswith("ckpt_path=") and "\n" not in text and len(text) < 300
@@ -313,7 +312,7 @@ def test_the_final_model_is_no_checkpoint_of_a_run(tmp_path, last):
         fit(tmp_path, last("plain").with_name("model.ckpt"))
 
 
-# ------------------------------------------------------------------ what may change
+# ------------------------------------------------------------------ changes that are allowed
 ONE = {
     "method": lambda: [SCAFFOLD()],
     "cohort_size": 2,
@@ -386,16 +385,16 @@ def test_callbacks_are_known_by_class_and_arguments(tmp_path, recwarn):
 # ------------------------------------------------------------------ continuing with changes
 def test_a_changed_run_continues_in_a_new_version_that_lists_the_changes(tmp_path):
     fit(tmp_path)
-    before = {path: path.read_bytes() for path in (tmp_path / "run/version_0").rglob("*") if path.is_file()}
+    before = bytes_of(tmp_path / "run/version_0")
     now = {"max_rounds": 3, "model": net(optimizer=partial(SGD, lr=0.5))}
     trainer = fit(tmp_path, "last", allow_changes=True, **now)
     assert [row["round"] for row in trainer.history] == [0, 1, 2]
-    assert before == {path: path.read_bytes() for path in (tmp_path / "run/version_0").rglob("*") if path.is_file()}
+    assert bytes_of(tmp_path / "run/version_0") == before
     (entry,) = yaml.safe_load((tmp_path / "run/version_1/changes.yaml").read_text())
     assert entry["changes"] == {"model.optimizer.lr": {"before": 0.1, "now": 0.5}}
     assert entry["rounds_done"] == 2
     assert entry["ckpt_path"].endswith("version_0/checkpoints/last.ckpt")
-    # it is a run of its own, which resumes in place
+    # a separate run, which resumes in place
     fit(tmp_path, "last", allow_changes=True, **{**now, "max_rounds": 4})
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["version_0", "version_1"]
     fit(tmp_path, "last", allow_changes=True, local_epochs=2, **{**now, "max_rounds": 4})
@@ -419,7 +418,7 @@ def test_one_model_is_continued_by_several_methods_which_start_fresh(tmp_path):
 
 
 def test_what_has_not_changed_continues_as_it_was(tmp_path):
-    """Another method starts fresh, and the server optimizer goes on; and the other way round."""
+    """Another method starts fresh, and the server optimizer continues; and vice versa."""
     how = {"method": lambda: [SCAFFOLD()], "server_optimizer": momentum}
     path = fit(tmp_path, **how).run_dir / "checkpoints/last.ckpt"
     kept = torch.load(path, weights_only=True)["server"]["optimizer"]["state"][0]["momentum_buffer"]
@@ -448,7 +447,7 @@ def test_another_schedule_that_watches_a_metric_starts_fresh(tmp_path):
     fit(tmp_path, model=plateau(factor=0.5), max_rounds=3)
     with warned("schedule", "fresh"):
         trainer = fit(tmp_path, "last", True, model=plateau(factor=0.1), max_rounds=4)
-    assert trainer.history[-1]["lr"] == pytest.approx(0.1)  # with the state of before it would be 0.0125
+    assert trainer.history[-1]["lr"] == pytest.approx(0.1)  # with the old state it would be 0.0125
 
 
 # ------------------------------------------------------------------ the user's own code
@@ -464,7 +463,7 @@ class Mine(Method):
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """``own(text)`` makes the method of a module with this source, loaded anew."""
+    """``own(text)`` returns the method of a reloaded module with this source."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "own_helpers.py").write_text("unused = 1\n")
 

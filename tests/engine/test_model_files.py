@@ -1,4 +1,4 @@
-"""The model file that a run leaves for Lightning, and the files that a run begins with."""
+"""The model file for Lightning, and files of initial weights."""
 
 import json
 
@@ -34,7 +34,7 @@ class Data(TheirData):
 
 
 class Net(Theirs):
-    """A module with hyper-parameters and entries of its own in a checkpoint."""
+    """A module with hyper-parameters and additional entries in a checkpoint."""
 
     def __init__(self, width: int = 16, smooth: float = 0.0, act: type = nn.ReLU):
         super().__init__()
@@ -109,7 +109,7 @@ def test_the_model_file_is_whole_at_the_end_only_and_tied_weights_are_in_it(tmp_
             assert not file(tmp_path).exists()
             trainer.should_stop = True
 
-    with warned("model.ckpt"):  # a class among the hyper-parameters is left out
+    with warned("model.ckpt"):  # a class among the hyper-parameters is omitted
         fit(tmp_path, Tied(), callbacks=Looks(), max_rounds=2)
     saved = torch.load(file(tmp_path), weights_only=True)
     assert {"net.0.weight", "other.weight"} <= set(saved["state_dict"])

@@ -13,7 +13,7 @@ from fl_lightning.methods import FedBN
 
 
 class Net(Theirs):
-    """Predicts something that holds tensors and plain values, with dropout at work where it is asked for."""
+    """Predicts dictionaries of tensors and plain values, optionally with dropout."""
 
     def __init__(self, dropout=False):
         super().__init__()
@@ -31,7 +31,7 @@ HOOKS = ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
 
 
 class Hooked(Net):
-    """Notes the calls of its hooks, with the numbers that it is given."""
+    """Records the calls of its hooks with their numeric arguments."""
 
     def predict_step(self, batch, batch_idx, dataloader_idx=0):
         assert self.trainer.predicting

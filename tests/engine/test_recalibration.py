@@ -1,4 +1,4 @@
-"""Recomputed running statistics are those of the pooled data."""
+"""Recomputed running statistics equal the statistics of the pooled data."""
 
 import copy
 import warnings
@@ -94,7 +94,7 @@ def pooled(model, given, state, clients):
 
 
 def assert_pooled(trainer, given, clients=range(5), state=None):
-    """The statistics are those of one batch of the pooled data; returns the images and their logits."""
+    """Check the statistics against one batch of the pooled data; return the images and their logits."""
     state = {name: value.double() for name, value in (state or trainer.server.state).items()}
     expected, images, logits = pooled(deep(), given, state, clients)
     found = statistics(trainer)
@@ -105,7 +105,7 @@ def assert_pooled(trainer, given, clients=range(5), state=None):
 
 
 def test_layer_by_layer_they_are_those_of_one_batch_of_the_pooled_data(tmp_path):
-    """So the global model gives in eval mode what it gives in training mode on these data."""
+    """Then the outputs in eval mode equal the outputs in training mode on these data."""
     given = data()
     trainer = fit(tmp_path, given=given, precision="64-true", max_rounds=1, local_epochs=2)
     state, images, logits = assert_pooled(trainer, given)

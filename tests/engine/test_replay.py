@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from helpers import runs
+from helpers.checkpoints import bytes_of
 from helpers.errors import refused, warned
 from helpers.methods import METHODS
 from helpers.quadratics import Quadratic, quadratic_data
@@ -20,7 +21,7 @@ from fl_lightning.systems import SystemsHeterogeneity
 
 ROUND, K = 1, 3
 small_data = partial(runs.small_data, train_size=120, test_size=30)
-# what visits note, where none puts it back: the threads of each, and the round of each step
+# threads of each visit, and the round of each step, recorded outside of restored state
 _threads, _steps = [], []
 
 
@@ -69,15 +70,11 @@ def fit(tmp_path, methods, **kwargs):
 
 
 def again(tmp_path, methods, path, round_=ROUND, client=K, model=None, allow_changes=False, **kwargs):
-    """The model that a replay leaves, and what it returns."""
+    """Return the model after a replay, and the logged values."""
     model = model or plain_sgd_model()
     trainer = small_trainer(tmp_path, **{"max_rounds": 2, "name": "run", **kwargs})
     logged = trainer.replay(model, small_data(), round_, client, path, methods, allow_changes=allow_changes)
     return model.state_dict(), logged
-
-
-def bytes_of(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def record(tmp_path):

@@ -17,7 +17,7 @@ from fl_lightning.errors import ClientError
 from fl_lightning.methods import FedProto
 from fl_lightning.models import MLP, ImageClassifier
 
-# what the modules below have seen, outside of them, where nothing is put back
+# calls of the modules below, recorded outside of restored state
 seen = []
 
 
@@ -127,11 +127,12 @@ def test_the_run_has_the_bits_of_one_without(tmp_path, monkeypatch):
     assert (first.calls, first.sizes) == (second.calls, second.sizes)
 
 
-def test_the_module_can_tell_a_sanity_check_from_training(tmp_path):
+@pytest.mark.parametrize("fast_dev_run", [False, True])
+def test_the_module_can_tell_a_sanity_check_from_training_and_a_fast_dev_run_has_none(tmp_path, fast_dev_run):
     seen.clear()
-    fit(tmp_path, Net())
+    fit(tmp_path, Net(), fast_dev_run=fast_dev_run)
     # a batch of training, one of validation data
-    assert [training for trial, training in seen if trial] == [True, False]
+    assert [training for trial, training in seen if trial] == ([] if fast_dev_run else [True, False])
     assert len(seen) > 2 and not any(trial for trial, _ in seen[2:])
 
 
@@ -154,7 +155,7 @@ def raises(batch):
     raise RuntimeError("CUDA error: device-side\n\n  assert")
 
 
-# how a step of the user's fails, and what the line names of it
+# failing steps, and the expected parts of the error
 FAILURES = {
     "key": (lambda batch: {}["x"], "KeyError", "'x'"),
     "lines": (raises, "RuntimeError", "device-side assert"),
@@ -215,14 +216,8 @@ def test_clients_that_may_fail_are_left_to_the_run(tmp_path):
         fit(tmp_path, Narrow(), on_client_error="skip")
 
 
-def test_a_short_trial_run_has_no_sanity_check(tmp_path):
-    seen.clear()
-    fit(tmp_path, Net(), fast_dev_run=True)
-    assert seen and not any(trial for trial, _ in seen)
-
-
 def pictures(drop_last=False):
-    """Digits of which the first two clients have 33 each, and the last 34."""
+    """Digits with 33 examples for each of the first two clients, and 34 for the last."""
     return small_data(num_clients=3, train_size=100, partitioner=Sizes(33, 33, 34), drop_last=drop_last)
 
 

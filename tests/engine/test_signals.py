@@ -1,4 +1,4 @@
-"""Signals that stop a fit: the files on disk, the resumed run, clean-up, and messages."""
+"""Signals stop a fit: files, resumed runs, leftovers and messages."""
 
 import os
 import shlex
@@ -26,7 +26,7 @@ class Sends(Method):
     """Sends signals to this process in the second round, when a client begins to train."""
 
     def __init__(self, *numbers):
-        # an iterator, so that each worker sends them once in all visits
+        # an iterator, so that each worker sends them once
         self.numbers, self.round = iter(numbers), -1
 
     def on_round_start(self, server):
@@ -50,7 +50,7 @@ def fit(tmp_path, *methods, name="run", ckpt_path=None, **kwargs):
 
 @pytest.fixture(autouse=True)
 def _interruptible():
-    """A shell makes background processes ignore SIGINT."""
+    """Processes that a shell starts in the background ignore SIGINT."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

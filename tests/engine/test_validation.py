@@ -182,7 +182,7 @@ def test_what_is_no_method_is_refused(unwritten, method):
 
 def test_a_method_that_counts_labels_needs_a_model_of_as_many_classes(unwritten, tmp_path_factory):
     model = ImageClassifier(MLP(64, [8]), num_classes=12)
-    with refused("model.num_classes=12", "FedLC", "give 10"):
+    with refused("model.num_classes=12", "FedLC", "set 10"):
         fit(unwritten, model, methods=[FedLC()])
     fit(tmp_path_factory.mktemp("other"), model, methods=[FedProx()], max_rounds=0)
 

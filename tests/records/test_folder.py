@@ -100,7 +100,7 @@ def test_a_run_folder_that_is_removed_is_named(tmp_path):
 
 
 def in_another_process(work):
-    """The text that ``work`` returns in a process of its own."""
+    """Return the text of ``work`` in a separate process."""
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
     process = context.Process(target=lambda: queue.put(work()))

@@ -1,4 +1,4 @@
-"""What loggers get beside metrics: hyper-parameters and figures."""
+"""Loggers receive hyper-parameters and figures."""
 
 import csv
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from fl_lightning.records.loggers import SHOWN_FIRST, coefficients, page_columns
 
 
 class Fake(Logger):
-    """A logger that remembers what it gets."""
+    """A logger that records its calls."""
 
     name, version, root_dir = "fake", 0, None
 
@@ -117,7 +117,7 @@ def test_tensorboard_compares_runs_by_their_final_metrics(logged, kind):
     assert points[-1].value == pytest.approx(trainer.metrics["test/accuracy"])
 
 
-def test_no_column_can_change_when_a_run_is_extended(logged):
+def test_columns_cannot_change_when_a_run_is_extended_and_begin_with_what_tells_runs_apart(logged):
     board = Board(logged[0] / "lightnings_board")
     free = ("max_rounds", "default_root_dir", "name", "logger", "devices", "enable_progress_bar", "callbacks")
     assert board.params["trainer/local_steps"].number_value == 1
@@ -125,10 +125,6 @@ def test_no_column_can_change_when_a_run_is_extended(logged):
     assert not [key for key in board.params if key.startswith(tuple(f"trainer/{one}" for one in free))]
     saved = yaml.safe_load((board.folder / "hparams.yaml").read_text())  # it has all of them
     assert saved["trainer"]["max_rounds"] == 2 and saved["methods"] == "fedprox+feddecorr"
-
-
-def test_the_page_of_hyperparameters_first_shows_what_tells_runs_apart(logged):
-    board = Board(logged[0] / "board")
     shown = [info.name for info in board.experiment.hparam_infos][:5]
     assert shown[:2] == ["methods", "coefficients"] and set(shown) <= set(SHOWN_FIRST)
     compared = [tag for tag in board.compared if tag != "test_mine"]

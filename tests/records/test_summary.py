@@ -1,4 +1,4 @@
-"""What is told of a run in few words."""
+"""Summaries of a run."""
 
 import pytest
 

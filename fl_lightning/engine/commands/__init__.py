@@ -1,1 +1,1 @@
-"""The commands on a run: fit, evaluate, predict, replay a visit, and estimate costs."""
+"""The commands of a trainer: fit, evaluate, predict, replay a visit, and plan a fit (doctor)."""

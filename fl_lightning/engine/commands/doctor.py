@@ -48,7 +48,7 @@ Outline = dict[str, Any]
 
 
 def copies(model: LightningModule, methods: list[Method]) -> tuple[LightningModule, list[Method]]:
-    """Copies of the model and the methods: building a run sets the module up, converts it and loads weights."""
+    """Return copies of the model and the methods, since building a run changes the module."""
     try:
         return copy.deepcopy((model, methods))
     except Exception as error:
@@ -59,7 +59,7 @@ def copies(model: LightningModule, methods: list[Method]) -> tuple[LightningModu
 def diagnose(
     run: Run, ckpt_path: str | Path | None, weights: Path | None = None, allow_changes: bool = False
 ) -> Outline:
-    """The plan of a fit, in plain values; all workers call this."""
+    """Return the plan of a fit as plain values; all workers call this."""
     if run.fabric.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(run.fabric.device)
     source, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
@@ -120,7 +120,7 @@ def diagnose(
             }
             for name, binding in {**getattr(client.module, "taps", {}), **trainer.taps}.items()
         },
-        # how many examples and batches they have, and which last batches are not full
+        # examples, batches, and incomplete last batches
         "clients": {
             "number": number,
             "examples": spread([run.data.info(k).num_examples for k in range(number)]),
@@ -133,7 +133,7 @@ def diagnose(
 
 
 def described(optimizer: Optimizer) -> str:
-    """An optimizer with its learning rate and its other options that differ from the defaults."""
+    """Return an optimizer as text, with its learning rate and the options that differ from the defaults."""
     defaults = {name: p.default for name, p in inspect.signature(type(optimizer).__init__).parameters.items()}
     options = {name: value for name, value in optimizer.param_groups[0].items() if name in optimizer.defaults}
     shown = [f"{name}={value}" for name, value in options.items() if name == "lr" or value != defaults.get(name, value)]
@@ -141,15 +141,15 @@ def described(optimizer: Optimizer) -> str:
 
 
 def spread(values: Sequence[int]) -> list[float]:
-    """The least, the median and the largest number."""
+    """Return the minimum, the median and the maximum."""
     return [min(values), statistics.median(values), max(values)]
 
 
 def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
-    """Bytes, memory and seconds; nothing where no round trains anything. All workers call this.
+    """Return bytes, memory and seconds; empty if no round trains anything. All workers call this.
 
-    A visit of the client with the median number of batches, cut to a few batches, is measured, together with those that
-    train side by side with it. Without evaluation, callbacks and checkpoints.
+    Measures a visit of the client with the median number of batches, limited to a few batches, together with the
+    clients that train side by side with it. Evaluation, callbacks and checkpoints are not included.
     """
     trained = sorted((number, k) for k, number in enumerate(batches) if number)
     rounds = run.trainer.max_rounds - done
@@ -162,7 +162,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     size = min(training.choice.size, len(run.server.cohort))
     first = max(0, min(len(trained) // 2, len(trained) - size))
     group = [k for _, k in reversed(trained[first : first + size])]
-    for _ in range(3):  # the last is measured: the first two also warm up and record the programs of groups
+    for _ in range(3):  # the first two warm up and record the programs of groups; the third is measured
         with replaced(clock, limit=min(BATCHES, clock.limit or BATCHES)):
             began = time.perf_counter()
             if len(group) == 1:
@@ -183,7 +183,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     state = num_bytes(client.memories().get(group[0], {}))
     measured = run.workers.gather((seconds / taken, worker_peak_memory()))
     visit = statistics.fmean(batches) * statistics.fmean(one for one, _ in measured)
-    peak = max(peak for _, peak in measured)  # 0 where the system does not count it
+    peak = max(peak for _, peak in measured)  # 0 if the system does not measure it
     # client state beyond the limit is on disk
     kept = min(number * state / run.workers.size, client.memories().limit)
     down = num_bytes(select(run.server.state, client.sent + client.sent_others + client.recomputed))
@@ -191,7 +191,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     in_round = visit * cohort_size / run.workers.size
     return {
         "bytes": {"down": cohort_size * down, "up": cohort_size * up},
-        # tensors of an update, without its weight and the logged values
+        # tensors of an update, without weight and logged values
         "leaves": [{**entry._asdict(), "shape": [*entry.shape], "bytes": entry.num_bytes} for entry in leaving],
         "client_state": {"each": state, "all": number * state},
         "memory": {"worker": int(peak + kept) if peak else None, "clients": int(kept)},
@@ -200,7 +200,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
 
 
 def as_text(plan: Outline) -> str:
-    """A plan as aligned lines, each with its subject."""
+    """Return a plan as aligned lines, each with its subject."""
     run, methods, model, optimizers, clients = (plan[k] for k in ("run", "methods", "model", "optimizers", "clients"))
     kept, done = model["kept_by_clients"], f", {run['rounds_done']} of them done" if run["rounds_done"] else ""
     calls = [f"{method['class']}({pairs(method['arguments'])})" for method in methods.values()]
@@ -219,7 +219,7 @@ def as_text(plan: Outline) -> str:
     ends = ", ".join(f"{clients[kind]} {text}" for kind, text in kinds.items() if clients[kind])
     order = "one client after the other" if run["clients_per_step"] == 1 else "clients in groups"
     numbers = {name: ", ".join(f"{value:,.10g}" for value in clients[name]) for name in EACH}
-    # a head that is empty continues the line above
+    # an empty head continues the line above
     rows = [
         ("methods", ", ".join(calls) or "none, which is FedAvg"),
         ("rounds", f"{run['rounds']}{done}; {run['cohort']} of {count(clients['number'], 'client')} in each"),
@@ -244,17 +244,17 @@ def as_text(plan: Outline) -> str:
 
 
 def pairs(values: Outline) -> str:
-    """``key=value`` of each entry."""
+    """Return the entries as ``key=value``, separated by commas."""
     return ", ".join(f"{key}={value}" for key, value in values.items())
 
 
 def headed(head: str, lines: list[str]) -> list[tuple[str, str]]:
-    """Rows under one head, which stands in the first."""
+    """Return rows with the head in the first one only."""
     return [("" if number else head, text) for number, text in enumerate(lines)]
 
 
 def rows_of_costs(plan: Outline) -> list[tuple[str, str]]:
-    """Bytes, memory and time."""
+    """Return the rows about bytes, memory and time."""
     sent, state, memory, seconds = plan["bytes"], plan["client_state"], plan["memory"]["worker"], plan["seconds"]
     worker = "unknown on this system" if memory is None else f"{as_bytes(memory)} a worker"
     parts: dict[str, list[Outline]] = {}
@@ -277,14 +277,14 @@ def rows_of_costs(plan: Outline) -> list[tuple[str, str]]:
 
 
 def as_bytes(number: float) -> str:
-    """A number of bytes in the unit that suits it."""
+    """Return a number of bytes in a suitable unit."""
     units = ("B", "KiB", "MiB", "GiB", "TiB")
     power = min(int(math.log(number, 1024)), len(units) - 1) if number >= 1 else 0
     return f"{number / 1024**power:.{0 if power == 0 else 1}f} {units[power]}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that suits them."""
+    """Return seconds in a suitable unit."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""The commands in each worker: fit, evaluation and prediction."""
+"""Fit, evaluation and prediction, as each worker executes them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.base import Callback, named
 from fl_lightning.data.loaders import ClientLoader, as_client_loader
 from fl_lightning.data.partitioned import own_module_of
 from fl_lightning.engine.checkpointing import (
-    begin_in_folder,
     checkpoint_to_resume,
     restore_callbacks,
     restore_run,
@@ -21,7 +20,15 @@ from fl_lightning.engine.checkpointing import (
 )
 from fl_lightning.engine.evaluation.evaluator import bound_step, step_name
 from fl_lightning.engine.evaluation.loop import can_share
-from fl_lightning.engine.fingerprint import FREE_OF_TRAINER, message, overridden, shown_path
+from fl_lightning.engine.fingerprint import (
+    FREE_OF_TRAINER,
+    describe_data,
+    describe_object,
+    differences,
+    identity,
+    message,
+    shown_path,
+)
 from fl_lightning.engine.groups.choosing import choose
 from fl_lightning.engine.loaders import flattened
 from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
@@ -38,31 +45,34 @@ from fl_lightning.records.summary import tagged
 from fl_lightning.seeding import ambient
 from fl_lightning.state import State
 from fl_lightning.storage.atomic_io import save
-from fl_lightning.storage.checkpoint import read
+from fl_lightning.storage.checkpoint import LAST, read
 
 # arguments of the command that do not define the run
 FREE_OF_COMMAND = ("ckpt_path", "allow_changes")
 
 
 def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, allow_changes: bool = False) -> None:
-    """Run all rounds, from the module's weights or given ones, or those after a checkpoint."""
+    """Run all rounds from the module's or the given weights, or the rounds after a checkpoint."""
     source, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
     with run.folder.needing_room(run.server):
         run.folder.open(source, run.metrics.history)
         folder = run.folder.shared = run.workers.gather(run.folder.path)[0]
-        begun = begin_in_folder(run, source)
+        if source is not None and run.folder.resumed and folder is not None:
+            if run.folder.checkpoints is not None:  # all workers have read the old files by now
+                run.folder.checkpoints.resume(source)
+            source = source.with_name(LAST)
         status, params = "failed", hyperparameters(run)
         try:
             run.folder.log_hyperparams(params)
             begin_fit(run, fresh=source is None)
             run.call("on_fit_start")
             restore_callbacks(run, checkpoint)
-            run.workers.signals.checkpoint = begun
+            run.workers.signals.checkpoint = source
             play_rounds(run, checkpoint["round"], folder)
             run.call("on_fit_end")
             if "on_fit_end" in run.resident.hooks:
-                run.resident.load(run.methods.evaluated_state(run.server))  # a run may resume with no round left
-                # the clock stands where the round after the last one would begin
+                run.resident.load(run.methods.evaluated_state(run.server))  # a run may resume after its last round
+                # counters as at the start of the round after the last one
                 run.resident.begin_round(run.server.round + 1 if run.metrics.history else 0)
                 run.resident.call("on_fit_end")
             if folder is not None and run.client.sent:
@@ -79,7 +89,7 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
 def prepare_fit(
     run: Run, ckpt_path: str | Path | None, weights: Path | None, allow_changes: bool
 ) -> tuple[Path | None, dict[str, Any]]:
-    """Do all that comes before a fit writes anything; returns the checkpoint to resume from, and its contents."""
+    """Prepare a fit before it writes anything; return the checkpoint to resume from, and its contents."""
     source = checkpoint_to_resume(run, ckpt_path)
     if weights is not None and source is None:
         load_weights(run, weights)
@@ -94,12 +104,12 @@ def prepare_fit(
     if client.kept:
         some = "all" if not client.sent else f"{len(client.kept)} of {len(client.live)}"
         stay = f"{some} entries of the state stay with each client: metrics are means over the clients' own models"
-        run.trainer.warn(stay if client.sent else f"{stay}, and model.ckpt does not exist")
+        run.trainer.warn(stay if client.sent else f"{stay}, and no model.ckpt is written")
     return source, checkpoint
 
 
 def begin_fit(run: Run, fresh: bool) -> None:
-    """Call the module's hook, and take the module as it leaves it; in a ``fresh`` run its weights, too."""
+    """Call the module's ``on_fit_start``, and keep its changes, in a ``fresh`` run also of the weights."""
     with ambient(run.seed, "on_fit_start"):
         run.resident.call("on_fit_start")
     if fresh and "on_fit_start" in run.resident.hooks:
@@ -122,8 +132,8 @@ def play_rounds(run: Run, first: int, folder: Path | None) -> None:
         due = (round_ + 1) % run.trainer.checkpoint_every_n_rounds == 0 or run.trainer.keep_as_best
         if (last or due or signals.agreed) and folder is not None:
             path = folder / "checkpoints/last.ckpt"
+            # a failed write leaves the last checkpoint intact
             with run.metrics.timed_writing(), naming_the_file(path, round_):
-                # a failed save leaves the last checkpoint unchanged
                 save_run(run, path.parent)
             signals.checkpoint, saved = path, round_ + 1
         if last:
@@ -133,7 +143,7 @@ def play_rounds(run: Run, first: int, folder: Path | None) -> None:
 
 
 def hyperparameters(run: Run) -> dict[str, Any]:
-    """Return the hyper-parameters for the loggers: the resolved config, or a description of the run's objects."""
+    """Return the hyper-parameters for the loggers: the resolved config, or the arguments of the run's objects."""
     trainer, methods = run.trainer, dict(zip(run.methods.names, run.methods.methods, strict=True))
     config = trainer.config
     params = of_config(config) if config else of_objects(run.client.module, trainer.arguments, methods)
@@ -148,17 +158,17 @@ def compare_hyperparams(run: Run, params: dict[str, Any]) -> None:
         for tag, value in last.items()
         if tag == "round" or any(tagged(phase, tag) == tag for phase in ("train", "val", "test"))
     }
-    # a run may change the others when it resumes in its folder
+    # the other arguments may change when the run resumes in its folder
     trainer = {key: value for key, value in params["trainer"].items() if key not in FREE_OF_TRAINER}
     lasting = {key: value for key, value in params.items() if key not in FREE_OF_COMMAND} | {"trainer": trainer}
     run.folder.compare_hyperparams(params, lasting, compared, int(last["round"]))
 
 
 def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> dict[int, State]:
-    """Load a checkpoint (``last`` is the last one of the newest version), or else given weights, if any.
+    """Load a checkpoint (``last``: of the newest version), or else the given weights, if any.
 
     Returns:
-        The state entries that stay with each client, if the checkpoint has any.
+        The state entries that stay with each client; empty if the checkpoint has none.
     """
     source = None if ckpt_path is None else verified_checkpoint(run, ckpt_path)
     if source is None and weights is not None:
@@ -166,15 +176,17 @@ def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> 
     if source is None:
         return {}
     contents = read(source)
-    changes = overridden(run, contents) if "server" in contents else {}
-    if changes:
-        hint = "the new values are used"
-        run.trainer.warn(message(f"ckpt_path={shown_path(source)!r}", changes, hint))
+    if "server" in contents:
+        methods = {name: describe_object(method) for name, method in named(run.methods.methods).items()}
+        present = {**identity(run), "description": {"method": methods, "data": describe_data(run.data)}}
+        if changes := differences(present, contents):
+            where = f"ckpt_path={shown_path(source)!r}"
+            run.trainer.warn(message(where, changes, "the present values are used"))
     return load_model(run, source)
 
 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:
-    """Return the metrics of the module, or of a checkpoint: of its global model, or means over personalized models."""
+    """Return the metrics of the module or of a checkpoint: its global model, or means over the clients' own models."""
     hint = "train with data.val_fraction=0.1" if hasattr(run.data, "val_fraction") else f"define {phase}_dataloader"
     require(run.evaluator.has_data(phase), "data", type(run.data).__name__, f"it has no {phase} data; {hint}")
     module, name = run.client.module, "validation_step" if phase == "val" else "test_step or validation_step"
@@ -185,7 +197,7 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: P
         mine = ((k, own[k]) for k in sorted(own)[run.workers.rank :: run.workers.size])
         metrics = run.evaluator.own_models(phase, state, mine, observed=False)
         run.resident.load(state)
-        hint = "their model is measured without client-local entries; use the methods of the run"
+        hint = "the models are evaluated without these; pass the methods of the run"
         if not run.client.kept:
             run.trainer.warn(f"method={run.methods.names}: the checkpoint has entries of {len(own)} clients; {hint}")
     else:
@@ -197,15 +209,15 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: P
 def predict_once(
     run: Run, ckpt_path: str | Path | None, weights: Path | None = None, output: Path | None = None
 ) -> list[Any]:
-    """Return the outputs of ``predict_step`` of the module, or of a checkpoint's global model, batch by batch."""
+    """Return the outputs of ``predict_step`` of the module or of a checkpoint's global model, batch by batch."""
     if output is not None:
         check_folder("output", output.parent)
     own = load_given(run, ckpt_path, weights)
-    hint = f"entries of the state stay with each of its {len(own)} clients, so it has no one model to predict with"
+    hint = f"entries of the state stay with each of its {len(own)} clients, so it has no global model to predict with"
     require(not own, "ckpt_path", str(ckpt_path), hint)
     outputs = predict(run)
     if output is not None and run.workers.rank == 0:
-        hint = f"{output.name} holds tensors and plain values alone; predict_step gave something else"
+        hint = f"{output.name} can only hold tensors and plain values; predict_step returned other objects"
         require(is_storable(outputs), "output", str(output), hint)
         save(outputs, output)
     return outputs
@@ -213,7 +225,7 @@ def predict_once(
 
 @torch.no_grad()
 def predict(run: Run) -> list[Any]:
-    """The outputs of each batch, in order and on the CPU; a list for each loader where there are several."""
+    """Return the outputs of all batches in order, on the CPU; with several loaders, one list for each."""
     own = is_overridden("predict_dataloader", run.data)
     key = f"data={type(own_module_of(run.data)).__name__}: predict_dataloader"
     loaders = [as_client_loader(part) for part in (flattened(run.data.predict_dataloader(), key) if own else [])]
@@ -235,14 +247,14 @@ def predict(run: Run) -> list[Any]:
 
 
 def predicted(run: Run, loader: ClientLoader, index: int, number: int) -> list[Any]:
-    """The outputs of this worker's batches of one loader."""
+    """Return the outputs of this worker's batches of one loader."""
     step, outputs = bound_step(run.client.module, "predict_step", index), []
     which, own = (index,) if number > 1 else (), is_overridden("predict_step", run.client.module)
     # a loader that shuffles draws the same order on every worker
     with ambient(run.seed, "predict", index):
         for batch_idx, batch in run.loaders.share(loader, run.workers.rank, run.workers.size):
             run.workers.check()
-            # each batch has its own derived seed, so its random numbers do not depend on the number of workers
+            # a seed per batch makes the random numbers independent of the number of workers
             with ambient(run.seed, "predict", index, batch_idx):
                 batch = run.loaders.to_device(batch, index)
                 run.resident.call("on_predict_batch_start", batch, batch_idx, *which)
@@ -254,7 +266,7 @@ def predicted(run: Run, loader: ClientLoader, index: int, number: int) -> list[A
                     if own or isinstance(batch, torch.Tensor):
                         raise
                     name, kind = type(run.client.module).__name__, type(batch).__name__
-                    hint = f"Lightning's calls {name} on the whole batch, a {kind}; define one that takes its inputs"
+                    hint = f"the default calls {name} on the whole batch, a {kind}; override it to select the inputs"
                     raise UsageError(f"{name}.predict_step: {hint}") from error
                 run.resident.call("on_predict_batch_end", output, batch, batch_idx, *which)
             outputs.append(on_cpu(output))
@@ -262,11 +274,11 @@ def predicted(run: Run, loader: ClientLoader, index: int, number: int) -> list[A
 
 
 def evaluate_and_observe(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None) -> dict[str, float]:
-    """The metrics of a model, and what callbacks measure of it, to whom it is the global one."""
+    """Return the metrics of a model and the values of callbacks, which see it as the global model."""
     run.metrics.update(evaluate_once(run, phase, ckpt_path, weights))
     hook = "on_evaluation_command_end"
     if any(getattr(type(callback), hook, None) not in (None, getattr(Callback, hook)) for callback in run.callbacks):
         run.server.assign(run.client.state())
-        run.methods.on_fit_start(run.server)  # the values that methods keep on the server have their initial ones
+        run.methods.on_fit_start(run.server)  # sets the methods' server values to their initial ones
         run.call(hook, phase=phase)
     return run.metrics.current

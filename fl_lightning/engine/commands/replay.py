@@ -1,15 +1,13 @@
-"""Repeats the visit of one client, alone and to the bits that it had in the run."""
+"""Repeats the visit of one client in a single process, bit for bit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from fl_lightning.client import Client
 from fl_lightning.distributed.launcher import threads
 from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
 from fl_lightning.engine.cohort_training import draw_cohort, draw_fates, groups_of_cohort, side_by_side
@@ -17,6 +15,7 @@ from fl_lightning.engine.commands.fit import begin_fit
 from fl_lightning.engine.fingerprint import differences, identity, message, shown_path
 from fl_lightning.engine.groups.choosing import choose
 from fl_lightning.engine.model_files import call_on_load, load_state, restore_data
+from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import ClientError, UsageError, require
 from fl_lightning.storage.checkpoint import read
@@ -33,9 +32,9 @@ def replay(
 ) -> dict[str, float]:
     """Repeat the visit of ``client`` in round ``round_`` from the record of its failure, or from a checkpoint.
 
-    The resident module then has the client's model. The initial ``weights`` of the run are ignored. With
-    ``allow_changes``, the run may differ from the one that wrote the file, for example in the learning rate. Return the
-    number of local steps, the last learning rate, and the logged values.
+    Afterwards the resident module holds the client's model. ``weights``, from which the run began, are ignored.
+    With ``allow_changes`` the run may differ from the one that wrote the file, for example in its learning rate.
+    Returns the number of local steps, the last learning rate, and the logged values.
     """
     hint = "a replay is one process; start it without torchrun or srun"
     require(run.workers.size == 1, "trainer.world_size", run.workers.size, hint)
@@ -44,19 +43,27 @@ def replay(
     with threads(contents["description"]["trainer"]["threads_per_worker"]):
         run.methods.on_fit_start(run.server)
         choose(run)
-        run.description.pop("code", None)  # a replay is where a correction of the code is tried
+        run.description.pop("code", None)  # a replay may test corrected code
         restore = restore_failure if "failure" in contents else restore_round
         restore(run, source, contents, round_, client, allow_changes)
         begin_fit(run, fresh=False)
         run.resident.begin_round(round_)
-        # of a changed run the cohort may be another one
+        # the cohort of a changed run may differ
         fates = draw_fates(run, round_, draw_cohort(run, round_))
         fates |= {k: Fate() for k in (*run.server.cohort, client) if k not in fates}
         steps = {k: run.local_training.steps(k, fates[k].work) for k in run.server.cohort}
         group = next((group for group in groups_of_cohort(run, steps) if client in group), [client])
-        # the bits of a visit depend on the clients that train side by side with it
+        # clients that train side by side affect each other's rounding, so the whole group is repeated if possible
         if len(group) == 1 or not repeated_beside(run, group, client, round_, fates):
-            with stopping_at_bad_terms(run.client):
+            step = run.client.training_step
+
+            def checked(*args: Any) -> Tensor | None:
+                # a run checks at the end of the visit instead, since each check waits for the device
+                loss = step(*args)
+                run.client.check_terms()
+                return loss
+
+            with replaced(run.client, training_step=checked):
                 run.local_training.visit(client, round_, run.server.state, fates[client].work)
     if "failure" in contents:
         run.trainer.warn(f"in the run it failed: {contents['failure']['error']}")
@@ -64,7 +71,7 @@ def replay(
 
 
 def repeated_beside(run: Run, group: list[int], client: int, round_: int, fates: dict[int, Fate]) -> bool:
-    """Repeat the visit of a client in its group; false if they cannot train side by side, as in the run."""
+    """Repeat the visit of a client in its group; return whether the group can train side by side."""
     visits = side_by_side(run, group, round_, fates)
     with ExitStack() as stack:
         try:
@@ -77,15 +84,15 @@ def repeated_beside(run: Run, group: list[int], client: int, round_: int, fates:
 
 
 def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int) -> tuple[Path, dict[str, Any]]:
-    """The file that holds the visit, and its contents."""
-    hint = "give RUN/failures/round-R-client-K.pt, or the checkpoint of the rounds before"
+    """Return the file that holds the visit, and its contents."""
+    hint = "pass RUN/failures/round-R-client-K.pt, or the checkpoint of the preceding rounds"
     require(ckpt_path is not None, "ckpt_path", ckpt_path, hint)
     rounds, clients = run.trainer.max_rounds, run.data.num_clients
-    of_rounds = f"use one from 0 to {rounds - 1}, or a larger trainer.max_rounds"
+    of_rounds = f"pass a round from 0 to {rounds - 1}, or a larger trainer.max_rounds"
     require(0 <= round_ < rounds, "round", round_, of_rounds)
-    require(0 <= client < clients, "client", client, f"use one from 0 to {clients - 1}")
+    require(0 <= client < clients, "client", client, f"pass a client from 0 to {clients - 1}")
     source = verified_checkpoint(run, ckpt_path)
-    assert source is not None  # one was asked for
+    assert source is not None
     contents = read(source)
     require("description" in contents, "ckpt_path", str(source), hint)
     return source, contents
@@ -94,19 +101,21 @@ def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int)
 def restore_failure(
     run: Run, path: Path, record: dict[str, Any], round_: int, client: int, allow_changes: bool
 ) -> None:
-    """Bring server, methods and the client's memory to where they were when the client failed."""
+    """Restore the server, the methods and the client's memory from the record of a failure."""
     failure = record["failure"]
-    require(failure["round"] == round_, "round", round_, f"{str(path)!r} is of round {failure['round']}; give that")
-    require(failure["client"] == client, "client", client, f"{str(path)!r} is of client {failure['client']}; give that")
+    require(failure["round"] == round_, "round", round_, f"{str(path)!r} is of round {failure['round']}; pass it")
+    require(failure["client"] == client, "client", client, f"{str(path)!r} is of client {failure['client']}; pass it")
     changes = differences(identity(run), record)
     if changes and not allow_changes:
         where = f"ckpt_path={shown_path(path)!r}"
-        raise UsageError(message(where, changes, "restore it, or pass --allow_changes true to try the new value"))
+        raise UsageError(
+            message(where, changes, "restore the old values, or try the new ones with --allow_changes true")
+        )
     call_on_load(run.client, record)
     restore_data(run.data, record["datamodule"])
     run.server.begin_round(round_, record["cohort"])
     restore_server(run, path, record)
-    # on_round_start may keep values outside the server values; its effect on those is in the record
+    # the hook may set attributes that no file holds; the record already has its changes of the server values
     run.methods.on_round_start(run.server)
     restore_server(run, path, record)
     run.local_training.monitored.load_state_dict(record["client_schedulers"])
@@ -115,11 +124,11 @@ def restore_failure(
     for k, memory in {**record["memories"], client: record["memory"]}.items():
         if memory:
             run.client.memories().visited(k).update(memory)
-            run.client.memories().settle(k)  # its visit takes it to the device
+            run.client.memories().settle(k)  # its visit moves it to the device
 
 
 def restore_server(run: Run, path: Path, record: dict[str, Any]) -> None:
-    """Restore the global state and the server values of the methods from a record."""
+    """Load the global state and the methods' server values from a record."""
     load_state(run.client.module, record["state_dict"], "ckpt_path", path)
     run.server.assign(run.client.state())
     try:
@@ -131,9 +140,9 @@ def restore_server(run: Run, path: Path, record: dict[str, Any]) -> None:
 def restore_round(
     run: Run, path: Path, checkpoint: dict[str, Any], round_: int, client: int, allow_changes: bool
 ) -> None:
-    """Bring the run from the checkpoint after ``round_`` rounds to where the clients of the next one begin."""
+    """Restore the checkpoint after ``round_`` rounds, and begin the next round."""
     done = checkpoint["round"]
-    hint = f"round {done} follows the {done} rounds of {str(path)!r}; use that round, or another checkpoint"
+    hint = f"{str(path)!r} has {done} rounds done; pass round {done}, or another checkpoint"
     require(done == round_, "round", round_, hint)
     restore_run(run, path, allow_changes)
     fates = draw_fates(run, round_, draw_cohort(run, round_))
@@ -141,23 +150,3 @@ def restore_round(
     clients = ", ".join(map(str, sorted(run.server.cohort)))
     require(client in run.server.cohort, "client", client, f"the clients of round {round_} are {clients}")
     run.methods.on_round_start(run.server)
-
-
-@contextmanager
-def stopping_at_bad_terms(client: Client) -> Iterator[None]:
-    """In this block a term of the loss that becomes nan or infinite is an error at its step.
-
-    In a run it is one at the end of the visit, since looking at the loss means waiting for the device.
-    """
-    step: Callable[..., Tensor | None] = client.training_step
-
-    def checked(*args: Any) -> Tensor | None:
-        loss = step(*args)
-        client.check_terms()
-        return loss
-
-    client.__dict__["training_step"] = checked
-    try:
-        yield
-    finally:
-        del client.__dict__["training_step"]

@@ -1,4 +1,4 @@
-"""Metrics of a model on the validation or test data, and its activations; batches are dealt out over the workers."""
+"""Metrics and activations of a model on validation or test data, with the batches distributed over the workers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STAGES = {"val": "validate", "test": "test"}
 
 
 class Evaluator:
-    """Runs the module's own validation or test step; ``call`` calls a hook of all callbacks, by its name."""
+    """Runs the module's validation or test step; ``call`` calls a named hook of all callbacks."""
 
     def __init__(self, client: Client, loaders: Loaders, workers: Workers, call: Callable[..., Any]) -> None:
         self.client, self.loaders, self.workers, self.call = client, loaders, workers, call
@@ -46,9 +46,9 @@ class Evaluator:
         data_of: int | None = None,
         domain: str | None = None,
     ) -> dict[str, float]:
-        """Return the metrics of ``state`` by tag, on the test data of client ``data_of`` or a domain, or on all data.
+        """Return the metrics of ``state`` by tag, on the data of client ``data_of`` or of a domain, or on all data.
 
-        Callbacks see each batch if ``observed``. Without data, the result is empty.
+        If ``observed``, callbacks see each batch. Without data, the result is empty.
         """
         self.resident.load(state)
         return self._evaluate(phase, self.loaders.evaluation(phase, data_of, domain), observed)
@@ -65,9 +65,9 @@ class Evaluator:
         return self._evaluate(phase, self.loaders.evaluation(phase), observed, k)
 
     def means(self, metrics: Iterable[dict[str, float]]) -> dict[str, float]:
-        """Return the means over the clients of all workers, which each pass the metrics of their own clients.
+        """Return the mean metrics over the clients of all workers; each worker passes its clients' metrics.
 
-        If undefined values are excluded from a mean, ``<tag>/clients`` is the number of remaining clients.
+        If a mean omits undefined values, ``<tag>/clients`` counts the clients with a value.
         """
         sums = Sums()
         with self.workers.local_only():
@@ -79,9 +79,9 @@ class Evaluator:
         return {**{tag: float(mean) for tag, mean in sums.means().items()}, **fewer}
 
     def check(self) -> None:
-        """Refuse, as Lightning does, steps and hooks that do not take the index of one of several data loaders.
+        """Refuse steps and hooks without ``dataloader_idx`` if there are several data loaders, as Lightning does.
 
-        Refuse an iterator, too, that the data module returns again when the first evaluation has used it up.
+        Also refuse a data module that returns the same exhausted iterator for the next evaluation.
         """
         module = self.client.module
         for phase in PHASES:
@@ -99,14 +99,14 @@ class Evaluator:
             require(not kept, f"data={type(own_module_of(self.loaders.data)).__name__}: {phase}_dataloader", kept, hint)
 
     def has_data(self, phase: str) -> bool:
-        """Whether there is data of this phase."""
+        """Return whether this phase has data."""
         return bool(self.loaders.evaluation(phase))
 
     @torch.no_grad()
     def _evaluate(
         self, phase: str, loaders: list[ClientLoader], observed: bool, client: int | None = None
     ) -> dict[str, float]:
-        """Metrics by tag of the state that is loaded, in eval mode."""
+        """Return the metrics of the loaded state by tag, in eval mode."""
         step = step_name(self.client.module, phase)
         if not loaders or step is None:
             return {}
@@ -118,9 +118,9 @@ class Evaluator:
         loop = EvaluationLoop(self.client, self.loaders, self.workers, phase, step, observe if observed else None)
         self.resident.stand_in.evaluated_batches = [self.loaders.length(loader) for loader in loaders]
         if observed and phase == "val":
-            # as within Lightning's fit; other evaluations are outside of it
+            # Lightning calls this hook within a fit only
             self.resident.call("on_validation_model_zero_grad")
-        # where the batches are not dealt out, every worker runs all
+        # without sharing, every worker runs all batches
         with self.resident.evaluating(STAGES[phase]), self.workers.local_only(not loop.shared):
             values = loop.run(loaders)
             if observed and client is None:
@@ -131,20 +131,20 @@ class Evaluator:
 
 
 def inner(loader: ClientLoader) -> Any:
-    """The user's own loader, where it was adapted."""
+    """Return the user's loader inside an adapter."""
     return loader.loader if isinstance(loader, PlainLoader) else loader
 
 
 class Representations:
     """Activations of a state on test or training data, recorded in a frozen copy of the module.
 
-    ``taps`` are those that the trainer adds to the module's own.
+    ``taps`` are added to the module's own taps.
     """
 
     def __init__(self, client: Client, loaders: Loaders, workers: Workers, taps: dict[str, str]) -> None:
         self.client, self.loaders, self.workers, self.extra = client, loaders, workers, taps
         self._loaded: State | None = None
-        # which call of a forward is recorded, by tap, for each kind of data
+        # index of the recorded call within a forward, by tap, for each kind of data
         self._places: dict[tuple[str, ...], dict[str, int]] = {}
 
     @cached_property
@@ -162,7 +162,7 @@ class Representations:
         examples: int | None,
         domain: str | None = None,
     ) -> Iterator[Observed]:
-        """The batches of this worker, each with its index, its targets and the taps called ``names``."""
+        """Yield the batches of this worker, each with its index, its targets and the taps called ``names``."""
         asked = dict.fromkeys(names, "trainer.representations")
         extra = with_paths(self._copy, self.extra, names)
         taps, key = Taps(self._copy, resolve_taps(self._copy, extra, asked)), (data, *names)
@@ -175,8 +175,7 @@ class Representations:
                 with ambient(self.loaders.seed, *seed):
                     batch = self.loaders.to_device(batch, 0 if data == "train" else seed[1])
                     with self.loaders.fabric.autocast():
-                        # a copy: the forward of another iterator would be recorded in the same dictionary
-                        # the first forward runs to its end, and so tells which call of a submodule is its last
+                        # the first forward runs to its end, to find the last call of each submodule
                         recorded = taps.run_until(self._places.get(key, {}), partial(step, batch, index.batch))
                     values = {name: recorded[name] for name in names}
                     self._places[key] = recorded.places
@@ -185,7 +184,7 @@ class Representations:
             taps.remove()
 
     def _train(self, client: int | None, round_: int) -> Iterator[tuple[BatchIndex, tuple, Any, Any]]:
-        """All training batches of this worker's share of the clients."""
+        """Yield all training batches of this worker's share of the clients."""
         step = bound_step(self._copy, "training_step")
         clients = range(self.loaders.data.num_clients) if client is None else [client]
         for k in clients[self.workers.rank :: self.workers.size]:
@@ -196,7 +195,7 @@ class Representations:
     def _test(
         self, client: int | None, examples: int | None, domain: str | None
     ) -> Iterator[tuple[BatchIndex, tuple, Any, Any]]:
-        """This worker's share of the test batches."""
+        """Yield this worker's share of the test batches."""
         name = step_name(self._copy, "test") or "training_step"
         rank, size, last = self.workers.rank, self.workers.size, self.loaders.channels_last
         for number, (loader, limit) in enumerate(self.loaders.probe(examples, client, domain)):
@@ -206,13 +205,13 @@ class Representations:
 
 
 def step_name(module: LightningModule, phase: str) -> str | None:
-    """The name of the step that evaluates ``phase``: for test, the validation step stands in; None without either."""
+    """Return the name of the step that evaluates ``phase``; ``validation_step`` is the fallback for test."""
     names = ("validation_step",) if phase == "val" else ("test_step", "validation_step")
     return next((name for name in names if is_overridden(name, module)), None)
 
 
 def bound_step(module: LightningModule, name: str, dataloader_idx: int = 0) -> Callable[[Any, int], Any]:
-    """A step of the module as a function of a batch and its index, whichever of Lightning's arguments it declares."""
+    """Return a step of the module as a function of a batch and its index, whatever arguments it declares."""
     step = getattr(module, name)
     takes_loader = is_param_in_hook_signature(step, "dataloader_idx", explicit=True)
     extra = {"dataloader_idx": dataloader_idx} if takes_loader else {}

@@ -1,4 +1,4 @@
-"""One evaluation: batches, and the hooks of Lightning's evaluation loop in its order."""
+"""The evaluation loop, with Lightning's hooks in Lightning's order."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from fl_lightning.sums.reduced import Reduced, addable, reduced, update_extremes
 if TYPE_CHECKING:
     from fl_lightning.distributed.workers import Workers
 
-# those around a whole evaluation, and around a batch; on_<stage>_model_eval and _model_train set the mode only
+# hooks around an evaluation, and around a batch; on_<stage>_model_eval and _model_train only set the mode
 EPOCH_HOOKS = ("start", "epoch_start", "epoch_end", "end")
 BATCH_HOOKS = ("batch_start", "batch_end")
 
 
 def can_share(client: Client, stage: str) -> bool:
-    """Whether the batches of an evaluation can be dealt out over the workers; else every worker evaluates the whole.
+    """Return whether the workers can share the batches of an evaluation; else each of them evaluates all batches.
 
-    Hooks of ``stage`` (``validation``, ``test`` or ``predict``) may add something up by themselves, a logger writes on
-    the first worker only, and some torchmetrics objects cannot be merged.
+    Hooks of ``stage`` (``validation``, ``test`` or ``predict``) may accumulate values, a logger writes on the first
+    worker only, and some torchmetrics objects cannot be merged.
     """
     hooks = {f"on_{stage}_{name}" for name in (*EPOCH_HOOKS, *BATCH_HOOKS)}
     kind: Any = type(client.module)
@@ -41,7 +41,7 @@ def can_share(client: Client, stage: str) -> bool:
 
 
 class EvaluationLoop:
-    """Evaluates the state that is loaded, by one of the module's steps; ``observe`` is called with each batch."""
+    """Evaluates the loaded state with one of the module's steps; ``observe`` is called with each batch."""
 
     def __init__(
         self,
@@ -55,14 +55,14 @@ class EvaluationLoop:
         self.resident, self.loaders, self.workers = client.resident, loaders, workers
         self.phase, self.step, self.stage, self.observe = phase, step, stage_of(step), observe
         self.shared = can_share(client, self.stage)
-        # of a module that is usually evaluated on several loaders, and now on some of their data
+        # the step may require the index although this evaluation has one loader
         self._needs_loader = any(needs_loader(hook) for hook in evaluation_hooks(client.module, step))
         self._takes_index = is_param_in_hook_signature(getattr(client.module, step), "batch_idx", min_args=2)
         self._states = MetricStates(client.module)
         self._sums, self._extremes = Sums(), dict[str, Reduced]()
 
     def run(self, data: Sequence[ClientLoader]) -> dict[str, float]:
-        """The values that the module logs, by name."""
+        """Return the logged values by name."""
         logged = self.resident.begin_logging()
         with ExitStack() as stack:
             stack.enter_context(ambient(self.loaders.seed, self.phase))
@@ -83,7 +83,7 @@ class EvaluationLoop:
     def _pass(self, loader: ClientLoader, index: int, several: bool) -> None:
         for batch_idx, batch in self.loaders.share(loader, self.workers.rank, self.workers.size):
             self.workers.check()
-            # each batch has its own derived seed, so its random numbers do not depend on the number of workers
+            # a seed per batch makes the random numbers independent of the number of workers
             with ambient(self.loaders.seed, self.phase, index, batch_idx):
                 batch = self.loaders.to_device(batch, index)
                 self.resident.logged.begin_batch(batch, index if several else None)
@@ -94,7 +94,7 @@ class EvaluationLoop:
                     output = self.resident.call(self.step, batch, *place)
                 self._call("batch_end", output, batch, batch_idx, *which)
             if self.shared:
-                # values logged in this batch, and states of torchmetrics objects
+                # values logged in this batch, and the states of torchmetrics objects
                 values = {str(key): value for key, value in self.resident.logged.take().items()}
                 self._sums.add({**addable(values), "states": self._states.take((index, batch_idx))})
                 update_extremes(self._extremes, values)
@@ -107,7 +107,7 @@ class EvaluationLoop:
         self.resident.call(f"on_{self.stage}_{hook}", *args)
 
     def _merge(self) -> None:
-        """Reduce the logged values over all workers; all workers call this."""
+        """Reduce the logged values over all workers, which all call this."""
         logged = self.resident.logged
         note = (logged.specs(), self._extremes, self._states.note)
         notes = self._sums.all_reduce(self.workers, note)
@@ -122,7 +122,7 @@ class EvaluationLoop:
         logged.assign(specs, {**values, **self._computed(metrics, [states for *_, states in notes])})
 
     def _computed(self, metrics: dict[LogKey, str], notes: list[Note]) -> dict[LogKey, Reduced]:
-        """The values of torchmetrics objects, each after the loader in which it was logged."""
+        """Return the values of torchmetrics objects, each after the loader in which it was logged."""
         values = {}
         for loader in sorted({key[2] or 0 for key in metrics}):
             self._states.load(loader, self._sums.totals.get("states", {}), notes)
@@ -134,16 +134,16 @@ class EvaluationLoop:
 
 
 def stage_of(step: str) -> str:
-    """The stage in the names of the hooks that go with a step."""
+    """Return the stage in the hook names that belong to a step."""
     return "validation" if step == "validation_step" else "test"
 
 
 def evaluation_hooks(module: LightningModule, step: str) -> list[Any]:
-    """The module's step, and its hooks around a batch."""
+    """Return the module's step, and its hooks around a batch."""
     return [getattr(module, name) for name in (step, *(f"on_{stage_of(step)}_{hook}" for hook in BATCH_HOOKS))]
 
 
 def needs_loader(function: Any) -> bool:
-    """Whether a step or a hook cannot be called without the index of a data loader."""
+    """Return whether a step or a hook requires the index of a data loader."""
     parameter = inspect.signature(function).parameters.get("dataloader_idx")
     return parameter is not None and parameter.default is parameter.empty

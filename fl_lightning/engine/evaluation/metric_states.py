@@ -1,4 +1,4 @@
-"""The states of torchmetrics objects, in an evaluation that the workers share and over the visits of a round.
+"""States of torchmetrics objects, merged over the workers of an evaluation and over the visits of a round.
 
 The private names of torchmetrics in this file are the same in versions 1.4.1 and 1.9.0.
 """
@@ -33,22 +33,22 @@ EXTREMES: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {dim_zero_max: torch.m
 
 
 def can_deal_out(module: LightningModule) -> bool:
-    """Whether the torchmetrics objects of a module allow that several workers evaluate it together."""
+    """Return whether the torchmetrics objects of a module allow several workers to share an evaluation."""
     metrics = metrics_of(module)
     kinds: set[Any] = {type(part) for part in module.modules()}
     wrapped = any(kind.__module__.startswith("torchmetrics.wrappers") for kind in kinds)
-    # its own code may want the value up to a batch
+    # the module's code may read the value up to a batch
     reads = bool(metrics) and any("compute" in names_in_evaluation(kind) for kind in kinds)
     return not (metrics and wrapped) and not reads and all(map(can_merge, metrics.values()))
 
 
 def metrics_of(module: nn.Module) -> dict[str, Metric]:
-    """The torchmetrics objects in a module, by name."""
+    """Return the torchmetrics objects in a module, by name."""
     return {name: part for name, part in module.named_modules() if isinstance(part, Metric)}
 
 
 def can_merge(metric: Metric) -> bool:
-    """Whether the states of several workers can be merged: sums from zero, maxima, minima and lists of batches."""
+    """Return whether states can be merged: sums that start at zero, maxima, minima and lists of batches."""
     within = any(isinstance(part, Metric) for part in metric.modules() if part is not metric)
     usual = type(metric).reset is Metric.reset and not metric.dist_sync_on_step
     for state, reduction in metric._reductions.items():
@@ -62,12 +62,12 @@ def can_merge(metric: Metric) -> bool:
 
 @cache
 def names_in_evaluation(kind: Any) -> frozenset[str]:
-    """Return the names that the functions of a class use, except functions of training."""
+    """Return the names used in the functions of a class, except its training hooks."""
     kinds = [base for base in kind.__mro__ if base.__module__.split(".")[0] not in FRAMEWORKS]
     parts = [(name, part) for base in kinds for name, part in vars(base).items()]
     of_training = ("training_step", "on_train_")
     codes = [part.__code__ for name, part in parts if hasattr(part, "__code__") and not name.startswith(of_training)]
-    for code in codes:  # it grows by the functions within
+    for code in codes:  # grows by nested functions
         codes += [part for part in code.co_consts if isinstance(part, CodeType)]
     return frozenset(name for code in codes for name in code.co_names)
 
@@ -77,17 +77,17 @@ FRAMEWORKS = ("lightning", "pytorch_lightning", "torch", "torchmetrics", "builti
 
 
 class Note(NamedTuple):
-    """States that workers exchange besides sums: types of the sums, lists of batches, extremes by data loader."""
+    """States that workers exchange in addition to sums: types of sums, lists of batches, extremes per loader."""
 
     types: dict[StateName, torch.dtype]
     parts: dict[StateName, dict[Place, list[Tensor]]]
 
 
 class MetricStates:
-    """The states of the torchmetrics objects of a module, batch by batch, and the values of all workers' batches.
+    """Collects the states of a module's torchmetrics objects batch by batch, and loads the merged states.
 
-    After each batch its states are taken out of the objects, so that every batch begins from their defaults, and the
-    sums do not depend on which worker had which batches. With ``reads`` the values of loaded states may be computed.
+    The objects are reset after each batch, so that the sums do not depend on the assignment of batches to workers.
+    Values may only be computed while ``reads`` is true.
     """
 
     def __init__(self, module: LightningModule) -> None:
@@ -97,35 +97,35 @@ class MetricStates:
 
     @contextmanager
     def dealt_out(self) -> Iterator[None]:
-        """In this block the objects hold one batch at a time, and only this class reads values over batches."""
+        """Within this context, the objects hold one batch at a time, and only this class computes totals."""
         with ExitStack() as stack:
             for part in self.module.modules():
                 if isinstance(part, MetricCollection) and part._enable_compute_groups is True:
-                    # it lets those share states that are equal after its first batch, which differs on each worker
+                    # compute groups depend on the first batch, which differs between workers
                     groups = {index: [str(name)] for index, name in enumerate(part.keys(keep_base=True))}
                     flags = dict.fromkeys(("_enable_compute_groups", "_groups_checked", "_state_is_copy"), False)
                     stack.enter_context(replaced(part, _groups=groups, **flags))
             for name, metric in self.metrics.items():
-                # between batches the module's code would compute the value of one batch
+                # compute() of the module between batches would return the value of one batch
                 stack.enter_context(replaced(metric, compute=partial(self._compute, name, metric, metric.compute)))
             self.reset()
             yield
             self.reset()
 
     def take(self, place: Place) -> dict[str, Any]:
-        """Take the states of a batch out of the objects: returns the sums, by data loader, object and state."""
+        """Extract the states of a batch, and reset the objects; return the sums by data loader, object and state."""
         updated = {name: metric for name, metric in self.metrics.items() if metric.update_called}
         if not updated:
             return {}
         sums = {name: self.take_states(name, metric.metric_state, place) for name, metric in updated.items()}
-        # afterwards, since objects of one group share their states
+        # after all were read, since objects of one group share their states
         self.reset()
         return {str(place[0]): sums}
 
     def load(self, loader: int, sums: Mapping[str, Any], notes: list[Note]) -> None:
-        """Load the states after all batches up to the end of a data loader, as with Lightning.
+        """Load the states after all batches up to the end of a data loader, as in Lightning.
 
-        ``sums`` are the results of :meth:`take`, added up over the batches of all workers.
+        ``sums`` are the results of :meth:`take`, summed over the batches of all workers.
         """
         self.reset()
         values: dict[StateName, Any] = {}
@@ -151,7 +151,7 @@ class MetricStates:
             setattr(metric, state, value if isinstance(value, list) else value.to(metric.device))
 
     def take_states(self, name: str, values: Mapping[str, Any], place: Place) -> dict[str, Weighted]:
-        """Take the states of one object: returns the sums by state."""
+        """Extract the states of one object; return the sums by state."""
         sums = {}
         for state, reduction in self.metrics[name]._reductions.items():
             value, where = values[state], (name, state)
@@ -172,22 +172,22 @@ class MetricStates:
             metric.reset()
 
     def _compute(self, name: str, metric: Metric, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # forward computes the value of its batch, which is as it should be
-        hint = "it is called between batches, which several workers share; call it in on_validation_epoch_end"
+        # forward may compute the value of a batch
+        hint = "it is called between batches that several workers share; call it in on_validation_epoch_end"
         require(self.reads or not metric._should_unsync, f"{name}.compute", type(metric).__name__, hint)
         return compute(*args, **kwargs)
 
 
 class VisitMetrics:
-    """The values of the torchmetrics objects that visits have logged, over the visits of all workers."""
+    """Merges the torchmetrics objects logged in visits, over the visits of all workers."""
 
     def __init__(self, module: LightningModule) -> None:
         self._states, self._sums = MetricStates(module), Sums()
-        # where the object of each name is; empty where the states of some visit cannot be merged
+        # path of each name's object; empty if the states of some visit cannot be merged
         self._paths: dict[str, str] = {}
 
     def add(self, k: int, logged: MetricLog) -> None:
-        """Add the values that the visit of client ``k`` logged."""
+        """Add the values logged in the visit of client ``k``."""
         sums = {}
         for name, (path, states) in logged.states().items():
             fits = bool(states) and path in self._states.metrics and can_merge(self._states.metrics[path])
@@ -197,7 +197,7 @@ class VisitMetrics:
         self._sums.add(sums)
 
     def merged(self, workers: Collectives) -> dict[str, float]:
-        """The value of each name whose states can be merged; all workers call this."""
+        """Return the value of each name whose states can be merged; all workers call this."""
         if not self._states.metrics:
             return {}
         gathered = self._sums.all_reduce(workers, (self._paths, self._states.note))
