@@ -15,11 +15,12 @@ from lightning.pytorch import LightningDataModule, LightningModule
 
 from fl_lightning.code_fingerprint import code_of
 from fl_lightning.engine import validation
+from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.arguments import RunArguments
 from fl_lightning.engine.commands import doctor as examination
 from fl_lightning.engine.commands import fit as commands
 from fl_lightning.engine.commands import replay as replaying
-from fl_lightning.engine.fingerprint import modules_of
+from fl_lightning.engine.fingerprint import code_of_run, modules_of
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.rounds import ClientsOnWorkers
 from fl_lightning.engine.run import Clients, Result, Run, launch
@@ -355,7 +356,7 @@ class FederatedTrainer(RunArguments):
         """
         here = {"_run": self._run, "fabric": self.fabric, "weights": self.weights}
         with replaced(self, **here), warnings.catch_warnings(record=True) as caught:
-            copied = examination.copies(model, validation.as_list(method))
+            copied = examination.copies(model, as_list(method))
             how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
             plan = self._launch(examination.diagnose, copied[0], datamodule, copied[1], "fit", weights, **how)
         texts = dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught)
@@ -439,7 +440,7 @@ class FederatedTrainer(RunArguments):
             self._launch(answer_messages, model, OneSite(datamodule, part), method, "fit", None, **how)
 
     def _agreed(self, model: LightningModule, method: Methods) -> str:
-        return agreement(self.config or {}, code_of(modules_of([model, validation.as_list(method)])))
+        return agreement(self.config or {}, code_of(modules_of([model, as_list(method)])))
 
     def _launch(
         self,
@@ -467,8 +468,14 @@ class FederatedTrainer(RunArguments):
             rules = (self.warn, self.on_client_error, self.min_clients)
             clients = ClientsAtSites(datamodule, federation.link, self._agreed(model, method), *rules)
             clients.join()
+        methods = MethodList(as_list(method))
+        validation.check_module(model, stage)
+        validation.check_data(datamodule)
+        if stage == "fit" and not self.fast_dev_run:
+            validation.check_folder("trainer.default_root_dir", self.default_root_dir)
+        code_of_run(self, model, datamodule, methods.methods)  # read now: a file may be edited while data are prepared
         try:
-            return launch(self, model, datamodule, MethodList(validation.as_list(method)), work, clients, stage)
+            return launch(self, model, datamodule, methods, work, clients, stage)
         finally:
             if self._fitted is not None:  # the trainer describes its fit, not a later evaluation
                 self._run, self.fabric = self._fitted, self._fitted.fabric

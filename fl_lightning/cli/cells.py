@@ -25,6 +25,7 @@ from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.record import processor
 from fl_lightning.cli.cli import FederatedCLI, plain_warnings, usage_error
 from fl_lightning.engine.evaluation.evaluator import step_name
+from fl_lightning.engine.fingerprint import description_of
 from fl_lightning.errors import ChangedCodeError, ClientError, require
 from fl_lightning.models import ImageClassifier
 from fl_lightning.trainer import FederatedTrainer
@@ -177,7 +178,7 @@ def outcome_of(trainer: FederatedTrainer, metric: str) -> dict[str, Any]:
         "metrics": dict(trainer.metrics),
         "machine": machine(),
         "run_dir": str(trainer.run_dir),
-        "code": trainer.run.description.get("code"),
+        "code": description_of(trainer.run).get("code"),
     }
 
 

@@ -25,10 +25,10 @@ from fl_lightning.cli.config_checks import building, causes_of, check_resolved
 from fl_lightning.cli.entry_point import find_own_classes, print_usage_error, program
 from fl_lightning.cli.parser_errors import LISTS, key_in, shorten
 from fl_lightning.cli.parser_loading import CHECKED, ValueTextError
+from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.commands.doctor import as_text
 from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.run import folder_of_versions
-from fl_lightning.engine.validation import as_list
 from fl_lightning.errors import (
     ClientError,
     Stopped,

@@ -11,8 +11,8 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from fl_lightning.callbacks import BestCheckpoint, Callback, DomainMetrics, EarlyStopping, ProgressBar, RunRecord
 from fl_lightning.client.client import Buffers, Weighting
 from fl_lightning.distributed.launcher import build_fabric
+from fl_lightning.engine.argument_checks import as_list, check_arguments, check_device, check_observers
 from fl_lightning.engine.run_access import RunAccess
-from fl_lightning.engine.validation import as_list, check_arguments, check_device, check_observers
 from fl_lightning.namespaces import Logger
 from fl_lightning.records.hyperparameters import only_plain
 from fl_lightning.sampling import Sampler, UniformSampler

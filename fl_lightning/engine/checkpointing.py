@@ -9,7 +9,7 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import load_states, states
-from fl_lightning.engine.fingerprint import changes_of, identity, record, touches
+from fl_lightning.engine.fingerprint import changes_of, description_of, identity, record, touches
 from fl_lightning.engine.model_files import call_on_load, entries_of_module, restore_data, state_of_data, storable
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import UsageError
@@ -150,7 +150,7 @@ def restore_callbacks(run: Run, checkpoint: dict[str, Any]) -> None:
     if "callbacks" not in checkpoint:
         return
     there = {repr(description): name for name, description in checkpoint["description"]["callbacks"].items()}
-    here = {name: there.pop(repr(own), None) for name, own in run.description["callbacks"].items()}
+    here = {name: there.pop(repr(own), None) for name, own in description_of(run)["callbacks"].items()}
     if dropped := [name for name in there.values() if checkpoint["callbacks"].get(name)]:
         text = "this run has no callback of this class with these arguments, so the saved state is dropped"
         run.trainer.warn(f"trainer.callbacks: {', '.join(dropped)}: {text}")

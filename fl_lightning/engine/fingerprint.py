@@ -16,7 +16,7 @@ from functools import cache, partial
 from inspect import signature
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,13 +28,11 @@ from fl_lightning.callbacks.early_stopping import EarlyStopping
 from fl_lightning.client.stand_in import StandIn
 from fl_lightning.code_fingerprint import SCRIPT, Code, code_of, file_digest, source_file
 from fl_lightning.data.loaders import num_batches
+from fl_lightning.engine.arguments import RunArguments
 from fl_lightning.engine.optimizers import group_options
+from fl_lightning.engine.run import Run
 from fl_lightning.errors import ChangedCodeError, UsageError, clipped, require
 from fl_lightning.records.hyperparameters import PLAIN
-
-if TYPE_CHECKING:
-    from fl_lightning.engine.arguments import RunArguments
-    from fl_lightning.engine.run import Run
 
 Change = tuple[Any, Any]
 # arguments of the trainer that do not affect the model, or that another key describes
@@ -60,6 +58,13 @@ DEPTH, MOST_ITEMS, MOST_NUMBERS = 8, 1000, 2**14
 STEPS = (*range(100), *(int(100 * 1.05**i) for i in range(190)))
 # maximal characters of a message, of a value and of a path
 LONGEST, VALUE, PATH = 290, 36, 60
+
+
+def description_of(run: Run) -> dict[str, Any]:
+    """Return the description of a run, made by the first call."""
+    if not run.description:
+        run.description.update(describe(run))
+    return run.description
 
 
 def describe(run: Run) -> dict[str, Any]:
@@ -298,7 +303,7 @@ def digest(values: list[Any]) -> str:
 def identity(run: Run) -> dict[str, Any]:
     """Return the identity of a run, which its checkpoints contain."""
     known = {"seed_everything": run.seed, "method": run.methods.names, "plan_hash": run.data.plan.hash}
-    return {**known, "description": run.description}
+    return {**known, "description": description_of(run)}
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Change]:

@@ -7,8 +7,8 @@ import platform
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -38,11 +38,11 @@ from fl_lightning.distributed.launcher import (
 )
 from fl_lightning.distributed.workers import Workers
 from fl_lightning.engine import validation
+from fl_lightning.engine.argument_checks import check_precision
 from fl_lightning.engine.arguments import RunArguments
 from fl_lightning.engine.compiled import replace_forward
 from fl_lightning.engine.evaluation.evaluator import Evaluator, Representations
 from fl_lightning.engine.evaluation.metric_states import Note
-from fl_lightning.engine.fingerprint import code_of_run, describe
 from fl_lightning.engine.loaders import TRANSFER_HOOKS, Loaders, transfer_hook
 from fl_lightning.engine.local_training import LocalTraining, Stopwatch
 from fl_lightning.engine.optimizers import OptimizerSource, configure_optimizer, needs_closure
@@ -99,6 +99,8 @@ class Run:
     metrics: Metrics
     stopwatch: Stopwatch
     folder: RunFolder
+    # as plain values, before round 0
+    description: dict[str, Any] = field(default_factory=dict)
 
     @property
     def resident(self) -> Resident:
@@ -109,11 +111,6 @@ class Run:
     def callbacks(self) -> list[Callback]:
         """The observers of the run."""
         return self.trainer.callbacks
-
-    @cached_property
-    def description(self) -> dict[str, Any]:
-        """The run as plain values, before round 0."""
-        return describe(self)
 
     def call(self, hook: str, **kwargs: Any) -> None:
         """Call a hook of all callbacks. An exception keeps its type and gets a note that names the callback."""
@@ -151,12 +148,7 @@ def launch(
     clients: Clients,
     stage: str = "fit",
 ) -> Result:
-    """Check what can be checked, start the workers, and run a command on the run that each of them builds."""
-    validation.check_module(model, stage)
-    validation.check_data(data)
-    if stage == "fit" and not trainer.fast_dev_run:
-        validation.check_folder("trainer.default_root_dir", trainer.default_root_dir)
-    code_of_run(trainer, model, data, methods.methods)  # read now: a file may be edited while data are prepared
+    """Start the workers, and run a command on the run that each of them builds."""
     length = (trainer.local_epochs, trainer.local_steps, trainer.accumulate_grad_batches, trainer.limit_batches)
     stand_in, prepared = StandIn(Clock(trainer.max_rounds, *length), early_setting(trainer, data)), uses_fork(trainer)
     stand_in.attach(model)
@@ -203,7 +195,7 @@ def build(
     cleanup: ExitStack,
 ) -> Run:
     """Make all parts of a run, each from those before it; ``cleanup`` restores the module."""
-    validation.check_precision(fabric.device, trainer.precision)
+    check_precision(fabric.device, trainer.precision)
     seed, number, stopwatch = base_seed(), data.num_clients, Stopwatch()
     writes = fabric.is_global_zero and not trainer.fast_dev_run
     folder = RunFolder(folder_of_versions(trainer, methods), trainer.logger, writes)

@@ -5,82 +5,32 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from inspect import Parameter, signature
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
 
-from fl_lightning.callbacks.base import Callback, replacement
-from fl_lightning.callbacks.measurement import Measurement
+from fl_lightning.callbacks.base import replacement
 from fl_lightning.client import Client
 from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.loaders import as_client_loader, num_batches
-from fl_lightning.distributed.launcher import cores
-from fl_lightning.engine.compiled import MODES
+from fl_lightning.engine.argument_checks import as_list
+from fl_lightning.engine.arguments import RunArguments
 from fl_lightning.engine.loaders import TRANSFER_HOOKS, transfer_hook
 from fl_lightning.errors import UsageError, check_all, clipped, require, text_of
 from fl_lightning.method import MethodList
-from fl_lightning.namespaces import Logger, is_callback, is_overridden
+from fl_lightning.namespaces import is_callback, is_overridden
 from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.seeding import base_seed
 
-if TYPE_CHECKING:
-    from fl_lightning.engine.arguments import RunArguments
-
 TRAINS = ("training_step", "configure_optimizers")
-# maximal rounds, epochs or steps; longer schedules would not fit into memory
-MOST = 1_000_000
-# condition on each argument of the trainer that has a range, and the hint if it is violated
-RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "max_rounds": (lambda n: 0 <= n <= MOST, "pass 0 or more rounds, up to a million"),
-    "local_epochs": (lambda n: 1 <= n <= MOST, "pass 1 or more local epochs, up to a million"),
-    "local_steps": (lambda n: n is None or 1 <= n <= MOST, "pass 1 or more, up to a million, or null"),
-    "participation": (lambda share: 0 < share <= 1, "pass a share in (0, 1]"),
-    "cohort_size": (lambda n: n is None or n >= 1, "pass 1 or more, or null"),
-    "eval_every_n_rounds": (lambda n: n >= 1, "pass 1 or more"),
-    "checkpoint_every_n_rounds": (lambda n: n >= 1, "pass 1 or more"),
-    "devices": (lambda devices: are_devices(devices), "pass a number from 1, a list of GPUs, or auto"),
-    "workers_per_device": (lambda n: 1 <= n <= 1000, "pass 1 or more, up to a thousand"),
-    "num_nodes": (lambda n: 1 <= n <= 1000, "pass 1 or more, up to a thousand"),
-    "strategy": (
-        lambda name: name == "auto",
-        "it wraps the model, and would average the gradients of different clients; set auto",
-    ),
-    "name": (
-        lambda name: name is None or is_folder_name(name),
-        "pass the name of one folder: at most 255 printable bytes, without / and without a dot or space at its ends",
-    ),
-    "client_memory": (lambda size: size >= 0, "pass 0 or more GiB"),
-    "cache_references": (lambda cached: isinstance(cached, bool) or cached == "auto", "pass true, false or auto"),
-    "gradient_clip_val": (lambda norm: norm is None or norm > 0, "pass a norm above 0, or null"),
-    "gradient_clip_algorithm": (lambda name: name in ("norm", "value", None), "pass norm or value"),
-    "accumulate_grad_batches": (lambda n: n >= 1, "pass 1 or more"),
-    "clients_per_step": (
-        lambda n: n == "auto" or (isinstance(n, int) and not isinstance(n, bool) and 1 <= n <= 4096),
-        "pass auto, or a number from 1 to 4096",
-    ),
-    "client_schedulers": (lambda name: name in ("continue", "restart"), "pass continue or restart"),
-    "threads_per_worker": (
-        lambda n: n is None or 1 <= n <= max(64, 8 * cores()),
-        "pass 1 or more, up to 8 for each core, or null",
-    ),
-    "timeout": (lambda seconds: seconds is None or 1 <= seconds <= 10**6, "pass seconds from 1 to a million, or null"),
-    "compile": (
-        lambda mode: isinstance(mode, bool) or mode in MODES,
-        f"pass true, false or one of {', '.join(MODES)}",
-    ),
-    "min_clients": (lambda n: n >= 1, "pass 1 or more"),
-    "fast_dev_run": (lambda n: 0 <= n <= MOST, "pass true, false or a number of batches from 0"),
-}
-
 # hooks that Lightning 2 removed and refuses, with their replacements
 REMOVED = {
     "configure_sharded_model": "configure_model",
@@ -93,64 +43,6 @@ REMOVED = {
 STRONG_SKEW = 0.5
 # clients listed in a warning
 CLIENTS_SHOWN = 10
-# *args and **kwargs
-COLLECTING = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
-
-
-def check_arguments(arguments: dict[str, Any]) -> None:
-    """Refuse arguments of the trainer that are out of their range."""
-
-    def check(name: str, fits: Callable[[Any], bool], hint: str) -> None:
-        try:
-            inside = bool(fits(arguments[name]))
-        except TypeError:  # not comparable with a number
-            inside = False
-        require(inside, f"trainer.{name}", arguments[name], hint)
-
-    check_all(partial(check, name, *condition) for name, condition in RANGES.items())
-
-
-def is_folder_name(name: Any) -> bool:
-    """Return whether a text is a valid name of one visible folder on every system."""
-    plain = isinstance(name, str) and name.isprintable() and name == name.strip(" .")
-    return plain and not {"/", "\\"} & {*name} and 0 < len(name.encode()) <= 255
-
-
-def are_devices(devices: Any) -> bool:
-    """Return whether the argument is a number from 1, a list of devices, or ``auto``."""
-    if isinstance(devices, int) or str(devices).isdigit():
-        return int(devices) >= 1
-    return devices == "auto" or (isinstance(devices, list) and devices != [])
-
-
-def check_observers(callbacks: list[Any], logger: Any) -> None:
-    """Refuse objects that are not loggers, and callbacks whose hooks cannot be called as declared."""
-    for part in () if isinstance(logger, bool) else as_list(logger):
-        require(isinstance(part, Logger), "trainer.logger", part, "pass true, false, or loggers of Fabric or Lightning")
-    hooks = {name: function for name, function in vars(Callback).items() if callable(function) and name[0] != "_"}
-    files: dict[str, str] = {}
-    for callback in callbacks:
-        kind = type(callback).__name__
-        hint = f"this is a callback of Lightning's trainer; {replacement(type(callback))}"
-        require(not is_callback(callback), "trainer.callbacks", kind, hint)
-        require(isinstance(callback, Callback), "trainer.callbacks", kind, "pass subclasses of callbacks.Callback")
-        for name in (name for name in dir(callback) if name.startswith("on_")):
-            require(
-                name in hooks, "trainer.callbacks", f"{kind}.{name}", f"unknown hook; available: {', '.join(hooks)}"
-            )
-            known = list(signature(hooks[name]).parameters)[1:]
-            parameters = signature(getattr(callback, name)).parameters.values()
-            needed = [p.name for p in parameters if p.default is p.empty and p.kind not in COLLECTING]
-            wrong = [argument for argument in needed if argument not in known]
-            hint = f"arguments are passed by name; available: {', '.join(known)}"
-            require(not wrong, "trainer.callbacks", f"{kind}.{name}({', '.join(wrong)})", hint)
-        file = getattr(callback, "file", None)
-        base = isinstance(callback, Measurement) and not hasattr(callback, "file")
-        require(not base, "trainer.callbacks", kind, "a base class, which measures nothing; pass a subclass")
-        if isinstance(file, str):
-            hint = f"{files.get(file)} already writes {file}; remove one of them"
-            require(file not in files, "trainer.callbacks", kind, hint)
-            files[file] = kind
 
 
 def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, methods: MethodList) -> None:
@@ -225,11 +117,6 @@ def few(names: Sequence[Any], most: int) -> str:
     """Return the first names and the number of the remaining ones as text."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more
-
-
-def as_list(value: Any) -> list:
-    """Return a list from a list, a single object or None."""
-    return list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
 
 
 def can_train(model: LightningModule) -> bool:
@@ -365,27 +252,3 @@ def check_options(optimizer: torch.optim.Optimizer, key: str) -> None:
     numbers = {k: v for group in optimizer.param_groups for k, v in group.items() if isinstance(v, float)}
     for name, number in numbers.items():
         require(math.isfinite(number), f"{key}: {type(optimizer).__name__}.{name}", number, "pass a finite number")
-
-
-def check_device(device: torch.device, precision: Any = None, devices: Any = 1, workers_per_device: int = 1) -> None:
-    """Refuse a device that cannot add updates, an unsupported precision, and too many workers.
-
-    This must not initialise CUDA, since forked processes could not use it then.
-    """
-    hint = "it lacks float64, in which updates are added; set cpu"
-    require(device.type != "mps", "trainer.accelerator", "mps", hint)
-    on_cpu = device.type == "cpu"
-    half = on_cpu and str(precision) in ("16-mixed", "16", "16-true")
-    require(not half, "trainer.precision", precision, "a CPU trains in bf16-mixed or 32-true; pass one of these")
-    most = 8 * cores()
-    hint = f"the machine has {cores()} cores; set auto, or at most {most} workers"
-    require(not (on_cpu and str(devices).isdigit() and int(devices) > most), "trainer.devices", devices, hint)
-    hint = "on a CPU, trainer.devices is the number of workers; set it, and leave 1 here"
-    require(workers_per_device == 1 or not on_cpu, "trainer.workers_per_device", workers_per_device, hint)
-
-
-def check_precision(device: torch.device, precision: Any) -> None:
-    """Refuse a precision that the worker's GPU lacks, and that torch would silently replace."""
-    asks = device.type == "cuda" and str(precision).startswith("bf16")
-    lacks = asks and not torch.cuda.is_bf16_supported(including_emulation=False)
-    require(not lacks, "trainer.precision", precision, "this GPU has no bfloat16; set 16-mixed or 32-true")

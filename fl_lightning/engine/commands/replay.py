@@ -12,7 +12,7 @@ from fl_lightning.distributed.launcher import threads
 from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
 from fl_lightning.engine.cohort_training import draw_cohort, draw_fates, groups_of_cohort, side_by_side
 from fl_lightning.engine.commands.fit import begin_fit
-from fl_lightning.engine.fingerprint import differences, identity, message, shown_path
+from fl_lightning.engine.fingerprint import description_of, differences, identity, message, shown_path
 from fl_lightning.engine.groups.choosing import choose
 from fl_lightning.engine.model_files import call_on_load, load_state, restore_data
 from fl_lightning.engine.replaced import replaced
@@ -43,7 +43,7 @@ def replay(
     with threads(contents["description"]["trainer"]["threads_per_worker"]):
         run.methods.on_fit_start(run.server)
         choose(run)
-        run.description.pop("code", None)  # a replay may test corrected code
+        description_of(run).pop("code", None)  # a replay may test corrected code
         restore = restore_failure if "failure" in contents else restore_round
         restore(run, source, contents, round_, client, allow_changes)
         begin_fit(run, fresh=False)

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fl_lightning.client.columns import Rows, describe, numbers_of, put_together, take_apart
+from fl_lightning.client import Client
+from fl_lightning.client.clock import Clock
+from fl_lightning.client.columns import Column, Rows, Table, describe, numbers_of, put_together, take_apart
 from fl_lightning.client.logged_value import Record
 from fl_lightning.client.mapped import View, not_mappable
+from fl_lightning.client.metric_log import MetricLog
+from fl_lightning.client.module_snapshot import StateBinding
 from fl_lightning.client.visit import Visit
+from fl_lightning.data.datamodule import ClientInfo
+from fl_lightning.engine.local_training import LocalTraining
 from fl_lightning.errors import ClientError
 from fl_lightning.state import State
-
-if TYPE_CHECKING:
-    from fl_lightning.engine.groups.group import Group
 
 # results of a part of a step for one client, by name; None is a removed gradient
 Results = dict[str, Tensor | None]
@@ -55,10 +58,37 @@ class Notes:
     obstacle: str | None = None
 
 
+class GroupContext(Protocol):
+    """The values of a group that its programs use."""
+
+    size: int
+    client: Client
+    training: LocalTraining
+    settings: str
+    # the received state, and client-local entries of it
+    received: State
+    received_own: State
+    # frozen parameters
+    shared: State
+    infos: list[ClientInfo]
+    counts: dict[str, Column]
+    log: MetricLog
+    places: StateBinding
+
+    def clock(self, row: int) -> Clock:
+        """Return the clock of a client."""
+
+    def table_of(self, row: int) -> tuple[str, Table]:
+        """Return the table of the methods' scratch for a client, and its distinguishing key."""
+
+    def note_settings(self) -> bool:
+        """Store the optimizer's settings, and return whether they changed."""
+
+
 class Program:
     """A part of a step of some clients of a group, whose ``mounted`` tensors are their states."""
 
-    def __init__(self, group: Group, rows: Rows, mounted: State, part: Part) -> None:
+    def __init__(self, group: GroupContext, rows: Rows, mounted: State, part: Part) -> None:
         self.group, self.rows, self.mounted, self.part = group, rows, mounted, part
         self.number = len(numbers_of(rows, group.size))
         self.kind, self.table = group.table_of(numbers_of(rows, group.size)[0])
