@@ -34,7 +34,7 @@ def test_the_guide_shows_the_file_and_the_config():
 
 
 def test_the_guide_names_hooks_that_exist():
-    table = GUIDE.split("## Which hook")[1].split("## What")[0]
+    table = GUIDE.split("## Which hook")[1].split("## Guarantees")[0]
     for hook in re.findall(r"`(\w+)\(", table.replace("client.", "")):
         assert hasattr(Method, hook) or hook in ("memory", "scratch", "load_reference", "observe"), hook
 

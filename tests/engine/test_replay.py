@@ -227,7 +227,7 @@ def test_what_the_file_does_not_hold_is_refused_by_one_line(tmp_path):
         (("client=0", "client 3"), {"client": 0}),
         (("round=2", "0 to 1"), {"round_": 2}),
         (("client=-1", "0 to 3"), {"client": -1}),
-        (("round=0", "round 1 follows"), {"path": last, "round_": 0}),
+        (("round=0", "pass round 1"), {"path": last, "round_": 0}),
         (("ckpt_path=None", "RUN/failures/round-R-client-K.pt"), {"path": None}),
         (("ckpt_path='nowhere.pt'",), {"path": "nowhere.pt"}),
         (("method=[",), {"methods": [FedProx()]}),
