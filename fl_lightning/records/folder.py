@@ -62,6 +62,7 @@ class RunFolder:
         """
         if not self.writes:
             return
+        self.release()
         # a folder may be read-only
         with suppress(OSError):
             self._lock = (folder / "lock").open("a+")
@@ -74,6 +75,11 @@ class RunFolder:
                 self._lock.truncate(0)
                 self._lock.write(f"process {os.getpid()} on {socket.gethostname()}")
                 self._lock.flush()
+
+    def release(self) -> None:
+        """Unlock the folder that :meth:`hold` has locked."""
+        if self._lock is not None:
+            self._lock.close()
 
     def open(self, checkpoint: Path | None, history: list[dict[str, float]]) -> None:
         """Create a new version, or continue the version of a checkpoint with the rows of its completed rounds.
@@ -149,8 +155,7 @@ class RunFolder:
     def close(self, status: str) -> None:
         """Finish the loggers; ``status`` is ``success`` or ``failed``."""
         self.each(lambda logger: logger.finalize(status), first=0)
-        if self._lock is not None:
-            self._lock.close()
+        self.release()
 
     def each(self, call: Callable[[Logger], object], first: int = 1) -> None:
         """Call a function with each logger except the table; a failing logger only causes a warning."""

@@ -53,7 +53,11 @@ FREE_OF_COMMAND = ("ckpt_path", "allow_changes")
 
 def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, allow_changes: bool = False) -> None:
     """Run all rounds from the module's or the given weights, or the rounds after a checkpoint."""
-    source, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
+    try:
+        source, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
+    except BaseException:  # a notebook may resume the run after a refusal
+        run.folder.release()
+        raise
     with run.folder.needing_room(run.server):
         run.folder.open(source, run.metrics.history)
         folder = run.folder.shared = run.workers.gather(run.folder.path)[0]
