@@ -17,7 +17,6 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import Method, Weighted
 from fl_lightning.data import RandomCrop, RandomFlip
-from fl_lightning.engine import run
 from fl_lightning.engine.groups import choosing
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import (
@@ -50,7 +49,7 @@ pytestmark = pytest.mark.filterwarnings("error:clients that cannot train side by
 def _quick(undrawn, monkeypatch):
     """Few clients may train side by side."""
     monkeypatch.setattr(choosing, "LEAST_CLIENTS", 2)
-    monkeypatch.setattr(run, "code_of_run", lambda *args: {})
+    monkeypatch.setattr("fl_lightning.trainer.code_of_run", lambda *args: {})
 
 
 # ---------------------------------------------------------------------- methods

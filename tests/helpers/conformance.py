@@ -30,7 +30,7 @@ SAME = _NAMES.split()  # attributes of ``self.trainer`` with the values of Light
 
 # functions that take half of the time of a short run and are tested elsewhere, with their replacements
 LEFT_OUT = {
-    "fl_lightning.engine.run.code_of_run": lambda *args: {},
+    "fl_lightning.trainer.code_of_run": lambda *args: {},
     "fl_lightning.engine.fingerprint.code_of_run": lambda *args: {},
     "fl_lightning.callbacks.record.git_revision": lambda: None,
 }
