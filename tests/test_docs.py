@@ -1,5 +1,6 @@
 """The documents agree with the code and with each other."""
 
+import importlib
 import inspect
 import re
 import shlex
@@ -93,6 +94,27 @@ def test_the_architecture_names_files_and_functions_that_exist():
     code = "".join(path.read_text() for path in package.rglob("*.py"))
     for name in re.findall(r"`(?:[A-Z]\w+\.)?([a-z_]+)`", text):
         assert re.search(rf"(def |self\.|^    ){name}\b", code, re.MULTILINE), name
+
+
+def test_the_nine_concepts_of_the_glossary_are_classes():
+    table = (ROOT / "docs" / "glossary.md").read_text().split("## The nine concepts")[1].split("\n## ")[0]
+    paths = re.findall(r"^\| \w+ \| `([\w.]+)` \|", table, re.MULTILINE)
+    assert len(paths) == 9
+    for path in paths:
+        module, name = path.rsplit(".", 1)
+        assert hasattr(importlib.import_module(module), name), path
+
+
+def test_the_modules_that_are_stable_have_a_page_each():
+    stable = re.findall(
+        r"^\| \[`(fl_lightning\.\w+)`\]\((api/\w+\.md)\)", (ROOT / "docs/stability.md").read_text(), re.M
+    )
+    pages = [
+        (module, f"api/{page.name}")
+        for page in (ROOT / "docs" / "api").glob("*.md")
+        for module in re.findall(r"automodule:: (\S+)", page.read_text())
+    ]
+    assert sorted(stable) == sorted(pages)
 
 
 @pytest.mark.parametrize("workers", sample([1, 2], 1))
