@@ -1,4 +1,4 @@
-"""Reading YAML. Text that PyYAML would drop in silence, or end with a traceback, is an error of one line here."""
+"""Reads YAML. Text that PyYAML would drop silently, or refuse with a traceback, is an error of one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OLD_NUMBER = re.compile(r"[-+]?0[0-7_]+|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_
 
 # the parser that is written in C reads a config faster
 class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """The safe loader, but a date is a text, as it is for the parser of configs."""
+    """The safe loader, except that a date is a text, in agreement with the parser of configs."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{TAG}timestamp"]
@@ -44,7 +44,7 @@ def text_of_file(path: Path) -> str:
     try:
         return path.read_text("utf-8-sig")
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}; give another file") from error
+        raise UsageError(f"{path}: cannot be read: {error.strerror}; pass another file") from error
     except UnicodeDecodeError as error:
         before = error.object[: error.start].decode("utf-8-sig")
         byte = f"the byte 0x{error.object[error.start]:02x} is not UTF-8"
@@ -101,7 +101,7 @@ def checked_yaml(text: str, name: str) -> Any:
     except UsageError:
         raise
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:  # such as `!!int a`
-        hint = "give a text without tags, deep nesting and an alias within its own value"
+        hint = "remove tags, deep nesting and aliases within their own values"
         raise UsageError(f"{name}: {clipped(text_of(error), 100)}; {hint}") from error
 
 

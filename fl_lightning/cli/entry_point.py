@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import shlex
 import signal
 import sys
@@ -84,11 +85,23 @@ def without_command(words: list[str]) -> int | None:
     raise UsageError(f"{given}: no such command; pass one of {', '.join(COMMANDS)}{hint}")
 
 
+# messages of argparse, and the key, value and remedy that replace them
+PARSER_ERRORS = {
+    r"the following arguments are required: (.+)": r"\1: a required argument is missing; add it",
+    r"unrecognized arguments: (.+)": r"\1: unknown argument; remove it",
+    r"argument (\S+): invalid choice: (.+) \(choose from (.+)\)": r"\1=\2: pass one of \3",
+    r"argument (\S+): invalid (\w+) value: (.+)": r"\1=\3: pass a value of type \2",
+    r"argument (\S+): expected (.+) arguments?": r"\1: pass \2 value after it",
+}
+
+
 class OneLineParser(argparse.ArgumentParser):
-    """A parser whose errors are one line instead of the whole usage."""
+    """A parser whose errors are one line, with a remedy, instead of the whole usage."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
+        for pattern, line in PARSER_ERRORS.items():
+            message = re.sub(f"^{pattern}$", line, message)
+        raise UsageError(f"{message} (--help lists the arguments)")
 
 
 def end_with_status(command: Callable[[], int | None]) -> None:
