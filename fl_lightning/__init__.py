@@ -9,6 +9,7 @@ from fl_lightning.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fl_lightning.client import Client as Client
+    from fl_lightning.client_context import ClientContext as ClientContext
     from fl_lightning.data import FederatedDataModule as FederatedDataModule
     from fl_lightning.data import Partitioned as Partitioned
     from fl_lightning.method import Method as Method
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Client": "client",
+    "ClientContext": "client_context",
     "FederatedDataModule": "data",
     "FederatedTrainer": "trainer",
     "FitResult": "results",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, overload
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
 import torch
 from lightning.fabric.utilities.apply_func import apply_to_collection, move_data_to_device
@@ -15,13 +15,11 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import SharedStateError, UsageError, check_all, clipped, require
 from fl_lightning.functional._precision import needs_gradient
+from fl_lightning.server import Server
 from fl_lightning.state import State, Weighted
-
-if TYPE_CHECKING:
-    from fl_lightning.client import Client
-    from fl_lightning.server import Server
 
 Value = TypeVar("Value")
 Payload = dict[str, Weighted]
@@ -117,13 +115,13 @@ class Method:
         hooks = ("on_before_optimizer_step", "on_after_clipping", "on_after_optimizer_step")
         return any(overrides(self, hook) for hook in hooks)
 
-    def setup(self, client: Client, optimizer: Optimizer) -> None:
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         """Check the module and its optimizer before round 0; raise a UsageError if the method does not fit.
 
         No client has trained yet: ``client.info`` describes client 0.
         """
 
-    def initial_memory(self, client: Client) -> dict[str, Any]:
+    def initial_memory(self, client: ClientContext) -> dict[str, Any]:
         """Return the initial content of ``client.memory(self)``, in the client's first visit.
 
         It must depend only on ``client.info``, ``client.received`` and streams of :mod:`fl_lightning.seeding`, so that
@@ -135,41 +133,41 @@ class Method:
         """Whether the state entry ``key`` travels; an entry that does not stays in the client's memory."""
         return True
 
-    def on_client_start(self, client: Client) -> None:
+    def on_client_start(self, client: ClientContext) -> None:
         """After the client has received the global state, before its first step."""
 
-    def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
+    def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
         """The logits ``(B, C)`` that the module's own loss sees, in training only; of the same shape."""
         return logits
 
-    def penalty(self, client: Client, step: Step) -> Tensor | None:
+    def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
         """A scalar tensor that is added to the loss and logged as ``train/<name>``; None for no term.
 
         A penalty of several terms logs each of them, with its coefficient, by ``client.log_term``.
         """
         return None
 
-    def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+    def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         """Before the gradients, which are unscaled, are clipped and applied: correct them in place.
 
         A step that 16-mixed loses, since its gradients overflow, calls none of the hooks around the optimizer's step.
         """
 
-    def on_after_clipping(self, client: Client, optimizer: Optimizer) -> None:
+    def on_after_clipping(self, client: ClientContext, optimizer: Optimizer) -> None:
         """After the corrections of all methods and clipping: read the gradients, but do not change them."""
 
-    def on_after_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+    def on_after_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         """After the optimizer has moved the parameters: correct them in place."""
 
-    def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
+    def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
         """Return the payload after the last local step, computed for example from ``client.change``."""
         return None
 
-    def transform_client_update(self, client: Client, delta: State) -> State:
+    def transform_client_update(self, client: ClientContext, delta: State) -> State:
         """The change of the parameters that the client sends, after :meth:`on_client_end`: the same entries."""
         return delta
 
-    def client_weight(self, client: Client) -> float | None:
+    def client_weight(self, client: ClientContext) -> float | None:
         """The client's weight in the mean, None to leave it to ``trainer.weighting``.
 
         It is 0, or a number from 1e-12 to 1e30, with which sums are exact: the ratios of the clients' weights count.
@@ -266,7 +264,7 @@ class MethodList:
         changing = [type(method).__name__ for method in self.methods if overrides(method, "transform_logits")]
         return wanted | ({"logits": changing[0]} if changing else {})
 
-    def setup(self, client: Client, optimizer: Optimizer) -> None:
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         """Let each method refuse what does not fit it, then refuse what does not fit together."""
         check_all(partial(method.setup, client, optimizer) for method in self.methods)
         self.client_weight(client)  # raises if two methods disagree
@@ -291,12 +289,12 @@ class MethodList:
             check_returned(known, method, "exchanges", answer, f"return True if {key!r} travels, or False")
         return all(answers)
 
-    def call(self, hook: str, client: Client, *args: Any) -> None:
+    def call(self, hook: str, client: ClientContext, *args: Any) -> None:
         """Call a hook of a client that returns nothing, of each method in list order: corrections add."""
         for method in self.having(hook):
             call_hook(method, hook, client, *args)
 
-    def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
+    def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
         """Apply the methods' transforms in list order."""
         for method in self.having("transform_logits"):
             check_logits(method, client, logits)
@@ -306,7 +304,7 @@ class MethodList:
             logits = new
         return logits
 
-    def penalties(self, client: Client, step: Step) -> dict[str, Tensor]:
+    def penalties(self, client: ClientContext, step: Step) -> dict[str, Tensor]:
         """The terms that are added to the loss, by the method's name."""
         terms = {}
         for method in self.having("penalty"):
@@ -324,7 +322,7 @@ class MethodList:
             terms[method.name] = term.reshape(()) if term.ndim else term
         return terms
 
-    def on_client_end(self, client: Client) -> dict[str, Payload]:
+    def on_client_end(self, client: ClientContext) -> dict[str, Payload]:
         """Return the payload of each method by name."""
         sent: dict[str, Payload] = {}
         for method in self.methods:
@@ -336,14 +334,14 @@ class MethodList:
             sent[method.name] = dict(payload or {})
         return sent
 
-    def transform_client_update(self, client: Client, delta: State) -> State:
+    def transform_client_update(self, client: ClientContext, delta: State) -> State:
         """Apply the methods' transforms in list order."""
         for method in self.having("transform_client_update"):
             new = call_hook(method, "transform_client_update", client, delta)
             delta = checked_state(method, "transform_client_update", new, delta)
         return delta
 
-    def client_weight(self, client: Client) -> float | None:
+    def client_weight(self, client: ClientContext) -> float | None:
         """The weight that the methods agree on, None where none gives one."""
         weights: dict[str, float] = {}
         for method in self.having("client_weight"):
@@ -420,7 +418,7 @@ def overrides(method: Method, hook: str) -> bool:
     return hook in vars(method) or getattr(type(method), hook) is not getattr(Method, hook)
 
 
-def call_hook(method: Method, hook: str, client: Client, *args: Any) -> Any:
+def call_hook(method: Method, hook: str, client: ClientContext, *args: Any) -> Any:
     """The result of a client hook."""
     try:
         return getattr(method, hook)(client, *args)
@@ -431,7 +429,7 @@ def call_hook(method: Method, hook: str, client: Client, *args: Any) -> Any:
             raise SharedStateError(f"method={type(method).__name__}: {hook} wrote to {written}, {hint}")
 
 
-def check_logits(method: Method, client: Client, logits: Tensor) -> None:
+def check_logits(method: Method, client: ClientContext, logits: Tensor) -> None:
     """Refuse logits that are not one for each label that a method counts."""
     counts = client.info.label_counts if method.needs_label_counts else None
     if counts is not None and logits.shape[-1:] != counts.shape[-1:]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fl_lightning import Client, Method, Server, ServerValue, Weighted
+from fl_lightning import ClientContext, Method, Server, ServerValue, Weighted
 from fl_lightning.errors import require
 from fl_lightning.state import State
 
@@ -28,10 +28,10 @@ class ClippedChange(Method):
         require(factor > 0, "ClippedChange.factor", factor, "pass a number above 0")
         self.factor = factor
 
-    def on_client_end(self, client: Client) -> dict[str, Weighted]:
+    def on_client_end(self, client: ClientContext) -> dict[str, Weighted]:
         return {"norm": Weighted.of(client.drift)}
 
-    def transform_client_update(self, client: Client, delta: State) -> State:
+    def transform_client_update(self, client: ClientContext, delta: State) -> State:
         scale = min(1.0, self.factor * self.mean_norm / client.drift) if client.drift else 1.0
         client.log(self.name, scale, weight=client.info.num_examples)
         return {name: scale * value for name, value in delta.items()}

@@ -53,8 +53,7 @@ class Client(LightningModule):
 
     Its :meth:`training_step` returns the loss of the user's module plus the penalties of the methods. One object serves
     all clients of a process: their state is loaded in place, into the :class:`Resident` module, and everything else of
-        a
-    client is in its :class:`Visit`.
+    a client is in its :class:`Visit`.
 
     Args:
         module: the user's LightningModule.

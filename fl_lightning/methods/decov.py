@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fl_lightning.client import Client
+from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.functional import covariance_decorrelation
 from fl_lightning.method import Method, Step
@@ -34,5 +34,5 @@ class DeCov(Method):
         require(weight >= 0, "DeCov.weight", weight, "give 0 or more")
         self.weight = weight
 
-    def penalty(self, client: Client, step: Step) -> Tensor | None:
+    def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
         return self.weight * covariance_decorrelation(step.taps["representation"])

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from fl_lightning.client import Client
+from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.method import Method, ServerValue, overrides
 from fl_lightning.seeding import torch_rng
@@ -65,7 +65,7 @@ class DPFedAvg(Method):
         require(0 < delta < 1, "DPFedAvg.delta", delta, "use a probability above 0, well below 1 / clients")
         self.clip, self.noise, self.delta = clip, noise, delta
 
-    def setup(self, client: Client, optimizer: Optimizer) -> None:
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         others = [method for method in client.methods.methods if method is not self]
         for method in others:
             hooks = [hook for hook in IN_THE_WAY if overrides(method, hook)]
@@ -76,16 +76,16 @@ class DPFedAvg(Method):
         if self.noise:
             self.spent({"1/1": 1})  # names the missing package
 
-    def client_weight(self, client: Client) -> float | None:
+    def client_weight(self, client: ClientContext) -> float | None:
         return 1.0
 
-    def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
+    def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
         changed = [n for n in client.sent_frozen if not torch.equal(client.live[n], client.received[n])]
         hint = "a frozen parameter that changes in a visit would be sent without noise; do not change it"
         require(not (self.noise and changed), "DPFedAvg with frozen parameters", changed[:1], hint)
         return {"clients": Weighted.summed(1.0, 1.0)}
 
-    def transform_client_update(self, client: Client, delta: State) -> State:
+    def transform_client_update(self, client: ClientContext, delta: State) -> State:
         size = float(norm({name: value.double() for name, value in delta.items()}))
         if size <= self.clip:
             return delta

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch.optim import Optimizer
 
-from fl_lightning.client import Client
+from fl_lightning.client_context import ClientContext
 from fl_lightning.method import Method
 
 
@@ -24,9 +24,9 @@ class FedBABU(Method):
 
     requires = ("logits",)
 
-    def setup(self, client: Client, optimizer: Optimizer) -> None:
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         self.head = client.parameters_under("logits")
 
-    def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+    def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         for name in self.head:
             client.live[name].grad = None

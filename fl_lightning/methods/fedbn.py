@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from fl_lightning.client import Client
+from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.method import Method
 
@@ -24,7 +24,7 @@ class FedBN(Method):
         UsageError: the module has no BatchNorm or InstanceNorm layer with parameters or statistics.
     """
 
-    def setup(self, client: Client, optimizer: Optimizer) -> None:
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         layers = [path for path, part in client.module.named_modules() if isinstance(part, _NormBase)]
         self.local = {name for path in layers for name in client.live if name.startswith(f"{path}.")}
         kind = type(client.module).__name__

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.client import Client
+from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.functional import (
     cosine_similarity,
@@ -106,17 +106,17 @@ class FedCKA(Method):
         self.mu, self.similarity = mu, kernel if similarity == "rbf" else SIMILARITIES[similarity]
         self.bandwidth, self.requires = bandwidth, tuple(names)
 
-    def setup(self, client: Client, optimizer: Optimizer) -> None:
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         client.frozen_copy()  # refuses a model that cannot be copied
 
-    def on_client_start(self, client: Client) -> None:
+    def on_client_start(self, client: ClientContext) -> None:
         previous = client.memory(self).get("previous")
         client.scratch(self).compares = previous is not None
         if previous is not None:
             client.load_reference("global", client.received, self.requires)
             client.load_reference("previous", previous, self.requires)
 
-    def penalty(self, client: Client, step: Step) -> Tensor | None:
+    def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
         if not client.scratch(self).compares:
             return None
         to_global, to_previous = client.observe("global"), client.observe("previous")
@@ -128,6 +128,6 @@ class FedCKA(Method):
             client.log_term(self, tap, self.mu / len(terms) * term.detach())
         return self.mu * torch.stack(terms).mean()
 
-    def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
+    def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
         client.memory(self)["previous"] = client.state()
         return None

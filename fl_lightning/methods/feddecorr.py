@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fl_lightning.client import Client
+from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.functional import correlation_frobenius, singular_value_variance
 from fl_lightning.method import Method, Step
@@ -44,7 +44,7 @@ class FedDecorr(Method):
         require(beta >= 0, "FedDecorr.beta", beta, "give 0 or more")
         self.beta, self.form = beta, form
 
-    def penalty(self, client: Client, step: Step) -> Tensor | None:
+    def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
         z = step.taps["representation"]
         term = singular_value_variance(z) if self.form == "singular_values" else correlation_frobenius(z, self.form)
         return self.beta * term

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import torch
 from torch.optim import Optimizer
 
-from fl_lightning.client import Client
+from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.method import Method, ServerValue
 from fl_lightning.server import Server
@@ -62,18 +62,18 @@ class FedDyn(Method):
     def on_fit_start(self, server: Server) -> None:
         self._mean_examples = server.num_examples / server.num_clients
 
-    def on_client_start(self, client: Client) -> None:
+    def on_client_start(self, client: ClientContext) -> None:
         share = client.info.num_examples / self._mean_examples if self.scaled else 1.0
         visit, zeros = client.scratch(self), {name: torch.zeros_like(client.live[name].data) for name in client.sent}
         visit.alpha = self.alpha / share if share else 0.0
         visit.own = client.memory(self).get("g") or zeros
 
-    def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+    def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         visit = client.scratch(self)
         client.add_to_gradients(visit.own, visit.alpha)
         client.add_to_gradients(client.drift_so_far(client.sent), visit.alpha)
 
-    def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
+    def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
         memory = client.memory(self)
         sent = {name: Weighted.of(client.change[name]) for name in client.sent}
         memory["g"] = {name: g + client.change[name].to(g) for name, g in client.scratch(self).own.items()}
@@ -83,7 +83,7 @@ class FedDyn(Method):
             memory["latest"] = now
         return sent
 
-    def client_weight(self, client: Client) -> float | None:
+    def client_weight(self, client: ClientContext) -> float | None:
         return 1.0
 
     def transform_update(self, server: Server, delta: State, payload: dict[str, Weighted]) -> State:

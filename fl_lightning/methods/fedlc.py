@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.client import Client
+from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.functional import calibrated_logits
 from fl_lightning.method import Method, Step
@@ -57,11 +57,11 @@ class FedLC(Method):
         require(tau >= 0, "FedLC.tau", tau, "give 0 or more")
         self.tau, self.missing, self.denominator, self.margin = tau, missing, denominator, margin
 
-    def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
+    def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
         counts: Tensor = client.info.label_counts  # type: ignore[assignment]
         return calibrated_logits(logits, counts.to(logits.device), self.tau, self.missing, self.margin)
 
-    def penalty(self, client: Client, step: Step) -> Tensor | None:
+    def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
         """Log(1 - p_y), which turns the cross-entropy over all classes into the equation as printed."""
         if self.denominator == "all" or step.targets is None:
             return None

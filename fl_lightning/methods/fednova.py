@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torch.optim import Optimizer
 
-from fl_lightning.client import Client
+from fl_lightning.client_context import ClientContext
 from fl_lightning.method import Method, require_sgd
 from fl_lightning.server import Server
 from fl_lightning.state import State, Weighted
@@ -36,15 +36,15 @@ class FedNova(Method):
     needs_exchange = True
     mu = 0.0
 
-    def setup(self, client: Client, optimizer: Optimizer) -> None:
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         self.mu = client.methods.proximal
         require_sgd("FedNova", optimizer, "its normalisation holds for SGD, with or without momentum; use that")
 
-    def on_client_start(self, client: Client) -> None:
+    def on_client_start(self, client: ClientContext) -> None:
         visit = client.scratch(self)
         visit.counter = visit.norm = visit.first_rate = 0.0
 
-    def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+    def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         rate, momentum = (optimizer.param_groups[0][key] for key in ("lr", "momentum"))
         visit = client.scratch(self)
         visit.first_rate = visit.first_rate or rate
@@ -52,10 +52,10 @@ class FedNova(Method):
         weight = rate / visit.first_rate if rate else 0.0
         visit.norm = visit.norm * (1 - rate * self.mu) + weight * visit.counter
 
-    def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
+    def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
         return {"steps": Weighted.of(client.num_steps if self.mu else client.scratch(self).norm, client.weight)}
 
-    def transform_client_update(self, client: Client, delta: State) -> State:
+    def transform_client_update(self, client: ClientContext, delta: State) -> State:
         norm = client.scratch(self).norm
         return {name: value / norm for name, value in delta.items()} if norm else delta
 

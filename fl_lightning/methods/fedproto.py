@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.client import Client
+from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.functional import class_sums, prototype_distance
 from fl_lightning.method import Method, ServerValue, Step
@@ -49,7 +49,7 @@ class FedProto(Method):
     def exchanges(self, key: str) -> bool:
         return self.aggregate_weights
 
-    def on_client_start(self, client: Client) -> None:
+    def on_client_start(self, client: ClientContext) -> None:
         visit, shape = client.scratch(self), client.tap_shape("representation")
         visit.sums, visit.counts, visit.epoch = None, None, 0
         if shape is not None:  # clients side by side need tensors of the final shape before the first step
@@ -57,7 +57,7 @@ class FedProto(Method):
             visit.sums = torch.zeros(classes, shape.numel(), dtype=torch.float64, device=device)
             visit.counts = torch.zeros(classes, 1, dtype=torch.float64, device=device)
 
-    def penalty(self, client: Client, step: Step) -> Tensor | None:
+    def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
         z, targets = step.taps["representation"], step.targets
         if targets is None:
             return None
@@ -71,7 +71,7 @@ class FedProto(Method):
         where = z.device
         return self.lambda_ * prototype_distance(z, targets, self.prototypes.to(where), self.known.to(where))
 
-    def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
+    def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
         sums, counts = client.scratch(self).sums, client.scratch(self).counts
         if sums is None or not counts.any():
             return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch.optim import Optimizer
 
-from fl_lightning.client import Client
+from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.method import Method
 from fl_lightning.state import Weighted
@@ -38,10 +38,10 @@ class FedProx(Method):
     def proximal(self) -> float:
         return self.mu
 
-    def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+    def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         client.add_to_gradients(client.drift_so_far(client.trainable), self.mu)
 
-    def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
+    def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
         squares = sum(float(change.square().sum()) for change in client.change.values())
         client.log(self.name, 0.5 * self.mu * squares, weight=client.info.num_examples)
         return None

@@ -13,7 +13,7 @@ from typing import Literal
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.client import Client
+from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.functional import restricted_logits
 from fl_lightning.method import Method
@@ -51,7 +51,7 @@ class FedRS(Method):
     def corrects_gradients(self) -> bool:
         return not self.use_bias
 
-    def setup(self, client: Client, optimizer: Optimizer) -> None:
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         path = client.tap_paths["logits"]
         head = client.module.get_submodule(path)
         hint = f"the tap logits is bound to {path!r}, which has no bias; bind it to the classifier, or set it to true"
@@ -59,12 +59,12 @@ class FedRS(Method):
         biases = [name for name, value in client.live.items() if value is getattr(head, "bias", None)]
         self._bias = None if self.use_bias or not biases else biases[0]
 
-    def transform_logits(self, client: Client, logits: Tensor) -> Tensor:
+    def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
         counts: Tensor = client.info.label_counts  # type: ignore[assignment]
         logits = logits if self._bias is None else logits - client.live[self._bias]
         return restricted_logits(logits, counts.to(logits.device), self.alpha, self.mode)
 
-    def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+    def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         # subtracting the bias leaves a gradient of 0, with which weight decay and momentum would still move it
         if self._bias is not None:
             client.live[self._bias].grad = None

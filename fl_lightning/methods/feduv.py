@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.client import Client
+from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.functional import probability_variance_hinge, rbf_uniformity
 from fl_lightning.method import Method, Step
@@ -70,14 +70,14 @@ class FedUV(Method):
         self.mu, self.lambda_, self.hinge = mu, lambda_, hinge
         self.bandwidth_factor, self.detach_bandwidth, self.spectral = bandwidth_factor, detach_bandwidth, spectral
 
-    def setup(self, client: Client, optimizer: Optimizer) -> None:
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         path = client.tap_paths["logits"]
         weight = getattr(client.module.get_submodule(path), "weight", None)
         hint = f"the tap logits is bound to {path!r}, which has no weight matrix; bind it to the classifier, or give 0"
         matrix = isinstance(weight, Tensor) and weight.ndim == 2
         require(not self.spectral or matrix, "FedUV.spectral", self.spectral, hint)
 
-    def penalty(self, client: Client, step: Step) -> Tensor | None:
+    def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
         z, logits = step.taps["representation"], step.taps["logits"]
         lambda_ = logits.shape[1] / 4 if self.lambda_ is None else self.lambda_
         terms: dict[str, Tensor] = {}  # a term whose coefficient is 0 is not computed

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch.optim import Optimizer
 
-from fl_lightning.client import Client
+from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.method import Method
 
@@ -33,14 +33,14 @@ class FixBN(Method):
         require(0 <= share <= 1, "FixBN.share", share, "use a number from 0 to 1")
         self.share = share
 
-    def setup(self, client: Client, optimizer: Optimizer) -> None:
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         kind = type(client.module).__name__
         hint = "it has no BatchNorm layer that updates running statistics; take FixBN out"
         require(bool(client.batch_norms), "FixBN with the model", kind, hint)
         hint = "FixBN needs shared statistics; use average or recalibrate, or remove FixBN"
         require(client.shares_buffers, "FixBN with trainer.buffers", "keep or local", hint)
 
-    def on_client_start(self, client: Client) -> None:
+    def on_client_start(self, client: ClientContext) -> None:
         stay = [path for path in client.batch_norms if f"{path}.running_mean" in client.kept]
         hint = (
             "their statistics stay with the clients: take FixBN out, or the method that keeps them there, such as FedBN"

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fl_lightning.client import Client
+from fl_lightning.client_context import ClientContext
 from fl_lightning.method import Method
 from fl_lightning.seeding import torch_rng
 from fl_lightning.server import Server
@@ -36,7 +36,7 @@ class Freeze(Method):
     def __init__(self, mode: Literal["frozen", "reset_each_round"] = "frozen", orthogonal: bool = False) -> None:
         self.mode, self.orthogonal = mode, orthogonal
 
-    def setup(self, client: Client, optimizer: Optimizer) -> None:
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         self.head = client.parameters_under("logits")
 
     def on_fit_start(self, server: Server) -> None:
@@ -45,9 +45,9 @@ class Freeze(Method):
             drawn = torch.empty(server.state[name].shape)
             server.assign({name: nn.init.orthogonal_(drawn, generator=torch_rng(server.seed, "head"))})
 
-    def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+    def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         for name in self.head if self.mode == "frozen" else ():
             client.live[name].grad = None
 
-    def transform_client_update(self, client: Client, delta: State) -> State:
+    def transform_client_update(self, client: ClientContext, delta: State) -> State:
         return {name: torch.zeros_like(value) if name in self.head else value for name, value in delta.items()}

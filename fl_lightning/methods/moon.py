@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.client import Client
+from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.functional import model_contrastive_loss
 from fl_lightning.method import Method, Step
@@ -55,10 +55,10 @@ class MOON(Method):
         require(pool_size >= 1, "MOON.pool_size", pool_size, "give 1 or more")
         self.mu, self.temperature, self.pool_size, self.first = mu, temperature, pool_size, first
 
-    def setup(self, client: Client, optimizer: Optimizer) -> None:
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         client.frozen_copy()  # refuses a model that cannot be copied
 
-    def on_client_start(self, client: Client) -> None:
+    def on_client_start(self, client: ClientContext) -> None:
         pool = client.memory(self).get("pool") or self._first_pool(client)
         # FedCKA uses the same name for the newest, so that both methods share one reference model
         names = ["previous", *(f"previous.{age}" for age in range(1, len(pool)))][: len(pool)]
@@ -68,7 +68,7 @@ class MOON(Method):
         if pool:
             client.load_reference("global", client.received, self.requires)
 
-    def penalty(self, client: Client, step: Step) -> Tensor | None:
+    def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
         names = client.scratch(self).names
         if not names:
             return None
@@ -76,12 +76,12 @@ class MOON(Method):
         z = step.taps["representation"]
         return self.mu * model_contrastive_loss(z, to_global, to_previous, self.temperature)
 
-    def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
+    def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
         pool = client.memory(self).get("pool", [])
         client.memory(self)["pool"] = [*pool, client.state()][-self.pool_size :]
         return None
 
-    def _first_pool(self, client: Client) -> list[State]:
+    def _first_pool(self, client: ClientContext) -> list[State]:
         if self.first != "random":
             return [client.received] if self.first == "global" else []
         module = client.frozen_copy()

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from torch.optim import Optimizer
 
-from fl_lightning.client import Client
+from fl_lightning.client_context import ClientContext
 from fl_lightning.method import Method, ServerValue, require_sgd
 from fl_lightning.server import Server
 from fl_lightning.state import Weighted, clone
@@ -61,7 +61,7 @@ class SCAFFOLD(Method):
     ) -> None:
         self.variate, self.correction, self.weighting, self.scaled = variate, correction, weighting, scaled
 
-    def setup(self, client: Client, optimizer: Optimizer) -> None:
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         if self.variate == "displacement":
             hint = (
                 "its variates hold for SGD without momentum and with one rate; use that, or SCAFFOLD.variate=gradients"
@@ -71,7 +71,7 @@ class SCAFFOLD(Method):
     def on_fit_start(self, server: Server) -> None:
         self._mean_examples = server.num_examples / server.num_clients
 
-    def on_client_start(self, client: Client) -> None:
+    def on_client_start(self, client: ClientContext) -> None:
         visit = client.scratch(self)
         # a client without examples takes no step, and its share does not count
         visit.share = (client.info.num_examples or 1) / self._mean_examples if self.scaled else 1.0
@@ -81,7 +81,7 @@ class SCAFFOLD(Method):
         visit.gap = {name: value / visit.share - visit.own[name] for name, value in visit.of_server.items()}
         visit.gradients, visit.clipping, visit.rates = clone(zeros), clone(zeros), 0.0
 
-    def on_before_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+    def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         visit = client.scratch(self)
         visit.rates += optimizer.param_groups[0]["lr"]
         if self.variate == "gradients":
@@ -91,17 +91,17 @@ class SCAFFOLD(Method):
         if self.variate == "gradients":
             client.add_gradients_to(visit.clipping, -1.0)
 
-    def on_after_clipping(self, client: Client, optimizer: Optimizer) -> None:
+    def on_after_clipping(self, client: ClientContext, optimizer: Optimizer) -> None:
         # the effect of clipping, gradient after minus before, is summed separately, so that nothing is rounded without
         # it
         if self.variate == "gradients":
             client.add_gradients_to(client.scratch(self).clipping)
 
-    def on_after_optimizer_step(self, client: Client, optimizer: Optimizer) -> None:
+    def on_after_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         if self.correction == "post_step":
             client.add_to_parameters(client.scratch(self).gap, -optimizer.param_groups[0]["lr"])
 
-    def on_client_end(self, client: Client) -> dict[str, Weighted] | None:
+    def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
         visit = client.scratch(self)
         # without a step, or with a rate of 0 throughout, a displacement says nothing about the gradient
         if client.num_steps == 0 or (self.variate == "displacement" and not visit.rates):
@@ -113,7 +113,7 @@ class SCAFFOLD(Method):
         kept = client.memory(self)["variate"] = {name: value.to(visit.own[name]) for name, value in new.items()}
         return {name: Weighted.of((value - visit.own[name]) * visit.share) for name, value in kept.items()}
 
-    def client_weight(self, client: Client) -> float | None:
+    def client_weight(self, client: ClientContext) -> float | None:
         return 1.0 if self.weighting == "uniform" else None
 
     def on_round_end(self, server: Server, payload: dict[str, Weighted]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.client import Client
+from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.functional import structured_covariance_decorrelation
 from fl_lightning.method import Method, Step
@@ -40,12 +40,12 @@ class StructuredDeCov(Method):
         require(gamma >= 0, "StructuredDeCov.gamma", gamma, "give 0 or more")
         self.weight, self.groups, self.gamma = weight, groups, gamma
 
-    def setup(self, client: Client, optimizer: Optimizer) -> None:
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         layer = client.module.get_submodule(client.tap_paths["representation"])
         width = getattr(layer, "out_features", self.groups)
         hint = f"the representation has {width} dimensions, give at most that"
         require(self.groups <= width, "StructuredDeCov.groups", self.groups, hint)
 
-    def penalty(self, client: Client, step: Step) -> Tensor | None:
+    def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
         z = step.taps["representation"]
         return self.weight * structured_covariance_decorrelation(z, self.groups, self.gamma)

@@ -5,7 +5,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fl_lightning import Client, Step
+from fl_lightning import ClientContext, Step
 from fl_lightning.methods import FedCKA
 
 
@@ -18,13 +18,13 @@ class GlobalOnly(FedCKA):
 
     remembers: ClassVar[dict[str, str]] = {}
 
-    def on_client_start(self, client: Client) -> None:
+    def on_client_start(self, client: ClientContext) -> None:
         client.load_reference("global", client.received, self.requires)
 
-    def penalty(self, client: Client, step: Step) -> Tensor:
+    def penalty(self, client: ClientContext, step: Step) -> Tensor:
         of_global = client.observe("global")
         terms = [1 - self.similarity(step.taps[tap], of_global[tap])[0] for tap in self.requires]
         return self.mu * torch.stack(terms).mean()
 
-    def on_client_end(self, client: Client) -> None:
+    def on_client_end(self, client: ClientContext) -> None:
         return None

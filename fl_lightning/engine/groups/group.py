@@ -178,7 +178,7 @@ class Group:
             for name, value in entries.items():
                 state[name][row] = value
         self.received_own = {name: state[name].clone() for name in client.kept if starts}
-        self.stack = Stack(state, client.trainable, client.live, optimizer)
+        self.stack: Stack = Stack(state, client.trainable, client.live, optimizer)
         self._counts_steps = counts_steps(optimizer)
         self.note_settings()
         self._set_tables([references for _, references in own])
