@@ -249,7 +249,7 @@ def laid_out(
         figure.suptitle(title, fontsize=11, y=1 - 0.06 / high)
         named = any(names_along(axes.xaxis) or names_along(axes.yaxis) for axes in panels)
         if named or len(figure.axes) > len(panels) or any(axes.images or axes.get_legend() for axes in panels):
-            figure.set_layout_engine("tight", pad=0.4, rect=(0, below / high, 1, 1 - above / high))
+            figure.set_layout_engine("tight", pad=0.4, h_pad=1.0, rect=(0, below / high, 1, 1 - above / high))
         else:  # measuring all texts takes as long as drawing them
             left, right, bottom, top = 0.72, 0.12, 0.48, 0.14 + 0.16 * titles
             wspace, hspace = (left + right) / (width - left - right), (bottom + top) / (height - bottom - top)
