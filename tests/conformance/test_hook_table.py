@@ -267,7 +267,7 @@ def test_the_page_names_what_is_refused_and_every_value_of_the_trainer():
         def on_train_start(self):
             note([name for name in table("`self.trainer`") if not hasattr(self.trainer, name)])
 
-    assert set(table("What is refused")) >= REFUSED | {"automatic_optimization"}
+    assert set(table("Refused settings")) >= REFUSED | {"automatic_optimization"}
     assert set(table("`self.trainer`")) >= set(SAME)
     _, notes = notes_of(lambda: by_rounds(Model(), clients(TinyData()), rounds=1))
     assert notes == [[]]
