@@ -168,7 +168,7 @@ def entry(name: str, facts: dict[str, Any], runs: dict[str, list[dict[str, float
         empty = "FedAvg is the empty list of methods."
         return part | {"cites": facts["cites"] + ".", "summary": empty, "equation": "", "arguments": []}
     about = inspect.getdoc(sys.modules[kind.__module__]) or ""
-    own = {"equation": equation(about), "arguments": arguments(kind), "remembers": getattr(kind, "remembers", {})}
+    own = {"equation": equation(about), "arguments": arguments(kind), "memory_keys": getattr(kind, "memory_keys", {})}
     cites = f"{name}: {facts['cites']}." if "cites" in facts else markdown(about.split("\n\n")[0])
     return part | own | {"cites": cites, "summary": summary(kind)}
 

@@ -26,7 +26,7 @@ from class_examples import node_of  # noqa: E402, found through the path above
 
 from fl_lightning import data  # noqa: E402
 from fl_lightning.plotting.drawing import in_style  # noqa: E402
-from fl_lightning.records.partition import draw_labels  # noqa: E402
+from fl_lightning.storage.partition_table import draw_labels  # noqa: E402
 
 # those that the digits can be divided by; the others need domains or a plan
 DRAWN = ("IID", "Dirichlet", "ClientDirichlet", "Shards", "ClassesPerClient", "QuantityDirichlet")

@@ -18,7 +18,7 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.errors import is_users
+from fl_lightning.errors import is_user_code
 
 Code = dict[str, str]
 # hexadecimal digits of a digest
@@ -76,7 +76,7 @@ def is_own_module(name: str) -> bool:
     """Return whether a module's outermost package is the user's; a module that cannot be found counts as such."""
     spec = specification(name.split(".")[0])
     places = [] if spec is None else [spec.origin] if spec.has_location else [*(spec.submodule_search_locations or ())]
-    return spec is None or any(map(is_users, places))
+    return spec is None or any(map(is_user_code, places))
 
 
 def read_source(module: str, loaded: bool = False) -> bytes | None:
@@ -88,7 +88,7 @@ def read_source(module: str, loaded: bool = False) -> bytes | None:
     if loaded and module in sys.modules and module in _READ and _READ[module][0] is spec:
         return _READ[module][1]
     path, text = source_file(module), None
-    if path is not None and path.endswith(".py") and is_users(path):
+    if path is not None and path.endswith(".py") and is_user_code(path):
         with suppress(OSError):
             text = Path(path).read_bytes()
     if loaded:

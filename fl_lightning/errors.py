@@ -108,7 +108,7 @@ def own_text(error: BaseException) -> str:
         return f"its __str__ raises {type(problem).__name__}"
 
 
-def located(error: BaseException) -> str:
+def with_location(error: BaseException) -> str:
     """An error on one line: its kind, the file, line and function of the user's code that raised it, and its text.
 
     Frames of libraries are skipped: this package, installed packages and Python. Without a frame of the user's code,
@@ -124,10 +124,10 @@ def located(error: BaseException) -> str:
         frames += [(file, int(line), function) for file, line, function in FRAME.findall(text)]
         kind, _, text = text.strip().splitlines()[-1].partition(": ")
     if not frames:
-        return f"{kind}: {clipped(text, 160)}" if text else kind
-    file, line, function = next((frame for frame in reversed(frames) if is_users(frame[0])), frames[-1])
+        return f"{kind}: {truncate(text, 160)}" if text else kind
+    file, line, function = next((frame for frame in reversed(frames) if is_user_code(frame[0])), frames[-1])
     text = text.strip() or linecache.getline(file, line)
-    return f"{kind} at {Path(file).name}:{line} ({function}): {clipped(text, 160)}".removesuffix(": ")
+    return f"{kind} at {Path(file).name}:{line} ({function}): {truncate(text, 160)}".removesuffix(": ")
 
 
 def add_note(error: BaseException, text: str) -> None:
@@ -137,7 +137,7 @@ def add_note(error: BaseException, text: str) -> None:
 
 
 @cache
-def is_users(file: str) -> bool:
+def is_user_code(file: str) -> bool:
     """Whether a file or folder of code is the user's own: neither of this package nor of a library nor of Python's."""
     folders = [os.path.dirname(os.__file__), os.path.dirname(os.path.abspath(__file__))]
     folders += [path for name in LIBRARIES_ANYWHERE for path in getattr(sys.modules.get(name), "__path__", ())]
@@ -173,7 +173,7 @@ def texts_of(error: UsageError) -> list[str]:
 def require(condition: bool, key: str, value: object, hint: str) -> None:
     """Raise ``UsageError("key=value: hint")`` unless ``condition`` holds."""
     if not condition:
-        raise UsageError(f"{key}={clipped(repr(value), LONGEST_VALUE)}: {hint}")
+        raise UsageError(f"{key}={truncate(repr(value), LONGEST_VALUE)}: {hint}")
 
 
 def count(number: int, noun: str) -> str:
@@ -204,7 +204,7 @@ def printable_lines(text: str) -> str:
     return "\n  ".join(map(printable, [head, *names]))
 
 
-def clipped(text: str, length: int = LONGEST) -> str:
+def truncate(text: str, length: int = LONGEST) -> str:
     """A text as :func:`printable` gives it; of one that is too long the first sentence, or what fits, and the end."""
     line = printable(text)
     if len(line) <= length:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import SharedStateError, UsageError, check_all, clipped, require
+from fl_lightning.errors import SharedStateError, UsageError, check_all, require, truncate
 from fl_lightning.functional._precision import needs_gradient
 from fl_lightning.server import Server
 from fl_lightning.state import State, Weighted
@@ -94,7 +94,7 @@ class Method:
     """
 
     name = ""
-    remembers: ClassVar[Mapping[str, str]] = {}
+    memory_keys: ClassVar[Mapping[str, str]] = {}
     requires: tuple[str, ...] = ()
     needs_label_counts = False
     needs_exchange = False
@@ -440,7 +440,7 @@ def check_logits(method: Method, client: ClientContext, logits: Tensor) -> None:
 def check_returned(condition: bool, method: Method, hook: str, value: object, hint: str) -> None:
     """Refuse the result of a method's hook."""
     if not condition:
-        words = "None" if value is None else f"the {type(value).__name__} {clipped(repr(value), 60)}"
+        words = "None" if value is None else f"the {type(value).__name__} {truncate(repr(value), 60)}"
         if isinstance(value, Tensor):
             words = f"a tensor {tuple(value.shape)} of {str(value.dtype).removeprefix('torch.')}"
         raise UsageError(f"method={type(method).__name__}: {hook} returned {words}; {hint}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fl_lightning.errors import choices, count, require
-from fl_lightning.records.summary import best, final, is_share, names_to_show, told
+from fl_lightning.storage.metric_format import best, final, format_value, is_share, names_to_show
 
 if TYPE_CHECKING:
     import pandas
@@ -105,7 +105,7 @@ class FitResult:
         return curves_of({"": [self]}, tags)
 
     def __repr__(self) -> str:
-        shown = (f", {tag} {told(tag, self.metrics[tag])}" for tag in names_to_show(self.metrics))
+        shown = (f", {tag} {format_value(tag, self.metrics[tag])}" for tag in names_to_show(self.metrics))
         return f"<{self._told}{''.join(shown)}>"
 
     def _repr_html_(self) -> str:

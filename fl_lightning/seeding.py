@@ -26,7 +26,7 @@ def base_seed() -> int:
     return int(seed)
 
 
-def address(seed: int, purpose: str, *where: int) -> int:
+def derive_seed(seed: int, purpose: str, *where: int) -> int:
     """A 63-bit seed for the stream at this address: equal addresses give equal seeds on every machine."""
     text = "/".join([str(seed), purpose, *map(str, where)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
@@ -34,12 +34,12 @@ def address(seed: int, purpose: str, *where: int) -> int:
 
 def numpy_rng(seed: int, purpose: str, *where: int) -> np.random.Generator:
     """NumPy's generator for the stream at this address."""
-    return np.random.default_rng(address(seed, purpose, *where))
+    return np.random.default_rng(derive_seed(seed, purpose, *where))
 
 
 def torch_rng(seed: int, purpose: str, *where: int) -> torch.Generator:
     """Torch's CPU generator for the stream at this address."""
-    return torch.Generator().manual_seed(address(seed, purpose, *where))
+    return torch.Generator().manual_seed(derive_seed(seed, purpose, *where))
 
 
 def torch_generators() -> list[torch.Generator]:
@@ -50,14 +50,14 @@ def torch_generators() -> list[torch.Generator]:
 
 
 @contextmanager
-def ambient(seed: int, purpose: str, *where: int) -> Iterator[None]:
+def rng_scope(seed: int, purpose: str, *where: int) -> Iterator[None]:
     """Seed the global generators for code that can draw from nothing else (dropout, a user's transform).
 
     They are set to the address on entry and put back on exit: Python's, NumPy's and torch's, on CPU and GPU. Of these,
     NumPy's loses the second of a pair of normal numbers, if the first was drawn before.
     """
     python_state = random.getstate()
-    drawn = address(seed, purpose, *where)
+    drawn = derive_seed(seed, purpose, *where)
     generators = torch_generators()
     states = [generator.get_state() for generator in generators]
     with numpy_seeded(drawn % 2**32):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning import foreach
-from fl_lightning.sums import Weighted as Weighted
+from fl_lightning.aggregation import Weighted as Weighted
 
 State = dict[str, Tensor]
 # integers by their bytes

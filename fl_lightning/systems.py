@@ -19,7 +19,7 @@ Window = tuple[int, int | None]
 
 
 @dataclass(frozen=True)
-class Fate:
+class SystemOutcome:
     """The outcome of a client in a round.
 
     Args:
@@ -129,7 +129,7 @@ class SystemsHeterogeneity:
             if any(a <= round_ and (b is None or round_ <= b) for a, b in self._windows.get(k, [(0, None)]))
         ]
 
-    def fates(self, seed: int, round_: int, cohort: list[int], whole: int) -> dict[int, Fate]:
+    def outcomes(self, seed: int, round_: int, cohort: list[int], whole: int) -> dict[int, SystemOutcome]:
         """Return the outcomes of the clients of a cohort by id.
 
         Args:
@@ -141,13 +141,13 @@ class SystemsHeterogeneity:
         number = math.floor(self.stragglers * len(cohort) + 0.5)
         late = {cohort[place] for place in numpy_rng(seed, "stragglers", round_).permutation(len(cohort))[:number]}
         most = whole - 1 if self.most is None else self.most
-        fates = {}
+        outcomes = {}
         for k in cohort:
             drawn = numpy_rng(seed, "dropout", round_, k).random()
             if drawn < self.dropout_before or (k in late and self.late == "drop"):
-                fates[k] = Fate(lost="before")
+                outcomes[k] = SystemOutcome(lost="before")
                 continue
             work = int(numpy_rng(seed, "work", round_, k).integers(self.least, most + 1)) if k in late else None
             lost: Lost | None = "after" if drawn < self.dropout_before + self.dropout_after else None
-            fates[k] = Fate(None if work == whole else work, lost)
-        return fates
+            outcomes[k] = SystemOutcome(None if work == whole else work, lost)
+        return outcomes

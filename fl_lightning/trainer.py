@@ -16,26 +16,26 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from fl_lightning.code_fingerprint import code_of
 from fl_lightning.engine import validation
 from fl_lightning.engine.argument_checks import as_list
-from fl_lightning.engine.arguments import RunArguments
 from fl_lightning.engine.commands import doctor as examination
 from fl_lightning.engine.commands import fit as commands
 from fl_lightning.engine.commands import replay as replaying
 from fl_lightning.engine.fingerprint import code_of_run, modules_of
-from fl_lightning.engine.replaced import replaced
-from fl_lightning.engine.rounds import ClientsOnWorkers
-from fl_lightning.engine.run import Clients, Result, Run, launch
+from fl_lightning.engine.rounds import SimulationBackend
+from fl_lightning.engine.run import ClientBackend, Result, Run, launch
+from fl_lightning.engine.run_arguments import RunArguments
 from fl_lightning.errors import Stopped, Terminated, require
 from fl_lightning.federation import server as federation
-from fl_lightning.federation.app import write_app
-from fl_lightning.federation.data import OneSite, Sites
-from fl_lightning.federation.messages import agreement
-from fl_lightning.federation.server import ClientsAtSites, check_suits
+from fl_lightning.federation.client_app import write_app
+from fl_lightning.federation.data import SingleSite, Sites
+from fl_lightning.federation.serialization import agreement
+from fl_lightning.federation.server import FlowerBackend, check_suits
 from fl_lightning.federation.site import answer_messages
 from fl_lightning.method import Method, MethodList
-from fl_lightning.records.partition import save_partition
 from fl_lightning.results import FitResult, History
 from fl_lightning.sampling import UniformSampler
 from fl_lightning.seeding import base_seed
+from fl_lightning.storage.partition_table import save_partition
+from fl_lightning.training.patching import patched
 
 Methods = list[Method] | Method | None
 
@@ -187,7 +187,7 @@ class FederatedTrainer(RunArguments):
         """
         hint = f"a resumed run loads its weights from ckpt_path={str(ckpt_path)!r}; pass only one of them"
         require(weights is None or ckpt_path is None, "weights", str(weights), hint)
-        self.should_stop = self.keep_as_best = False
+        self.should_stop = self.save_best = False
         if "PL_GLOBAL_SEED" not in os.environ:  # otherwise Lightning has reported it
             advice = "call lightning.seed_everything before you build the model, which draws its first weights"
             rank_zero_info(f"no seed was set; using {base_seed()}; {advice}")
@@ -322,7 +322,7 @@ class FederatedTrainer(RunArguments):
             UsageError: the file lacks this visit, or belongs to another run.
         """
         how = {"ckpt_path": ckpt_path, "round_": round, "client": client, "allow_changes": allow_changes}
-        with replaced(self, devices=1, num_nodes=1, workers_per_device=1):
+        with patched(self, devices=1, num_nodes=1, workers_per_device=1):
             return self._launch(replaying.replay, model, datamodule, method, "fit", weights, **how)
 
     def doctor(
@@ -355,7 +355,7 @@ class FederatedTrainer(RunArguments):
             ClientError: the measured client failed.
         """
         here = {"_run": self._run, "fabric": self.fabric, "weights": self.weights}
-        with replaced(self, **here), warnings.catch_warnings(record=True) as caught:
+        with patched(self, **here), warnings.catch_warnings(record=True) as caught:
             copied = examination.copies(model, as_list(method))
             how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
             plan = self._launch(examination.diagnose, copied[0], datamodule, copied[1], "fit", weights, **how)
@@ -386,7 +386,7 @@ class FederatedTrainer(RunArguments):
             UsageError: the run cannot run at sites.
         """
         require(self.config is not None, "federate", None, "use the command line, with a --config")
-        with replaced(self, devices=1, num_nodes=1):
+        with patched(self, devices=1, num_nodes=1):
             check_suits(self)
         require(bool(sites) or datamodule is not None, "sites", sites, "pass the names of the sites, or data")
         names = sites or [f"site-{k}" for k in range(getattr(datamodule, "num_clients", 1))]
@@ -436,8 +436,8 @@ class FederatedTrainer(RunArguments):
         alone = {"callbacks": [], "logger": False, "devices": 1, "num_nodes": 1, "workers_per_device": 1}
         alone |= {"clients_per_step": 1, "participation": 1.0, "cohort_size": None, "sampler": UniformSampler()}
         print(f"site {name}: reading data", flush=True)  # may take minutes
-        with replaced(self, **alone, min_clients=1, on_client_error="raise"):
-            self._launch(answer_messages, model, OneSite(datamodule, part), method, "fit", None, **how)
+        with patched(self, **alone, min_clients=1, on_client_error="raise"):
+            self._launch(answer_messages, model, SingleSite(datamodule, part), method, "fit", None, **how)
 
     def _agreed(self, model: LightningModule, method: Methods) -> str:
         return agreement(self.config or {}, code_of(modules_of([model, as_list(method)])))
@@ -462,11 +462,11 @@ class FederatedTrainer(RunArguments):
             run.call("setup")
             return command(run, weights=self.weights, **how)
 
-        clients: Clients = ClientsOnWorkers()
+        clients: ClientBackend = SimulationBackend()
         if stage == "fit" and isinstance(datamodule, Sites):
             check_suits(self)
             rules = (self.warn, self.on_client_error, self.min_clients)
-            clients = ClientsAtSites(datamodule, federation.link, self._agreed(model, method), *rules)
+            clients = FlowerBackend(datamodule, federation.link, self._agreed(model, method), *rules)
             clients.join()
         methods = MethodList(as_list(method))
         validation.check_module(model, stage)

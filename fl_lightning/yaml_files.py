@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from fl_lightning.errors import UsageError, clipped, text_of
+from fl_lightning.errors import UsageError, text_of, truncate
 
 TAG = "tag:yaml.org,2002:"
 # numbers of base 8 and 60, which few know that YAML 1.1 has
@@ -66,7 +66,7 @@ def parse_yaml(text: str, name: str) -> Any:
         since = f"(which began in line {began.line + 1}, column {began.column + 1})" if began else ""
         words = [getattr(error, "context", None), since, getattr(error, "problem", None) or str(error)]
         tab = text[index : index + 1] == "\t"
-        why = "YAML does not indent with a tab" if tab else clipped(" ".join(filter(None, words)), 150)
+        why = "YAML does not indent with a tab" if tab else truncate(" ".join(filter(None, words)), 150)
         raise UsageError(f"{place(text, index, name)}: {why}; correct it, or quote a text") from error
 
 
@@ -90,7 +90,7 @@ def checked_yaml(text: str, name: str) -> Any:
                 for key, value in node.value:
                     other = first.setdefault((key.tag, str(key.value)), key)
                     if other is not key:
-                        why = f"the key {clipped(key.value, 40)} stands in line {other.start_mark.line + 1} already"
+                        why = f"the key {truncate(key.value, 40)} stands in line {other.start_mark.line + 1} already"
                         raise UsageError(f"{place(text, key.start_mark.index, name)}: {why}; keep one of the two")
                     waiting += [key, value]
             else:
@@ -102,7 +102,7 @@ def checked_yaml(text: str, name: str) -> Any:
         raise
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:  # such as `!!int a`
         hint = "remove tags, deep nesting and aliases within their own values"
-        raise UsageError(f"{name}: {clipped(text_of(error), 100)}; {hint}") from error
+        raise UsageError(f"{name}: {truncate(text_of(error), 100)}; {hint}") from error
 
 
 def place(text: str, index: int, name: str) -> str:

@@ -43,7 +43,7 @@ MODULES = {
     "server": "server.py",
     "rounds": "engine/rounds.py",
     "cohort_training": "engine/cohort_training.py",
-    "local_training": "engine/local_training.py",
+    "local_training": "training/local_training.py",
     "functional": "functional",
     "partitioners": "data/partitioners.py",
     "statistics": "bench/statistics.py",

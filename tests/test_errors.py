@@ -16,11 +16,11 @@ from fl_lightning.errors import (
     UsageError,
     UsageErrors,
     check_all,
-    clipped,
-    is_users,
-    located,
+    is_user_code,
     require,
     texts_of,
+    truncate,
+    with_location,
 )
 from fl_lightning.models import MLP
 
@@ -39,22 +39,22 @@ def theirs():
 
 def test_the_place_is_the_innermost_one_in_the_users_code():
     line = theirs.__code__.co_firstlineno + 1
-    assert located(caught(theirs)).startswith(f"RuntimeError at test_errors.py:{line} (theirs): ")
-    assert located(caught(lambda: json.loads("{"))).startswith("JSONDecodeError at test_errors.py:")
+    assert with_location(caught(theirs)).startswith(f"RuntimeError at test_errors.py:{line} (theirs): ")
+    assert with_location(caught(lambda: json.loads("{"))).startswith("JSONDecodeError at test_errors.py:")
 
 
 def test_without_code_of_the_user_it_is_the_innermost_place():
     error = caught(lambda: json.loads("{"))
     error.__traceback__ = error.__traceback__.tb_next.tb_next
-    assert located(error).startswith("JSONDecodeError at decoder.py:")
-    assert located(ValueError("never raised")) == "ValueError: never raised"
-    assert located(KeyError()) == "KeyError"
-    assert located(ClientError("client 3 is lost")) == "client 3 is lost"
+    assert with_location(error).startswith("JSONDecodeError at decoder.py:")
+    assert with_location(ValueError("never raised")) == "ValueError: never raised"
+    assert with_location(KeyError()) == "KeyError"
+    assert with_location(ClientError("client 3 is lost")) == "client 3 is lost"
 
 
 def test_libraries_are_not_the_users():
-    assert [is_users(module.__file__) for module in (os, torch, pytest, json)] == 4 * [False]
-    assert is_users(__file__)
+    assert [is_user_code(module.__file__) for module in (os, torch, pytest, json)] == 4 * [False]
+    assert is_user_code(__file__)
 
 
 class Broken(torch.utils.data.Dataset):
@@ -69,7 +69,7 @@ class Broken(torch.utils.data.Dataset):
 def test_an_error_in_a_process_of_a_loader_has_its_place_there():
     line = Broken.__getitem__.__code__.co_firstlineno + 1
     error = caught(lambda: list(DataLoader(Broken(), num_workers=1)))
-    assert located(error) == f"ValueError at test_errors.py:{line} (__getitem__): row 0 is bad"
+    assert with_location(error) == f"ValueError at test_errors.py:{line} (__getitem__): row 0 is bad"
 
 
 def test_what_several_checks_refuse_is_told_at_once_and_once():
@@ -100,4 +100,4 @@ def test_a_wrong_tap_lists_the_layers_one_on_each_line(capsys):
 
 def test_of_a_text_that_is_too_long_the_first_sentence_and_the_end_stay_whole():
     text = f"The first sentence (e.g. this one) is kept. {'Another follows. ' * 30}Set this."
-    assert re.fullmatch(r"The first sentence \(e\.g\. this one\) is kept\. \.\.\. .*Set this\.", clipped(text, 120))
+    assert re.fullmatch(r"The first sentence \(e\.g\. this one\) is kept\. \.\.\. .*Set this\.", truncate(text, 120))

@@ -12,7 +12,7 @@ from fl_lightning.plotting import drawing
 from fl_lightning.plotting.drawing import in_style
 from fl_lightning.plotting.figures import figures, laid_out
 from fl_lightning.plotting.plots import PLOTS, by_shape
-from fl_lightning.records.partition import draw_labels
+from fl_lightning.storage.partition_table import draw_labels
 
 NAMES = ["$", "$a$ $x^{$", "_hidden", r"\frac{", "two\nlines\tand a tab", "实验数据", "🦠", "half \udcff", "long" * 60]
 SQUARE, VALUES = np.full((1, 9, 9), 0.5), np.linspace(0.1, 1, 9)[None]

@@ -9,7 +9,7 @@ from helpers.runs import assert_same_bits, differs, small_trainer
 from fl_lightning.callbacks import Callback
 from fl_lightning.methods import SCAFFOLD, FedDyn, FedNova
 from fl_lightning.sampling import Sampler, UniformSampler, size_of_cohort
-from fl_lightning.systems import Fate, SystemsHeterogeneity
+from fl_lightning.systems import SystemOutcome, SystemsHeterogeneity
 
 
 def test_equal_seeds_and_rounds_give_equal_cohorts_and_others_do_not():
@@ -74,10 +74,14 @@ class Steps(Callback):
 def test_stragglers_train_for_a_uniform_number_of_epochs(given, number, epochs):
     systems, counts = SystemsHeterogeneity(**given), np.zeros(6)
     for round_ in range(200):
-        fates = systems.fates(0, round_, COHORT, 5)
+        outcomes = systems.outcomes(0, round_, COHORT, 5)
         # a whole visit is none of a straggler
-        late = [fate.work or 5 for fate in fates.values() if fate.work is not None or 5 in epochs]
-        assert list(fates) == COHORT and len(late) == number
+        late = [
+            system_outcome.work or 5
+            for system_outcome in outcomes.values()
+            if system_outcome.work is not None or 5 in epochs
+        ]
+        assert list(outcomes) == COHORT and len(late) == number
         counts += np.bincount(late, minlength=6)
     assert set(np.flatnonzero(counts)) == set(epochs)
     assert not epochs or abs(counts[epochs] / (200 * number) - 0.25).max() < 0.03
@@ -85,21 +89,21 @@ def test_stragglers_train_for_a_uniform_number_of_epochs(given, number, epochs):
 
 def test_each_client_drops_out_by_its_probability_and_late_ones_where_they_are_dropped():
     systems = SystemsHeterogeneity(dropout_before=0.2, dropout_after=0.1)
-    lost = [fate.lost for r in range(200) for fate in systems.fates(0, r, COHORT, 1).values()]
+    lost = [system_outcome.lost for r in range(200) for system_outcome in systems.outcomes(0, r, COHORT, 1).values()]
     assert lost.count("before") / len(lost) == pytest.approx(0.2, abs=0.02)
     assert lost.count("after") / len(lost) == pytest.approx(0.1, abs=0.02)
-    late = SystemsHeterogeneity(stragglers=0.5, late="drop").fates(0, 3, COHORT, 5)
-    kept = SystemsHeterogeneity(stragglers=0.5).fates(0, 3, COHORT, 5)
+    late = SystemsHeterogeneity(stragglers=0.5, late="drop").outcomes(0, 3, COHORT, 5)
+    kept = SystemsHeterogeneity(stragglers=0.5).outcomes(0, 3, COHORT, 5)
     # FedAvg drops the same clients whose partial work FedProx keeps
     assert {k for k in late if late[k].lost} == {k for k in kept if kept[k].work}
 
 
 def test_a_fate_depends_on_seed_round_and_client_alone():
     systems = SystemsHeterogeneity(dropout_before=0.3, dropout_after=0.3)
-    whole = systems.fates(1, 4, COHORT, 5)
-    assert systems.fates(1, 4, COHORT[3:9], 5) == {k: whole[k] for k in COHORT[3:9]}
-    assert systems.fates(2, 4, COHORT, 5) != whole != systems.fates(1, 5, COHORT, 5)
-    assert SystemsHeterogeneity().fates(1, 4, [3], 5) == {3: Fate()}
+    whole = systems.outcomes(1, 4, COHORT, 5)
+    assert systems.outcomes(1, 4, COHORT[3:9], 5) == {k: whole[k] for k in COHORT[3:9]}
+    assert systems.outcomes(2, 4, COHORT, 5) != whole != systems.outcomes(1, 5, COHORT, 5)
+    assert SystemsHeterogeneity().outcomes(1, 4, [3], 5) == {3: SystemOutcome()}
 
 
 def test_clients_are_there_in_their_windows():
@@ -147,14 +151,19 @@ def test_stragglers_take_fewer_steps_and_their_clock_goes_on_as_if_they_had_not(
     steps, systems = Steps(), SystemsHeterogeneity(stragglers=1.0, least=2, most=4)
     trainer = small_trainer(tmp_path, local_epochs=4, max_rounds=3, callbacks=[steps], systems=systems)
     trainer.fit(Clocked(), curved_data(A, B, sizes=[2, 2, 2], batch_size=1))
-    fates = {(r, k): fate for r in range(3) for k, fate in systems.fates(0, r, [0, 1, 2], 4).items()}
-    assert steps.of == {key: 2 * (fate.work or 4) for key, fate in fates.items()}
+    outcomes = {
+        (r, k): system_outcome for r in range(3) for k, system_outcome in systems.outcomes(0, r, [0, 1, 2], 4).items()
+    }
+    assert steps.of == {key: 2 * (system_outcome.work or 4) for key, system_outcome in outcomes.items()}
     assert len(set(steps.of.values())) > 1
     # every visit begins where it would after whole ones: 8 steps and 4 epochs a round
     assert seen == {0: {(0, 24)}, 4: {(8, 24)}, 8: {(16, 24)}}
     # and ends with the epochs and steps that it has taken
-    assert ends == [(4 * r + (fate.work or 4), 8 * r + 2 * (fate.work or 4)) for (r, _), fate in fates.items()]
-    stragglers = [sum(fates[r, k].work is not None for k in range(3)) for r in range(3)]
+    assert ends == [
+        (4 * r + (system_outcome.work or 4), 8 * r + 2 * (system_outcome.work or 4))
+        for (r, _), system_outcome in outcomes.items()
+    ]
+    stragglers = [sum(outcomes[r, k].work is not None for k in range(3)) for r in range(3)]
     assert [row["clients/stragglers"] for row in trainer.history] == stragglers
 
 

@@ -80,13 +80,13 @@ def fit(args: argparse.Namespace, folder: Path, images: int, rounds: int, callba
 
 def measure(args: argparse.Namespace) -> tuple[float, list[Watch]]:
     """Return the seconds of a round without callbacks, and the seconds of each callback's hooks."""
-    clock, callbacks = RoundTime(), [getattr(known, name)() for name in args.callbacks]
+    fit_progress, callbacks = RoundTime(), [getattr(known, name)() for name in args.callbacks]
     watches = [Watch(one) for one in callbacks]
     with tempfile.TemporaryDirectory() as folder:
         generate(Path(folder), args.images, args.test)
-        fit(args, Path(folder), args.images, 1, [clock])
+        fit(args, Path(folder), args.images, 1, [fit_progress])
         fit(args, Path(folder), args.clients * 64, ROUNDS, callbacks)
-    return clock.seconds, watches
+    return fit_progress.seconds, watches
 
 
 def report(args: argparse.Namespace, round_: float, watches: list[Watch]) -> None:

@@ -46,7 +46,7 @@ class Calls:
             if name == "visit" and file.endswith("local_training.py"):
                 self.visits.append((self._visit, len(self.calls)))
             return
-        if name == "play_round":
+        if name == "run_round":
             self._round += 1
         if name == "configure_optimizers" and self._round < 0:
             self.optimizers += 1

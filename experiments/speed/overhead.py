@@ -30,7 +30,7 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.data import NpyImages
 from fl_lightning.data.array_datasets import cycled, patterns
 from fl_lightning.models import FedCKACNN, FedUVCNN, ImageClassifier, Projector
-from fl_lightning.seeding import address
+from fl_lightning.seeding import derive_seed
 
 CLIENTS, BATCH, LR = 10, 64, 0.01
 
@@ -99,7 +99,7 @@ def visit(model: ImageClassifier, start: dict, trainer: FederatedTrainer, k: int
     model.load_state_dict(start)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
     loader = trainer.data.train_dataloader(k)
-    loader.generator.manual_seed(address(trainer.seed, "batches", trainer.server.round, k))
+    loader.generator.manual_seed(derive_seed(trainer.seed, "batches", trainer.server.round, k))
     model.train()
     for x, y in loader:
         step(model, optimizer, x, y, trainer)

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from fl_lightning.bench.fragments import of_result
+from fl_lightning.bench.config_fragments import of_result
 from fl_lightning.bench.results import CellResult, CellState, waiting
 from fl_lightning.bench.suite import Cell, Suite
-from fl_lightning.errors import LONGEST_VALUE, UsageError, clipped, require, text_of
+from fl_lightning.errors import LONGEST_VALUE, UsageError, require, text_of, truncate
 
 # columns except labels; ``value`` repeats the last number of ``values`` for readers
 FIRST = ("cell", "seed", "digest", "state", "reason", "value", "seconds", "scale", "machine", "plan", "run_dir")
@@ -51,7 +51,7 @@ def _cell_line(cell: Cell, result: CellResult) -> dict[str, Any]:
     """The line of one cell. It has the name of the run's folder alone, and a config without paths."""
     return {
         **{"cell": cell.name, **{column(axis): label for axis, label in cell.labels.items()}, "seed": cell.seed},
-        **{"digest": cell.digest, "state": result.state, "reason": clipped(result.reason)},
+        **{"digest": cell.digest, "state": result.state, "reason": truncate(result.reason)},
         "value": result.values[max(result.values)] if result.values else None,
         **{"seconds": result.seconds, "scale": result.scale, "machine": result.machine, "plan": result.plan},
         "run_dir": Path(result.run_dir).name,
@@ -100,7 +100,7 @@ def finished_cells(path: Path, suite: Suite, cells: Sequence[Cell]) -> dict[str,
     for cell in cells:
         own[cell.digest].append(cell)
     for stored, result in stored_lines(path, suite.axes):
-        where, alike = f"{path}: {clipped(result.cell, LONGEST_VALUE)}", own.get(result.digest, [])
+        where, alike = f"{path}: {truncate(result.cell, LONGEST_VALUE)}", own.get(result.digest, [])
         same = not alike or any((cell.labels, cell.seed) == (stored.labels, stored.seed) for cell in alike)
         hint = f"is the digest of {' or '.join(cell.name for cell in alike)}; use the unchanged file"
         require(same, where, result.digest, hint)
@@ -152,7 +152,7 @@ def line_of(line: Mapping[str, str]) -> tuple[Cell, CellResult]:
     values = {int(round_): float(value) for round_, value in json.loads(line["values"]).items()}
     shown = float(line["value"]) if line["value"] else None
     if line["state"] not in get_args(CellState) or (line["state"] == "done" and not values):
-        raise ValueError(f"state={clipped(line['state'], LONGEST_VALUE)!r}: has {len(values)} rounds")
+        raise ValueError(f"state={truncate(line['state'], LONGEST_VALUE)!r}: has {len(values)} rounds")
     if str(shown) != str(values[max(values)] if values else None):  # nan equals itself as a text alone
         raise ValueError(f"value={shown}: the last of its rounds has another one")
     result = CellResult(

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fl_lightning.bench.fragments import is_of_method, leaves, of_result
+from fl_lightning.bench.config_fragments import is_of_method, leaves, of_result
 from fl_lightning.bench.results import CellResult, waiting
 from fl_lightning.bench.statistics import (
     Difference,
@@ -25,7 +25,7 @@ from fl_lightning.bench.statistics import (
     verdict,
 )
 from fl_lightning.bench.suite import OF_METRIC, SCORE, SCORES, Cell, Decide, Labels, Suite, Table, first_seeds
-from fl_lightning.errors import clipped, printable
+from fl_lightning.errors import printable, truncate
 
 NOT_COMPARED = "not compared"
 # larger values count as diverged, since their squares overflow
@@ -407,7 +407,7 @@ def unequal_settings(suite: Suite | Terms, cells: Sequence[Cell]) -> dict[Part, 
         without_seed = [{**config, "seed_everything": None} for config in (cell.config, base.config)]
         ours, theirs = (dict(leaves(of_result(config))) for config in without_seed)
         keys = [key for key in {**theirs, **ours} if ours.get(key) != theirs.get(key) and not is_of_method(key)]
-        both = [(key, *(clipped(config.get(key, "not set")) for config in (ours, theirs))) for key in keys]
+        both = [(key, *(truncate(config.get(key, "not set")) for config in (ours, theirs))) for key in keys]
         texts = [f"{key} {own} instead of {other}" for key, own, other in both]
         if texts:
             made[labels] = printable(f"not the settings of {reference}: {', '.join(texts)}")

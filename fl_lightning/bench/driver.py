@@ -22,7 +22,7 @@ from fl_lightning.bench.runner import Interrupt, RoundReport, Runner
 from fl_lightning.bench.study import DATABASE_ERRORS, CellStudy, attributes_of, results_of
 from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.errors import printable
-from fl_lightning.records.summary import told
+from fl_lightning.storage.metric_format import format_value
 
 # seconds between two checks of a study whose cells are all done or run elsewhere
 POLL = 2.0
@@ -106,12 +106,12 @@ class Driver:
                     return
                 if any(self._run_next(study, runner) for study in self.studies):
                     continue
-                elsewhere = sum(
+                is_remote = sum(
                     one.state == TrialState.RUNNING for study in self.studies for one in study.last_trials()
                 )
-                if not elsewhere:
+                if not is_remote:
                     return
-                self._say_once("waits", f"no cell to start; running here or in other processes: {elsewhere}")
+                self._say_once("waits", f"no cell to start; running here or in other processes: {is_remote}")
                 self._stop.wait(POLL)
         except Exception as error:
             self.error = self.error or error
@@ -212,7 +212,7 @@ class SuiteStudy(CellStudy):
         done = sum(results[digest].state == "done" for digest in digests)
         text = f"failed: {trial.user_attrs.get('reason')}"
         if trial.state == TrialState.COMPLETE and trial.duration is not None:
-            value = told(self.suite.metric, trial.values[0])
+            value = format_value(self.suite.metric, trial.values[0])
             text = f"{self.suite.metric} {value}, {trial.duration.total_seconds():.1f} s"
         name = self.cells[trial.user_attrs["digest"]].name
         return f"{name}: {text} ({done} of {len(digests)} done{' so far' * (self.choose is not None)})"

@@ -23,8 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fl_lightning.errors import Stopped, UsageError, clipped, located, text_of
-from fl_lightning.records.temporary import lock
+from fl_lightning.errors import Stopped, UsageError, text_of, truncate, with_location
+from fl_lightning.storage.tempdirs import lock
 
 Task = Mapping[str, Any]
 Answer = dict[str, Any]
@@ -34,7 +34,7 @@ LEAVE = 30.0
 # the environment variables by which SLURM and torchrun describe a worker
 WORKERS = ("SLURM_", "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
 # the module whose functions the processes call
-PROGRAM = "fl_lightning.cli.cells"
+PROGRAM = "fl_lightning.cli.bench_worker"
 START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 _STARTING = threading.Lock()
 
@@ -163,7 +163,7 @@ def serve(pipe: Any, program: str, function: str, task: dict[str, Any], job: int
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
     except OSError as error:
-        pipe.send({"failed": clipped(f"--output: {error}; use a writable folder")})
+        pipe.send({"failed": truncate(f"--output: {error}; use a writable folder")})
     else:
         pipe.send(answer_of(program, function, task, report))
 
@@ -188,7 +188,7 @@ def answer_of(program: str, function: str, task: Task, report: RoundReport) -> A
     except (Stopped, KeyboardInterrupt) as stopped:
         return {"stopped": str(stopped)}
     except SystemExit as ended:
-        return {"failed": clipped(f"the run ended the program with status {ended.code or 0}")}
+        return {"failed": truncate(f"the run ended the program with status {ended.code or 0}")}
     except Exception as error:
         if not isinstance(error, UsageError):
             traceback.print_exc()
@@ -202,7 +202,7 @@ def answer_of(program: str, function: str, task: Task, report: RoundReport) -> A
 def reason_of(error: Exception) -> str:
     """An error on one line; the text of an error of this package says enough without its type."""
     own = type(error).__module__ == UsageError.__module__
-    return clipped(text_of(error) if own else located(error))
+    return truncate(text_of(error) if own else with_location(error))
 
 
 @contextmanager

@@ -32,7 +32,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fl_lightning.bench.results import CellResult, CellState, waiting
 from fl_lightning.bench.suite import Cell, Suite
-from fl_lightning.errors import UsageError, clipped, require, text_of
+from fl_lightning.errors import UsageError, require, text_of, truncate
 
 # seconds between two signs of life of a running cell, and those after which its process counts as dead
 HEARTBEAT, GRACE = 20, 90
@@ -151,7 +151,7 @@ def cause_of(error: BaseException) -> str:
     """The first line of the innermost error, which the layers above the database have wrapped."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return clipped(text_of(error).strip().partition("\n")[0])
+    return truncate(text_of(error).strip().partition("\n")[0])
 
 
 # ------------------------------------------------------------------ the database

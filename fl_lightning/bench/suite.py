@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fl_lightning.bench.fragments import (
+from fl_lightning.bench.config_fragments import (
     Fragment,
     config_digest,
     in_classes,
@@ -107,8 +107,8 @@ class Decide:
 
 
 @dataclass(frozen=True)
-class Open:
-    """Details that the source of a suite does not state, see :mod:`fl_lightning.bench.readings`.
+class ProtocolVariants:
+    """Details that the source of a suite does not state, see :mod:`fl_lightning.bench.protocol_variants`.
 
     Args:
         readings: fragments for the missing details by name, applied after the suite's fragments.
@@ -201,7 +201,7 @@ class Suite:
     confidence: float = 0.95
     tune: Mapping[str, Any] = field(default_factory=dict)
     decide: Decide | None = None
-    open: Open | None = None
+    open: ProtocolVariants | None = None
     names: Mapping[str, str] = field(default_factory=dict)
 
     @property

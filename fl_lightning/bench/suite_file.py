@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fl_lightning.bench.fragments import Fragment, fragments_of, nested_config
+from fl_lightning.bench.config_fragments import Fragment, fragments_of, nested_config
 from fl_lightning.bench.statistics import half_width
 from fl_lightning.bench.suite import (
     OF_METRIC,
@@ -18,13 +18,13 @@ from fl_lightning.bench.suite import (
     SHOWS,
     Decide,
     Labels,
-    Open,
+    ProtocolVariants,
     Suite,
     Table,
     file_part,
 )
+from fl_lightning.bundled_configs import packaged_config
 from fl_lightning.errors import UsageError, printable, require
-from fl_lightning.packaged import packaged_config
 from fl_lightning.yaml_files import read_yaml
 
 
@@ -201,13 +201,13 @@ def read_decide(raw: Any, own: int, path: Path) -> Decide:
     return decide
 
 
-def read_open(raw: Any, path: Path) -> Open:
+def read_open(raw: Any, path: Path) -> ProtocolVariants:
     """The key ``open`` of a suite."""
     where = f"{path}: open."
     given = read_keys(raw, KEYS_OF_OPEN, where, ["readings", "margin"])
     readings = labelled_fragments(given["readings"], path, f"{where}readings")
     config = seedless(given.get("config"), path, f"{where}config")
-    return Open(**{**given, "readings": readings, "config": config, "margin": float(given["margin"])})
+    return ProtocolVariants(**{**given, "readings": readings, "config": config, "margin": float(given["margin"])})
 
 
 def read_table(raw: Any, axes: Mapping[str, Any], percent: bool, path: Path) -> Table:

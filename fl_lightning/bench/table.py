@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from fl_lightning.bench.cells_csv import cells_csv, in_columns
 from fl_lightning.bench.comparison import NOT_COMPARED, Comparison, Part, TableEntry
-from fl_lightning.bench.fragments import write_text
+from fl_lightning.bench.config_fragments import write_text
 from fl_lightning.bench.layout import (
     DAGGER,
     NONE,
@@ -23,7 +23,7 @@ from fl_lightning.bench.layout import (
     renamed,
     with_names,
 )
-from fl_lightning.bench.readings import conclusions, readings_sheet
+from fl_lightning.bench.protocol_variants import conclusions, readings_sheet
 from fl_lightning.bench.results import CellResult, with_notes
 from fl_lightning.bench.statistics import MOST_SEEDS, Decision, Verdict
 from fl_lightning.bench.suite import OF_METRIC, Cell, Suite

@@ -23,8 +23,7 @@ from optuna.samplers import TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from fl_lightning.bench.driver import last_value
-from fl_lightning.bench.fragments import (
+from fl_lightning.bench.config_fragments import (
     Fragment,
     config_digest,
     in_classes,
@@ -34,11 +33,12 @@ from fl_lightning.bench.fragments import (
     of_result,
     write_text,
 )
+from fl_lightning.bench.driver import last_value
 from fl_lightning.bench.study import CellStudy, hidden
 from fl_lightning.bench.suite import Cell, Labels, Suite, file_part
 from fl_lightning.bench.suite_file import BOOL, COUNT, MAPPING, NOT_EMPTY, SEEDS, SHARE, Kind, one_of, read_keys
 from fl_lightning.errors import UsageError, printable, require
-from fl_lightning.records.summary import told
+from fl_lightning.storage.metric_format import format_value
 
 AXIS = "method"
 TRIALS = 20
@@ -235,7 +235,7 @@ class SearchStudy(CellStudy):
         """A line about a trial that has ended."""
         search, text = self.search, trial.user_attrs.get("reason", "")
         if trial.state == TrialState.COMPLETE:
-            text = f"{search.tuning.metric} {told(search.tuning.metric, trial.values[0])}"
+            text = f"{search.tuning.metric} {format_value(search.tuning.metric, trial.values[0])}"
         over = sum(one.state.is_finished() for one in self.last_trials())
         failed = "failed: " * (trial.state == TrialState.FAIL)
         return f"{search.label}: {parameters_text(trial)}: {failed}{text} ({over} of {len(search.slots)})"

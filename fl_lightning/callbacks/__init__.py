@@ -13,7 +13,7 @@ from fl_lightning.callbacks.embedding import Embedding
 from fl_lightning.callbacks.local_losses import LocalLosses
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.callbacks.per_class import PerClassAccuracy
-from fl_lightning.callbacks.personal import PersonalAccuracy
+from fl_lightning.callbacks.personalized_accuracy import PersonalAccuracy
 from fl_lightning.callbacks.progress import ProgressBar
 from fl_lightning.callbacks.record import RunRecord
 from fl_lightning.callbacks.scores import Scores

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client import Client
-from fl_lightning.records.hyperparameters import numbered
+from fl_lightning.storage.hyperparameters import numbered
 
 AnyObject = TypeVar("AnyObject")
 # remedies for callbacks of Lightning's Trainer, whose hooks differ, and for their subclasses
@@ -47,15 +47,15 @@ class Callback:
     panels: Mapping[str, Mapping[str, str]] = {}
 
     @property
-    def sees_clients(self) -> bool:
+    def needs_client_access(self) -> bool:
         """Whether the callback needs access to clients after their visits, which a federation of sites refuses."""
         return type(self).on_client_end is not Callback.on_client_end
 
-    def wants_evaluation(self, round_: int) -> bool:
+    def requires_evaluation(self, round_: int) -> bool:
         """Return whether to evaluate the global model in this round, regardless of ``eval_every_n_rounds``."""
         return False
 
-    def sees_own_models(self, round_: int) -> bool:
+    def needs_local_models(self, round_: int) -> bool:
         """Return whether the callback observes the evaluation of personalized models, which is then sequential.
 
         By default True for a callback with :meth:`on_evaluation_batch_end` or :meth:`on_evaluation_end`.

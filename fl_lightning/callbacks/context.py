@@ -9,11 +9,11 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
+from fl_lightning.aggregation import Sums
 from fl_lightning.client import Client
 from fl_lightning.method import MethodList
 from fl_lightning.server import Server
 from fl_lightning.state import State
-from fl_lightning.sums import Sums
 
 Gathered = TypeVar("Gathered")
 
@@ -49,7 +49,7 @@ class RunContext(Protocol):
     taps: dict[str, str]
     weights: Path | None
     should_stop: bool
-    keep_as_best: bool
+    save_best: bool
 
     @property
     def run(self) -> Any:

@@ -13,8 +13,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import PeriodicCallback, finite_mean, measure_clients
 from fl_lightning.errors import require
-from fl_lightning.records.summary import aligned, told
 from fl_lightning.storage.atomic_io import write_atomically
+from fl_lightning.storage.metric_format import aligned, format_value
 
 # metrics that come first in the table
 USUAL = ("accuracy", "loss")
@@ -84,7 +84,7 @@ class DomainMetrics(PeriodicCallback):
         for name, of_domain in [*values.items(), ("all", of_all)] if metrics else ():
             counts = counts_of(trainer, name, phase) if name in values else ("", "", "")
             self._rows.append([name, *counts, *map(of_domain.get, metrics)])
-            shown = [told(metric, of_domain[metric]) if metric in of_domain else "" for metric in metrics]
+            shown = [format_value(metric, of_domain[metric]) if metric in of_domain else "" for metric in metrics]
             self._lines.append([name, *(str(n or "") for n in counts), *shown])
 
     def summary_of_fit(self) -> str:
@@ -112,7 +112,7 @@ def domain_names(trainer: RunContext, phase: str) -> list[str]:
 
 def at_sites(trainer: RunContext) -> bool:
     """Return whether the clients are real sites, which evaluate on their own data."""
-    return bool(getattr(trainer.data, "elsewhere", False))
+    return bool(getattr(trainer.data, "is_remote", False))
 
 
 def clients_of(trainer: RunContext, domain: str) -> list[int]:

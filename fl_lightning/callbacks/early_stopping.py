@@ -139,4 +139,4 @@ class BestCheckpoint(Callback):
             return
         if self._best is None or (value < self._best if self.mode == "min" else value > self._best):
             self._best, self._round = float(value), trainer.server.round
-            trainer.keep_as_best = True
+            trainer.save_best = True

@@ -18,7 +18,7 @@ from fl_lightning.callbacks.measurement import Measurement, in_order, require_te
 from fl_lightning.client import Client
 from fl_lightning.client.taps import resolve_taps, with_paths
 from fl_lightning.errors import require
-from fl_lightning.seeding import address
+from fl_lightning.seeding import derive_seed
 from fl_lightning.state import State
 
 # labels (n,) and representations (n, d) of each batch, by (loader, batch)
@@ -139,7 +139,7 @@ class Embedding(Measurement):
     def _embed(self, trainer: RunContext, models: Mapping[str, tuple[np.ndarray, np.ndarray]], ids: list[int]) -> None:
         labels = next(iter(models.values()))[0]
         width = min(CLIENTS, trainer.data.num_clients) if self.clients is None else len(self.clients)
-        seed = address(trainer.seed, "embedding") % 2**32
+        seed = derive_seed(trainer.seed, "embedding") % 2**32
         apart = np.stack([embed(z, self.perplexity, seed) for _, z in models.values()])
         together = embed(np.concatenate([z for _, z in models.values()]), self.perplexity, seed)
         # the global model first, then the clients; nan for a missing model

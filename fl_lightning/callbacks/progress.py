@@ -14,8 +14,8 @@ from tqdm import tqdm
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client import Client
-from fl_lightning.records.loggers import tensorboard_address
-from fl_lightning.records.summary import best, final, final_names, names_to_show, told
+from fl_lightning.storage.loggers import tensorboard_address
+from fl_lightning.storage.metric_format import best, final, final_names, format_value, names_to_show
 
 # seconds after which a round has its own bar
 LONG = 2.0
@@ -47,7 +47,7 @@ class ProgressBar(Callback):
             self._clients = tqdm(total=len(trainer.server.cohort), desc=f"round {trainer.server.round}", **how)
 
     @property
-    def sees_clients(self) -> bool:
+    def needs_client_access(self) -> bool:
         return False  # it only counts them
 
     def on_client_end(self, trainer: RunContext, client: Client) -> None:
@@ -111,7 +111,7 @@ def summaries(trainer: RunContext) -> list[str]:
 
 def round_line(metrics: Mapping[str, float], round_: int, rounds: int, seconds: float) -> str:
     """Return the line of a round: metrics, mean ``seconds`` of a round so far, and the remaining time."""
-    shown = [f"{name} {told(name, metrics[name])}" for name in names_to_show(metrics)]
+    shown = [f"{name} {format_value(name, metrics[name])}" for name in names_to_show(metrics)]
     last = rounds - 1
     left = [f"{tqdm.format_interval(seconds * (last - round_))} left"] if round_ < last else []
     return f"round {round_}/{last}: {', '.join([*shown, f'{seconds:.2g} s a round', *left])}"

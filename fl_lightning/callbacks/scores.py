@@ -28,7 +28,7 @@ from fl_lightning.callbacks.measurement import (
     require_test_data,
 )
 from fl_lightning.callbacks.per_class import accuracy, confusion
-from fl_lightning.callbacks.personal import spread_over_clients
+from fl_lightning.callbacks.personalized_accuracy import spread_over_clients
 from fl_lightning.errors import require
 from fl_lightning.state import State
 
@@ -84,7 +84,7 @@ class Scores(PeriodicCallback):
         require(last_k >= 1, "Scores.last_k", last_k, "use 1 or more")
         self.local_steps, self.last_k = local_steps, last_k
 
-    def wants_evaluation(self, round_: int) -> bool:
+    def requires_evaluation(self, round_: int) -> bool:
         return self.is_multiple(round_)
 
     def setup(self, trainer: RunContext) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.aggregation import Sums, Weighted
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import Measurement, classifier_of, in_order
 from fl_lightning.client import Client
@@ -28,7 +29,6 @@ from fl_lightning.functional import (
 )
 from fl_lightning.plotting.values import VISIBLE
 from fl_lightning.state import State
-from fl_lightning.sums import Sums, Weighted
 
 if TYPE_CHECKING:
     from fl_lightning.plotting.figures import Plot, Runs
@@ -108,10 +108,10 @@ class SpectrumMonitor(Measurement):
         self.local_models, self.max_scalars, self.threshold = local_models, max_scalars, threshold
         self.local_every_n_rounds, self.examples = local_every_n_rounds, examples
 
-    def wants_evaluation(self, round_: int) -> bool:
+    def requires_evaluation(self, round_: int) -> bool:
         return self.due(round_)
 
-    def sees_own_models(self, round_: int) -> bool:
+    def needs_local_models(self, round_: int) -> bool:
         return self.due(round_)
 
     def local_due(self, round_: int) -> bool:
@@ -128,7 +128,7 @@ class SpectrumMonitor(Measurement):
         self._local: dict[int, dict[str, np.ndarray]] = {}
 
     @property
-    def sees_clients(self) -> bool:
+    def needs_client_access(self) -> bool:
         return self.local_models
 
     def on_client_end(self, trainer: RunContext, client: Client) -> None:

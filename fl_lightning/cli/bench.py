@@ -19,12 +19,12 @@ from optuna.study import Study
 from fl_lightning.bench import Cell, Suite, load_suite
 from fl_lightning.bench.cells_csv import finished_cells
 from fl_lightning.bench.comparison import unequal_settings
-from fl_lightning.bench.decide import cells_of_pairs, shown_cells, wanted_cells
+from fl_lightning.bench.config_fragments import Fragment, config_digest, fragments_of, look_up
 from fl_lightning.bench.driver import Driver, SuiteStudy
-from fl_lightning.bench.fragments import Fragment, config_digest, fragments_of, look_up
-from fl_lightning.bench.readings import with_readings
+from fl_lightning.bench.protocol_variants import with_readings
 from fl_lightning.bench.results import changed_code
 from fl_lightning.bench.runner import Runner
+from fl_lightning.bench.sequential_stopping import paired_cells, pending_cells, shown_cells
 from fl_lightning.bench.study import (
     DATABASE_ERRORS,
     cause_of,
@@ -46,7 +46,7 @@ from fl_lightning.cli.entry_point import (
     program,
     writing_into,
 )
-from fl_lightning.errors import UsageError, UsageErrors, clipped, require
+from fl_lightning.errors import UsageError, UsageErrors, require, truncate
 from fl_lightning.yaml_files import read_yaml
 
 # names that a line lists
@@ -128,7 +128,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     # written tables always contain the whole suite
     number = max(len(suite.seeds), options.seeds or 0, suite.decide.max_seeds if suite.decide else 0)
     whole = suite.cells(options.scale, extra, first_seeds(suite.seeds, number))
-    select = partial(cells_of_pairs, suite) if options.until_decided else selected_cells
+    select = partial(paired_cells, suite) if options.until_decided else selected_cells
     cells = select([cell for cell in whole if cell.seed in seeds], options.only)
     loaded = {path: finished_cells(path, suite, whole) for path in options.load}
     only_look = options.status or options.dry_run
@@ -157,7 +157,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     if only_look and not loaded:
         return look(suite, cells, whole, options, before, dropped)
     database = database or open_database(options.storage)
-    study = SuiteStudy(suite, database, cells, partial(wanted_cells, suite, cells) if options.until_decided else None)
+    study = SuiteStudy(suite, database, cells, partial(pending_cells, suite, cells) if options.until_decided else None)
     for path, results in loaded.items():
         kept = {digest: result for digest, result in results.items() if digest not in dropped}
         strange = len(kept.keys() - {cell.digest for cell in whole})
@@ -278,7 +278,7 @@ def why_ended(driver: Driver, again: str) -> int:
     """Say why the jobs ended before all was done; returns the exit status, 0 where all is done."""
     if driver.error is not None:
         why = f"{type(driver.error).__name__}: {cause_of(driver.error)}"
-        print(f"error: {clipped(why)}; go on: {again}", file=sys.stderr)
+        print(f"error: {truncate(why)}; go on: {again}", file=sys.stderr)
         return 1
     if driver.caught is not None:
         print(f"{driver.caught.name} stopped it; continue: {again}", file=sys.stderr)
@@ -333,7 +333,7 @@ def tune(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -
             say(f"{study.search.label}: {path}")
             continue
         reasons = filter(None, (trial.user_attrs.get("reason") for trial in study.last_trials()))
-        why = clipped(f"{study.search.label}: no trial has succeeded: {next(reasons, 'none has ended')}")
+        why = truncate(f"{study.search.label}: no trial has succeeded: {next(reasons, 'none has ended')}")
         print(f"error: {why}; --retry runs them again", file=sys.stderr)
         status = 1
     return status

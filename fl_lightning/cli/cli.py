@@ -19,6 +19,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from fl_lightning import callbacks, data, methods, models, optim  # noqa: F401, for their short names in a config
+from fl_lightning.bundled_configs import packaged_config
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.cli.config_checks import building, causes_of, check_resolved
@@ -27,7 +28,6 @@ from fl_lightning.cli.parser_errors import LISTS, key_in, shorten
 from fl_lightning.cli.parser_loading import CHECKED, ValueTextError
 from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.commands.doctor import as_text
-from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.run import folder_of_versions
 from fl_lightning.errors import (
     ClientError,
@@ -35,17 +35,17 @@ from fl_lightning.errors import (
     UsageError,
     add_note,
     count,
-    is_users,
-    located,
+    is_user_code,
     require,
+    with_location,
 )
+from fl_lightning.lightning_compat import LightningDataModule, LightningModule
 from fl_lightning.method import MethodList
-from fl_lightning.namespaces import LightningDataModule, LightningModule
-from fl_lightning.packaged import packaged_config
-from fl_lightning.records.summary import final_names, told
 from fl_lightning.storage.atomic_io import write_atomically
 from fl_lightning.storage.checkpoint import find_checkpoint, in_place
+from fl_lightning.storage.metric_format import final_names, format_value
 from fl_lightning.trainer import FederatedTrainer
+from fl_lightning.training.patching import patched
 from fl_lightning.yaml_files import read_yaml
 
 
@@ -213,7 +213,7 @@ class FederatedCLI(LightningCLI):
         if self._command in ("validate", "test", "predict"):
             words = upon_config_of_run(words)
         # Lightning warns where sys.argv has arguments as well
-        with replaced(sys, argv=sys.argv[:1]):
+        with patched(sys, argv=sys.argv[:1]):
             super().parse_arguments(parser, words)
         config = self.config[self.config["subcommand"]]
         if isinstance(config["method"], Namespace):
@@ -242,7 +242,7 @@ class FederatedCLI(LightningCLI):
     def after_fit(self) -> None:
         """Print the last metrics and the run's folder, on one line."""
         metrics, where = self.trainer.metrics, self.trainer.run_dir or "no folder (fast_dev_run)"
-        last = [f"{name} {told(name, metrics[name])}" for name in final_names(metrics)]
+        last = [f"{name} {format_value(name, metrics[name])}" for name in final_names(metrics)]
         self._print(", ".join([count(len(self.trainer.history), "round"), *last, f"in {where}"]))
 
     def validate(self, **kwargs: Any) -> None:
@@ -300,7 +300,7 @@ class FederatedCLI(LightningCLI):
         self._warn_of_weights(kwargs)
         values = evaluate(**kwargs).items()
         # the callbacks have shown the domains as a table
-        shown = [f"{name} {told(name, value)}" for name, value in values if "domain/" not in name]
+        shown = [f"{name} {format_value(name, value)}" for name, value in values if "domain/" not in name]
         self._print(", ".join(shown))
 
     def _print(self, line: str) -> None:
@@ -368,6 +368,8 @@ def main(args: list[str] | None = None) -> None:
             sys.exit(2)
         # a parser wraps errors from the constructor of a user's class
         walked = ((cause, traceback.walk_tb(cause.__traceback__)) for cause in reversed(causes_of(error)))
-        ours = (cause for cause, frames in walked if any(is_users(frame.f_code.co_filename) for frame, _ in frames))
-        print("; ".join([f"error: {located(next(ours, error))}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        ours = (cause for cause, frames in walked if any(is_user_code(frame.f_code.co_filename) for frame, _ in frames))
+        print(
+            "; ".join([f"error: {with_location(next(ours, error))}", *getattr(error, "__notes__", [])]), file=sys.stderr
+        )
         raise

@@ -14,7 +14,7 @@ from typing import Any
 
 import jsonargparse
 
-from fl_lightning.errors import UsageError, clipped, is_users, require, text_of
+from fl_lightning.errors import UsageError, is_user_code, require, text_of, truncate
 from fl_lightning.trainer import FederatedTrainer
 
 
@@ -94,9 +94,9 @@ def building() -> Iterator[None]:
         frames = [frame for frame, _ in traceback.walk_tb(errors[-1].__traceback__)][2:]
         files = [frame.f_code.co_filename for frame in frames]
         usage = any(isinstance(cause, UsageError) for cause in errors)
-        if usage or any(is_users(file) for file in files if file[0] != "<"):
+        if usage or any(is_user_code(file) for file in files if file[0] != "<"):
             raise
-        text = clipped(text_of(errors[-1]).rstrip("."))
+        text = truncate(text_of(errors[-1]).rstrip("."))
         raise UsageError(f"{constructor_of(frames)}: {text}; give arguments that it takes") from error
 
 
@@ -131,4 +131,4 @@ def constructor_of(frames: list[types.FrameType]) -> str:
     parameters = inspect.signature(kind).parameters
     plain = [name for name in parameters if isinstance(values.get(name), (int, float, str, list))]
     given = [name for name in plain if values[name] != parameters[name].default]
-    return f"{kind.__name__}({', '.join(f'{name}={clipped(repr(values[name]), 40)}' for name in given)})"
+    return f"{kind.__name__}({', '.join(f'{name}={truncate(repr(values[name]), 40)}' for name in given)})"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.cli.entry_point import main as run_command
-from fl_lightning.engine.replaced import replaced
+from fl_lightning.training.patching import patched
 
 
 def server_app(config: Path) -> Any:
@@ -27,7 +27,7 @@ def server_app(config: Path) -> Any:
         command += ["--trainer.default_root_dir", given["root"]] if given.get("root") else []
         command += ["--ckpt_path", given["ckpt-path"]] if given.get("ckpt-path") else []
         # the command line of Flower's process holds a token, and does not concern this program
-        with replaced(sys, argv=[*sys.argv[:1], *command]), replaced(server, link=server.FlowerLink(grid)):
+        with patched(sys, argv=[*sys.argv[:1], *command]), patched(server, link=server.FlowerLink(grid)):
             try:
                 run_command()
             except SystemExit as error:

@@ -13,16 +13,16 @@ from importlib import import_module
 import torch
 from lightning.pytorch import LightningModule
 
+from fl_lightning.bundled_configs import names_near
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.base import replacement
 from fl_lightning.cli.config_checks import constructors
 from fl_lightning.data import Augmentation, FederatedDataModule, Partitioner
-from fl_lightning.errors import choices, clipped
+from fl_lightning.errors import choices, truncate
+from fl_lightning.lightning_compat import classes
 from fl_lightning.method import Method
 from fl_lightning.models import Encoder
 from fl_lightning.models.projector import BaseProjector
-from fl_lightning.namespaces import classes
-from fl_lightning.packaged import names_near
 from fl_lightning.sampling import Sampler
 from fl_lightning.trainer import FederatedTrainer
 
@@ -81,7 +81,7 @@ def shorten(message: str) -> str:
     text = NOT_A_PATH.sub("", " ".join(message.split()))
     causes = [*CAUSE.finditer(text)]
     if not causes:
-        return clipped(text)
+        return truncate(text)
     # a list of classes is first tried as a single one
     as_one = len(causes) > 1 and causes[0].lastgroup == "spec" and given_value(text[causes[0].end() :])[:1] == "["
     match = causes[as_one]

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from jsonargparse import get_loader, set_loader
 
-from fl_lightning.errors import UsageError, clipped
+from fl_lightning.errors import UsageError, truncate
 from fl_lightning.yaml_files import checked_yaml
 
 # the `parser_mode` of this package's parsers; other parsers keep the mode `yaml`
@@ -25,7 +25,7 @@ def load_value(text: str) -> Any:
         ValueTextError: something in it would be lost.
     """
     try:
-        checked_yaml(text, f"'{clipped(text, 60)}'")
+        checked_yaml(text, f"'{truncate(text, 60)}'")
     except UsageError as error:
         raise ValueTextError(error) from error
     return get_loader("yaml")(text)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl_lightning.cli.entry_point import COMMANDS, OneLineParser, end_with_status, program, writing_into
-from fl_lightning.errors import choices, clipped, count, printable, require
+from fl_lightning.errors import choices, count, printable, require, truncate
 
 BESIDE = (".md", ".tex", ".csv", ".runs.csv", ".paper.csv")
 # stands in the head of each page
@@ -65,7 +65,7 @@ def report(options: argparse.Namespace) -> None:
         require(old not in names, "--names", pair, f"{old} has the name {names.get(old)} already; remove one")
         names[old] = new
     # slow imports, which bad arguments do not need
-    from fl_lightning.bench.fragments import write_text
+    from fl_lightning.bench.config_fragments import write_text
     from fl_lightning.plotting.figures import laid_out
     from fl_lightning.report.page import make_report
     from fl_lightning.report.sources import read_sources
@@ -96,7 +96,7 @@ def report(options: argparse.Namespace) -> None:
         for name, text in files.items():
             write_text(output.parent / name, text)
     for warning in made.warnings[:5]:
-        print(f"warning: {clipped(warning)}", file=sys.stderr)
+        print(f"warning: {truncate(warning)}", file=sys.stderr)
     if len(made.warnings) > 5:
         print(f"warning: {len(made.warnings) - 5} more are on the page", file=sys.stderr)
     runs = sum(len(section.runs) for section in made.sections)

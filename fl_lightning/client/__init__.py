@@ -2,6 +2,6 @@
 
 from fl_lightning.client.batch import count_examples, targets_of
 from fl_lightning.client.client import Client
-from fl_lightning.client.memory import Memories
+from fl_lightning.client.client_state import ClientStateStore
 
-__all__ = ["Client", "Memories", "count_examples", "targets_of"]
+__all__ = ["Client", "ClientStateStore", "count_examples", "targets_of"]

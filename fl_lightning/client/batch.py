@@ -6,10 +6,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.data import _extract_batch_size  # private, as of lightning 2.6
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from fl_lightning.client.lightning.private import extract_batch_sizes
 from fl_lightning.data.labels import label_entries
 
 
@@ -23,7 +23,7 @@ def batch_size(batch: Any, warns: bool = True) -> int | None:
         first, second = batch
         if first.ndim and second.ndim and first.size(0) == second.size(0):
             return first.size(0)
-    sizes = list(_extract_batch_size(batch))
+    sizes = list(extract_batch_sizes(batch))
     size = next((length for length in sizes if length is not None), None)
     if warns and size is not None and any(length != size for length in sizes[sizes.index(size) :]):
         _warn_of_ambiguous_size()

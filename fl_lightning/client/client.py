@@ -16,25 +16,25 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning import foreach
+from fl_lightning.aggregation import Update, Weighted
+from fl_lightning.aggregation.weighted import cloned, flatten
 from fl_lightning.client.batch import targets_of
 from fl_lightning.client.batch_norm import batch_norms, statistics_of
-from fl_lightning.client.clock import Clock
-from fl_lightning.client.memory import Memories
+from fl_lightning.client.client_state import ClientStateStore
+from fl_lightning.client.lightning.fit_progress import FitProgress
+from fl_lightning.client.lightning.trainer_shim import TrainerShim
 from fl_lightning.client.module_snapshot import MethodSnapshot
-from fl_lightning.client.references import References
-from fl_lightning.client.resident import Resident
-from fl_lightning.client.stand_in import StandIn
+from fl_lightning.client.reference_models import ReferenceModels
 from fl_lightning.client.taps import submodule
 from fl_lightning.client.visit import Visit
+from fl_lightning.client.worker_module import WorkerModule
+from fl_lightning.data.client_loaders import ExampleIndices
 from fl_lightning.data.datamodule import ClientInfo
-from fl_lightning.data.loaders import Rows
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.method import Method, MethodList, Step, call_hook, check_returned, overrides
-from fl_lightning.records.plain import with_tensors
-from fl_lightning.records.summary import tagged
 from fl_lightning.state import State, clone, difference, first_not_finite, norm, select
-from fl_lightning.sums import Update, Weighted
-from fl_lightning.sums.weighted import cloned, flatten
+from fl_lightning.storage.metric_format import tagged
+from fl_lightning.storage.serializable import with_tensors
 
 # up to here, all integers have exact values in float64
 LARGEST_INTEGER = 2**53
@@ -52,8 +52,8 @@ class Client(LightningModule):
     """The user's module as one client has it during its visit: with its state, data description and memory.
 
     Its :meth:`training_step` returns the loss of the user's module plus the penalties of the methods. One object serves
-    all clients of a process: their state is loaded in place, into the :class:`Resident` module, and everything else of
-    a client is in its :class:`Visit`.
+    all clients of a process: their state is loaded in place, into the :class:`WorkerModule`, and everything else of a
+    client is in its :class:`Visit`.
 
     Args:
         module: the user's LightningModule.
@@ -89,29 +89,31 @@ class Client(LightningModule):
         module: LightningModule,
         methods: MethodList,
         taps: Mapping[str, str],
-        memories: Memories | None = None,
+        memories: ClientStateStore | None = None,
         seed: int = 0,
         weighting: Weighting = "examples",
         buffers: Buffers = "average",
         cache_limit: float = 0.0,
         info: ClientInfo | None = None,
-        stand_in: StandIn | None = None,
+        trainer_shim: TrainerShim | None = None,
     ) -> None:
         super().__init__()
         self.module = module
         self.methods, self.seed, self.weighting, self._policy = methods, seed, weighting, buffers
         transforms = bool(methods.having("transform_logits"))
         transform = (lambda logits: self.methods.transform_logits(self, logits)) if transforms else None
-        self.resident = resident = Resident(module, taps, stand_in, transform)
-        self.live, self.trainable = resident.live, resident.trainable
-        self.others, self.frozen = resident.others, resident.frozen
+        self.worker_module = worker_module = WorkerModule(module, taps, trainer_shim, transform)
+        self.live, self.trainable = worker_module.live, worker_module.trainable
+        self.others, self.frozen = worker_module.others, worker_module.frozen
         self.tap_paths = {name: submodule(binding) for name, binding in taps.items()}
         self.batch_norms = batch_norms(module)
-        self.references = References(taps, resident.takes_index, cache_limit)
-        self._memories = memories if memories is not None else Memories()
+        self.references = ReferenceModels(taps, worker_module.takes_index, cache_limit)
+        self._memories = memories if memories is not None else ClientStateStore()
         # payloads are added in float64, but sent in the parameters' type
         self._bytes_of_number = next((self.live[name].element_size() for name in self.trainable), 4)
-        self._idle = self.visit = Visit(info or ClientInfo(0, 0, None), {}, resident.clock, resident.logged)
+        self._idle = self.visit = Visit(
+            info or ClientInfo(0, 0, None), {}, worker_module.fit_progress, worker_module.logged
+        )
         self._sealed = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -159,7 +161,7 @@ class Client(LightningModule):
         return self._policy not in ("keep", "local")
 
     @property
-    def num_numbers(self) -> int:
+    def numel(self) -> int:
         """The numbers of its state."""
         return sum(value.numel() for value in self.live.values())
 
@@ -198,7 +200,7 @@ class Client(LightningModule):
     @property
     def epoch(self) -> int:
         """The present pass over the client's data, from 0."""
-        return self.visit.clock.epoch
+        return self.visit.fit_progress.epoch
 
     @property
     def epochs(self) -> list[dict[str, float]]:
@@ -233,7 +235,7 @@ class Client(LightningModule):
 
     def state(self) -> State:
         """A copy of the state that the module has now."""
-        return self.resident.state()
+        return self.worker_module.state()
 
     def memory(self, method: Method) -> dict[str, Any]:
         """Return the memory of ``method`` for this client between rounds: tensors and plain values.
@@ -284,7 +286,7 @@ class Client(LightningModule):
 
     def tap_shape(self, tap: str) -> torch.Size | None:
         """Shape ``(...)`` of one example's value of ``tap``; None before the first batch of the run in this process."""
-        return self.resident.taps.shapes.get(tap)
+        return self.worker_module.taps.shapes.get(tap)
 
     def parameters_under(self, tap: str) -> list[str]:
         """Names of the trained parameters of the submodule that ``tap`` is bound to."""
@@ -325,24 +327,24 @@ class Client(LightningModule):
 
         The model is run once per batch, however many methods observe it.
         """
-        return self.references.observe(name, self.resident.taps.values.places)
+        return self.references.observe(name, self.worker_module.taps.values.places)
 
     def frozen_copy(self) -> LightningModule:
         """A copy of the module in eval mode without gradients, hooks, logging and Fabric."""
-        return self.resident.frozen_copy()
+        return self.worker_module.frozen_copy()
 
     # ------------------------------------------------------------------ a visit
     @contextmanager
-    def visiting(self, info: ClientInfo, received: State, clock: Clock) -> Iterator[Visit]:
+    def visiting(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> Iterator[Visit]:
         """A visit of client ``info.id``: load the received state and its own entries, then call the methods.
 
         At the end of the block what methods keep on themselves is as the server has left it. The visit is still there,
         for callbacks, until the next one begins or the round ends.
         """
         with self.attributes_restored():
-            visit, _ = self._begin(info, received, clock)
-            self.references.start(repeats=len(clock.passes_now) > 1)
-            self.resident.load_afresh(visit.received)
+            visit, _ = self._begin(info, received, fit_progress)
+            self.references.start(repeats=len(fit_progress.passes_now) > 1)
+            self.worker_module.load_and_reset(visit.received)
             self.methods.call("on_client_start", self)
             yield visit
 
@@ -359,43 +361,43 @@ class Client(LightningModule):
         finally:
             attributes.restore()
 
-    def _begin(self, info: ClientInfo, received: State, clock: Clock) -> tuple[Visit, State]:
+    def _begin(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> tuple[Visit, State]:
         """The visit that begins, and the entries of its received state that stay with the client."""
-        self.resident.stand_in.clock = clock
-        logged = self.resident.begin_logging(info.num_examples)
+        self.worker_module.trainer_shim.fit_progress = fit_progress
+        logged = self.worker_module.begin_logging(info.num_examples)
         own = self._memories.visited(info.id).get("state", {}) if self.kept else {}
-        self.visit = visit = Visit(info, {**received, **own}, clock, logged, self.methods.attributes.server)
+        self.visit = visit = Visit(info, {**received, **own}, fit_progress, logged, self.methods.attributes.server)
         return visit, own
 
     def starting(
-        self, info: ClientInfo, received: State, clock: Clock
+        self, info: ClientInfo, received: State, fit_progress: FitProgress
     ) -> tuple[Visit, State, dict[str, dict[str, Any]]]:
         """Start the visit of a client that trains side by side, in a module with the global state."""
-        visit, own = self._begin(info, received, clock)
+        visit, own = self._begin(info, received, fit_progress)
         if own:
-            self.resident.load(visit.received)
+            self.worker_module.load(visit.received)
         with self.references.collected() as references:
             self.methods.call("on_client_start", self)
         if own:
-            self.resident.load(received)
+            self.worker_module.load(received)
         return visit, own, references
 
     @contextmanager
     def mapped(self, live: State, visit: Any, references: Mapping[str, Any]) -> Iterator[None]:
         """Return a context, for functions that are mapped over clients, with the values of one of them."""
-        attributes, stand_in, logged = vars(self), self.resident.stand_in, self.resident.logged
-        before = {name: attributes[name] for name in ("live", "visit")}, stand_in.clock
+        attributes, trainer_shim, logged = vars(self), self.worker_module.trainer_shim, self.worker_module.logged
+        before = {name: attributes[name] for name in ("live", "visit")}, trainer_shim.fit_progress
         try:
             attributes.update(live=live, visit=visit)
-            stand_in.clock = visit.clock
-            self.resident.log_into(visit.logged)
+            trainer_shim.fit_progress = visit.fit_progress
+            self.worker_module.log_into(visit.logged)
             models = self.references.holding(references) if references else nullcontext()
             with models, foreach.tensor_by_tensor():
                 yield
         finally:
             attributes.update(before[0])
-            stand_in.clock = before[1]
-            self.resident.log_into(logged)
+            trainer_shim.fit_progress = before[1]
+            self.worker_module.log_into(logged)
 
     @contextmanager
     def rehearsing(self, methods: MethodList | None = None) -> Iterator[None]:
@@ -404,11 +406,16 @@ class Client(LightningModule):
         Without ``methods``, the module alone is trained, and taps record nothing. Memories are restored, too.
         """
         before, visit, runs = self.methods, self.visit, self.references.num_runs
-        resident, paused = self.resident, nullcontext() if methods is not None else self.resident.taps.recorded(False)
+        worker_module, paused = (
+            self.worker_module,
+            nullcontext() if methods is not None else self.worker_module.taps.recorded(False),
+        )
         try:
-            with resident.unchanged(), self._memories.unchanged(), paused, resident.training():
+            with worker_module.unchanged(), self._memories.unchanged(), paused, worker_module.training():
                 self.methods = methods or MethodList([])
-                self.visit = Visit(visit.info, visit.received, resident.stand_in.clock, resident.logged)
+                self.visit = Visit(
+                    visit.info, visit.received, worker_module.trainer_shim.fit_progress, worker_module.logged
+                )
                 yield
         finally:
             self.methods, self.visit, self.references.num_runs = before, visit, runs
@@ -417,22 +424,22 @@ class Client(LightningModule):
     def end_round(self) -> None:
         """Drop the last visit, and set the clock to the end of the round."""
         self.visit = self._idle
-        self.resident.end_round()
+        self.worker_module.end_round()
 
-    def training_step(self, batch: Any, batch_idx: int, rows: Rows | None = None) -> Tensor | None:
+    def training_step(self, batch: Any, batch_idx: int, rows: ExampleIndices | None = None) -> Tensor | None:
         """The module's loss plus the penalties; None where the module asks to skip the batch.
 
         ``rows`` says which of the client's examples the batch holds, where that is known.
         """
         self.references.begin_batch(batch, batch_idx, rows)
-        self.resident.taps.clear()
+        self.worker_module.taps.clear()
         loss = self.own_loss(batch, batch_idx)
         if loss is None:
             return None
         add_term = self.visit.logged.add_term
         add_term("loss", loss)
         if self.methods.methods:
-            step = Step(batch, targets_of(batch), self.resident.taps.values)
+            step = Step(batch, targets_of(batch), self.worker_module.taps.values)
             for name, value in self.methods.penalties(self, step).items():
                 add_term(name, value)
                 loss = loss + value
@@ -440,11 +447,13 @@ class Client(LightningModule):
 
     def own_loss(self, batch: Any, batch_idx: int) -> Tensor | None:
         """The loss of the user's module."""
-        resident, module, taps = self.resident, self.resident.module, self.resident.taps
-        resident.begin_hook("training_step")
+        worker_module, module, taps = self.worker_module, self.worker_module.module, self.worker_module.taps
+        worker_module.begin_hook("training_step")
         taps.trains = True
         try:
-            output = module.training_step(batch, batch_idx) if resident.takes_index else module.training_step(batch)
+            output = (
+                module.training_step(batch, batch_idx) if worker_module.takes_index else module.training_step(batch)
+            )
         finally:
             taps.trains = False
         # tensors first: testing for a mapping takes longer
@@ -453,10 +462,12 @@ class Client(LightningModule):
             raise ClientError(f"training_step returned {type(output).__name__} without a loss; {STEP_HINT}")
         if loss is not None and loss.ndim and loss.numel() != 1:
             raise ClientError(f"training_step returned a loss of shape {tuple(loss.shape)}; return its mean or its sum")
-        if "on_train_batch_end" in resident.hooks:
+        if "on_train_batch_end" in worker_module.hooks:
             rest = {k: v for k, v in output.items() if k != "loss"} if isinstance(output, Mapping) else {}
             # Lightning's scaled loss: the losses of a step's batches add up to their mean
-            self.visit.outputs = {} if loss is None else {"loss": loss.detach() / self.visit.clock.accumulate, **rest}
+            self.visit.outputs = (
+                {} if loss is None else {"loss": loss.detach() / self.visit.fit_progress.accumulate, **rest}
+            )
         return loss
 
     def end_step(self, optimizer: Optimizer, lost: bool = False) -> None:
@@ -473,11 +484,11 @@ class Client(LightningModule):
 
     def finish(self) -> Update:
         """End the visit: store the client-local entries, and return the client's update."""
-        visit, resident, live = self.visit, self.resident, self.live
-        resident.taps.clear()
+        visit, worker_module, live = self.visit, self.worker_module, self.live
+        worker_module.taps.clear()
         visit.outputs = {}
         self.references.end()
-        resident.settle()
+        worker_module.settle()
         self.check_terms()
         visit.drift = float(norm(self.change))
         if not math.isfinite(visit.drift):
@@ -517,13 +528,13 @@ class Client(LightningModule):
         """The state entries that stay with client ``k``, as its last visit left them; none before its first."""
         return self._memories.get(k, {}).get("state", {})
 
-    def memories(self) -> Memories:
+    def memories(self) -> ClientStateStore:
         """The memories of the clients that this worker owns, by id."""
         return self._memories
 
     def release(self) -> None:
         """Restore the user's module, and remove the files of clients on disk."""
-        self.resident.release()
+        self.worker_module.release()
         self._memories.close()
 
     # ------------------------------------------------------------------ inside

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.trainer.connectors.logger_connector.fx_validator import _FxValidator
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import prints
 
-from fl_lightning.client.columns import Rows, numbers_of
+from fl_lightning.aggregation.reduced import EMPTY, KINDS, Kind, Reduced, join
+from fl_lightning.client.batched_tree import RowIndex, numbers_of
+from fl_lightning.client.lightning.private import LogValidator
 from fl_lightning.errors import UsageError, require
-from fl_lightning.sums.reduced import EMPTY, KINDS, Kind, Reduced, join
 
 # hook, name and index of the data loader
 LogKey = tuple[str, str, int | None]
@@ -90,7 +90,7 @@ def log_spec(hook: str, name: str, args: tuple, items: tuple, loader: int | None
     bound.apply_defaults()
     given = bound.arguments
     try:
-        levels = _FxValidator.check_logging_and_get_default_levels(hook, given["on_step"], given["on_epoch"])
+        levels = LogValidator.check_logging_and_get_default_levels(hook, given["on_step"], given["on_epoch"])
     except (MisconfigurationException, RuntimeError) as error:
         raise UsageError(f"self.log({name!r}, ...): {error}") from error
     require(any(levels), "on_step", False, f"self.log({name!r}, on_step=False, on_epoch=False) logs nothing")
@@ -144,12 +144,12 @@ class LoggedValue:
         self.first_bad: Any = -1  # index of the first value that made the total nan or infinite
         self._pending: list[Any] = []
         self._weights: list[Any] = []
-        self._rows: list[Rows] = []
+        self._rows: list[RowIndex] = []
         self._read_before: Any = 0
         self._sum: Any = EMPTY[spec.kind]
         self._weight: Any = 0.0
 
-    def add(self, value: Any, weight: Any, rows: Rows | None = None) -> None:
+    def add(self, value: Any, weight: Any, rows: RowIndex | None = None) -> None:
         """Add a number, or a tensor of one; of several clients a number or a tensor ``(m,)``, with their rows."""
         if rows is not None:
             self._rows.append(rows)

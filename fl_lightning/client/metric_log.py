@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.trainer.connectors.logger_connector.fx_validator import _FxValidator
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
+from fl_lightning.aggregation import Weighted
+from fl_lightning.aggregation.reduced import Reduced
 from fl_lightning.client.batch import batch_size as size_of
 from fl_lightning.client.batch import count_examples
-from fl_lightning.client.columns import Rows
+from fl_lightning.client.batched_tree import RowIndex
+from fl_lightning.client.lightning.private import LogValidator
 from fl_lightning.client.logged_value import FOLDS, LoggedValue, LogKey, LogSpec, Record, log_spec
-from fl_lightning.client.mapped import DIFFERS, not_mappable
+from fl_lightning.client.vmap_views import DIFFERS, not_mappable
 from fl_lightning.errors import require
-from fl_lightning.records.summary import is_defined
-from fl_lightning.sums import Weighted
-from fl_lightning.sums.reduced import Reduced
+from fl_lightning.storage.metric_format import is_defined
 
 # in the place of a hook, of the terms of the loss
 TERM = ""
@@ -212,7 +212,7 @@ class MetricLog:
         self.records.clear()
         return shapes, tensors
 
-    def add_records(self, rows: Rows, records: Iterable[Record], tensors: Iterator[Tensor]) -> None:
+    def add_records(self, rows: RowIndex, records: Iterable[Record], tensors: Iterator[Tensor]) -> None:
         """Add the values of a step of these clients; ``tensors`` take the places of ``...``."""
         for key, spec, *numbers in records:
             weight, value = (next(tensors) if number is ... else number for number in numbers)
@@ -304,7 +304,7 @@ class MetricLog:
                 hint = f"not an attribute of the module; available: {list(known.values())}"
                 require(path is not None, f"self.log({name!r}, ...)", type(value).__name__, hint)
                 spec = spec._replace(metric=path)
-            functions: Any = _FxValidator.functions[hook]
+            functions: Any = LogValidator.functions[hook]
             entry = self._new(key, spec, functions["allowed_on_step"] == (False,))
         entry.given, entry.batch_size = given, options["batch_size"]
         return entry

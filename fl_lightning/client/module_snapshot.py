@@ -25,8 +25,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.hooks import RemovableHandle
 
-from fl_lightning import namespaces
-from fl_lightning.data.loaders import leaves_of
+from fl_lightning import lightning_compat
+from fl_lightning.data.client_loaders import leaves_of
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.functional._precision import is_mapped
 from fl_lightning.method import Method, ServerValue
@@ -43,7 +43,7 @@ OWN = {*vars(LightningModule()), *ENGINE}
 # objects that are always searched
 WITH_PARTS = (nn.Module, SimpleNamespace, Optimizer, LRScheduler, Method, Weighted)
 # objects that are never searched: inputs and outputs, which may be large or open
-SKIPPED = (Dataset, DataLoader, Sampler, Logger, namespaces.LightningDataModule, type)
+SKIPPED = (Dataset, DataLoader, Sampler, Logger, lightning_compat.LightningDataModule, type)
 # packages whose classes are not the user's
 LIBRARIES = {
     *sys.stdlib_module_names,

@@ -19,11 +19,11 @@ from fl_lightning.errors import UsageError, choices, require
 from fl_lightning.state import uncompiled_name
 
 
-class Reached(BaseException):
+class StopForward(BaseException):
     """Leaves the forward once the last tap is recorded. A BaseException, so that no model's ``except`` catches it."""
 
 
-class Values(dict[str, Tensor]):
+class TapValues(dict[str, Tensor]):
     """The recorded taps; one that was not recorded is an error that says why."""
 
     def __init__(self, paths: Mapping[str, str]) -> None:
@@ -74,7 +74,7 @@ class Taps:
         self, module: nn.Module, paths: Mapping[str, str], transform: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         self.paths = dict(paths)
-        self.values = Values(self.paths)
+        self.values = TapValues(self.paths)
         self.shapes: dict[str, torch.Size] = {}
         self.recording = True
         self.trains = False
@@ -95,7 +95,7 @@ class Taps:
         ]
 
     def _hook(self, name: str) -> Callable[[nn.Module, tuple, Any], Any]:
-        output_of = Selection(name, self.paths[name])
+        output_of = FieldSelector(name, self.paths[name])
 
         @torch.compiler.disable  # values traced by a compiler are not those of a later forward
         def record(module: nn.Module, args: tuple, output: Any) -> Any:
@@ -106,7 +106,7 @@ class Taps:
             if (torch.is_grad_enabled() or not self.trains) and call <= self._until.get(name, call):
                 values[name], values.places[name], self.shapes[name] = value, call, value.shape[1:]
             if self._until and all(values.calls.get(tap, 0) >= last for tap, last in self._until.items()):
-                raise Reached
+                raise StopForward
             if self._transform is None or name != "logits":
                 return None
             changed = self._transform(value)
@@ -118,9 +118,9 @@ class Taps:
     def clear(self) -> None:
         """Clear the records, so that outputs of one batch are not mistaken for another's."""
         if self.values.calls:
-            self.values = Values(self.paths)
+            self.values = TapValues(self.paths)
 
-    def run_until(self, places: Mapping[str, int], forward: Callable[[], object]) -> Values:
+    def run_until(self, places: Mapping[str, int], forward: Callable[[], object]) -> TapValues:
         """Run ``forward``, and stop it as soon as the taps in ``places`` are recorded, each at its numbered call.
 
         A forward with fewer calls, or without ``places``, runs to its end.
@@ -129,7 +129,7 @@ class Taps:
         self._until = places
         try:
             forward()
-        except Reached:
+        except StopForward:
             pass
         finally:
             self._until = {}
@@ -155,7 +155,7 @@ class Taps:
         self._handles = []
 
 
-class Selection:
+class FieldSelector:
     """The tensor of a submodule's output that a tap is bound to."""
 
     def __init__(self, tap: str, binding: str) -> None:

@@ -11,11 +11,11 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fl_lightning.client.clock import Clock
+    from fl_lightning.aggregation import Reduced
+    from fl_lightning.client.lightning.fit_progress import FitProgress
     from fl_lightning.client.metric_log import MetricLog
     from fl_lightning.data.datamodule import ClientInfo
     from fl_lightning.state import State
-    from fl_lightning.sums import Reduced
 
 
 class Visit:
@@ -42,11 +42,11 @@ class Visit:
         self,
         info: ClientInfo,
         received: State,
-        clock: Clock,
+        fit_progress: FitProgress,
         logged: MetricLog,
         server: Sequence[tuple[str, Tensor]] = (),
     ) -> None:
-        self.info, self.received, self.clock, self.logged = info, received, clock, logged
+        self.info, self.received, self.fit_progress, self.logged = info, received, fit_progress, logged
         counts = [] if info.label_counts is None else [("client.info.label_counts", info.label_counts)]
         self._number, self._others = len(received), [*server, *counts]
         self._tensors = [*received.values(), *(tensor for _, tensor in self._others)]

@@ -2,11 +2,11 @@
 
 from fl_lightning.data.array_datasets import CIFAR10, CIFAR100, MNIST, STL10, SVHN, Digits, FashionMNIST, NpyImages
 from fl_lightning.data.augmentation import Augmentation, AutoAugment, RandomCrop, RandomFlip, RandomRotation
+from fl_lightning.data.client_loaders import Batches, ClientLoader, ExampleIndices
 from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule, ImageDataModule, Images
 from fl_lightning.data.femnist import FEMNIST
 from fl_lightning.data.folders import HAM10000, PACS, ImageFolderImages, OfficeHome, SiteImageFolders, TinyImageNet
-from fl_lightning.data.loaders import Batches, ClientLoader, Rows
-from fl_lightning.data.partitioned import Partitioned
+from fl_lightning.data.partition_adapter import Partitioned
 from fl_lightning.data.partitioners import (
     IID,
     ByDomain,
@@ -45,6 +45,7 @@ __all__ = [
     "Digits",
     "Dirichlet",
     "DomainDirichlet",
+    "ExampleIndices",
     "FashionMNIST",
     "FederatedDataModule",
     "FromPlan",
@@ -62,7 +63,6 @@ __all__ = [
     "RandomCrop",
     "RandomFlip",
     "RandomRotation",
-    "Rows",
     "Shards",
     "SiteImageFolders",
     "Synthetic",

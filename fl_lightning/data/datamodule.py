@@ -15,7 +15,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
 from fl_lightning.data.augmentation import Augmentation
-from fl_lightning.data.loaders import Batches
+from fl_lightning.data.client_loaders import Batches
 from fl_lightning.data.partitioners import IID, Partitioner
 from fl_lightning.data.plan import Plan
 from fl_lightning.errors import require
@@ -52,7 +52,7 @@ class FederatedDataModule(LightningDataModule, ABC):
     """
 
     plan: Plan
-    elsewhere = False
+    is_remote = False
 
     def __init__(self, num_clients: int = 10, partitioner: Partitioner | None = None) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         """
         return []
 
-    def lack_of_own_test_data(self) -> str:
+    def missing_test_data_reason(self) -> str:
         """The reason why clients have no test data, with the remedy; empty if they have test data."""
         hint = "its test_dataloader takes no client; add an optional argument, the id of the client"
         return "" if signature(self.test_dataloader).parameters else hint

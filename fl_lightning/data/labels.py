@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from fl_lightning.seeding import ambient, base_seed
+from fl_lightning.seeding import base_seed, rng_scope
 
 # where an item or a batch that is a dictionary has its labels
 LABEL_KEYS = ("labels", "label", "target", "targets", "y")
@@ -41,7 +41,7 @@ def dataset_labels(dataset: Dataset) -> np.ndarray | None:
             transform = getattr(dataset, "target_transform", None)
             if transform is None:
                 return labels
-            with ambient(base_seed(), "labels"):
+            with rng_scope(base_seed(), "labels"):
                 changed = _integers([transform(label) for label in labels.tolist()], number)
             # a transform may give something else than a class
             return labels if changed is None else changed
@@ -114,7 +114,7 @@ def _labels_of_items(dataset: Dataset, number: int) -> np.ndarray | None:
     labels: list[int] = []
     try:
         # a user's augmentation draws from the global generators, which must not be moved
-        with ambient(base_seed(), "labels"):
+        with rng_scope(base_seed(), "labels"):
             for index in range(number):
                 candidates = (_integers(np.reshape(_array(value), -1), 1) for value in label_entries(dataset[index]))
                 known = [label for label in candidates if label is not None]

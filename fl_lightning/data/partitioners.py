@@ -328,7 +328,7 @@ class ClientDirichlet(Partitioner):
         return deal(codes, table, rng)
 
 
-class _Within(Partitioner):
+class _WithinDomain(Partitioner):
     """Every domain has the same number of clients, and another partitioner divides it among them."""
 
     needs_domains = True
@@ -350,7 +350,7 @@ class _Within(Partitioner):
         return parts
 
 
-class ByDomain(_Within):
+class ByDomain(_WithinDomain):
     """One client for each domain, or several, among which the domain is divided at random.
 
     Raises:
@@ -363,7 +363,7 @@ class ByDomain(_Within):
         self.inner = IID()
 
 
-class DomainDirichlet(_Within):
+class DomainDirichlet(_WithinDomain):
     """Feature and label skew: each domain is divided among its own clients by :class:`Dirichlet`.
 
     Args:

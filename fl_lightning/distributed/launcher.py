@@ -3,9 +3,8 @@
 The workers communicate over a process group that is not torch's default one. A module, its metrics and its libraries
 find no default group and so see one process: nothing is synchronised between different clients.
 
-Only this module uses these private names of lightning 2.6: ``_Launcher``, ``_IS_INTERACTIVE``,
-``Fabric._wrap_with_setup``, and ``DDPStrategy``'s ``_configure_launcher``, ``_launcher``, ``_parallel_devices`` and
-``_set_world_ranks``.
+Private names of lightning 2.6: ``Fabric._wrap_with_setup``, and ``_configure_launcher``, ``_launcher``,
+``_parallel_devices`` and ``_set_world_ranks`` of ``DDPStrategy``.
 """
 
 from __future__ import annotations
@@ -31,12 +30,11 @@ from lightning.fabric import Fabric
 from lightning.fabric.accelerators import MPSAccelerator
 from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy
-from lightning.fabric.strategies.launchers.launcher import _Launcher
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.fabric.utilities.imports import _IS_INTERACTIVE
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import distributed
 
+from fl_lightning.client.lightning.private import IS_INTERACTIVE, Launcher
 from fl_lightning.distributed.rendezvous import LOOPBACK, checked, connect, group_store, shared_tcp_store, tcp_store
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, own_text, require
 from fl_lightning.sampling import size_of_cohort
@@ -115,7 +113,7 @@ def fork_obstacle(trainer: Any) -> str:
 def can_run_anew() -> bool:
     """Return whether this process runs a script or module, which Lightning can run again; a notebook has neither."""
     module = sys.modules["__main__"]
-    return not _IS_INTERACTIVE and (module.__spec__ is not None or os.path.isfile(sys.argv[0]))
+    return not IS_INTERACTIVE and (module.__spec__ is not None or os.path.isfile(sys.argv[0]))
 
 
 def cores() -> int:
@@ -225,7 +223,7 @@ class IndependentStrategy(DDPStrategy):
         self.group = self.store = None
 
 
-class ForkLauncher(_Launcher):
+class ForkLauncher(Launcher):
     """Forks the other workers from this process, which is worker 0 and shares its data and model with them.
 
     A forked process starts fast, since it need not import torch and lightning. It has one thread: the other threads of

@@ -12,9 +12,9 @@ import torch
 from fl_lightning.callbacks.base import Callback, replacement
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.distributed.launcher import cores
-from fl_lightning.engine.compiled import MODES
 from fl_lightning.errors import check_all, require
-from fl_lightning.namespaces import Logger, is_callback
+from fl_lightning.lightning_compat import Logger, is_callback
+from fl_lightning.training.compiled import MODES
 
 # *args and **kwargs
 COLLECTING = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)

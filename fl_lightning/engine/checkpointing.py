@@ -10,7 +10,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import load_states, states
 from fl_lightning.engine.fingerprint import changes_of, description_of, identity, record, touches
-from fl_lightning.engine.model_files import call_on_load, entries_of_module, restore_data, state_of_data, storable
+from fl_lightning.engine.model_io import call_on_load, entries_of_module, restore_data, state_of_data, storable
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import UsageError
 from fl_lightning.state import uncompiled_names
@@ -48,15 +48,15 @@ def save_run(run: Run, folder: Path) -> None:
             "datamodule": state_of_data(run.data),
             "client_schedulers": run.local_training.monitored.state_dict(),
             "scaling": run.local_training.scaling,
-            "evaluated": run.resident.evaluated,
+            "evaluated": run.worker_module.evaluated,
             "callbacks": states(run.callbacks),
             "changes": run.folder.changes,
             **identity(run),
             "round": done,
             "clients": memories.files,
         }
-        run.folder.checkpoints.save(state, run.metrics.history, run.trainer.keep_as_best)
-    run.trainer.keep_as_best = False
+        run.folder.checkpoints.save(state, run.metrics.history, run.trainer.save_best)
+    run.trainer.save_best = False
 
 
 def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Path | None:
@@ -133,7 +133,7 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
         if "schedule that watches a metric" not in fresh:
             run.local_training.monitored.load_state_dict(checkpoint["client_schedulers"])
         run.local_training.scaling = checkpoint["scaling"]
-        run.resident.evaluated = checkpoint["evaluated"]
+        run.worker_module.evaluated = checkpoint["evaluated"]
         run.metrics.history = unpack_rows(checkpoint["history"])
     except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         text = " ".join(str(error).split())

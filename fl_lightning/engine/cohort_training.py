@@ -12,20 +12,20 @@ from pathlib import Path
 
 import torch
 
+from fl_lightning.aggregation import Totals, Update
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.distributed.workers import schedule
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.fingerprint import identity
-from fl_lightning.engine.groups.forming import cost, form_groups
-from fl_lightning.engine.groups.group import Group, Member
-from fl_lightning.engine.model_files import entries_of_module, state_of_data, storable
+from fl_lightning.engine.model_io import entries_of_module, state_of_data, storable
 from fl_lightning.engine.run import Run
-from fl_lightning.errors import ClientError, LostWorkerError, SharedStateError, UsageError, located, text_of
+from fl_lightning.errors import ClientError, LostWorkerError, SharedStateError, UsageError, text_of, with_location
 from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.storage.atomic_io import save
 from fl_lightning.storage.checkpoint import FORMAT
-from fl_lightning.sums import Totals, Update
-from fl_lightning.systems import Fate
+from fl_lightning.systems import SystemOutcome
+from fl_lightning.training.vmap.group import Group, GroupMember
+from fl_lightning.training.vmap.grouping import cost, form_groups
 
 # phases of local training
 VISIT_PHASES = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")
@@ -73,18 +73,22 @@ def draw_cohort(run: Run, round_: int) -> list[int]:
     return [there[place] for place in trainer.sampler(run.seed, round_, len(there), size)]
 
 
-def draw_fates(run: Run, round_: int, chosen: list[int]) -> dict[int, Fate]:
+def simulate_systems(run: Run, round_: int, chosen: list[int]) -> dict[int, SystemOutcome]:
     """Draw which clients of a cohort drop out or do less work, and log their numbers."""
     trainer = run.trainer
     if trainer.systems is None:
-        return dict.fromkeys(chosen, Fate())
-    fates = trainer.systems.fates(run.seed, round_, chosen, trainer.local_steps or trainer.local_epochs)
-    run.metrics.update({"clients/dropped": sum(fate.lost is not None for fate in fates.values())})
-    run.metrics.update({"clients/stragglers": sum(fate.work is not None for fate in fates.values())})
-    return fates
+        return dict.fromkeys(chosen, SystemOutcome())
+    outcomes = trainer.systems.outcomes(run.seed, round_, chosen, trainer.local_steps or trainer.local_epochs)
+    run.metrics.update(
+        {"clients/dropped": sum(system_outcome.lost is not None for system_outcome in outcomes.values())}
+    )
+    run.metrics.update(
+        {"clients/stragglers": sum(system_outcome.work is not None for system_outcome in outcomes.values())}
+    )
+    return outcomes
 
 
-def train_cohort(run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals, list[int]]:
+def train_cohort(run: Run, round_: int, outcomes: dict[int, SystemOutcome]) -> tuple[Totals, list[int]]:
     """Train the clients that are placed on this worker, and add up the updates of all workers.
 
     Returns:
@@ -92,10 +96,10 @@ def train_cohort(run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals,
     """
     totals, outcome = Totals(run.fabric.device), Outcome(VisitMetrics(run.client.module))
     run.stopwatch.reset()
-    for group in place_cohort(run, fates):
+    for group in place_cohort(run, outcomes):
         run.workers.check()
         train = train_client if len(group) == 1 else train_group
-        train(run, group, round_, fates, totals, outcome)
+        train(run, group, round_, outcomes, totals, outcome)
         if outcome.errors and run.trainer.on_client_error == "raise":
             break
     arrived = share_outcome(run, round_, outcome)
@@ -107,13 +111,13 @@ def train_cohort(run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals,
     return totals, arrived
 
 
-def place_cohort(run: Run, fates: dict[int, Fate]) -> list[list[int]]:
+def place_cohort(run: Run, outcomes: dict[int, SystemOutcome]) -> list[list[int]]:
     """Place the cohort on the workers, send each client's memory along, and return the groups of this worker.
 
     They are in ascending order of their first clients.
     """
     memories = run.client.memories()
-    steps = {k: run.local_training.steps(k, fates[k].work) for k in run.server.cohort}
+    steps = {k: run.local_training.steps(k, outcomes[k].work) for k in run.server.cohort}
     groups = {group[0]: group for group in groups_of_cohort(run, steps)}
     of_groups = schedule(
         {first: cost(group, steps) for first, group in groups.items()}, run.workers.size, memories.owners
@@ -136,23 +140,23 @@ def groups_of_cohort(run: Run, steps: dict[int, int]) -> list[list[int]]:
 
 
 def train_client(
-    run: Run, group: list[int], round_: int, fates: dict[int, Fate], totals: Totals, outcome: Outcome
+    run: Run, group: list[int], round_: int, outcomes: dict[int, SystemOutcome], totals: Totals, outcome: Outcome
 ) -> None:
     """Train the only client of a group, and add its update."""
     (k,) = group
-    with failing_alone(run, k, outcome), run.client.memories().visit(k):
-        update = run.local_training.visit(k, round_, run.server.state, fates[k].work)
-        add_update(run, k, round_, fates[k], update, totals, outcome)
+    with isolate_failure(run, k, outcome), run.client.memories().visit(k):
+        update = run.local_training.visit(k, round_, run.server.state, outcomes[k].work)
+        add_update(run, k, round_, outcomes[k], update, totals, outcome)
 
 
 def train_group(
-    run: Run, group: list[int], round_: int, fates: dict[int, Fate], totals: Totals, outcome: Outcome
+    run: Run, group: list[int], round_: int, outcomes: dict[int, SystemOutcome], totals: Totals, outcome: Outcome
 ) -> None:
     """Train clients side by side, and add their updates; the failure of one does not touch the others."""
     memories = run.client.memories()
     # a visit can be repeated in its group alone, so its record holds the memories of all
     outcome.remembered = {k: memories.get(k, {}) for k in group}
-    visits, why = side_by_side(run, group, round_, fates), ""
+    visits, why = side_by_side(run, group, round_, outcomes), ""
     with ExitStack() as stack:
         stack.callback(memories.drop_all, group)
         try:
@@ -160,7 +164,7 @@ def train_group(
         except LostWorkerError:
             raise
         except (ClientError, UsageError) as error:
-            why = located(error.__cause__ or error)  # each reason is shown once
+            why = with_location(error.__cause__ or error)  # each reason is shown once
         if why:  # training in turn shows which client failed, if one did, once the group's memory is free
             del visits
             memories.drop_all(group)
@@ -168,10 +172,10 @@ def train_group(
             outcome.remembered = {}
             for k in group:
                 if not outcome.errors or run.trainer.on_client_error == "skip":
-                    train_client(run, [k], round_, fates, totals, outcome)
+                    train_client(run, [k], round_, outcomes, totals, outcome)
             return
         done = set[int]()
-        if visits.sends_states_alone() and not is_watched(run) and all(fates[k].lost is None for k in group):
+        if visits.sends_states_alone() and not is_watched(run) and all(outcomes[k].lost is None for k in group):
             rows, updates, extremes = visits.updates()
             if rows:
                 totals.add_rows(updates, extremes)
@@ -182,19 +186,21 @@ def train_group(
             done = {*rows}
         for row, k in enumerate(group):
             if row not in done:
-                with failing_alone(run, k, outcome), memories.visit(k):
-                    add_update(run, k, round_, fates[k], visits.update(row), totals, outcome)
+                with isolate_failure(run, k, outcome), memories.visit(k):
+                    add_update(run, k, round_, outcomes[k], visits.update(row), totals, outcome)
 
 
-def side_by_side(run: Run, group: list[int], round_: int, fates: dict[int, Fate]) -> Group:
+def side_by_side(run: Run, group: list[int], round_: int, outcomes: dict[int, SystemOutcome]) -> Group:
     """The visits of the clients of a group."""
-    return Group(run.local_training, [Member(k, fates[k].work) for k in group], round_, run.server.state)
+    return Group(run.local_training, [GroupMember(k, outcomes[k].work) for k in group], round_, run.server.state)
 
 
-def add_update(run: Run, k: int, round_: int, fate: Fate, update: Update, totals: Totals, outcome: Outcome) -> None:
+def add_update(
+    run: Run, k: int, round_: int, system_outcome: SystemOutcome, update: Update, totals: Totals, outcome: Outcome
+) -> None:
     """Show a client that has trained to the callbacks, and add its update, unless it is lost or took no step."""
     client = run.client
-    arrives = fate.lost is None and client.num_steps > 0
+    arrives = system_outcome.lost is None and client.num_steps > 0
     if arrives:
         if is_watched(run):
             show_client(run, k, round_)
@@ -206,7 +212,7 @@ def add_update(run: Run, k: int, round_: int, fate: Fate, update: Update, totals
     else:
         client.memories().drop(k)
     outcome.counts.update(lost=client.visit.num_lost)
-    outcome.scalings += client.visit.scalings if fate.lost is None else []
+    outcome.scalings += client.visit.scalings if system_outcome.lost is None else []
     idle = run.local_training.batches(k) == 0
     outcome.note_visit(k, client.num_steps, client.lr, client.visit.num_skipped, idle, arrives)
 
@@ -227,11 +233,11 @@ def show_client(run: Run, k: int, round_: int) -> None:
     except Exception as error:
         if run.trainer.on_client_error == "raise":
             raise
-        raise ClientError(f"client {k}, round {round_}: a callback's on_client_end: {located(error)}") from error
+        raise ClientError(f"client {k}, round {round_}: a callback's on_client_end: {with_location(error)}") from error
 
 
 @contextmanager
-def failing_alone(run: Run, k: int, outcome: Outcome) -> Iterator[None]:
+def isolate_failure(run: Run, k: int, outcome: Outcome) -> Iterator[None]:
     """In this block a failure is one of client ``k``; neither the sums nor its memory may have changed before it."""
     try:
         yield
@@ -265,7 +271,7 @@ def record_failure(run: Run, k: int, error: Exception, group: dict[int, dict]) -
         return
     server, client = run.server, run.client
     try:
-        term, step = client.resident.logged.first_nonfinite_term() or (None, client.num_steps)
+        term, step = client.worker_module.logged.first_nonfinite_term() or (None, client.num_steps)
         record = {
             "failure": {"round": server.round, "client": k, "error": str(error), "term": term, "step": step},
             "state_dict": server.state,
@@ -277,7 +283,7 @@ def record_failure(run: Run, k: int, error: Exception, group: dict[int, dict]) -
             "datamodule": state_of_data(run.data),
             "client_schedulers": run.local_training.monitored.state_dict(),
             "scaling": run.local_training.scaling,
-            "evaluated": client.resident.evaluated,
+            "evaluated": client.worker_module.evaluated,
             "format": FORMAT,
             **identity(run),
         }
@@ -320,7 +326,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
         if counts[kind]:
             run.metrics.update({tag: counts[kind]})
     if failed:
-        tolerate(run, failed, outcome.errors, len(arrived))
+        handle_failures(run, failed, outcome.errors, len(arrived))
     idle = counts["visits"] == counts["idle"] and not failed
     # a smaller scale helps, down to the scale 1
     if not (idle or counts["stepped"] or (counts["lost"] and scaling is not None and scaling[0] >= 1)):
@@ -338,7 +344,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
     return arrived
 
 
-def tolerate(run: Run, failed: dict[int, tuple[bool, str]], errors: dict[int, Exception], left: int) -> None:
+def handle_failures(run: Run, failed: dict[int, tuple[bool, str]], errors: dict[int, Exception], left: int) -> None:
     """Warn of the clients that failed, and continue with the others where the trainer's arguments allow it.
 
     Args:

@@ -25,14 +25,14 @@ from torch.optim import Optimizer
 
 from fl_lightning.callbacks.base import Callback, named
 from fl_lightning.callbacks.early_stopping import EarlyStopping
-from fl_lightning.client.stand_in import StandIn
+from fl_lightning.client.lightning.trainer_shim import TrainerShim
 from fl_lightning.code_fingerprint import SCRIPT, Code, code_of, file_digest, source_file
-from fl_lightning.data.loaders import num_batches
-from fl_lightning.engine.arguments import RunArguments
-from fl_lightning.engine.optimizers import group_options
+from fl_lightning.data.client_loaders import num_batches
 from fl_lightning.engine.run import Run
-from fl_lightning.errors import ChangedCodeError, UsageError, clipped, require
-from fl_lightning.records.hyperparameters import PLAIN
+from fl_lightning.engine.run_arguments import RunArguments
+from fl_lightning.errors import ChangedCodeError, UsageError, require, truncate
+from fl_lightning.storage.hyperparameters import PLAIN
+from fl_lightning.training.optimizers import group_options
 
 Change = tuple[Any, Any]
 # arguments of the trainer that do not affect the model, or that another key describes
@@ -102,7 +102,7 @@ def describe_trainer(run: Run) -> dict[str, Any]:
     trainer, local, evaluated = run.trainer, run.local_training, {}
     if local.monitored.config is not None or any(isinstance(part, EarlyStopping) for part in run.callbacks):
         # the result depends on the evaluated rounds
-        asking = [part for part in run.callbacks if type(part).wants_evaluation is not Callback.wants_evaluation]
+        asking = [part for part in run.callbacks if type(part).requires_evaluation is not Callback.requires_evaluation]
         evaluated = {
             "eval_every_n_rounds": trainer.eval_every_n_rounds,
             "callbacks": [describe_callback(part) for part in asking],
@@ -184,7 +184,9 @@ def modules_of(objects: Iterable[Any]) -> dict[str, set[str]]:
     waiting = list(objects)
     while waiting:
         value = waiting.pop()
-        if id(value) in seen or isinstance(value, (*PLAIN, bytes, Tensor, np.ndarray, np.generic, StandIn, ModuleType)):
+        if id(value) in seen or isinstance(
+            value, (*PLAIN, bytes, Tensor, np.ndarray, np.generic, TrainerShim, ModuleType)
+        ):
             continue
         seen[id(value)] = value
         kind = value if isinstance(value, type) else type(value)
@@ -417,9 +419,9 @@ def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
 
 def shown(value: Any) -> str:
     """Return a value as shown in messages."""
-    return clipped(repr(value.get("class", value) if isinstance(value, dict) else value), VALUE)
+    return truncate(repr(value.get("class", value) if isinstance(value, dict) else value), VALUE)
 
 
 def shown_path(path: Path) -> str:
     """Return a path as shown in messages."""
-    return clipped(str(path), PATH)
+    return truncate(str(path), PATH)

@@ -22,16 +22,16 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 
+from fl_lightning.aggregation import Sums, Weighted
 from fl_lightning.client import Client
 from fl_lightning.client.batch_norm import statistics_of, sums_of
-from fl_lightning.client.taps import Reached
-from fl_lightning.data.loaders import Batches, ClientLoader
+from fl_lightning.client.taps import StopForward
+from fl_lightning.data.client_loaders import Batches, ClientLoader
 from fl_lightning.distributed.workers import Workers
 from fl_lightning.engine.evaluation.evaluator import bound_step
-from fl_lightning.engine.loaders import Loaders
-from fl_lightning.seeding import address, ambient
+from fl_lightning.seeding import derive_seed, rng_scope
 from fl_lightning.state import State, copy_into, tensors
-from fl_lightning.sums import Sums, Weighted
+from fl_lightning.training.device_loaders import Loaders
 
 
 class Recalibration:
@@ -104,7 +104,7 @@ class Recalibration:
         def note(path: str, module: Any, args: tuple) -> None:
             seen.setdefault(path, []).append(sums_of(args[0], self._device))
             if leaves and len(seen[path]) == calls[path]:
-                raise Reached
+                raise StopForward
 
         with self._hooked(note, calls), self._batches(k, round_) as batches:
             for _ in batches:
@@ -129,12 +129,12 @@ class Recalibration:
         def run(loader: ClientLoader) -> Iterator[bool]:
             for index, (_, batch) in enumerate(islice(loader.batches(loaders.channels_last), loaders.limit)):
                 self.workers.check()
-                with ambient(loaders.seed, *place, index), loaders.fabric.autocast(), suppress(Reached):
+                with rng_scope(loaders.seed, *place, index), loaders.fabric.autocast(), suppress(StopForward):
                     step(loaders.to_device(batch), index)
                 yield True
 
         with loaders.train(k, round_, "recalibrate") as loader:
             if isinstance(loader, Batches):
                 loader = loader.as_stored(noise=True)
-                loader.seed(address(loaders.seed, *place))
+                loader.seed(derive_seed(loaders.seed, *place))
             yield run(loader)

@@ -7,29 +7,29 @@ import re
 import socket
 from collections.abc import Sequence
 
+from fl_lightning.aggregation import Totals
 from fl_lightning.client.client import RECALIBRATES
-from fl_lightning.engine.cohort_training import draw_cohort, draw_fates, train_cohort
+from fl_lightning.engine.cohort_training import draw_cohort, simulate_systems, train_cohort
 from fl_lightning.engine.evaluation.evaluator import PHASES
-from fl_lightning.engine.groups.own_models import groups_of_own_models, metrics_of_own_models
+from fl_lightning.engine.personalized_evaluation import groups_of_own_models, metrics_of_own_models
 from fl_lightning.engine.run import Run
-from fl_lightning.engine.sent import sent_down
+from fl_lightning.engine.update_codec import sent_down
 from fl_lightning.errors import ClientError, add_note
-from fl_lightning.records.summary import tagged
 from fl_lightning.state import State, checksums, norm, num_bytes, select
-from fl_lightning.sums import Totals
+from fl_lightning.storage.metric_format import tagged
 
 
-def play_round(run: Run, round_: int) -> bool:
+def run_round(run: Run, round_: int) -> bool:
     """Broadcast, train the cohort, aggregate, step the server, evaluate, log; returns whether the round is the last."""
     run.metrics.begin(round_)
-    fates = draw_fates(run, round_, draw_cohort(run, round_))
-    run.server.begin_round(round_, [k for k, fate in fates.items() if fate.lost != "before"])
-    run.resident.begin_round(round_)
+    outcomes = simulate_systems(run, round_, draw_cohort(run, round_))
+    run.server.begin_round(round_, [k for k, system_outcome in outcomes.items() if system_outcome.lost != "before"])
+    run.worker_module.begin_round(round_)
     run.workers.begin(round_)
     run.methods.on_round_start(run.server)
     run.call("on_round_start")
     with run.metrics.timed("train"):
-        totals, arrived = run.clients.train(run, round_, fates)
+        totals, arrived = run.clients.train(run, round_, outcomes)
     run.workers.signals.keeps_round = True  # the rest takes little time
     run.client.end_round()
     with run.metrics.timed("server"):
@@ -38,7 +38,7 @@ def play_round(run: Run, round_: int) -> bool:
         with run.metrics.timed("recalibrate"):
             recalibrate(run, arrived)
     due = (round_ + 1) % run.trainer.eval_every_n_rounds == 0 or round_ + 1 == run.trainer.max_rounds
-    evaluated = due or any(callback.wants_evaluation(round_) for callback in run.callbacks)
+    evaluated = due or any(callback.requires_evaluation(round_) for callback in run.callbacks)
     if evaluated:
         run.clients.evaluate(run)
     run.local_training.monitored.after_round(round_, run.metrics.current, evaluated)
@@ -109,9 +109,9 @@ def evaluate(run: Run) -> None:
                 elif client.kept and client.memories().owners:
                     # read in turn: those on disk need not fit into memory together
                     models = ((k, entries) for k in client.memories() if (entries := client.own_entries(k)))
-                    run.metrics.update(run.evaluator.own_models(phase, state, models))
+                    run.metrics.update(run.evaluator.evaluate_local_models(phase, state, models))
                 else:
-                    run.metrics.update(run.evaluator.one_model(phase, state))
+                    run.metrics.update(run.evaluator.evaluate_global_model(phase, state))
             except Exception as error:
                 add_note(error, f"in the evaluation on the {phase} data, round {run.server.round}")
                 raise
@@ -154,7 +154,7 @@ def agree_to_stop(run: Run) -> bool:
     return trainer.should_stop
 
 
-class ClientsOnWorkers:
+class SimulationBackend:
     """The clients of a run are trained by the workers of this program."""
 
     train = staticmethod(train_cohort)

@@ -17,17 +17,20 @@ from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from torch.optim.lr_scheduler import LRScheduler
 
+from fl_lightning.aggregation import Totals
+from fl_lightning.aggregation.reduced import Reduced
+from fl_lightning.aggregation.weighted import Weighted
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.context import BatchIndex
-from fl_lightning.client import Client, Memories
-from fl_lightning.client.clock import Clock
+from fl_lightning.client import Client, ClientStateStore
+from fl_lightning.client.lightning.fit_progress import FitProgress
+from fl_lightning.client.lightning.trainer_shim import ShimConfig, TrainerShim
 from fl_lightning.client.logged_value import LogSpec
-from fl_lightning.client.resident import Resident
-from fl_lightning.client.stand_in import Setting, StandIn
 from fl_lightning.client.taps import resolve_taps
+from fl_lightning.client.worker_module import WorkerModule
+from fl_lightning.data.client_loaders import num_batches
 from fl_lightning.data.datamodule import FederatedDataModule
-from fl_lightning.data.loaders import num_batches
-from fl_lightning.data.partitioned import own_module_of
+from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.distributed.launcher import (
     build_fabric,
     devices_and_nodes,
@@ -39,39 +42,36 @@ from fl_lightning.distributed.launcher import (
 from fl_lightning.distributed.workers import Workers
 from fl_lightning.engine import validation
 from fl_lightning.engine.argument_checks import check_precision
-from fl_lightning.engine.arguments import RunArguments
-from fl_lightning.engine.compiled import replace_forward
 from fl_lightning.engine.evaluation.evaluator import Evaluator, Representations
 from fl_lightning.engine.evaluation.metric_states import Note
-from fl_lightning.engine.loaders import TRANSFER_HOOKS, Loaders, transfer_hook
-from fl_lightning.engine.local_training import LocalTraining, Stopwatch
-from fl_lightning.engine.optimizers import OptimizerSource, configure_optimizer, needs_closure
 from fl_lightning.engine.recalibration import Recalibration
-from fl_lightning.engine.schedules import check_length
-from fl_lightning.errors import ClientError, Stopped, add_note, check_all, located, require
+from fl_lightning.engine.run_arguments import RunArguments
+from fl_lightning.errors import ClientError, Stopped, add_note, check_all, require, with_location
 from fl_lightning.method import MethodList
-from fl_lightning.records.folder import RunFolder
-from fl_lightning.records.metrics import Metrics
-from fl_lightning.seeding import ambient, base_seed
+from fl_lightning.seeding import base_seed, rng_scope
 from fl_lightning.server import Server
 from fl_lightning.state import select
-from fl_lightning.sums import Totals
-from fl_lightning.sums.reduced import Reduced
-from fl_lightning.sums.weighted import Weighted
-from fl_lightning.systems import Fate
+from fl_lightning.storage.metrics import Metrics
+from fl_lightning.storage.run_folder import RunFolder
+from fl_lightning.systems import SystemOutcome
+from fl_lightning.training.compiled import replace_forward
+from fl_lightning.training.device_loaders import TRANSFER_HOOKS, Loaders, transfer_hook
+from fl_lightning.training.local_training import LocalTraining, Stopwatch
+from fl_lightning.training.optimizers import OptimizerFactory, configure_optimizer, needs_closure
+from fl_lightning.training.schedules import can_train, check_length
 
 Result = TypeVar("Result")
 # types that workers exchange, in addition to tensors, arrays and plain values
 MESSAGES = (BatchIndex, LogSpec, Note, Reduced, Weighted)
 
 
-class Clients(Protocol):
+class ClientBackend(Protocol):
     """The location of a run's clients: on the workers of this program, or at real sites."""
 
     def present(self, run: Run, round_: int) -> Sequence[int]:
         """The clients that are present in a round, in ascending order, from which its cohort is drawn."""
 
-    def train(self, run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals, list[int]]:
+    def train(self, run: Run, round_: int, outcomes: dict[int, SystemOutcome]) -> tuple[Totals, list[int]]:
         """Train a cohort; returns the sums of its updates, and the clients whose updates are in them, ascending."""
 
     def evaluate(self, run: Run) -> None:
@@ -83,7 +83,7 @@ class Run:
     """The parts of a run, as one worker has them: ``client`` is the module in which all its clients train."""
 
     trainer: RunArguments
-    clients: Clients
+    clients: ClientBackend
     seed: int
     fabric: Fabric
     workers: Workers
@@ -103,9 +103,9 @@ class Run:
     description: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def resident(self) -> Resident:
+    def worker_module(self) -> WorkerModule:
         """The user's module in this process."""
-        return self.client.resident
+        return self.client.worker_module
 
     @property
     def callbacks(self) -> list[Callback]:
@@ -135,7 +135,7 @@ def exit_is_failure() -> Iterator[None]:
     except Stopped:
         raise
     except SystemExit as error:
-        raise ClientError(located(error)) from error
+        raise ClientError(with_location(error)) from error
 
 
 @exit_is_failure()
@@ -145,14 +145,17 @@ def launch(
     data: Any,
     methods: MethodList,
     command: Callable[[Run], Result],
-    clients: Clients,
+    clients: ClientBackend,
     stage: str = "fit",
 ) -> Result:
     """Start the workers, and run a command on the run that each of them builds."""
     length = (trainer.local_epochs, trainer.local_steps, trainer.accumulate_grad_batches, trainer.limit_batches)
-    stand_in, prepared = StandIn(Clock(trainer.max_rounds, *length), early_setting(trainer, data)), uses_fork(trainer)
-    stand_in.attach(model)
-    data.trainer = stand_in
+    trainer_shim, prepared = (
+        TrainerShim(FitProgress(trainer.max_rounds, *length), initial_shim_config(trainer, data)),
+        uses_fork(trainer),
+    )
+    trainer_shim.attach(model)
+    data.trainer = trainer_shim
     if prepared:
         # before the workers are forked, so that they share the data
         prepare(data, model)
@@ -167,9 +170,9 @@ def launch(
             elif not forked:
                 workers.barrier()  # at which the others wait for the data
             validation.check_data_fits(trainer, model, data, methods)
-            cleanup.callback(stand_in.detach, model)
+            cleanup.callback(trainer_shim.detach, model)
             cleanup.push(partial(notify_failure, data))
-            return command(build(trainer, clients, stand_in, fabric, workers, model, data, methods, stage, cleanup))
+            return command(build(trainer, clients, trainer_shim, fabric, workers, model, data, methods, stage, cleanup))
 
     fabric = build_fabric(trainer, *devices_and_nodes(trainer, data))
     refuse_default_group(fabric.world_size)
@@ -184,8 +187,8 @@ def folder_of_versions(trainer: RunArguments, methods: MethodList) -> Path:
 
 def build(
     trainer: RunArguments,
-    clients: Clients,
-    stand_in: StandIn,
+    clients: ClientBackend,
+    trainer_shim: TrainerShim,
     fabric: Fabric,
     workers: Workers,
     model: LightningModule,
@@ -199,9 +202,9 @@ def build(
     seed, number, stopwatch = base_seed(), data.num_clients, Stopwatch()
     writes = fabric.is_global_zero and not trainer.fast_dev_run
     folder = RunFolder(folder_of_versions(trainer, methods), trainer.logger, writes)
-    stand_in.configure(
+    trainer_shim.configure(
         replace(
-            early_setting(trainer, data),
+            initial_shim_config(trainer, data),
             gradient_clip_val=trainer.gradient_clip_val,
             gradient_clip_algorithm=trainer.gradient_clip_algorithm,
             device=fabric.device,
@@ -212,15 +215,15 @@ def build(
         )
     )
     sizes = (num_batches(data, k) for k in range(number))
-    stand_in.clock.batches = next(filter(None, sizes), 0)  # of the first client that has any
+    trainer_shim.fit_progress.batches = next(filter(None, sizes), 0)  # of the first client that has any
     hint = "no client has a training batch; use a smaller batch_size, or drop_last=false"
-    require(stage != "fit" or stand_in.clock.batches > 0, "data", type(data).__name__, hint)
-    stand_in.attach(model)
-    with ambient(seed, "setup"):  # the hooks in which a module may build itself draw the same numbers on all workers
+    require(stage != "fit" or trainer_shim.fit_progress.batches > 0, "data", type(data).__name__, hint)
+    trainer_shim.attach(model)
+    with rng_scope(seed, "setup"):  # the hooks in which a module may build itself draw the same numbers on all workers
         model.setup(stage)
         with fabric.init_module():
             model.configure_model()
-    stand_in.attach(model)  # undo partial construction too
+    trainer_shim.attach(model)  # undo partial construction too
     validation.check_module(model, stage)  # again, since its hooks may have changed it
     fabric.to_device(model)
     fabric.strategy.precision.convert_module(model)
@@ -230,20 +233,20 @@ def build(
         model.to(memory_format=torch.channels_last)
     if trainer.compile:
         replace_forward(model, trainer.compile, trainer.warn)
-    memories = Memories(trainer.client_memory * 2**30, fabric.device)
+    memories = ClientStateStore(trainer.client_memory * 2**30, fabric.device)
     # each with the name of the class that asks for it
     wanted = {tap: type(callback).__name__ for callback in trainer.callbacks for tap in callback.requires}
     taps: dict[str, str] = {}
     # each site checks its own
-    of_data = [] if getattr(data, "elsewhere", False) else [partial(validation.check_model_fits, model, data, methods)]
+    of_data = [] if getattr(data, "is_remote", False) else [partial(validation.check_model_fits, model, data, methods)]
     check_all([*of_data, lambda: taps.update(resolve_taps(model, trainer.taps, methods.wanted_taps() | wanted))])
     rules = (trainer.weighting, trainer.buffers, cache_limit(trainer, model, data, workers, fabric.device))
-    client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0), stand_in=stand_in)
+    client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0), trainer_shim=trainer_shim)
     cleanup.callback(client.release)
     cleanup.callback(data.teardown, "fit")  # set up as in every command, since each partitions the data
     cleanup.callback(model.teardown, stage)
-    optimizers = OptimizerSource(model)
-    if stage == "fit" or validation.can_train(model):
+    optimizers = OptimizerFactory(model)
+    if stage == "fit" or can_train(model):
         check_optimizer(trainer, client, data, optimizers)
     if stage == "fit":
         validation.check_buffers(trainer, client)  # once the methods know their memories
@@ -262,9 +265,9 @@ def build(
     return Run(trainer, clients, seed, fabric, workers, *parts, Metrics(), stopwatch, folder)
 
 
-def early_setting(trainer: RunArguments, data: Any) -> Setting:
+def initial_shim_config(trainer: RunArguments, data: Any) -> ShimConfig:
     """The values of ``self.trainer`` while the data are prepared, before there are workers and a folder."""
-    return Setting(
+    return ShimConfig(
         precision=str(trainer.fabric.strategy.precision.precision),
         device=trainer.fabric.device,
         datamodule=own_module_of(data),
@@ -274,7 +277,7 @@ def early_setting(trainer: RunArguments, data: Any) -> Setting:
     )
 
 
-def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers: OptimizerSource) -> None:
+def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers: OptimizerFactory) -> None:
     """Refuse an optimizer or a scheduler that does not fit the run."""
     optimizer, schedulers = optimizers.first
     kind = f"model={type(client.module).__name__}: configure_optimizers"

@@ -10,20 +10,20 @@ from typing import Any, Literal
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from fl_lightning.aggregation import Sums
 from fl_lightning.callbacks.context import Gathered, Observed, RunContext
 from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, choices, require
 from fl_lightning.method import MethodList
 from fl_lightning.server import Server
 from fl_lightning.state import State
-from fl_lightning.sums import Sums
 
 
 class RunAccess(RunContext):
     """Implements :class:`~fl_lightning.callbacks.context.RunContext` by the parts of a run."""
 
     def __init__(self) -> None:
-        self.should_stop = self.keep_as_best = False
+        self.should_stop = self.save_best = False
         self._run: Any = None
         self._fitted: Any = None
 
@@ -114,7 +114,7 @@ class RunAccess(RunContext):
 
     @property
     def has_own_test_data(self) -> bool:
-        return not self.run.loaders.lack_of_own_test_data
+        return not self.run.loaders.missing_test_data_reason
 
     def num_examples(self, domain: str, phase: str = "test") -> int:
         return self.run.loaders.num_examples(domain, phase)
@@ -130,9 +130,9 @@ class RunAccess(RunContext):
         require(known, "trainer.evaluate: phase", phase, "use val or test; with client, use test")
         whole, before = self._whole(state, client, domain, phase if client is None else ""), self.client.state()
         try:
-            return self.run.evaluator.one_model(phase, whole, observed=False, data_of=client, domain=domain)
+            return self.run.evaluator.evaluate_global_model(phase, whole, observed=False, data_of=client, domain=domain)
         finally:
-            self.client.resident.load(before)
+            self.client.worker_module.load(before)
 
     def representations(
         self,

@@ -20,15 +20,15 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, IterableDataset
 
-from fl_lightning.data.loaders import Batches, ClientLoader, PlainLoader, last_batch, without_singles
-from fl_lightning.data.partitioned import own_module_of
+from fl_lightning.data.client_loaders import Batches, ClientLoader, DataLoaderAdapter, last_batch, without_singles
+from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.engine.evaluation.evaluator import PHASES, STAGES, bound_step, step_name
 from fl_lightning.engine.evaluation.loop import BATCH_HOOKS, EPOCH_HOOKS, stage_of
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.validation import CLIENTS_SHOWN, few
-from fl_lightning.errors import ClientError, UsageError, clipped, located, text_of
+from fl_lightning.errors import ClientError, UsageError, text_of, truncate, with_location
 from fl_lightning.method import Method, check_logits, overrides
-from fl_lightning.seeding import ambient
+from fl_lightning.seeding import rng_scope
 
 # hooks on which the first training step may depend, and which the check does not call
 BEFORE_A_STEP = {"on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"}
@@ -38,15 +38,15 @@ FEW = 8
 
 def run_sanity_check(run: Run) -> None:
     """Run the module's steps on one batch of training, validation and test data; refuse a failing step."""
-    with ambient(run.seed, "first_batch"):
+    with rng_scope(run.seed, "first_batch"):
         k = next(filter(run.local_training.batches, range(run.data.num_clients)), -1)
-    if k >= 0 and not (BEFORE_A_STEP & run.resident.hooks or getattr(run.data, "elsewhere", False)):
+    if k >= 0 and not (BEFORE_A_STEP & run.worker_module.hooks or getattr(run.data, "is_remote", False)):
         train_on_one(run, k)
         check_single_example(run)
     for phase in PHASES:
         step = step_name(run.client.module, phase)
         names = (*EPOCH_HOOKS, *BATCH_HOOKS, "model_eval", "model_train")
-        if step is not None and not {f"on_{stage_of(step)}_{name}" for name in names} & run.resident.hooks:
+        if step is not None and not {f"on_{stage_of(step)}_{name}" for name in names} & run.worker_module.hooks:
             evaluate_one(run, phase, step)
 
 
@@ -55,8 +55,8 @@ def trial(run: Run, phase: str, step: str, whose: str) -> Iterator[list[Any]]:
     """Run a step in this context, restore the module, and turn an error into one line about the yielded batch."""
     shown: list[Any] = []
     try:
-        with ambient(run.seed, f"first_batch/{phase}"), run.client.rehearsing():
-            run.resident.stand_in.sanity_checking = True
+        with rng_scope(run.seed, f"first_batch/{phase}"), run.client.rehearsing():
+            run.worker_module.trainer_shim.sanity_checking = True
             yield shown
     except UsageError:
         raise
@@ -69,7 +69,7 @@ def trial(run: Run, phase: str, step: str, whose: str) -> Iterator[list[Any]]:
             what = f"model={model}: {step} fails on a batch of {whose} {shapes(shown)}" if shown else ""
             what = what or f"data={data}: the first batch of {whose} cannot be read"
             hint = "correct it; trainer.fast_dev_run=true shows the traceback"
-            line = f"{what}: {clipped(located(error), 120)}; {hint}"
+            line = f"{what}: {truncate(with_location(error), 120)}; {hint}"
             raise UsageError(f"model={model}: {error}" if isinstance(error, ClientError) else line) from error
 
 
@@ -83,40 +83,40 @@ def is_misfit(error: BaseException) -> bool:
 
 def check_single_example(run: Run) -> None:
     """Refuse clients whose last batch has one example, if the model has BatchNorm and cannot train on it."""
-    data, clock, batches = run.data, run.resident.clock, run.local_training.batches
+    data, fit_progress, batches = run.data, run.worker_module.fit_progress, run.local_training.batches
     if not any(isinstance(module, _BatchNorm) for module in run.client.module.modules()):
         return
-    whole = (k for k in range(data.num_clients) if batches(k) in clock.at(0, batches(k)).passes)
+    whole = (k for k in range(data.num_clients) if batches(k) in fit_progress.at(0, batches(k)).passes)
     single = [k for k in whole if last_batch(data, k) == "single"]
     try:
         for k in single[:1]:
             train_on_one(run, k, 1)
     except UsageError as error:
         who = f"{len(single)} of {data.num_clients} clients ({few(single, CLIENTS_SHOWN)}) end with one example"
-        why = f"on which training_step fails: {clipped(text_of(error.__cause__ or error), 120)}"
+        why = f"on which training_step fails: {truncate(text_of(error.__cause__ or error), 120)}"
         raise UsageError(f"data={type(data).__name__}: {who}, {why}; {without_singles(data)}") from error
 
 
 def train_on_one(run: Run, k: int, most: int | None = None) -> None:
     """Run the training step on the first batch of client ``k``, or on ``most`` examples of it; check the taps."""
-    client, resident, methods = run.client, run.resident, run.methods.methods
+    client, worker_module, methods = run.client, run.worker_module, run.methods.methods
     with trial(run, "train", "training_step", f"client {k}") as shown, run.loaders.train(k, 0, "first_batch") as loader:
         for batch in first_of(loader, most):
-            resident.stand_in.clock.batches = len(loader)
-            resident.stand_in.begin_visit(*run.local_training.optimizers.first, loader)
+            worker_module.trainer_shim.fit_progress.batches = len(loader)
+            worker_module.trainer_shim.begin_visit(*run.local_training.optimizers.first, loader)
             batch = run.loaders.to_device(batch)
             shown.append(batch)
             client.visit.logged.begin_batch(batch)
-            with run.fabric.autocast(), resident.taps.recorded():
+            with run.fabric.autocast(), worker_module.taps.recorded():
                 loss = client.own_loss(batch, 0)
                 if loss is None:
                     continue
                 # penalties and the module's own backward may still have a gradient
-                if not (methods or "backward" in resident.hooks) and (loss.is_complex() or not loss.requires_grad):
+                if not (methods or "backward" in worker_module.hooks) and (loss.is_complex() or not loss.requires_grad):
                     kind = "that is complex" if loss.is_complex() else "without a gradient"
                     hint = "compute a real number from the trained parameters, without detach() or item()"
                     raise ClientError(f"training_step returned a loss {kind}; {hint}")
-                values = resident.taps.values
+                values = worker_module.taps.values
                 for method in methods:
                     # both raise if the forward does not call the submodule, the first one also without a gradient
                     look = values.__getitem__ if type(method).penalty is not Method.penalty else values.check_called
@@ -128,9 +128,13 @@ def train_on_one(run: Run, k: int, most: int | None = None) -> None:
 
 def evaluate_one(run: Run, phase: str, step: str) -> None:
     """Run the validation or the test step on the first batch of each loader."""
-    resident = run.resident
-    with trial(run, phase, step, f"the {phase} data") as shown, torch.no_grad(), resident.evaluating(STAGES[phase]):
-        logged = resident.begin_logging()
+    worker_module = run.worker_module
+    with (
+        trial(run, phase, step, f"the {phase} data") as shown,
+        torch.no_grad(),
+        worker_module.evaluating(STAGES[phase]),
+    ):
+        logged = worker_module.begin_logging()
         for index, loader in enumerate(loaders := run.loaders.evaluation(phase)):
             shown.clear()
             # Batches may have any size
@@ -138,14 +142,14 @@ def evaluate_one(run: Run, phase: str, step: str) -> None:
                 batch = run.loaders.to_device(batch, index)
                 shown.append(batch)
                 logged.begin_batch(batch, index if len(loaders) > 1 else None)
-                resident.begin_hook(step)
+                worker_module.begin_hook(step)
                 with run.fabric.autocast():
                     bound_step(run.client.module, step, index)(batch, 0)
 
 
 def first_of(loader: ClientLoader, most: int | None = None) -> list[Any]:
     """Return the first batch of a loader, or ``most`` examples of it; empty for an iterable that a pass may change."""
-    inner: Any = loader.loader if isinstance(loader, PlainLoader) else None
+    inner: Any = loader.loader if isinstance(loader, DataLoaderAdapter) else None
     indexed = isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset)
     if indexed and most is not None and not inner.num_workers:
         rows: list[Any] = next(iter(inner.batch_sampler or ()), [])[:most]
@@ -165,4 +169,4 @@ def shapes(batch: Any) -> str:
     found: list[Tensor] = []
     apply_to_collection(batch, Tensor, found.append)
     shown = [f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}" for tensor in found]
-    return clipped(f"({', '.join(shown)})", 70)
+    return truncate(f"({', '.join(shown)})", 70)

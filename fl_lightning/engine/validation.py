@@ -19,18 +19,18 @@ from fl_lightning.callbacks.base import replacement
 from fl_lightning.client import Client
 from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
+from fl_lightning.data.client_loaders import as_client_loader, num_batches
 from fl_lightning.data.datamodule import FederatedDataModule
-from fl_lightning.data.loaders import as_client_loader, num_batches
 from fl_lightning.engine.argument_checks import as_list
-from fl_lightning.engine.arguments import RunArguments
-from fl_lightning.engine.loaders import TRANSFER_HOOKS, transfer_hook
-from fl_lightning.errors import UsageError, check_all, clipped, require, text_of
+from fl_lightning.engine.run_arguments import RunArguments
+from fl_lightning.errors import UsageError, check_all, require, text_of, truncate
+from fl_lightning.lightning_compat import is_callback, is_overridden
 from fl_lightning.method import MethodList
-from fl_lightning.namespaces import is_callback, is_overridden
 from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.seeding import base_seed
+from fl_lightning.training.device_loaders import TRANSFER_HOOKS, transfer_hook
+from fl_lightning.training.schedules import REQUIRED_TO_TRAIN
 
-TRAINS = ("training_step", "configure_optimizers")
 # hooks that Lightning 2 removed and refuses, with their replacements
 REMOVED = {
     "configure_sharded_model": "configure_model",
@@ -63,7 +63,7 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
     require(trainer.min_clients <= largest, "trainer.min_clients", trainer.min_clients, hint)
     if trainer.systems is not None:
         trainer.systems.check(number, trainer.max_rounds, trainer.local_steps or trainer.local_epochs)
-    if getattr(data, "elsewhere", False):  # each site checks its data
+    if getattr(data, "is_remote", False):  # each site checks its data
         return
     idle = [k for k in range(number) if not num_batches(data, k)]
     if idle:
@@ -119,11 +119,6 @@ def few(names: Sequence[Any], most: int) -> str:
     return ", ".join(map(str, names[:most])) + more
 
 
-def can_train(model: LightningModule) -> bool:
-    """Return whether a module supports local training, which evaluation does not require."""
-    return all(is_overridden(name, model) for name in TRAINS) and model.automatic_optimization
-
-
 def check_module(model: LightningModule, stage: str = "fit") -> None:
     """Refuse a module that the command does not support."""
     kind = type(model).__name__
@@ -136,7 +131,7 @@ def check_module(model: LightningModule, stage: str = "fit") -> None:
     hint = "; ".join(f"{name}: {what}" for name, what in remedies.items()) or "pass them as trainer.callbacks"
     names = [type(part).__name__ for part in callbacks]
     require(not callbacks, f"model: {kind}.configure_callbacks()", names, hint)
-    for name in TRAINS if stage == "fit" else ():
+    for name in REQUIRED_TO_TRAIN if stage == "fit" else ():
         require(is_overridden(name, model), "model", kind, f"it has no {name}; define one")
     takes = "dataloader_iter" not in signature(model.training_step).parameters
     require(
@@ -183,7 +178,7 @@ def as_usage_error(key: str, hint: str) -> Iterator[None]:
     except UsageError:
         raise
     except (ValueError, TypeError, RuntimeError, ArithmeticError, AttributeError, AssertionError) as error:
-        raise UsageError(f"{key}: {clipped(text_of(error), 160)}; {hint}") from error
+        raise UsageError(f"{key}: {truncate(text_of(error), 160)}; {hint}") from error
 
 
 def check_folder(key: str, folder: Path) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning.data.client_loaders import num_batches
 from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule
-from fl_lightning.data.loaders import num_batches
-from fl_lightning.data.partitioned import Partitioned, own_module_of
+from fl_lightning.data.partition_adapter import Partitioned, own_module_of
 from fl_lightning.data.partitioners import Pooled
 from fl_lightning.data.plan import Plan
 from fl_lightning.errors import UsageError, require
-from fl_lightning.namespaces import LightningDataModule
+from fl_lightning.lightning_compat import LightningDataModule
 from fl_lightning.seeding import base_seed
 
 # checkpoints with which a site can resume: it keeps the client's state at the start of each
@@ -26,7 +26,7 @@ CHECKPOINTS = 2
 
 
 @dataclass(frozen=True)
-class Facts:
+class SiteSummary:
     """A site's numbers of training examples, batches, and examples by phase, and the names of its classes."""
 
     num_examples: int = 0
@@ -49,7 +49,7 @@ class Sites(FederatedDataModule):
         largest: the largest number that an update may hold.
     """
 
-    elsewhere = True
+    is_remote = True
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Sites(FederatedDataModule):
         # attributes that are named as arguments are part of the run's fingerprint, and these may change on resuming
         self.names, self.server_data, self.largest_number = names, evaluation, largest
         self.seconds_to_answer, self.seconds_to_join = deadline, join_within
-        self.facts: defaultdict[int, Facts] = defaultdict(Facts)
+        self.facts: defaultdict[int, SiteSummary] = defaultdict(SiteSummary)
         # the last round of each client whose update the server has accepted: now, and in the last checkpoints
         self.run_id = ""
         self.accepted: dict[int, int] = {}
@@ -120,7 +120,7 @@ class Sites(FederatedDataModule):
         return sorted({rounds[k] for rounds in (*self.saved, self.accepted) if k in rounds})
 
 
-class OneSite(Partitioned):
+class SingleSite(Partitioned):
     """The data of one site: a data module, or ``part`` of a federated one, as a single client."""
 
     def __init__(self, data: Any, part: int | None = None) -> None:
@@ -167,6 +167,6 @@ class OneSite(Partitioned):
     def test_dataloader(self, k: int | None = None) -> Any:
         return self.inner.test_dataloader()  # all of it belongs to the site
 
-    def facts(self, evaluation: dict[str, int]) -> Facts:
+    def facts(self, evaluation: dict[str, int]) -> SiteSummary:
         names = tuple(map(str, getattr(self.inner, "class_names", None) or ()))
-        return Facts(self.info(0).num_examples, num_batches(self, 0), evaluation, names)
+        return SiteSummary(self.info(0).num_examples, num_batches(self, 0), evaluation, names)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
+from fl_lightning.aggregation import Sums, Totals, Weighted
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client.client import LARGEST_WEIGHT, LEAST_WEIGHT, RECALIBRATES, are_exact
 from fl_lightning.engine.cohort_training import Outcome, share_outcome
@@ -18,10 +19,11 @@ from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.rounds import evaluate
 from fl_lightning.engine.run import Run
-from fl_lightning.engine.sent import Entry, sent_down, tensors_of, update_of
-from fl_lightning.errors import ClientError, UsageError, clipped, require
-from fl_lightning.federation.data import Facts, Sites
-from fl_lightning.federation.messages import (
+from fl_lightning.engine.update_codec import Entry, sent_down, tensors_of, update_of
+from fl_lightning.errors import ClientError, UsageError, require, truncate
+from fl_lightning.federation.data import Sites, SiteSummary
+from fl_lightning.federation.framing import LARGEST, BadMessageError, as_records, joined, of_records
+from fl_lightning.federation.serialization import (
     check_numbers,
     check_state,
     check_update,
@@ -29,12 +31,10 @@ from fl_lightning.federation.messages import (
     digest_of_state,
     encoded,
 )
-from fl_lightning.federation.wire import LARGEST, BadMessageError, as_records, joined, of_records
 from fl_lightning.method import Method
-from fl_lightning.records.summary import is_defined
 from fl_lightning.state import State, select
-from fl_lightning.sums import Sums, Totals, Weighted
-from fl_lightning.systems import Fate
+from fl_lightning.storage.metric_format import is_defined
+from fl_lightning.systems import SystemOutcome
 
 # seconds between two polls for answers
 LOOK = 0.25
@@ -75,7 +75,7 @@ class FlowerLink:
             number, why = None, f"{type(error).__name__}: {error}"
         if number is None:
             number = f"unsent-{uuid.uuid4().hex}"
-            self.unsent[number] = f"lost: Flower could not send the message; {clipped(why, 300)}"
+            self.unsent[number] = f"lost: Flower could not send the message; {truncate(why, 300)}"
         return number
 
     def receive(self, messages: Collection[str]) -> dict[str, Answer]:
@@ -93,7 +93,7 @@ class FlowerLink:
         return answers
 
 
-class ClientsAtSites:
+class FlowerBackend:
     """Trains clients at sites: sends the global state to each site of the cohort, and adds up the updates."""
 
     def __init__(
@@ -155,18 +155,18 @@ class ClientsAtSites:
 
     def _admit(self, node: int, answer: Mapping[str, Any], there: Collection[int]) -> None:
         if "refused" in answer or "failed" in answer:
-            who = f"site {clipped(repr(answer['name']), 80)}" if "name" in answer else f"node {node}"
+            who = f"site {truncate(repr(answer['name']), 80)}" if "name" in answer else f"node {node}"
             if "refused" in answer:
                 self._refuse(f"{who} refuses the run: {answer['refused']}", ends=True)
             else:
                 self._known.discard(node)  # greet it again: its worker may still be starting
-                self._refuse(f"{who} could not join: {clipped(str(answer['failed']), 500)}")
+                self._refuse(f"{who} could not join: {truncate(str(answer['failed']), 500)}")
             return
         try:
             name, facts, entries = answer["name"], answer["facts"], answer["declared"]
             sizes = {str(phase): int(size) for phase, size in facts["evaluation"].items()}
-            classes = tuple(clipped(str(one), LONGEST_CLASS) for one in facts["class_names"])
-            known = Facts(int(facts["num_examples"]), int(facts["batches"]), sizes, classes)
+            classes = tuple(truncate(str(one), LONGEST_CLASS) for one in facts["class_names"])
+            known = SiteSummary(int(facts["num_examples"]), int(facts["batches"]), sizes, classes)
             declared = [Entry(str(n), str(d), tuple(map(int, shape))) for n, d, shape in entries]
             sensible = min(known.num_examples, known.batches, *sizes.values()) >= 0
             sensible = sensible and known.num_examples < 2**40 and {*sizes} <= {*PHASES}
@@ -174,7 +174,7 @@ class ClientsAtSites:
             raise BadMessageError("its answer is malformed") from None
         if name not in self.sites.names:
             raise BadMessageError(
-                f"it claims to be site {clipped(repr(name), 80)}, which is not one of {self.sites.names}"
+                f"it claims to be site {truncate(repr(name), 80)}, which is not one of {self.sites.names}"
             )
         k = self.sites.names.index(name)
         if self.nodes.get(k, node) != node and self.nodes[k] in there:
@@ -220,7 +220,7 @@ class ClientsAtSites:
         return present
 
     # ------------------------------------------------------------------ a round
-    def train(self, run: Run, round_: int, fates: dict[int, Fate]) -> tuple[Totals, list[int]]:
+    def train(self, run: Run, round_: int, outcomes: dict[int, SystemOutcome]) -> tuple[Totals, list[int]]:
         """Send the state to the sites of the cohort, and add up their updates as they arrive."""
         totals, outcome = Totals(run.fabric.device), Outcome(VisitMetrics(run.client.module))
         client, expected, largest = run.client, run.server.state, self.sites.largest_number
@@ -263,7 +263,7 @@ class ClientsAtSites:
             outcome.scalings += scalings
 
         run.stopwatch.reset()
-        memories = {k: {"memory": self.sites.accepted.get(k), "keep": self.sites.kept_rounds(k)} for k in fates}
+        memories = {k: {"memory": self.sites.accepted.get(k), "keep": self.sites.kept_rounds(k)} for k in outcomes}
         self._ask(run, "train", expected, memories, take, outcome.errors)
         run.stopwatch.lap("wait")
         arrived = share_outcome(run, round_, outcome)
@@ -299,7 +299,7 @@ class ClientsAtSites:
                 "methods": run.methods.state_dict(),
                 "client_schedulers": run.local_training.monitored.state_dict(),
                 "scaling": run.local_training.scaling,
-                "evaluated": dict(run.resident.evaluated),
+                "evaluated": dict(run.worker_module.evaluated),
             }
         )
         seconds, where = self.sites.seconds_to_answer, f"round {server.round}"
@@ -318,7 +318,7 @@ class ClientsAtSites:
                         continue
                     if "failed" in told or "refused" in told:
                         text = str(told.get("failed") or f"it refuses: {told.get('refused')}")
-                        raise (UsageError if told.get("usage") else ClientError)(clipped(text, 500))
+                        raise (UsageError if told.get("usage") else ClientError)(truncate(text, 500))
                     take(k, told)
                 except (ClientError, UsageError, ArithmeticError) as error:
                     text = f"client {k} (site {self.sites.names[k]}), {where}: {error}"
@@ -414,5 +414,5 @@ def check_suits(trainer: Any) -> None:
     require(str(trainer.devices) == "1" and trainer.num_nodes == 1, "trainer.devices", trainer.devices, hint)
     hint = "it inspects each client after its visit, which takes place at a site; remove it"
     for callback in trainer.callbacks:
-        sees = isinstance(callback, Callback) and callback.sees_clients
+        sees = isinstance(callback, Callback) and callback.needs_client_access
         require(not sees, "trainer.callbacks", type(callback).__name__, hint)

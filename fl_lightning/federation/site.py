@@ -22,13 +22,12 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
 from fl_lightning.engine.fingerprint import differing
-from fl_lightning.engine.loaders import num_pickable
-from fl_lightning.engine.replaced import replaced
 from fl_lightning.engine.run import Run
-from fl_lightning.engine.sent import Entry, contents_of, entries_of, sent_down, tensors_of
+from fl_lightning.engine.update_codec import Entry, contents_of, entries_of, sent_down, tensors_of
 from fl_lightning.errors import UsageError, require
-from fl_lightning.federation.data import OneSite
-from fl_lightning.federation.messages import (
+from fl_lightning.federation.data import SingleSite
+from fl_lightning.federation.framing import BadMessageError, parted, receive, send
+from fl_lightning.federation.serialization import (
     check_numbers,
     check_state,
     check_update,
@@ -37,10 +36,11 @@ from fl_lightning.federation.messages import (
     encoded,
     scrubbed,
 )
-from fl_lightning.federation.wire import BadMessageError, parted, receive, send
-from fl_lightning.records.plain import on_cpu
 from fl_lightning.state import num_bytes
 from fl_lightning.storage.atomic_io import load, save
+from fl_lightning.storage.serializable import on_cpu
+from fl_lightning.training.device_loaders import num_pickable
+from fl_lightning.training.patching import patched
 
 # longest path of a socket, which the system limits
 LONGEST_PATH = 100
@@ -56,7 +56,7 @@ class Site:
         begin_fit(run, fresh=True)
         self.run, self.name, self.agreed, self.folder = run, name, agreed, folder
         self.largest, self.limit, self.digest = largest, limit, hashlib.sha256(agreed.encode()).hexdigest()
-        self.data: OneSite = run.data  # type: ignore[assignment]
+        self.data: SingleSite = run.data  # type: ignore[assignment]
         # number of examples of each phase, or of batches if examples cannot be counted
         self.evaluation = {
             phase: sum(num_pickable(loader) or len(loader) for loader in run.loaders.evaluation(phase))
@@ -71,9 +71,9 @@ class Site:
         begun = run.server.state
         with run.client.rehearsing(run.methods):
             for round_ in range(min(2, run.trainer.max_rounds)):
-                run.resident.begin_round(round_)
+                run.worker_module.begin_round(round_)
                 run.methods.on_round_start(run.server)
-                with replaced(run.resident.clock, limit=1):
+                with patched(run.worker_module.fit_progress, limit=1):
                     update = run.local_training.visit(0, round_, begun)
                 found |= {entry.name: entry for entry in entries_of(contents_of(run.client, update))}
         run.client.end_round()
@@ -156,10 +156,10 @@ class Site:
             begin(server)
             server.assign(state)
             run.methods.load_state_dict(methods, run.fabric.device)
-        run.resident.begin_round(round_)
+        run.worker_module.begin_round(round_)
         run.local_training.monitored.load_state_dict(shared.get("client_schedulers", {}))
         run.local_training.scaling = shared.get("scaling") or run.local_training.scaling
-        run.resident.evaluated = shared.get("evaluated", {})
+        run.worker_module.evaluated = shared.get("evaluated", {})
         return True
 
     def train(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,9 +195,9 @@ class Site:
         metrics: dict[str, dict[str, float]] = {}
         for phase in (phase for phase in own.get("phases", []) if phase in self.evaluation):
             if not run.client.kept:
-                metrics[phase] = run.evaluator.one_model(phase, run.server.state)
+                metrics[phase] = run.evaluator.evaluate_global_model(phase, run.server.state)
             elif entries:
-                metrics[phase] = run.evaluator.own_models(phase, run.server.state, iter([(k, entries)]))
+                metrics[phase] = run.evaluator.evaluate_local_models(phase, run.server.state, iter([(k, entries)]))
         self.tell(f"round {shared['round']}/{run.trainer.max_rounds - 1}: evaluated")
         return {"metrics": metrics}
 

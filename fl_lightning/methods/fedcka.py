@@ -85,7 +85,7 @@ class FedCKA(Method):
             or the model cannot be copied.
     """
 
-    remembers: ClassVar = {"previous": "the client's model at the end of its last visit, as a state"}
+    memory_keys: ClassVar = {"previous": "the client's model at the end of its last visit, as a state"}
 
     def __init__(
         self,

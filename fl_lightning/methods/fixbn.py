@@ -46,7 +46,7 @@ class FixBN(Method):
             "their statistics stay with the clients: take FixBN out, or the method that keeps them there, such as FedBN"
         )
         require(not stay, "FixBN with BatchNorm layers", stay, hint)
-        clock = client.visit.clock
-        if clock.round >= self.share * clock.rounds:
+        fit_progress = client.visit.fit_progress
+        if fit_progress.round >= self.share * fit_progress.rounds:
             for path in client.batch_norms:
                 client.module.get_submodule(path).eval()

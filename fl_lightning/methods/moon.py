@@ -17,7 +17,7 @@ from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.functional import model_contrastive_loss
 from fl_lightning.method import Method, Step
-from fl_lightning.seeding import ambient
+from fl_lightning.seeding import rng_scope
 from fl_lightning.state import State, Weighted, clone, tensors
 
 
@@ -41,7 +41,7 @@ class MOON(Method):
     """
 
     requires = ("representation",)
-    remembers: ClassVar = {"pool": "the client's last models, as a list of states, the newest last"}
+    memory_keys: ClassVar = {"pool": "the client's last models, as a list of states, the newest last"}
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class MOON(Method):
         if self.first != "random":
             return [client.received] if self.first == "global" else []
         module = client.frozen_copy()
-        with ambient(client.seed, "moon", client.info.id):  # leaves the client's other random numbers unchanged
+        with rng_scope(client.seed, "moon", client.info.id):  # leaves the client's other random numbers unchanged
             for part in module.modules():
                 getattr(part, "reset_parameters", lambda: None)()
         return [clone(tensors(module))]

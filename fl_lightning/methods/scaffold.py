@@ -49,7 +49,7 @@ class SCAFFOLD(Method):
     """
 
     needs_exchange = True
-    remembers: ClassVar = {"variate": "c_k, by the name of the parameter"}
+    memory_keys: ClassVar = {"variate": "c_k, by the name of the parameter"}
     global_variate = ServerValue(Server.zeros)
 
     def __init__(

@@ -71,10 +71,10 @@ def single(runs: Runs) -> Arrays | None:
     return runs[""][0] if list(runs) == [""] else None
 
 
-def of_round(runs: Runs, clock: str = "rounds") -> str:
+def of_round(runs: Runs, fit_progress: str = "rounds") -> str:
     """Return ``, round 3`` for the last measurement of a single run, and nothing for several runs."""
     arrays = single(runs)
-    return "" if arrays is None else f", round {arrays[clock][-1]}"
+    return "" if arrays is None else f", round {arrays[fit_progress][-1]}"
 
 
 def last(seeds: Iterable[Arrays], name: str, reduce: Reduce = np.asarray, axes: int = 1) -> np.ndarray | None:

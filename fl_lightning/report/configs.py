@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from fl_lightning.bench.fragments import OF_METHOD, is_of_method, look_up, of_result
-from fl_lightning.records.hyperparameters import numbered
+from fl_lightning.bench.config_fragments import OF_METHOD, is_of_method, look_up, of_result
+from fl_lightning.storage.hyperparameters import numbered
 
 Flat = dict[str, str]
 ABSENT = "-"

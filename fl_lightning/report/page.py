@@ -16,7 +16,7 @@ from jinja2 import Environment, StrictUndefined
 
 from fl_lightning import __version__
 from fl_lightning.bench.layout import Sheet, in_markdown, latex_tables, markdown, renamed, with_names
-from fl_lightning.bench.readings import conclusions
+from fl_lightning.bench.protocol_variants import conclusions
 from fl_lightning.bench.table import heading, progress, readings_sheets, sheets, summary_lines
 from fl_lightning.errors import count, printable, require
 from fl_lightning.plotting.drawing import in_style

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.errors import clipped, count, printable, text_of
-from fl_lightning.records.temporary import is_locked
+from fl_lightning.errors import count, printable, text_of, truncate
 from fl_lightning.report.configs import data_set, deciding, max_rounds, method_names, methods_with_arguments
 from fl_lightning.results import FitResult, History, RunState
+from fl_lightning.storage.tempdirs import is_locked
 from fl_lightning.yaml_files import parse_yaml
 
 METRICS, ENVIRONMENT, CONFIG, PLAN = "metrics.csv", "environment.json", "config.yaml", "plan.npz"
@@ -137,7 +137,7 @@ def read_run(folder: Path) -> FitResult:
 
 def why(error: BaseException) -> str:
     """Return the text of an error, on one line."""
-    return clipped(getattr(error, "strerror", None) or text_of(error), 120)
+    return truncate(getattr(error, "strerror", None) or text_of(error), 120)
 
 
 def state_of(folder: Path, history: History, wanted: int | None) -> RunState:
@@ -287,15 +287,15 @@ def measured(run: FitResult, file: str) -> Measured:
         if "rounds" not in loaded:
             return made
         whole = {name: array for name, array in loaded.items() if array.ndim == 1 and array.dtype.kind in "iu"}
-        clocks = {name: array for name, array in whole.items() if name == "rounds" or name.endswith("_rounds")}
-        if "rounds" not in clocks or any(((one < 0) | (one >= MOST_ROUNDS)).any() for one in clocks.values()):
+        progresses = {name: array for name, array in whole.items() if name == "rounds" or name.endswith("_rounds")}
+        if "rounds" not in progresses or any(((one < 0) | (one >= MOST_ROUNDS)).any() for one in progresses.values()):
             raise ValueError("rounds are not whole numbers from 0")
     except Exception as error:  # many kinds, as above
         return Measured(problems=[f"cannot be read and is skipped: {why(error)}"])
     for name, array in loaded.items():
         # the rounds of local_classifier are in local_rounds
-        own = clocks.get(f"{name.split('_')[0]}_rounds", clocks["rounds"])
-        fitting = next((one for one in (own, *clocks.values()) if array.ndim and len(one) == len(array) > 0), None)
+        own = progresses.get(f"{name.split('_')[0]}_rounds", progresses["rounds"])
+        fitting = next((one for one in (own, *progresses.values()) if array.ndim and len(one) == len(array) > 0), None)
         if array.dtype.kind in "US":
             # names are the same in every measurement; the names of a pair become one
             last = array[-1] if array.ndim > 1 and len(array) else np.atleast_1d(array)
@@ -303,7 +303,7 @@ def measured(run: FitResult, file: str) -> Measured:
             made.names[name] = list(map(printable, texts))
         elif array.dtype.kind not in "fiub" or fitting is None:
             made.problems.append(f"{name} of shape {array.shape} is not drawn")
-        elif name not in clocks:
+        elif name not in progresses:
             made.values[name] = np.where(np.abs(array) < INFINITE, array, np.nan)
             made.rounds[name] = fitting.astype(int)
     return made

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fl_lightning.bench.fragments import is_of_method
+from fl_lightning.bench.config_fragments import is_of_method
 from fl_lightning.errors import UsageError, require
-from fl_lightning.records.summary import final
 from fl_lightning.report.configs import Flat, differing_between, in_texts, method_names, short_keys
 from fl_lightning.report.reading import find_runs, name_runs, read_run, why
 from fl_lightning.results import FitResult, curves_of, frame_of, notebook_page, shown_tags
+from fl_lightning.storage.metric_format import final
 
 if TYPE_CHECKING:
     import pandas

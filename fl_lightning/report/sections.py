@@ -17,11 +17,11 @@ from fl_lightning.bench.layout import with_names
 from fl_lightning.bench.results import CellResult, CellState
 from fl_lightning.bench.suite import Cell, Show, Table
 from fl_lightning.errors import require
-from fl_lightning.records.summary import is_share
 from fl_lightning.report.configs import UNKNOWN, data_set
 from fl_lightning.report.reading import INFINITE
 from fl_lightning.report.runs import Group, by_numbers, configurations
 from fl_lightning.results import FitResult, RunState
+from fl_lightning.storage.metric_format import is_share
 
 ACCURACIES, LOSSES = ("{}/accuracy", "{}_accuracy", "{}/acc", "{}_acc"), ("{}/loss", "{}_loss")
 # usual metrics of a report, the first choice first

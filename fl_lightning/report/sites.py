@@ -11,11 +11,11 @@ import pandas as pd
 from fl_lightning.bench.layout import NONE, Sheet, Text
 from fl_lightning.plotting.drawing import MOST_NAMES, bars
 from fl_lightning.plotting.values import MODELS
-from fl_lightning.records.summary import few_digits
 from fl_lightning.report.figures import Card, numbered
 from fl_lightning.report.reading import measured, plan_of
 from fl_lightning.report.runs import Group
 from fl_lightning.report.sections import Section, in_percent
+from fl_lightning.storage.metric_format import few_digits
 
 # bars next to each other at most
 BARS = 4

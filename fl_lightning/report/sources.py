@@ -14,11 +14,11 @@ from typing import Any
 
 from fl_lightning.bench.cells_csv import stored_lines
 from fl_lightning.bench.comparison import Comparison
-from fl_lightning.bench.readings import suites_in
+from fl_lightning.bench.protocol_variants import suites_in
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.bench.suite_file import load_suite
-from fl_lightning.errors import UsageError, clipped, printable, require
+from fl_lightning.errors import UsageError, printable, require, truncate
 from fl_lightning.report.configs import deciding
 from fl_lightning.report.reading import METRICS, find_runs, name_runs, natural, read_run, why
 from fl_lightning.results import FitResult, History, RunState
@@ -104,7 +104,7 @@ def read_sources(given: Sequence[str], suites: Sequence[Path]) -> Found:
                 name = printable("/".join(resolved.parts[-2:]))
                 found.notes.append(f"{name} cannot be read and is skipped: {why(error)}")
     if not (found.runs or found.studies):
-        raise UsageError(f"{clipped('; '.join(found.notes), 200)}; {HINT}")
+        raise UsageError(f"{truncate('; '.join(found.notes), 200)}; {HINT}")
     name_runs([*found.runs, *of_studies])
     return found
 

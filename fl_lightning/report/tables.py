@@ -13,7 +13,7 @@ import pandas as pd
 
 from fl_lightning.bench.cells_csv import in_columns
 from fl_lightning.bench.comparison import NOT_COMPARED, Comparison
-from fl_lightning.bench.fragments import is_of_method
+from fl_lightning.bench.config_fragments import is_of_method
 from fl_lightning.bench.layout import NONE, STAR, Sheet, Text
 from fl_lightning.bench.table import csv_lines, differences_sheet, differs, footnotes, ours
 from fl_lightning.errors import count, printable

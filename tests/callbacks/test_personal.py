@@ -8,7 +8,7 @@ from helpers.errors import refused
 from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import Callback, PersonalAccuracy
-from fl_lightning.callbacks.personal import nearest, spread_over_clients
+from fl_lightning.callbacks.personalized_accuracy import nearest, spread_over_clients
 from fl_lightning.data import ByDomain, Dirichlet
 from fl_lightning.methods import FedBN, FedProto
 

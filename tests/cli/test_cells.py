@@ -7,7 +7,7 @@ import pytest
 import yaml
 from helpers.errors import assert_names, refused
 
-from fl_lightning.cli.cells import check_configs, machine, run_cell
+from fl_lightning.cli.bench_worker import check_configs, machine, run_cell
 from fl_lightning.data.plan import Plan
 from fl_lightning.errors import ClientError
 
@@ -109,7 +109,7 @@ def test_a_config_is_refused_by_building_its_objects(tmp_path, change, metric, k
 def test_the_program_of_the_cells_leaves_the_gpu_alone():
     """A process that is forked from one with a context of CUDA has none."""
     code = "import torch; torch._C._cuda_getDeviceCount = torch.cuda.is_available = torch.cuda.init = 1 .real\n"
-    code += "import fl_lightning.cli.cells; print(torch.cuda.is_initialized())"
+    code += "import fl_lightning.cli.bench_worker; print(torch.cuda.is_initialized())"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == "False\n"
 

@@ -171,7 +171,7 @@ class OnTheServer(Leaky):
         self.number += 1
         self.rounds["number"] += 1
         self.buffer += 1
-        return self.number - 100 * client.visit.clock.round
+        return self.number - 100 * client.visit.fit_progress.round
 
     def on_round_end(self, server, payload):
         assert self.number == 100 * server.round

@@ -30,7 +30,7 @@ class Remembers(Method):
         memory["w"] += 1
         memory["deep"]["list"].append(torch.zeros(1))
         memory["n"] = memory["n"] + 1
-        if client.info.id == 1 and client.visit.clock.round == self.fails_in:
+        if client.info.id == 1 and client.visit.fit_progress.round == self.fails_in:
             memory["w"] = torch.full((2,), 9.0)
             raise ValueError("after it has written")
 

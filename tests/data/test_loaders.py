@@ -7,8 +7,8 @@ import torch
 from helpers.runs import ready
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset, WeightedRandomSampler
 
-from fl_lightning.data import Batches, ClientLoader, Digits, RandomFlip, Rows, Synthetic
-from fl_lightning.data.loaders import as_client_loader
+from fl_lightning.data import Batches, ClientLoader, Digits, ExampleIndices, RandomFlip, Synthetic
+from fl_lightning.data.client_loaders import as_client_loader
 
 
 def images(number=10, size=4, **options):
@@ -70,7 +70,7 @@ def test_rows_belong_to_their_batch_also_where_batches_are_prepared_ahead(ahead)
     while queue:
         queue += itertools.islice(batches, 1)
         rows, (x, y) = queue.pop(0)
-        assert isinstance(rows, Rows) and (rows.number, rows.batch_size) == (10, 4)
+        assert isinstance(rows, ExampleIndices) and (rows.number, rows.batch_size) == (10, 4)
         assert torch.equal(loader.labels[loader.rows[rows.index]], y)
         assert torch.equal((x[:, 0, 0, 0] * 255).round().long(), y)
         seen.append(rows.index)

@@ -19,7 +19,7 @@ from fl_lightning.data import (
     QuantityDirichlet,
     Shards,
 )
-from fl_lightning.data.partitioned import own_module_of
+from fl_lightning.data.partition_adapter import own_module_of
 
 X, Y = torch.randn(90, 3), torch.arange(90) % 3
 

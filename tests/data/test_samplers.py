@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 from fl_lightning import Partitioned
 from fl_lightning.data import Partitioner
-from fl_lightning.data.loaders import last_batch
+from fl_lightning.data.client_loaders import last_batch
 
 N = 90
 X, Y = torch.arange(float(N)).view(N, 1).repeat(1, 8), torch.arange(N) % 3

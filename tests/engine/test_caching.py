@@ -5,19 +5,19 @@ import torch
 from helpers.runs import small_data, small_model
 from torch import nn
 
-from fl_lightning.client.references import References
+from fl_lightning.client.reference_models import ReferenceModels
 from fl_lightning.data import Digits, RandomFlip
 from fl_lightning.engine import run as building
-from fl_lightning.engine.loaders import TRANSFER_HOOKS
 from fl_lightning.methods import MOON
 from fl_lightning.models import ImageClassifier
+from fl_lightning.training.device_loaders import TRANSFER_HOOKS
 
 
 @pytest.fixture
 def cached(run, undrawn, monkeypatch):
     """``cached()`` trains, and returns the number of cached models in each visit."""
-    held, end = [], References.end
-    monkeypatch.setattr(References, "end", lambda self: (held.append(len(self._caches)), end(self)))
+    held, end = [], ReferenceModels.end
+    monkeypatch.setattr(ReferenceModels, "end", lambda self: (held.append(len(self._caches)), end(self)))
 
     def train(model=None, data=None, **kwargs):
         held.clear()

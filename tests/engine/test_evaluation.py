@@ -16,7 +16,7 @@ from torchmetrics.utilities import dim_zero_mean
 from torchmetrics.wrappers import MinMaxMetric
 
 from fl_lightning.client import Client
-from fl_lightning.data.loaders import PlainLoader
+from fl_lightning.data.client_loaders import DataLoaderAdapter
 from fl_lightning.engine.evaluation.loop import EvaluationLoop, can_share
 from fl_lightning.method import MethodList
 
@@ -105,8 +105,8 @@ def evaluate(make, loaders, workers=1, phase="val"):
         loop = EvaluationLoop(client, Stub(), one, phase, "validation_step")
         if not loop.shared:
             one.rank, one.size = 0, 1
-        with torch.no_grad(), client.resident.evaluating("validate"):
-            return loop.run([PlainLoader(part) for part in loaders])
+        with torch.no_grad(), client.worker_module.evaluating("validate"):
+            return loop.run([DataLoaderAdapter(part) for part in loaders])
 
     return together(workers, work)
 

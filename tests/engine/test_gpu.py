@@ -12,8 +12,8 @@ from lightning.fabric.accelerators import MPSAccelerator
 from fl_lightning.callbacks import CostLedger
 from fl_lightning.engine import cohort_training
 from fl_lightning.engine.argument_checks import check_precision
-from fl_lightning.engine.groups.group import Group
 from fl_lightning.errors import ClientError
+from fl_lightning.training.vmap.group import Group
 
 CUDA = torch.device("cuda", 0)
 

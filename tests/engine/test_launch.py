@@ -23,8 +23,8 @@ from fl_lightning.errors import ClientError, LostWorkerError
 @pytest.fixture
 def notebook(monkeypatch):
     """A prompt, which has no program to run again."""
-    for module in (launcher, connector):
-        monkeypatch.setattr(module, "_IS_INTERACTIVE", True)
+    monkeypatch.setattr(launcher, "IS_INTERACTIVE", True)
+    monkeypatch.setattr(connector, "_IS_INTERACTIVE", True)
 
 
 @pytest.fixture

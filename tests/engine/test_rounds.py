@@ -145,8 +145,8 @@ class FailsAlways(Fails):
 
 
 class Absent(SystemsHeterogeneity):
-    def fates(self, *args):
-        return {k: fate for k, fate in super().fates(*args).items() if k != 2}
+    def outcomes(self, *args):
+        return {k: system_outcome for k, system_outcome in super().outcomes(*args).items() if k != 2}
 
 
 @pytest.mark.parametrize("place", ["on_client_end", "transform_client_update"])
@@ -165,7 +165,7 @@ def test_a_callback_that_fails_ends_a_run_that_skips_nothing(tmp_path):
 
 def test_what_is_written_in_place_is_undone_as_well(tmp_path):
     class Counts(Method):
-        remembers: ClassVar = {"n": "visits"}
+        memory_keys: ClassVar = {"n": "visits"}
 
         def on_client_end(self, client):
             memory = client.memory(self)
@@ -365,7 +365,7 @@ def test_workers_that_disagree_are_named():
         state = {"a": torch.zeros(3), "weight": torch.arange(4.0)}
         if workers.rank == 1:
             state["weight"].view(torch.int32)[2] ^= 1 << 3  # a flipped bit
-        return rounds.agree_to_stop(stand_in(workers, state))
+        return rounds.agree_to_stop(trainer_shim(workers, state))
 
     with refused("round 4", "weight", "worker 1", "0 (", "2 (", kind=ClientError):
         together(3, disagree)
@@ -373,11 +373,13 @@ def test_workers_that_disagree_are_named():
 
 def test_workers_that_agree_stop_together():
     state = {"a": torch.zeros(3), "n": torch.tensor(7), "half": torch.ones(2, dtype=torch.bfloat16)}
-    told = together(2, lambda workers: rounds.agree_to_stop(stand_in(workers, state, should_stop=workers.rank == 1)))
+    told = together(
+        2, lambda workers: rounds.agree_to_stop(trainer_shim(workers, state, should_stop=workers.rank == 1))
+    )
     assert told == [True, True]
 
 
-def stand_in(workers, state, should_stop=False):
+def trainer_shim(workers, state, should_stop=False):
     server = SimpleNamespace(state=state, round=4)
     return SimpleNamespace(workers=workers, server=server, trainer=SimpleNamespace(should_stop=should_stop))
 

@@ -9,7 +9,7 @@ from helpers.errors import refused
 from helpers.sites import SMALL, command, written
 
 from fl_lightning.data import NpyImages
-from fl_lightning.federation.data import OneSite
+from fl_lightning.federation.data import SingleSite
 
 pytestmark = pytest.mark.usefixtures("one_parser")
 
@@ -48,6 +48,6 @@ def test_a_site_measures_nothing_that_other_sites_would_measure_otherwise(tmp_pa
         np.save(tmp_path / f"{split}_labels.npy", np.arange(10) % 2)
     alone = {"num_clients": 1, "root": str(tmp_path)}
     with refused("data.mean"):
-        OneSite(NpyImages(**alone, std=[1.0])).setup()
-    OneSite(NpyImages(**alone, std=[1.0]), part=0).setup()  # a simulation, whose sites measure the whole
-    OneSite(NpyImages(**alone, mean=[0.5], std=[1.0])).setup()
+        SingleSite(NpyImages(**alone, std=[1.0])).setup()
+    SingleSite(NpyImages(**alone, std=[1.0]), part=0).setup()  # a simulation, whose sites measure the whole
+    SingleSite(NpyImages(**alone, mean=[0.5], std=[1.0])).setup()

@@ -9,7 +9,7 @@ from helpers.runs import assert_same_bits
 from helpers.sites import SITES, SMALL, alone, numbers_of, run_here
 from helpers.tiers import sample
 
-from fl_lightning.federation.messages import decoded
+from fl_lightning.federation.serialization import decoded
 from fl_lightning.state import num_bytes
 
 RUNS = {

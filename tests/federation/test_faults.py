@@ -29,9 +29,9 @@ from helpers.sites import (
 from fl_lightning.errors import ClientError
 from fl_lightning.federation import site
 from fl_lightning.federation.data import Sites
-from fl_lightning.federation.messages import decoded, encoded
-from fl_lightning.federation.server import ClientsAtSites
-from fl_lightning.federation.wire import as_records, client_app, of_records, told
+from fl_lightning.federation.framing import as_records, client_app, of_records, told
+from fl_lightning.federation.serialization import decoded, encoded
+from fl_lightning.federation.server import FlowerBackend
 
 SCAFFOLD = copy.deepcopy(SMALL) | {"method": [{"class_path": "SCAFFOLD"}]}
 SKIPPING = copy.deepcopy(SCAFFOLD)
@@ -112,7 +112,7 @@ def test_a_site_whose_labels_stand_for_other_classes_is_refused_by_name():
         facts = {"num_examples": 4, "batches": 1, "evaluation": {}, "class_names": classes}
         return {"name": name, "facts": facts, "declared": []}
 
-    clients = ClientsAtSites(Sites(["oslo", "lima", "rome"]), None, "", print)
+    clients = FlowerBackend(Sites(["oslo", "lima", "rome"]), None, "", print)
     clients._admit(1, answer("oslo", "benign", "malignant"), {1, 2})
     clients._admit(3, answer("rome"), {1, 2})
     with refused("site 'lima'", "malignant, benign", "'oslo'", "data.classes"):
@@ -153,7 +153,7 @@ def test_a_node_without_the_socket_of_a_worker_is_refused_with_the_remedy(monkey
     metadata = SimpleNamespace(message_type="train")
     message = SimpleNamespace(content=as_records(encoded({"kind": "join"})), metadata=metadata)
     answer = client_app()(message, SimpleNamespace(node_config={}))
-    clients = ClientsAtSites(Sites(["oslo"]), None, "", print)
+    clients = FlowerBackend(Sites(["oslo"]), None, "", print)
     with refused("node 7 refuses the run", "--node-config"):
         clients._admit(7, decoded(of_records(answer)), {7})
 

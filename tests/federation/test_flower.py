@@ -13,9 +13,9 @@ from helpers.flower import Flower
 from helpers.runs import assert_same_bits
 from helpers.sites import SMALL, Here, alone, app_of, message_of, numbers_of, run_here, workers
 
-from fl_lightning.federation.messages import encoded
+from fl_lightning.federation.framing import BadMessageError, as_records, of_records
+from fl_lightning.federation.serialization import encoded
 from fl_lightning.federation.server import FlowerLink
-from fl_lightning.federation.wire import BadMessageError, as_records, of_records
 from fl_lightning.storage.checkpoint import read, unpack_rows
 
 SITES, ROUNDS = 2, 2

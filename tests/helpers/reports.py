@@ -61,7 +61,7 @@ def make_old(folder, seconds=86_400):
 
 HOLDER = """
 import sys
-from fl_lightning.records.temporary import lock
+from fl_lightning.storage.tempdirs import lock
 with open(sys.argv[1], "a+") as file:
     print(lock(file, inherited=False), flush=True)
     sys.stdin.read()

@@ -12,7 +12,7 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.data import Digits, Dirichlet
 from fl_lightning.errors import ClientError
 from fl_lightning.models import MLP, FedCKACNN, ImageClassifier, Projector
-from fl_lightning.seeding import address
+from fl_lightning.seeding import derive_seed
 
 
 class Stops(Callback):
@@ -95,7 +95,7 @@ def train(folder, methods=(), kind="mlp", data=None, model=None, **kwargs):
 def train_by_hand(model, data, seed, round_, k):
     """Train in a plain loop on the batches that client k has in a round of a run with this seed."""
     loader, optimizer = data.train_dataloader(k), SGD(model.parameters(), lr=0.1)
-    loader.generator.manual_seed(address(seed, "batches", round_, k))
+    loader.generator.manual_seed(derive_seed(seed, "batches", round_, k))
     for x, y in loader:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(x), y).backward()

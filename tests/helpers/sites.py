@@ -13,12 +13,12 @@ import yaml
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning.cli import FederatedCLI
-from fl_lightning.engine.replaced import replaced
 from fl_lightning.federation import server
-from fl_lightning.federation.messages import decoded
+from fl_lightning.federation.framing import parted, relayed
+from fl_lightning.federation.serialization import decoded
 from fl_lightning.federation.site import Site
-from fl_lightning.federation.wire import parted, relayed
 from fl_lightning.models import ImageClassifier
+from fl_lightning.training.patching import patched
 
 ROUNDS, SITES = 3, 3
 APART = ("time/", "memory/", "placed/", "sites/", "domain/", "bytes/message/")
@@ -217,7 +217,7 @@ def numbers_of(history):
 def serve(app, link, *words):
     """The trainer of the server, whose run is done."""
     root = app.parent / "server"
-    with replaced(server, link=link):
+    with patched(server, link=link):
         config = app / "federated_run" / "config.yaml"
         return command("fit", "--config", config, "--trainer.default_root_dir", root, *words)
 

@@ -13,7 +13,7 @@ from helpers.tiny import TinyData, TinyModule, clients
 from torch.optim import SGD
 
 from fl_lightning import Method
-from fl_lightning.client.references import frozen_copy
+from fl_lightning.client.reference_models import frozen_copy
 from fl_lightning.data import IID
 from fl_lightning.errors import ClientError
 from fl_lightning.functional import (

@@ -7,16 +7,16 @@ from helpers.tiers import sample
 from helpers.without_values import WithoutValues, without_values
 
 from fl_lightning import Client, Method, Server, Weighted, methods
-from fl_lightning.client import Memories
-from fl_lightning.client.clock import Clock
-from fl_lightning.client.stand_in import StandIn
+from fl_lightning.aggregation import Totals
+from fl_lightning.client import ClientStateStore
+from fl_lightning.client.lightning.fit_progress import FitProgress
+from fl_lightning.client.lightning.trainer_shim import TrainerShim
 from fl_lightning.client.taps import resolve_taps
 from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.method import MethodList, ServerValue
-from fl_lightning.records.plain import with_tensors
 from fl_lightning.storage.atomic_io import load
 from fl_lightning.storage.checkpoint import client_files, read
-from fl_lightning.sums import Totals
+from fl_lightning.storage.serializable import with_tensors
 
 CUDA = torch.device("cuda", 0)
 VARIANTS = {
@@ -72,9 +72,9 @@ class OnGpu:
             self.model,
             self.methods,
             taps,
-            Memories(device=CUDA),
+            ClientStateStore(device=CUDA),
             info=info,
-            stand_in=StandIn(Clock(rounds=3, local_epochs=2, batches=1)),
+            trainer_shim=TrainerShim(FitProgress(rounds=3, local_epochs=2, batches=1)),
             cache_limit=1e9,
         )
         self.server = Server(self.client.live, self.client.trainable, num_clients=2, num_examples=24)
@@ -88,10 +88,10 @@ class OnGpu:
         server.begin_round(round_, [0, 1])
         self.methods.on_round_start(server)
         for k in (0, 1):
-            clock = client.resident.clock.at(round_, 1)
+            fit_progress = client.worker_module.fit_progress.at(round_, 1)
             info = ClientInfo(k, 12, torch.ones(10, dtype=torch.int64))
-            with client.memories().visit(k), client.visiting(info, server.state, clock) as visit:
-                for clock.epoch in (0, 1):
+            with client.memories().visit(k), client.visiting(info, server.state, fit_progress) as visit:
+                for fit_progress.epoch in (0, 1):
                     self.step(visit)
                 totals.add(client.finish())
         delta = self.methods.transform_update(server, totals.delta, totals.payload)

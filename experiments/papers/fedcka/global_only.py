@@ -16,7 +16,7 @@ class GlobalOnly(FedCKA):
     where the client's model is the global one. The arguments are FedCKA's.
     """
 
-    remembers: ClassVar[dict[str, str]] = {}
+    memory_keys: ClassVar[dict[str, str]] = {}
 
     def on_client_start(self, client: ClientContext) -> None:
         client.load_reference("global", client.received, self.requires)

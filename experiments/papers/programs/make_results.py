@@ -24,8 +24,8 @@ from quotes import Stored, hours, quoted  # noqa: E402, next to this file
 
 from fl_lightning.bench import Cell, Suite  # noqa: E402, found through the path above
 from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
-from fl_lightning.bench.fragments import leaves, of_result, write_text  # noqa: E402
-from fl_lightning.bench.readings import suites_in  # noqa: E402
+from fl_lightning.bench.config_fragments import leaves, of_result, write_text  # noqa: E402
+from fl_lightning.bench.protocol_variants import suites_in  # noqa: E402
 from fl_lightning.bench.results import CellResult  # noqa: E402
 from fl_lightning.bench.suite import OF_READINGS  # noqa: E402
 from fl_lightning.bench.table import FORMS, render  # noqa: E402

@@ -24,7 +24,7 @@ from scipy.stats import spearmanr
 
 from fl_lightning.bench import Cell, Suite
 from fl_lightning.bench.comparison import CellNumber, Comparison
-from fl_lightning.bench.readings import consistency, fits
+from fl_lightning.bench.protocol_variants import consistency, fits
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.statistics import Difference, decision, paired_difference
 from fl_lightning.errors import require

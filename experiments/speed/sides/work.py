@@ -16,7 +16,7 @@ from overhead import BATCH, CLIENTS, build
 
 from fl_lightning.data import Batches, NpyImages
 from fl_lightning.models import ImageClassifier
-from fl_lightning.seeding import address
+from fl_lightning.seeding import derive_seed
 
 SEED = 0
 
@@ -82,5 +82,5 @@ def without_trainer(args: argparse.Namespace) -> SimpleNamespace:
 
 def in_order(loader: Batches, round_: int, k: int) -> Batches:
     """The batches of client ``k``, which are to come in the order that our trainer gives them in a round."""
-    loader.generator.manual_seed(address(SEED, "batches", round_, k))
+    loader.generator.manual_seed(derive_seed(SEED, "batches", round_, k))
     return loader

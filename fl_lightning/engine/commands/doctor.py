@@ -21,20 +21,20 @@ from fl_lightning.callbacks.cost import worker_peak_memory
 from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.client.taps import submodule
-from fl_lightning.data.loaders import last_batch
+from fl_lightning.data.client_loaders import last_batch
 from fl_lightning.engine.cohort_training import draw_cohort
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
-from fl_lightning.engine.groups.group import Group, Member
-from fl_lightning.engine.model_files import warn_of_arguments
-from fl_lightning.engine.replaced import replaced
+from fl_lightning.engine.model_io import warn_of_arguments
 from fl_lightning.engine.run import Run
-from fl_lightning.engine.sent import Entry, contents_of, entries_of
+from fl_lightning.engine.update_codec import Entry, contents_of, entries_of
 from fl_lightning.engine.validation import few
-from fl_lightning.errors import UsageError, clipped, count, text_of
+from fl_lightning.errors import UsageError, count, text_of, truncate
 from fl_lightning.method import Method
-from fl_lightning.records.hyperparameters import plain_arguments
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.state import num_bytes, select
+from fl_lightning.storage.hyperparameters import plain_arguments
+from fl_lightning.training.patching import patched
+from fl_lightning.training.vmap.group import Group, GroupMember
 
 # batches to which the measured visit is cut
 BATCHES = 4
@@ -66,9 +66,14 @@ def diagnose(
     begin_fit(run, fresh=source is None)
     if run.client.sent and not run.trainer.fast_dev_run:
         warn_of_arguments(run, "model.ckpt")
-    trainer, client, clock, number = run.trainer, run.client, run.resident.clock, run.data.num_clients
+    trainer, client, fit_progress, number = (
+        run.trainer,
+        run.client,
+        run.worker_module.fit_progress,
+        run.data.num_clients,
+    )
     lengths = [run.local_training.batches(k) for k in range(number)]
-    visits = {length: sum(replace(clock, batches=length).passes) for length in set(lengths)}
+    visits = {length: sum(replace(fit_progress, batches=length).passes) for length in set(lengths)}
     batches = [visits[length] for length in lengths]
     done = min(checkpoint["round"], trainer.max_rounds)
     cohort_size = size_of_cohort(number, trainer.participation, trainer.cohort_size)
@@ -155,24 +160,29 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     rounds = run.trainer.max_rounds - done
     if rounds <= 0 or not trained:
         return {}
-    client, clock, training, number = run.client, run.resident.clock, run.local_training, run.data.num_clients
+    client, fit_progress, training, number = (
+        run.client,
+        run.worker_module.fit_progress,
+        run.local_training,
+        run.data.num_clients,
+    )
     run.server.begin_round(done, draw_cohort(run, done))
-    run.resident.begin_round(done)
+    run.worker_module.begin_round(done)
     run.methods.on_round_start(run.server)
     size = min(training.choice.size, len(run.server.cohort))
     first = max(0, min(len(trained) // 2, len(trained) - size))
     group = [k for _, k in reversed(trained[first : first + size])]
     for _ in range(3):  # the first two warm up and record the programs of groups; the third is measured
-        with replaced(clock, limit=min(BATCHES, clock.limit or BATCHES)):
+        with patched(fit_progress, limit=min(BATCHES, fit_progress.limit or BATCHES)):
             began = time.perf_counter()
             if len(group) == 1:
                 update = training.visit(group[0], done, run.server.state)
             else:
-                visits = Group(training, [Member(k) for k in group], done, run.server.state)
+                visits = Group(training, [GroupMember(k) for k in group], done, run.server.state)
                 with visits.training_all():
                     update = visits.update(0)
             seconds = time.perf_counter() - began
-            taken = sum(sum(clock.at(done, training.batches(k)).passes) for k in group)
+            taken = sum(sum(fit_progress.at(done, training.batches(k)).passes) for k in group)
     sums = []
     if run.trainer.buffers in RECALIBRATES:  # counts, inputs and squares of each BatchNorm layer
         for path in client.batch_norms:
@@ -265,7 +275,7 @@ def rows_of_costs(plan: Outline) -> list[tuple[str, str]]:
     for part, several in parts.items():
         tensors = [f"{entry['name'].removeprefix(part)[1:]} {entry['shape']} {entry['dtype']}" for entry in several]
         whole = f"{part}, {as_bytes(sum(entry['bytes'] for entry in several))}: {few(tensors, TENSORS_SHOWN)}"
-        leaves.append(clipped(whole, LONGEST))
+        leaves.append(truncate(whole, LONGEST))
     visit, in_round, in_run = (duration(seconds[part]) for part in ("visit", "round", "run"))
     return [
         ("traffic", f"{as_bytes(sent['down'])} down and {as_bytes(sent['up'])} up a round"),

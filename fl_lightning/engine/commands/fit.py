@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from fl_lightning.callbacks.base import Callback, named
-from fl_lightning.data.loaders import ClientLoader, as_client_loader
-from fl_lightning.data.partitioned import own_module_of
+from fl_lightning.data.client_loaders import ClientLoader, as_client_loader
+from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.engine.checkpointing import (
     checkpoint_to_resume,
     restore_callbacks,
@@ -29,23 +29,23 @@ from fl_lightning.engine.fingerprint import (
     message,
     shown_path,
 )
-from fl_lightning.engine.groups.choosing import choose
-from fl_lightning.engine.loaders import flattened
-from fl_lightning.engine.model_files import check_storable, load_model, load_weights, save_model
-from fl_lightning.engine.rounds import check_metrics, play_round
+from fl_lightning.engine.group_size import choose
+from fl_lightning.engine.model_io import check_storable, load_model, load_weights, save_model
+from fl_lightning.engine.rounds import check_metrics, run_round
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sanity_check import run_sanity_check
 from fl_lightning.engine.validation import check_folder, warn_of_averaged_statistics
 from fl_lightning.errors import UsageError, require
-from fl_lightning.namespaces import is_overridden
-from fl_lightning.records.folder import naming_the_file
-from fl_lightning.records.hyperparameters import of_config, of_objects
-from fl_lightning.records.plain import is_storable, on_cpu
-from fl_lightning.records.summary import tagged
-from fl_lightning.seeding import ambient
+from fl_lightning.lightning_compat import is_overridden
+from fl_lightning.seeding import rng_scope
 from fl_lightning.state import State
 from fl_lightning.storage.atomic_io import save
 from fl_lightning.storage.checkpoint import LAST, read
+from fl_lightning.storage.hyperparameters import of_config, of_objects
+from fl_lightning.storage.metric_format import tagged
+from fl_lightning.storage.run_folder import naming_the_file
+from fl_lightning.storage.serializable import is_storable, on_cpu
+from fl_lightning.training.device_loaders import flattened
 
 # arguments of the command that do not define the run
 FREE_OF_COMMAND = ("ckpt_path", "allow_changes")
@@ -74,11 +74,11 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
             run.workers.signals.checkpoint = source
             play_rounds(run, checkpoint["round"], folder)
             run.call("on_fit_end")
-            if "on_fit_end" in run.resident.hooks:
-                run.resident.load(run.methods.evaluated_state(run.server))  # a run may resume after its last round
+            if "on_fit_end" in run.worker_module.hooks:
+                run.worker_module.load(run.methods.evaluated_state(run.server))  # a run may resume after its last round
                 # counters as at the start of the round after the last one
-                run.resident.begin_round(run.server.round + 1 if run.metrics.history else 0)
-                run.resident.call("on_fit_end")
+                run.worker_module.begin_round(run.server.round + 1 if run.metrics.history else 0)
+                run.worker_module.call("on_fit_end")
             if folder is not None and run.client.sent:
                 save_model(run, folder / "checkpoints" / "model.ckpt")
             compare_hyperparams(run, params)
@@ -87,7 +87,7 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
         finally:
             run.call("teardown")
             run.folder.close(status)
-            run.resident.load(run.methods.evaluated_state(run.server))
+            run.worker_module.load(run.methods.evaluated_state(run.server))
 
 
 def prepare_fit(
@@ -114,11 +114,11 @@ def prepare_fit(
 
 def begin_fit(run: Run, fresh: bool) -> None:
     """Call the module's ``on_fit_start``, and keep its changes, in a ``fresh`` run also of the weights."""
-    with ambient(run.seed, "on_fit_start"):
-        run.resident.call("on_fit_start")
-    if fresh and "on_fit_start" in run.resident.hooks:
+    with rng_scope(run.seed, "on_fit_start"):
+        run.worker_module.call("on_fit_start")
+    if fresh and "on_fit_start" in run.worker_module.hooks:
         run.server.assign(run.client.state())
-    run.resident.begin_run()
+    run.worker_module.begin_run()
     number = sum(not part.training for part in run.client.module.modules())
     if number:  # as Lightning does
         run.trainer.warn(f"{number} submodules of the model are in evaluation mode, and stay in it while it is trained")
@@ -132,8 +132,8 @@ def play_rounds(run: Run, first: int, folder: Path | None) -> None:
     signals.install()
     for round_ in range(first, run.trainer.max_rounds):
         signals.begin(round_, saved if folder is not None else round_)
-        last = play_round(run, round_)
-        due = (round_ + 1) % run.trainer.checkpoint_every_n_rounds == 0 or run.trainer.keep_as_best
+        last = run_round(run, round_)
+        due = (round_ + 1) % run.trainer.checkpoint_every_n_rounds == 0 or run.trainer.save_best
         if (last or due or signals.agreed) and folder is not None:
             path = folder / "checkpoints/last.ckpt"
             # a failed write leaves the last checkpoint intact
@@ -199,13 +199,13 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: P
     state = run.client.state()
     if own:
         mine = ((k, own[k]) for k in sorted(own)[run.workers.rank :: run.workers.size])
-        metrics = run.evaluator.own_models(phase, state, mine, observed=False)
-        run.resident.load(state)
+        metrics = run.evaluator.evaluate_local_models(phase, state, mine, observed=False)
+        run.worker_module.load(state)
         hint = "the models are evaluated without these; pass the methods of the run"
         if not run.client.kept:
             run.trainer.warn(f"method={run.methods.names}: the checkpoint has entries of {len(own)} clients; {hint}")
     else:
-        metrics = run.evaluator.one_model(phase, state, observed=False)
+        metrics = run.evaluator.evaluate_global_model(phase, state, observed=False)
     check_metrics(run, metrics, phase)
     return metrics
 
@@ -235,18 +235,18 @@ def predict(run: Run) -> list[Any]:
     loaders = [as_client_loader(part) for part in (flattened(run.data.predict_dataloader(), key) if own else [])]
     loaders = loaders or run.loaders.evaluation("test")
     require(bool(loaders), "data", type(run.data).__name__, "it has no predict_dataloader() and no test data")
-    with run.resident.evaluating("predict"), run.workers.local_only(not can_share(run.client, "predict")):
-        with ambient(run.seed, "predict"):
-            run.resident.call("on_predict_start")
-            run.resident.call("on_predict_epoch_start")
+    with run.worker_module.evaluating("predict"), run.workers.local_only(not can_share(run.client, "predict")):
+        with rng_scope(run.seed, "predict"):
+            run.worker_module.call("on_predict_start")
+            run.worker_module.call("on_predict_epoch_start")
         outputs = [predicted(run, loader, index, len(loaders)) for index, loader in enumerate(loaders)]
-        run.resident.call("on_predict_epoch_end")
-        run.resident.call("on_predict_end")
+        run.worker_module.call("on_predict_epoch_end")
+        run.worker_module.call("on_predict_end")
         absent, ordered = object(), []
         for share in outputs:  # worker r of n has the batches r, r + n, r + 2n, ...
             rows = zip_longest(*run.workers.gather(share), fillvalue=absent)
             ordered.append([output for row in rows for output in row if output is not absent])
-    run.resident.begin_logging(1.0)
+    run.worker_module.begin_logging(1.0)
     return ordered if len(ordered) > 1 else ordered[0]
 
 
@@ -255,14 +255,14 @@ def predicted(run: Run, loader: ClientLoader, index: int, number: int) -> list[A
     step, outputs = bound_step(run.client.module, "predict_step", index), []
     which, own = (index,) if number > 1 else (), is_overridden("predict_step", run.client.module)
     # a loader that shuffles draws the same order on every worker
-    with ambient(run.seed, "predict", index):
+    with rng_scope(run.seed, "predict", index):
         for batch_idx, batch in run.loaders.share(loader, run.workers.rank, run.workers.size):
             run.workers.check()
             # a seed per batch makes the random numbers independent of the number of workers
-            with ambient(run.seed, "predict", index, batch_idx):
+            with rng_scope(run.seed, "predict", index, batch_idx):
                 batch = run.loaders.to_device(batch, index)
-                run.resident.call("on_predict_batch_start", batch, batch_idx, *which)
-                run.resident.begin_hook("predict_step")
+                run.worker_module.call("on_predict_batch_start", batch, batch_idx, *which)
+                run.worker_module.begin_hook("predict_step")
                 try:
                     with run.fabric.autocast():
                         output = step(batch, batch_idx)
@@ -272,7 +272,7 @@ def predicted(run: Run, loader: ClientLoader, index: int, number: int) -> list[A
                     name, kind = type(run.client.module).__name__, type(batch).__name__
                     hint = f"the default calls {name} on the whole batch, a {kind}; override it to select the inputs"
                     raise UsageError(f"{name}.predict_step: {hint}") from error
-                run.resident.call("on_predict_batch_end", output, batch, batch_idx, *which)
+                run.worker_module.call("on_predict_batch_end", output, batch, batch_idx, *which)
             outputs.append(on_cpu(output))
     return outputs
 

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from fl_lightning.distributed.launcher import threads
 from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
-from fl_lightning.engine.cohort_training import draw_cohort, draw_fates, groups_of_cohort, side_by_side
+from fl_lightning.engine.cohort_training import draw_cohort, groups_of_cohort, side_by_side, simulate_systems
 from fl_lightning.engine.commands.fit import begin_fit
 from fl_lightning.engine.fingerprint import description_of, differences, identity, message, shown_path
-from fl_lightning.engine.groups.choosing import choose
-from fl_lightning.engine.model_files import call_on_load, load_state, restore_data
-from fl_lightning.engine.replaced import replaced
+from fl_lightning.engine.group_size import choose
+from fl_lightning.engine.model_io import call_on_load, load_state, restore_data
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import ClientError, UsageError, require
 from fl_lightning.storage.checkpoint import read
-from fl_lightning.systems import Fate
+from fl_lightning.systems import SystemOutcome
+from fl_lightning.training.patching import patched
 
 
 def replay(
@@ -47,14 +47,14 @@ def replay(
         restore = restore_failure if "failure" in contents else restore_round
         restore(run, source, contents, round_, client, allow_changes)
         begin_fit(run, fresh=False)
-        run.resident.begin_round(round_)
+        run.worker_module.begin_round(round_)
         # the cohort of a changed run may differ
-        fates = draw_fates(run, round_, draw_cohort(run, round_))
-        fates |= {k: Fate() for k in (*run.server.cohort, client) if k not in fates}
-        steps = {k: run.local_training.steps(k, fates[k].work) for k in run.server.cohort}
+        outcomes = simulate_systems(run, round_, draw_cohort(run, round_))
+        outcomes |= {k: SystemOutcome() for k in (*run.server.cohort, client) if k not in outcomes}
+        steps = {k: run.local_training.steps(k, outcomes[k].work) for k in run.server.cohort}
         group = next((group for group in groups_of_cohort(run, steps) if client in group), [client])
         # clients that train side by side affect each other's rounding, so the whole group is repeated if possible
-        if len(group) == 1 or not repeated_beside(run, group, client, round_, fates):
+        if len(group) == 1 or not repeated_beside(run, group, client, round_, outcomes):
             step = run.client.training_step
 
             def checked(*args: Any) -> Tensor | None:
@@ -63,16 +63,16 @@ def replay(
                 run.client.check_terms()
                 return loss
 
-            with replaced(run.client, training_step=checked):
-                run.local_training.visit(client, round_, run.server.state, fates[client].work)
+            with patched(run.client, training_step=checked):
+                run.local_training.visit(client, round_, run.server.state, outcomes[client].work)
     if "failure" in contents:
         run.trainer.warn(f"in the run it failed: {contents['failure']['error']}")
     return {"steps": run.client.num_steps, "lr": run.client.lr, **run.client.metrics}
 
 
-def repeated_beside(run: Run, group: list[int], client: int, round_: int, fates: dict[int, Fate]) -> bool:
+def repeated_beside(run: Run, group: list[int], client: int, round_: int, outcomes: dict[int, SystemOutcome]) -> bool:
     """Repeat the visit of a client in its group; return whether the group can train side by side."""
-    visits = side_by_side(run, group, round_, fates)
+    visits = side_by_side(run, group, round_, outcomes)
     with ExitStack() as stack:
         try:
             stack.enter_context(visits.training_all())
@@ -120,7 +120,7 @@ def restore_failure(
     restore_server(run, path, record)
     run.local_training.monitored.load_state_dict(record["client_schedulers"])
     run.local_training.scaling = record["scaling"]
-    run.resident.evaluated = record["evaluated"]
+    run.worker_module.evaluated = record["evaluated"]
     for k, memory in {**record["memories"], client: record["memory"]}.items():
         if memory:
             run.client.memories().visited(k).update(memory)
@@ -145,8 +145,8 @@ def restore_round(
     hint = f"{str(path)!r} has {done} rounds done; pass round {done}, or another checkpoint"
     require(done == round_, "round", round_, hint)
     restore_run(run, path, allow_changes)
-    fates = draw_fates(run, round_, draw_cohort(run, round_))
-    run.server.begin_round(round_, [k for k, fate in fates.items() if fate.lost != "before"])
+    outcomes = simulate_systems(run, round_, draw_cohort(run, round_))
+    run.server.begin_round(round_, [k for k, system_outcome in outcomes.items() if system_outcome.lost != "before"])
     clients = ", ".join(map(str, sorted(run.server.cohort)))
     require(client in run.server.cohort, "client", client, f"the clients of round {round_} are {clients}")
     run.methods.on_round_start(run.server)

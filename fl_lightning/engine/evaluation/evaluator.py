@@ -10,19 +10,19 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
+from fl_lightning.aggregation import Sums, Weighted
 from fl_lightning.callbacks.context import BatchIndex, Observed
 from fl_lightning.client import Client, targets_of
 from fl_lightning.client.taps import Taps, resolve_taps, with_paths
-from fl_lightning.data.loaders import ClientLoader, PlainLoader
-from fl_lightning.data.partitioned import own_module_of
+from fl_lightning.data.client_loaders import ClientLoader, DataLoaderAdapter
+from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.engine.evaluation.loop import EvaluationLoop, evaluation_hooks, needs_loader
-from fl_lightning.engine.loaders import Loaders
 from fl_lightning.errors import count, require
-from fl_lightning.namespaces import is_overridden
-from fl_lightning.records.summary import is_defined, tagged
-from fl_lightning.seeding import ambient
+from fl_lightning.lightning_compat import is_overridden
+from fl_lightning.seeding import rng_scope
 from fl_lightning.state import State, copy_into, tensors
-from fl_lightning.sums import Sums, Weighted
+from fl_lightning.storage.metric_format import is_defined, tagged
+from fl_lightning.training.device_loaders import Loaders
 
 if TYPE_CHECKING:
     from fl_lightning.distributed.workers import Workers
@@ -36,9 +36,9 @@ class Evaluator:
 
     def __init__(self, client: Client, loaders: Loaders, workers: Workers, call: Callable[..., Any]) -> None:
         self.client, self.loaders, self.workers, self.call = client, loaders, workers, call
-        self.resident = client.resident
+        self.worker_module = client.worker_module
 
-    def one_model(
+    def evaluate_global_model(
         self,
         phase: str,
         state: State,
@@ -50,18 +50,20 @@ class Evaluator:
 
         If ``observed``, callbacks see each batch. Without data, the result is empty.
         """
-        self.resident.load(state)
+        self.worker_module.load(state)
         return self._evaluate(phase, self.loaders.evaluation(phase, data_of, domain), observed)
 
-    def own_models(
+    def evaluate_local_models(
         self, phase: str, state: State, own: Iterator[tuple[int, State]], observed: bool = True
     ) -> dict[str, float]:
         """Return mean metrics of personalized models; ``own`` has the local entries of this worker's clients."""
-        return self.means(self.own_model(phase, state, k, entries, observed) for k, entries in own)
+        return self.means(self.evaluate_local_model(phase, state, k, entries, observed) for k, entries in own)
 
-    def own_model(self, phase: str, state: State, k: int, entries: State, observed: bool = True) -> dict[str, float]:
+    def evaluate_local_model(
+        self, phase: str, state: State, k: int, entries: State, observed: bool = True
+    ) -> dict[str, float]:
         """Return the metrics of client ``k``'s personalized model, ``state`` updated by its ``entries``."""
-        self.resident.load({**state, **entries})
+        self.worker_module.load({**state, **entries})
         return self._evaluate(phase, self.loaders.evaluation(phase), observed, k)
 
     def means(self, metrics: Iterable[dict[str, float]]) -> dict[str, float]:
@@ -112,19 +114,19 @@ class Evaluator:
             return {}
 
         def observe(batch: Any) -> None:
-            seen = {"batch": batch, "targets": targets_of(batch), "taps": self.resident.taps.values}
+            seen = {"batch": batch, "targets": targets_of(batch), "taps": self.worker_module.taps.values}
             self.call("on_evaluation_batch_end", phase=phase, **seen)
 
         loop = EvaluationLoop(self.client, self.loaders, self.workers, phase, step, observe if observed else None)
-        self.resident.stand_in.evaluated_batches = [self.loaders.length(loader) for loader in loaders]
+        self.worker_module.trainer_shim.evaluated_batches = [self.loaders.length(loader) for loader in loaders]
         if observed and phase == "val":
             # Lightning calls this hook within a fit only
-            self.resident.call("on_validation_model_zero_grad")
+            self.worker_module.call("on_validation_model_zero_grad")
         # without sharing, every worker runs all batches
-        with self.resident.evaluating(STAGES[phase]), self.workers.local_only(not loop.shared):
+        with self.worker_module.evaluating(STAGES[phase]), self.workers.local_only(not loop.shared):
             values = loop.run(loaders)
             if observed and client is None:
-                self.resident.evaluated = self.resident.logged.callback_metrics()
+                self.worker_module.evaluated = self.worker_module.logged.callback_metrics()
             if observed:
                 self.call("on_evaluation_end", phase=phase, client=client)
         return {tagged(phase, name): value for name, value in values.items()}
@@ -132,7 +134,7 @@ class Evaluator:
 
 def inner(loader: ClientLoader) -> Any:
     """Return the user's loader inside an adapter."""
-    return loader.loader if isinstance(loader, PlainLoader) else loader
+    return loader.loader if isinstance(loader, DataLoaderAdapter) else loader
 
 
 class Representations:
@@ -172,7 +174,7 @@ class Representations:
                 if self._loaded is not state:  # several iterators may take turns
                     copy_into(tensors(self._copy), state)
                     self._loaded = state
-                with ambient(self.loaders.seed, *seed):
+                with rng_scope(self.loaders.seed, *seed):
                     batch = self.loaders.to_device(batch, 0 if data == "train" else seed[1])
                     with self.loaders.fabric.autocast():
                         # the first forward runs to its end, to find the last call of each submodule

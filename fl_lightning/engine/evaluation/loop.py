@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
+from fl_lightning.aggregation import Sums
+from fl_lightning.aggregation.reduced import Reduced, addable, reduced, update_extremes
 from fl_lightning.client import Client
 from fl_lightning.client.logged_value import LogKey, computed
-from fl_lightning.data.loaders import ClientLoader
+from fl_lightning.data.client_loaders import ClientLoader
 from fl_lightning.engine.evaluation.metric_states import MetricStates, Note, can_deal_out, names_in_evaluation
-from fl_lightning.engine.loaders import Loaders
-from fl_lightning.engine.replaced import replaced
-from fl_lightning.seeding import ambient
-from fl_lightning.sums import Sums
-from fl_lightning.sums.reduced import Reduced, addable, reduced, update_extremes
+from fl_lightning.seeding import rng_scope
+from fl_lightning.training.device_loaders import Loaders
+from fl_lightning.training.patching import patched
 
 if TYPE_CHECKING:
     from fl_lightning.distributed.workers import Workers
@@ -37,7 +37,7 @@ def can_share(client: Client, stage: str) -> bool:
     hooks = {f"on_{stage}_{name}" for name in (*EPOCH_HOOKS, *BATCH_HOOKS)}
     kind: Any = type(client.module)
     writes = names_in_evaluation(kind) & {"logger", "loggers"}
-    return not hooks & client.resident.hooks and not writes and can_deal_out(client.module)
+    return not hooks & client.worker_module.hooks and not writes and can_deal_out(client.module)
 
 
 class EvaluationLoop:
@@ -52,7 +52,7 @@ class EvaluationLoop:
         step: str,
         observe: Callable[[Any], None] | None = None,
     ) -> None:
-        self.resident, self.loaders, self.workers = client.resident, loaders, workers
+        self.worker_module, self.loaders, self.workers = client.worker_module, loaders, workers
         self.phase, self.step, self.stage, self.observe = phase, step, stage_of(step), observe
         self.shared = can_share(client, self.stage)
         # the step may require the index although this evaluation has one loader
@@ -63,9 +63,9 @@ class EvaluationLoop:
 
     def run(self, data: Sequence[ClientLoader]) -> dict[str, float]:
         """Return the logged values by name."""
-        logged = self.resident.begin_logging()
+        logged = self.worker_module.begin_logging()
         with ExitStack() as stack:
-            stack.enter_context(ambient(self.loaders.seed, self.phase))
+            stack.enter_context(rng_scope(self.loaders.seed, self.phase))
             if self.shared:
                 stack.enter_context(self._states.dealt_out())
             self._call("start")
@@ -84,31 +84,31 @@ class EvaluationLoop:
         for batch_idx, batch in self.loaders.share(loader, self.workers.rank, self.workers.size):
             self.workers.check()
             # a seed per batch makes the random numbers independent of the number of workers
-            with ambient(self.loaders.seed, self.phase, index, batch_idx):
+            with rng_scope(self.loaders.seed, self.phase, index, batch_idx):
                 batch = self.loaders.to_device(batch, index)
-                self.resident.logged.begin_batch(batch, index if several else None)
+                self.worker_module.logged.begin_batch(batch, index if several else None)
                 which = (index,) if several or self._needs_loader else ()
                 self._call("batch_start", batch, batch_idx, *which)
                 place = (batch_idx, *which) if self._takes_index else which
                 with self.loaders.fabric.autocast():
-                    output = self.resident.call(self.step, batch, *place)
+                    output = self.worker_module.call(self.step, batch, *place)
                 self._call("batch_end", output, batch, batch_idx, *which)
             if self.shared:
                 # values logged in this batch, and the states of torchmetrics objects
-                values = {str(key): value for key, value in self.resident.logged.take().items()}
+                values = {str(key): value for key, value in self.worker_module.logged.take().items()}
                 self._sums.add({**addable(values), "states": self._states.take((index, batch_idx))})
                 update_extremes(self._extremes, values)
             if self.observe is not None:
                 self.observe(batch)
         if not self.shared:
-            self.resident.logged.end_loader()
+            self.worker_module.logged.end_loader()
 
     def _call(self, hook: str, *args: Any) -> None:
-        self.resident.call(f"on_{self.stage}_{hook}", *args)
+        self.worker_module.call(f"on_{self.stage}_{hook}", *args)
 
     def _merge(self) -> None:
         """Reduce the logged values over all workers, which all call this."""
-        logged = self.resident.logged
+        logged = self.worker_module.logged
         note = (logged.specs(), self._extremes, self._states.note)
         notes = self._sums.all_reduce(self.workers, note)
         for _, extremes, _ in notes:
@@ -126,7 +126,7 @@ class EvaluationLoop:
         values = {}
         for loader in sorted({key[2] or 0 for key in metrics}):
             self._states.load(loader, self._sums.totals.get("states", {}), notes)
-            with replaced(self._states, reads=True):
+            with patched(self._states, reads=True):
                 for key, name in metrics.items():
                     if (key[2] or 0) == loader:
                         values[key] = Reduced("mean", computed(key[1], self._states.metrics[name]))

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities import dim_zero_cat, dim_zero_max, dim_zero_min, dim_zero_sum
 
+from fl_lightning.aggregation import Sums, Weighted
 from fl_lightning.client.logged_value import computed
 from fl_lightning.client.metric_log import MetricLog
 from fl_lightning.collectives import Collectives
-from fl_lightning.engine.replaced import replaced
 from fl_lightning.errors import require
-from fl_lightning.sums import Sums, Weighted
+from fl_lightning.training.patching import patched
 
 # index of the data loader, and of the batch in it
 Place = tuple[int, int]
@@ -104,10 +104,10 @@ class MetricStates:
                     # compute groups depend on the first batch, which differs between workers
                     groups = {index: [str(name)] for index, name in enumerate(part.keys(keep_base=True))}
                     flags = dict.fromkeys(("_enable_compute_groups", "_groups_checked", "_state_is_copy"), False)
-                    stack.enter_context(replaced(part, _groups=groups, **flags))
+                    stack.enter_context(patched(part, _groups=groups, **flags))
             for name, metric in self.metrics.items():
                 # compute() of the module between batches would return the value of one batch
-                stack.enter_context(replaced(metric, compute=partial(self._compute, name, metric, metric.compute)))
+                stack.enter_context(patched(metric, compute=partial(self._compute, name, metric, metric.compute)))
             self.reset()
             yield
             self.reset()

@@ -1,0 +1,7 @@
+"""Exact sums of the weighted values that clients send."""
+
+from fl_lightning.aggregation.reduced import Reduced
+from fl_lightning.aggregation.update import Totals, Update
+from fl_lightning.aggregation.weighted import Sums, Weighted
+
+__all__ = ["Reduced", "Sums", "Totals", "Update", "Weighted"]

@@ -1,0 +1,134 @@
+"""The update of a client, and the totals over the updates of a cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning.aggregation.reduced import Reduced, addable, reduced, update_extremes
+from fl_lightning.aggregation.weighted import Sums, Weighted, weigh
+from fl_lightning.collectives import Collectives
+
+
+@dataclass
+class Update:
+    """The update that a client sends after a visit.
+
+    Args:
+        delta: change of the shared parameters by name, possibly transformed by methods.
+        others: values of the shared buffers, by name.
+        weight: p_k, before normalisation over the cohort.
+        payload: additional values of each method, by the method's name.
+        logged: the values logged in this visit, by name, each with its reduction.
+        drift: Euclidean norm of the change of the trained parameters.
+        frozen: change of the shared frozen parameters that this client has changed, by name.
+        num_bytes: bytes of all these values, in the client's types.
+    """
+
+    delta: dict[str, Tensor]
+    others: dict[str, Tensor]
+    weight: float
+    payload: dict[str, dict[str, Weighted]]
+    logged: dict[str, Reduced]
+    drift: float
+    frozen: dict[str, Tensor] = field(default_factory=dict)
+    num_bytes: int = 0
+
+    def weighted(self) -> dict[str, Any]:
+        """Return the update as ``Weighted`` values by field, without logged extremes, which cannot be added."""
+        return {
+            "clients": Weighted.of(1.0),
+            "drift": Weighted.of(self.drift, float(self.weight)),
+            "delta": weigh(self.delta, self.weight),
+            "others": weigh(self.others, self.weight),
+            "frozen": weigh(self.frozen, self.weight),
+            "bytes": Weighted.summed(self.num_bytes, 1.0),
+            "payload": self.payload,
+            "logged": addable(self.logged),
+        }
+
+
+class Totals:
+    """The sums over the updates of a cohort, in memory that does not grow with the cohort.
+
+    Args:
+        device: device of the sums.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._sums = Sums(device)
+        self._extremes: dict[str, Reduced] = {}
+        # values of torchmetrics objects over all clients, which replace the means
+        self.merged: dict[str, float] = {}
+
+    def add(self, update: Update) -> None:
+        """Add a client's update."""
+        self._sums.add(update.weighted())
+        update_extremes(self._extremes, update.logged)
+
+    def add_rows(self, updates: Mapping[str, Any], extremes: Mapping[str, Reduced]) -> None:
+        """Add the updates of several clients.
+
+        Args:
+            updates: values as in :meth:`Update.weighted`, with a row for each client.
+            extremes: the largest and smallest of their logged values, by name.
+        """
+        self._sums.add_rows(updates)
+        update_extremes(self._extremes, extremes)
+
+    def all_reduce(self, workers: Collectives) -> None:
+        """Add up the totals of all workers, in one collective over one flat vector."""
+        for extremes in self._sums.all_reduce(workers, self._extremes):
+            update_extremes(self._extremes, extremes)
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients that have sent an update."""
+        return int(self._field("clients").total) if self._sums.totals else 0
+
+    @property
+    def drift(self) -> float:
+        """Mean norm of the clients' changes."""
+        return float(self._field("drift").mean()) if self._sums.totals else 0.0
+
+    @property
+    def delta(self) -> dict[str, Tensor]:
+        """Mean change of the parameters by name; empty if all weights are 0."""
+        return self._present_means("delta")
+
+    @property
+    def others(self) -> dict[str, Tensor]:
+        """Mean of the buffers by name; empty if all weights are 0."""
+        return self._present_means("others")
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """Mean change of the frozen parameters that any client has changed; 0 for clients that have not."""
+        changes, weight = self._field("frozen"), self._field("drift").weight if self._sums.totals else 0.0
+        return {name: value.total / weight for name, value in changes.items() if bool(value.weight)}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that all clients have sent."""
+        return int(self._field("bytes").total) if self._sums.totals else 0
+
+    @property
+    def payload(self) -> dict[str, dict[str, Weighted]]:
+        """Sums of the clients' payloads, by the method's name."""
+        return self._field("payload")
+
+    @property
+    def logged(self) -> dict[str, float]:
+        """Logged values by name: means over examples, and sums, maxima and minima over the clients."""
+        values = {**reduced(self._field("logged"), self._extremes), **self.merged}
+        return {name: value for name, value in values.items() if name not in {f"{one}/clients" for one in self.merged}}
+
+    def _present_means(self, field: str) -> dict[str, Tensor]:
+        return {name: value.mean() for name, value in self._field(field).items() if bool(value.weight)}
+
+    def _field(self, name: str) -> Any:
+        return self._sums.totals.get(name, {})

@@ -1,0 +1,223 @@
+"""Memories of clients between rounds: in main memory up to a limit, beyond it on disk."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.apply_func import move_data_to_device
+
+from fl_lightning.code_fingerprint import digest_of
+from fl_lightning.collectives import Collectives
+from fl_lightning.state import num_bytes
+from fl_lightning.storage.atomic_io import dump, flush, flush_folder, in_parallel, load, partial_of, save
+from fl_lightning.storage.serializable import packed, unpacked, with_tensors
+from fl_lightning.storage.tempdirs import TemporaryFolder
+
+Memory = dict[str, dict[str, Any]]
+
+
+class ClientStateStore(Mapping[int, Memory]):
+    """The memories of the clients that this worker owns, by id.
+
+    A client's memory holds tensors and plain values by method and, as ``state``, the client-local entries of the state.
+    Beyond ``limit``, the least recently visited clients' memories are on disk, each in a separate file that is written
+    atomically and read memory-mapped.
+
+    A visit changes a memory completely or not at all: it works on a copy, which replaces the original at the end of the
+    visit, and is dropped if the visit fails.
+
+    Args:
+        limit: bytes of tensors in main memory, at least 0.
+        device: device of a client's memory during its visit; between visits it is in main memory.
+
+    Attributes:
+        owners: rank of the owner of each client with a memory, the same on all workers.
+        files: name and SHA-256 of each client's file in the last checkpoint, the same on all workers.
+    """
+
+    def __init__(self, limit: float = float("inf"), device: torch.device | str = "cpu") -> None:
+        self.limit, self.device = limit, torch.device(device)
+        self.owners: dict[int, int] = {}
+        self.files: dict[int, tuple[str, str]] = {}
+        self._held: OrderedDict[int, Memory] = OrderedDict()
+        # the copies on which visits work
+        self._visited: dict[int, Memory] = {}
+        self._sizes: dict[int, int] = {}
+        self._total = 0
+        self._on_disk: dict[int, Path] = {}
+        self._scratch: TemporaryFolder | None = None
+        self._changed: set[int] = set()
+
+    def __getitem__(self, k: int) -> Memory:
+        """Return the memory of client ``k`` for reading, including changes of its current visit.
+
+        A file stays on disk.
+        """
+        held = self._visited if k in self._visited else self._held
+        return held[k] if k in held else load(self._on_disk[k])
+
+    def __contains__(self, k: object) -> bool:
+        # the method of Mapping would read a file
+        return k in self._visited or k in self._held or k in self._on_disk
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted({*self._visited, *self._held, *self._on_disk}))
+
+    def __len__(self) -> int:
+        return len(self._visited.keys() | self._held.keys() | self._on_disk.keys())
+
+    # ------------------------------------------------------------------ a visit
+    @contextmanager
+    def visit(self, k: int) -> Iterator[None]:
+        """A visit of client ``k``, which changes its memory at the end of the block, and not at all after an error."""
+        try:
+            yield
+            self.settle(k)
+        finally:
+            self.drop(k)
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Return a context that drops the changes of its visits; an earlier visit continues after it."""
+        begun, self._visited = self._visited, {}
+        try:
+            yield
+        finally:
+            self._visited = begun
+
+    def visited(self, k: int) -> Memory:
+        """The memory of client ``k`` during its visit, to read and to change; an empty one if it has none yet."""
+        if k not in self._visited:
+            memory = self._held[k] if k in self._held else load(self._on_disk[k]) if k in self._on_disk else {}
+            if self.device.type != "cpu":
+                memory = move_data_to_device(memory, self.device)
+            elif k in self._held:  # writes into a memory-mapped tensor do not reach its file
+                memory = with_tensors(memory, torch.clone)
+            self._visited[k] = memory
+        return self._visited[k]
+
+    def drop(self, k: int) -> None:
+        """Drop the changes of client ``k``'s visit."""
+        self._visited.pop(k, None)
+
+    def drop_all(self, clients: Iterable[int]) -> None:
+        """Drop the changes of these clients' visits that have not been committed."""
+        for k in clients:
+            self.drop(k)
+
+    def settle(self, k: int) -> None:
+        """Commit the changes of client ``k``'s visit, count the size of its memory, and enforce the limit."""
+        if k not in self._visited:
+            return
+        memory = self._visited.pop(k)
+        if any(memory.values()) or k in self:
+            self._held[k] = memory
+            self._changed.add(k)
+            self._settle(k)
+
+    # ------------------------------------------------------------------ several workers
+    def owned(self, clients: Collection[int]) -> set[int]:
+        """The clients among ``clients`` whose memory lies here."""
+        return self.keys() & set(clients)
+
+    def note_owners(self, owned: list[set[int]]) -> None:
+        """Record the owners: ``owned`` holds the clients that each worker owns, by rank."""
+        self.owners |= {k: rank for rank, clients in enumerate(owned) for k in clients}
+
+    def follow(self, placed: list[list[int]], workers: Collectives) -> None:
+        """Send memories to the workers on which their clients are ``placed``, by rank; all workers call this."""
+        there = {k: rank for rank, clients in enumerate(placed) for k in clients}
+        for k in sorted(there.keys() & self.owners.keys()):
+            if self.owners[k] == there[k]:
+                continue
+            if workers.rank == self.owners[k]:
+                workers.send(packed((self[k], k in self._changed)), there[k])
+                self._changed.discard(k)
+                self._held.pop(k, None)
+                self._count(k, 0)
+                self._forget_file(k)
+            elif workers.rank == there[k]:
+                self._held[k], changed = unpacked(workers.receive(self.owners[k]).numpy().tobytes())
+                self._changed |= {k} if changed else set()
+                self._settle(k)
+            self.owners[k] = there[k]
+
+    # ------------------------------------------------------------------ checkpoints
+    def write(self, folder: Path, done: int, workers: Collectives) -> None:
+        """Write the memories of the clients that have trained since the last checkpoint; all workers call this.
+
+        Each is a file, whose name holds the number of rounds ``done``, and is on the disk when this returns. The files
+        of the last checkpoint stay.
+        """
+        names = {k: f"{k}-{done}.pt" for k in sorted(self._changed)}
+        partials = [partial_of(folder / name) for name in names.values()]
+        if names:
+            folder.mkdir(parents=True, exist_ok=True)
+        for k, partial in zip(names, partials, strict=True):
+            dump(self[k], partial)
+        in_parallel(flush, partials)
+        digests = in_parallel(digest_of, partials)
+        for name, partial in zip(names.values(), partials, strict=True):
+            partial.replace(folder / name)
+        if names:
+            flush_folder(folder)
+        self._changed.clear()
+        written = workers.gather(dict(zip(names, zip(names.values(), digests, strict=True), strict=True)))
+        self.files = self.files | {k: file for files in written for k, file in files.items()}
+
+    def restore(
+        self, paths: Mapping[int, Path], workers: Collectives, files: Mapping[int, tuple[str, str]] | None
+    ) -> None:
+        """Distribute the clients of a checkpoint among the workers.
+
+        Args:
+            paths: file of each client.
+            workers: the workers, which get the clients in turn.
+            files: name and SHA-256 of each client's file, if the run resumes in the folder of the checkpoint; None if
+                the next checkpoint writes all files again.
+        """
+        self.owners = {k: place % workers.size for place, k in enumerate(sorted(paths))}
+        self._on_disk |= {k: paths[k] for k, rank in self.owners.items() if rank == workers.rank}
+        if files is not None:
+            self.files = dict(files)
+        else:
+            self._changed |= {*self}
+
+    def close(self) -> None:
+        """Remove the files that were written beyond the limit, but no files of checkpoints."""
+        if self._scratch is not None:
+            self._scratch.close()
+
+    # ------------------------------------------------------------------ inside
+    def _settle(self, k: int) -> None:
+        if self.device.type != "cpu":
+            self._held[k] = move_data_to_device(self._held[k], torch.device("cpu"))
+        self._held.move_to_end(k)
+        self._count(k, num_bytes(self._held[k]))
+        self._forget_file(k)
+        while self._held and self._total > self.limit:
+            self._spill(next(iter(self._held)))
+
+    def _spill(self, k: int) -> None:
+        if self._scratch is None:
+            self._scratch = TemporaryFolder("fl_lightning-clients-")
+        path = self._scratch.path / f"{k}.pt"
+        save(self._held.pop(k), path)
+        self._on_disk[k] = path
+        self._count(k, 0)
+
+    def _count(self, k: int, size: int) -> None:
+        """Client ``k`` now holds ``size`` bytes in memory."""
+        # a running total: adding all sizes each time would make a round quadratic in its clients
+        self._total += size - self._sizes.pop(k, 0)
+        self._sizes |= {k: size} if size else {}
+
+    def _forget_file(self, k: int) -> None:
+        path = self._on_disk.pop(k, None)
+        if path is not None and self._scratch is not None and path.parent == self._scratch.path:
+            path.unlink(missing_ok=True)  # a memory-mapped tensor outlives its file's name

@@ -1,0 +1,1 @@
+"""Imitates the parts of Lightning that a module sees, and holds all its private names."""

@@ -1,0 +1,199 @@
+"""Saves the final model for Lightning, and loads models to begin with or to evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch
+from lightning.pytorch import LightningDataModule, LightningModule
+
+from fl_lightning.client import Client
+from fl_lightning.data.partition_adapter import own_module_of
+from fl_lightning.engine.run import Run
+from fl_lightning.engine.validation import few
+from fl_lightning.errors import UsageError, truncate
+from fl_lightning.lightning_compat import is_overridden, namespace_of
+from fl_lightning.state import State, clone, copy_into, tensors, uncompiled_name, uncompiled_names
+from fl_lightning.storage.atomic_io import load, save
+from fl_lightning.storage.checkpoint import client_files, read
+from fl_lightning.storage.hyperparameters import hyperparameters_of_class
+from fl_lightning.storage.serializable import is_storable, on_cpu, require_storable
+
+NAMES_SHOWN = 3
+
+
+def save_model(run: Run, path: Path) -> None:
+    """Write the global model, on worker 0, as a checkpoint for Lightning's ``load_from_checkpoint`` and ``Trainer``."""
+    if run.workers.rank == 0:
+        warn_of_arguments(run, path.name)
+        checkpoint = lightning_checkpoint(run)
+        run.worker_module.call("on_save_checkpoint", checkpoint)
+        save(storable(checkpoint), path)
+
+
+def warn_of_arguments(run: Run, name: str) -> None:
+    """Warn of constructor arguments that the file ``name`` cannot hold."""
+    left_out = ", ".join(key for key, value in constructor_arguments(run).items() if not is_storable(value))
+    if left_out:
+        run.trainer.warn(f"{name}: {left_out} of hparams cannot be stored; pass it to load_from_checkpoint")
+
+
+def lightning_checkpoint(run: Run) -> dict[str, Any]:
+    """Load the global model into the resident module, and return it as a checkpoint of Lightning."""
+    module, trainer = run.client.module, run.trainer
+    run.worker_module.load_and_reset(run.methods.evaluated_state(run.server))
+    rounds = len(run.metrics.history)
+    hparams = {name: value for name, value in constructor_arguments(run).items() if is_storable(value)}
+    of_data: dict[str, Any] = getattr(run.data, "inference_arguments", dict)()
+    named = {} if trainer.config or not hasattr(module, "_hparams_name") else {"hparams_name": module._hparams_name}
+    return {
+        "epoch": rounds * (trainer.local_epochs if trainer.local_steps is None else 1),
+        "global_step": rounds,
+        "pytorch-lightning_version": lightning.pytorch.__version__,
+        "state_dict": uncompiled_names(module.state_dict()),
+        **({"hyper_parameters": hparams, **named} if hparams else {}),
+        **({LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY: of_data} if of_data else {}),
+        **state_of_data(run.data),
+    }
+
+
+def constructor_arguments(run: Run) -> dict[str, Any]:
+    """Return the module's constructor arguments, from the config or else from its ``hparams``."""
+    module, config = run.client.module, run.trainer.config
+    return hyperparameters_of_class(config["model"], namespace_of(module)) if config else dict(module.hparams)
+
+
+def entries_of_module(run: Run) -> dict[str, Any]:
+    """Load the global model, and return the keys that the module's hook adds to its checkpoint."""
+    return (
+        added_on_save(run.client, lightning_checkpoint(run)) if "on_save_checkpoint" in run.worker_module.hooks else {}
+    )
+
+
+def added_on_save(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys that the module's ``on_save_checkpoint`` adds to ``checkpoint``."""
+    known = set(checkpoint)
+    client.worker_module.call("on_save_checkpoint", checkpoint)
+    return {key: value for key, value in checkpoint.items() if key not in known}
+
+
+def objects_of_module(client: Client) -> dict[str, Any]:
+    """Return the objects that are neither tensors nor plain values that the module would add to a checkpoint now.
+
+    Files do not hold them, since unpickling an object runs code; a newly built module provides them.
+    """
+    if "on_save_checkpoint" not in client.worker_module.hooks:
+        return {}
+    module = client.module
+    try:
+        added = added_on_save(client, {"state_dict": module.state_dict(), "hyper_parameters": dict(module.hparams)})
+    except Exception:  # the hook may rely on a training step
+        return {}
+    return {key: value for key, value in added.items() if not is_storable(value)}
+
+
+def check_storable(run: Run) -> None:
+    """Warn, before round 0, of objects that the module adds to checkpoints and that files cannot hold.
+
+    Raises:
+        UsageError: the state of the data module holds objects that cannot be stored.
+    """
+    state_of_data(run.data)
+    if left_out := ", ".join(objects_of_module(run.client)):
+        text = "checkpoints only store tensors and plain values, so they omit it"
+        again = "when a run resumes, on_load_checkpoint gets the new module's value"
+        run.trainer.warn(f"model: on_save_checkpoint: {left_out}: {text}; {again}")
+
+
+def storable(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a checkpoint that can be stored, on the CPU."""
+    plain = {key: value for key, value in entries.items() if is_storable(value)}
+    kept = {name: value for name, value in dict(entries.get("hyper_parameters", {})).items() if is_storable(value)}
+    return on_cpu(plain | ({"hyper_parameters": kept} if kept else {}))
+
+
+def state_of_data(data: Any) -> dict[str, Any]:
+    """Return the state of the user's data module by its class name; empty without a state.
+
+    Raises:
+        UsageError: the state holds objects that cannot be stored.
+    """
+    own = own_module_of(data)
+    state = own.state_dict() if is_overridden("state_dict", own) else {}
+    require_storable(state, f"data: {type(own).__qualname__}.state_dict()")
+    return {type(own).__qualname__: state} if state else {}
+
+
+def restore_data(data: Any, states: Mapping[str, Any]) -> None:
+    """Restore the state of the data module from the result of :func:`state_of_data`."""
+    own = own_module_of(data)
+    if type(own).__qualname__ in states:
+        own.load_state_dict(states[type(own).__qualname__])
+
+
+def call_on_load(client: Client, contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Call the module's ``on_load_checkpoint``, which may change the checkpoint; return the checkpoint."""
+    checkpoint = dict(contents)
+    if "server" in contents:  # a run's checkpoint is converted to Lightning's form
+        checkpoint = {"state_dict": dict(contents["state_dict"]), **contents.get("module", {})}
+        if "on_load_checkpoint" in client.worker_module.hooks:
+            checkpoint = {**objects_of_module(client), **checkpoint}
+    client.worker_module.call("on_load_checkpoint", checkpoint)
+    client.worker_module.begin_run()  # visits begin with the attributes set by the hook
+    return checkpoint
+
+
+def load_model(run: Run, path: Path) -> dict[int, State]:
+    """Load the global model and the memories of a checkpoint; return the state entries that stay with each client.
+
+    Raises:
+        UsageError: the file does not exist, or belongs to another model.
+    """
+    contents = read(path)
+    load_state(run.client.module, call_on_load(run.client, contents)["state_dict"], "ckpt_path", path)
+    files = client_files(path, contents)
+    run.client.memories().restore(files, run.workers, None)
+    memories = {k: load(file) for k, file in files.items()}
+    return {k: memory["state"] for k, memory in memories.items() if "state" in memory}
+
+
+def load_weights(run: Run, path: Path) -> None:
+    """Load weights from any checkpoint or state dict as the global model.
+
+    Raises:
+        UsageError: the file does not exist, or belongs to another model.
+    """
+    contents = read(path, "weights")
+    checkpoint = call_on_load(run.client, contents) if "state_dict" in contents else {"state_dict": contents}
+    load_state(run.client.module, checkpoint["state_dict"], "weights", path)
+    run.server.assign(run.client.state())
+
+
+def load_state(module: LightningModule, state: Mapping[str, Any], key: str, path: Path) -> None:
+    """Load a state dict into a module, strictly unless the module's ``strict_loading`` is off.
+
+    Raises:
+        UsageError: names or shapes differ. The message lists some of them, and the module is unchanged.
+    """
+    live, own = tensors(module), module.state_dict(keep_vars=True)
+    before = clone(live)
+    try:
+        ours = {uncompiled_name(name): name for name in own}
+        state = {ours.get(uncompiled_name(name), name): value for name, value in state.items()}
+        missing, unknown = module.load_state_dict(state, strict=False)
+        # a shared tensor may be present under another name
+        there = {id(value) for name, value in own.items() if name in state}
+        missing = [name for name in missing if name not in own or id(own[name]) not in there]
+        wrong = [
+            f"{what}: {few(names, NAMES_SHOWN)}"
+            for what, names in (("missing", missing), ("unknown", unknown))
+            if names
+        ]
+        if wrong and getattr(module, "strict_loading", True):
+            raise ValueError("; ".join(wrong))
+    except Exception as error:
+        copy_into(live, before)
+        where = f"{key}={str(path)!r}: not a checkpoint of this model"
+        raise UsageError(f"{where}: {truncate(str(error))}") from error

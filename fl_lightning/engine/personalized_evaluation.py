@@ -1,0 +1,118 @@
+"""The evaluation of clients' own models side by side: each batch is one program over their stacked tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor
+
+from fl_lightning.client.logged_value import Record
+from fl_lightning.client.metric_log import MetricLog
+from fl_lightning.client.module_snapshot import StateBinding
+from fl_lightning.client.vmap_views import not_mappable
+from fl_lightning.data.client_loaders import ClientLoader
+from fl_lightning.engine.evaluation.evaluator import STAGES, step_name
+from fl_lightning.engine.evaluation.loop import can_share, stage_of
+from fl_lightning.engine.evaluation.metric_states import metrics_of
+from fl_lightning.errors import LostWorkerError, Stopped, with_location
+from fl_lightning.seeding import rng_scope
+from fl_lightning.state import State
+from fl_lightning.storage.metric_format import tagged
+from fl_lightning.training.vmap.grouping import dealt_out
+
+if TYPE_CHECKING:
+    from fl_lightning.engine.run import Run
+
+
+def groups_of_own_models(run: Run) -> list[list[int]] | None:
+    """Return the clients whose personalized models this worker evaluates, by group; None for sequential evaluation.
+
+    Groups depend only on the clients, so that results are reproducible. Memories are sent to the worker of their group.
+    """
+    choice, memories, workers = run.local_training.choice, run.client.memories(), run.workers
+    clients = sorted(memories.owners)
+    if not run.client.kept or choice.size == 1 or len(clients) < choice.least:
+        return None
+    if any(callback.needs_local_models(run.server.round) for callback in run.callbacks):
+        return None
+    groups = dealt_out(clients, -(-len(clients) // choice.size))
+    workers.barrier()  # a memory is sent when both sides are here
+    memories.follow([[k for g in groups[rank :: workers.size] for k in g] for rank in range(workers.size)], workers)
+    return groups[workers.rank :: workers.size]
+
+
+def metrics_of_own_models(
+    run: Run, phase: str, state: State, groups: Sequence[list[int]]
+) -> Iterator[dict[str, float]]:
+    """Return the metrics of each personalized model by tag; a group that cannot be mapped is evaluated sequentially."""
+    module, worker_module = run.client.module, run.client.worker_module
+    step, loaders = step_name(module, phase), run.loaders.evaluation(phase)
+    # an evaluation that is nothing but its step: no hook of the module's around it, and no torchmetrics object
+    hooked = "on_validation_model_zero_grad" in worker_module.hooks or bool(metrics_of(module))
+    plain = step is not None and len(loaders) == 1 and not hooked and can_share(run.client, stage_of(step))
+    for group in groups:
+        own = {k: entries for k in group if (entries := run.client.own_entries(k))}
+        if plain and len(own) > 1:
+            try:
+                yield from evaluate_side_by_side(run, phase, str(step), state, loaders[0], [*own.values()])
+                continue
+            except (LostWorkerError, Stopped):
+                raise
+            except Exception as error:  # an error of a client occurs again
+                run.trainer.warn(
+                    f"personalized models are evaluated sequentially, since side by side fails: {with_location(error)}"
+                )
+        for k, entries in own.items():
+            yield run.evaluator.evaluate_local_model(phase, state, k, entries)
+
+
+@torch.no_grad()
+def evaluate_side_by_side(
+    run: Run, phase: str, step: str, state: State, loader: ClientLoader, own: Sequence[State]
+) -> list[dict[str, float]]:
+    """Return the metrics by tag of several models: the global ``state``, updated by ``own`` entries of each.
+
+    Raises:
+        NotMappable: the step cannot be mapped. Other errors pass through.
+    """
+    client, worker_module, loaders = run.client, run.client.worker_module, run.loaders
+    worker_module.load(state)
+    worker_module.trainer_shim.evaluated_batches = [loaders.length(loader)]
+    takes_index = is_param_in_hook_signature(getattr(client.module, step), "batch_idx", min_args=2)
+    log = MetricLog(client.module, examples=None, size=len(own))
+    stacked = {name: torch.stack([entries[name] for entries in own]).to(client.live[name]) for name in own[0]}
+    places, records = StateBinding(client.module, client.live), list[Record]()
+
+    def mapped(batch: Any, index: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        log.begin_batch(batch)
+        of_one = {**client.live, **dict(zip(stacked, tensors, strict=True))}
+        with places.swapped(of_one) as rebound, loaders.fabric.autocast():
+            worker_module.call(step, batch, *([index] if takes_index else []))
+        if rebound:
+            raise not_mappable(f"{step}: {next(iter(rebound))}", "the buffer gets a new tensor")
+        records[:], logged = log.take_records()
+        return (*logged, torch.zeros(()))
+
+    with worker_module.evaluating(STAGES[phase]), worker_module.taps.recorded(False):
+        before = worker_module.logged
+        worker_module.log_into(log)
+        try:
+            for index, batch in loaders.share(loader, 0, 1):
+                run.workers.check()
+                with rng_scope(loaders.seed, phase, 0, index):
+                    step_of_one = partial(mapped, loaders.to_device(batch, 0), index)
+                    tensors = torch.vmap(step_of_one)(*stacked.values())
+                log.add_records(slice(0, len(own)), records, iter(tensors))
+        finally:
+            worker_module.log_into(before)
+    log.end_epoch()
+    found = []
+    for row in range(len(own)):
+        logged = worker_module.begin_logging()
+        log.fill(logged, row)
+        found.append({tagged(phase, name): value for name, value in logged.end_evaluation().items()})
+    return found

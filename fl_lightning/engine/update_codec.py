@@ -1,0 +1,130 @@
+"""The messages between server and clients, as tensors and plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fl_lightning.aggregation import Update, Weighted
+from fl_lightning.aggregation.reduced import KINDS, Reduced
+from fl_lightning.errors import ClientError
+from fl_lightning.state import State, clone, difference, select
+
+if TYPE_CHECKING:
+    from fl_lightning.client import Client
+    from fl_lightning.engine.run import Run
+
+# most values that a visit may log, and most letters of their names, where the clients are sites
+MOST_LOGGED, LONGEST_NAME = 1000, 200
+
+
+class Entry(NamedTuple):
+    """A tensor that leaves a client, named by the part of the update and its name there."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of its numbers."""
+        return torch.Size(self.shape).numel() * getattr(torch, self.dtype).itemsize
+
+
+def sent_down(run: Run) -> list[str]:
+    """Names of the entries of the global state that each client of a cohort is sent."""
+    client = run.client
+    # a frozen parameter is known to every client until one changes it
+    moved = [name for name in client.sent_frozen if name in run.server.moved]
+    return client.sent + client.sent_others + client.recomputed + moved
+
+
+def contents_of(client: Client, update: Update) -> dict[str, Any]:
+    """A client's update as a message of tensors and plain values.
+
+    It contains the parameters in their own type, from which the server subtracts the state that it sent, in float64 as
+    the client does; or the change itself, if a method has transformed it.
+    """
+    if client.methods.having("transform_client_update"):
+        narrow = {name: narrowed(value) for name, value in update.delta.items()}
+        # all in one type, so that a site can say beforehand how much it sends
+        fits = all(value.dtype != torch.float64 for value in narrow.values())
+        values = {"change": narrow if fits else clone(update.delta)}
+    else:
+        values = {"parameters": clone(select(client.live, update.delta))}
+    return {
+        **values,
+        "buffers": update.others,
+        "frozen": {name: narrowed(value) for name, value in update.frozen.items()},
+        "payload": {name: unweighted(part) for name, part in update.payload.items()},
+        "weight": float(update.weight),
+        "drift": update.drift,
+        "num_bytes": update.num_bytes,
+        "logged": {name: (one.kind, float(one.total), float(one.weight)) for name, one in update.logged.items()},
+    }
+
+
+def update_of(contents: Mapping[str, Any], received: State) -> Update:
+    """The update of a client that began with the state ``received``; the inverse of :func:`contents_of`."""
+    try:
+        logged = {
+            str(name): Reduced(kind, float(total), float(w)) for name, (kind, total, w) in contents["logged"].items()
+        }
+        if any(one.kind not in KINDS for one in logged.values()):
+            raise ValueError("a logged value has no reduction")
+        sent = contents.get("parameters")
+        delta = widened(contents["change"]) if sent is None else difference(sent, received)
+        others, frozen = dict(contents["buffers"]), widened(contents["frozen"])
+        payload = {name: weighted(part) for name, part in contents["payload"].items()}
+        numbers = float(contents["weight"]), float(contents["drift"]), int(contents["num_bytes"])
+    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise ClientError(f"its update is of another form: {type(error).__name__}: {error}") from None
+    weight, drift, size = numbers
+    return Update(delta, others, weight, payload, logged, drift, frozen, size)
+
+
+def entries_of(contents: Mapping[str, Any]) -> list[Entry]:
+    """Return the tensors of a message, in order."""
+    return [
+        Entry(name, str(value.dtype).removeprefix("torch."), tuple(value.shape)) for name, value in tensors_of(contents)
+    ]
+
+
+def tensors_of(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors in nested dictionaries, each by its path."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from tensors_of(part, f"{path}/{name}" if path else str(name))
+
+
+def unweighted(value: Any) -> Any:
+    """``Weighted`` values in nested dictionaries as dictionaries of a total and a weight."""
+    if isinstance(value, Weighted):
+        return {"total": narrowed(value.total), "weight": narrowed(value.weight)}
+    return {"values": {name: unweighted(part) for name, part in value.items()}}
+
+
+def weighted(value: Any) -> Any:
+    """The inverse of :func:`unweighted`."""
+    if "values" in value:
+        return {name: weighted(part) for name, part in value["values"].items()}
+    return Weighted(value["total"].double(), value["weight"].double())
+
+
+def narrowed(value: Tensor) -> Tensor:
+    """Return a float64 tensor in float32 if that is exact, as for values that were computed in float32."""
+    value = value.detach()
+    if value.dtype != torch.float64:
+        return value.clone()
+    narrow = value.float()
+    return narrow if torch.equal(narrow.double(), value) else value.clone()
+
+
+def widened(values: Mapping[str, Tensor]) -> State:
+    """Tensors in float64, as a client adds them."""
+    return {name: value.double() for name, value in values.items()}

@@ -1,1 +1,0 @@
-"""Run folders, metrics, loggers and partition tables."""

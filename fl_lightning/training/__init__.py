@@ -1,0 +1,1 @@
+"""Local training of one client: steps, optimizers, schedules and device loaders."""

@@ -1,0 +1,230 @@
+"""The loaders of a run, seeded with addresses, and the transfer of their batches to the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.utilities.data import sized_len
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset
+
+from fl_lightning.data.client_loaders import (
+    Batches,
+    ClientLoader,
+    DataLoaderAdapter,
+    ExampleIndices,
+    as_client_loader,
+    is_combined,
+    is_iterable,
+    leaves_of,
+)
+from fl_lightning.data.datamodule import FederatedDataModule
+from fl_lightning.data.partition_adapter import own_module_of
+from fl_lightning.errors import require
+from fl_lightning.lightning_compat import LightningDataModule, LightningModule, is_overridden
+from fl_lightning.seeding import derive_seed, numpy_rng
+
+# in the order in which they are called
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+# examples of a batch of a probe: few enough that several workers have some
+PROBE_BATCH = 64
+
+
+# to which a precision converts the floating-point numbers of a batch
+TYPES = {"32-true": torch.float32, "64-true": torch.float64}
+
+
+class Loaders:
+    """Batches of the clients' training data and of the evaluation data, on the device.
+
+    ``limit`` is the most batches of a visit or of a pass over evaluation data.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        data: FederatedDataModule,
+        seed: int,
+        module: LightningModule | None = None,
+        channels_last: bool = False,
+        limit: int | None = None,
+    ) -> None:
+        self.fabric, self.data, self.seed = fabric, data, seed
+        self.channels_last, self.limit = channels_last, limit
+        self._precision = fabric.strategy.precision
+        self._hooks = {name: hook for name in TRANSFER_HOOKS if (hook := transfer_hook(name, module, data)) is not None}
+        # on a CPU nothing is moved, and autocast converts what mixed precision needs
+        self._as_is = fabric.device.type == "cpu" and not str(self._precision.precision).endswith("true")
+        self._dtype = TYPES.get(str(self._precision.precision)) if fabric.device.type == "cpu" else None
+
+    @property
+    def plain(self) -> bool:
+        """Whether no transfer hook of the user's is called, which would see a batch of one client."""
+        return not self._hooks
+
+    @contextmanager
+    def train(self, k: int, round_: int, purpose: str = "batches") -> Iterator[ClientLoader]:
+        """The loader of client ``k``, seeded for ``purpose`` in a round, and closed at the end of the block."""
+        loader = as_client_loader(self.data.train_dataloader(k))
+        loader.seed(derive_seed(self.seed, purpose, round_, k))
+        try:
+            yield loader
+        finally:
+            if isinstance(loader, DataLoaderAdapter):
+                loader.close()
+
+    def batches(self, loader: ClientLoader) -> Iterator[tuple[ExampleIndices | None, Any]]:
+        """Yield the batches of one pass over a client's data, on the device, each with its rows.
+
+        The rows are None if examples may differ between passes, or if the loader does not know them.
+        """
+        same = loader.deterministic
+        return ((rows if same else None, self.to_device(batch)) for rows, batch in loader.batches(self.channels_last))
+
+    def evaluation(self, phase: str, client: int | None = None, domain: str | None = None) -> list[ClientLoader]:
+        """The loaders of the ``val`` or ``test`` data, or of a domain's; ``client`` restricts test data to its own."""
+        if domain is not None:
+            loaders = self._by_domain(phase)[domain]
+        elif phase == "val":
+            loaders = self.data.val_dataloader()
+        elif client is None:
+            loaders = self.data.test_dataloader()
+        else:
+            require(not self.missing_test_data_reason, "data", type(self.data).__name__, self.missing_test_data_reason)
+            loaders = self.data.test_dataloader(client)  # type: ignore[call-arg]
+        key = f"data={type(own_module_of(self.data)).__name__}: {phase}_dataloader"
+        return [as_client_loader(part) for part in flattened(loaders, key)]
+
+    def share(self, loader: ClientLoader, rank: int, size: int) -> Iterator[tuple[int, Any]]:
+        """The batches of worker ``rank`` of ``size``, each with its index in the pass.
+
+        They are not on the device yet: :meth:`to_device` belongs into the random stream of the batch.
+        """
+        return loader.share(rank, size, self.limit, self.channels_last)
+
+    @property
+    def missing_test_data_reason(self) -> str:
+        """The reason why the clients have no test data, with the remedy; empty if they have test data."""
+        own = getattr(self.data, "missing_test_data_reason", None)
+        return FederatedDataModule.missing_test_data_reason(self.data) if own is None else own()
+
+    def domains(self, phase: str) -> list[str]:
+        """Return the names of the domains with ``val`` or ``test`` data; empty for data without domains."""
+        return list(self._by_domain(phase))
+
+    def num_examples(self, domain: str, phase: str) -> int:
+        """The number of ``val`` or ``test`` examples of a domain; 0 where a loader does not tell it."""
+        return sum(num_pickable(loader) for loader in self.evaluation(phase, domain=domain))
+
+    def _by_domain(self, phase: str) -> Mapping[str, Any]:
+        own = getattr(self.data, f"{phase}_dataloaders_by_domain", None)
+        return {} if own is None else own()
+
+    def probe(
+        self, examples: int | None, client: int | None = None, domain: str | None = None
+    ) -> list[tuple[ClientLoader, int | None]]:
+        """The test loaders, or loaders of about ``examples`` of their examples; each with the most batches to take.
+
+        The examples are drawn from all loaders alike, and are the same in every round. Where they cannot be picked, as
+        in an ``IterableDataset``, the first batches stand for them.
+        """
+        loaders = self.evaluation("test", client, domain)
+        if examples is None:
+            return [(loader, self.limit) for loader in loaders]
+        sizes = [num_pickable(loader) for loader in loaders]
+        share, rng = examples / max(sum(sizes), 1), numpy_rng(self.seed, "probe")
+        rows = [np.sort(rng.choice(size, min(size, math.ceil(share * size)), replace=False)) for size in sizes]
+        limit = min(math.ceil(examples / PROBE_BATCH), examples if self.limit is None else self.limit)
+        return [(pick(part, some) if len(some) else part, limit) for part, some in zip(loaders, rows, strict=True)]
+
+    def length(self, loader: ClientLoader) -> int | float:
+        """The number of batches in a pass over evaluation data; infinite, as in Lightning, where it has no length."""
+        size = sized_len(loader)
+        return min(math.inf if size is None else size, math.inf if self.limit is None else self.limit)
+
+    def _fits(self, part: Any) -> bool:
+        """Whether a part of a batch is a tensor that needs neither a transfer nor a conversion."""
+        known = type(part) is Tensor and self._dtype is not None and part.device.type == "cpu"
+        return known and (part.dtype == self._dtype or not part.is_floating_point())
+
+    def to_device(self, batch: Any, dataloader_idx: int = 0) -> Any:
+        """A batch on the device, in the precision's type and memory format, as the transfer hooks make it."""
+        if self._hooks:
+            before, transfer, after = (self._hooks.get(name) for name in TRANSFER_HOOKS)
+            batch, device = self._precision.convert_input(batch), self.fabric.device
+            if before is not None:
+                batch = before(batch, dataloader_idx)
+            batch = self.fabric.to_device(batch) if transfer is None else transfer(batch, device, dataloader_idx)
+            if after is not None:
+                batch = after(batch, dataloader_idx)
+        elif not (self._as_is or (type(batch) in (list, tuple) and all(map(self._fits, batch)))):
+            batch = self._precision.convert_input(self.fabric.to_device(batch))
+        return channels_last(batch) if self.channels_last else batch
+
+
+def num_pickable(loader: ClientLoader) -> int:
+    """Return the number of a loader's examples; 0 if they cannot be indexed."""
+    if isinstance(loader, Batches):
+        return len(loader.rows)
+    inner: Any = getattr(loader, "loader", None)
+    pickable = isinstance(inner, DataLoader) and inner.batch_size and not isinstance(inner.dataset, IterableDataset)
+    return sized_len(inner.dataset) or 0 if pickable else 0
+
+
+def pick(loader: Any, places: np.ndarray) -> ClientLoader:
+    """A loader of the examples at these places, in batches of at most :data:`PROBE_BATCH`."""
+    if isinstance(loader, Batches):
+        return loader.subset(torch.from_numpy(places), min(loader.batch_size, PROBE_BATCH))
+    some, size = Subset(loader.loader.dataset, places.tolist()), min(loader.loader.batch_size, PROBE_BATCH)
+    return DataLoaderAdapter(DataLoader(some, size, collate_fn=loader.loader.collate_fn))
+
+
+def flattened(loaders: Any, key: str) -> list[Any]:
+    """Return the loaders of a collection, in the order of Lightning's evaluation.
+
+    A list or tuple that contains a tensor, or another value except loaders, is one loader: a list of batches.
+    """
+    if is_combined(loaders):
+        mode, hint = getattr(loaders, "_mode", None), "combine evaluation data with mode sequential, not"
+        require(mode == "sequential", f"{key}: CombinedLoader.mode", mode, hint)
+        return list(loaders.flattened)
+    if isinstance(loaders, (list, tuple)) and any(map(is_data, leaves_of(loaders))):
+        return [loaders]
+    if isinstance(loaders, (list, tuple, Mapping)):
+        parts = loaders.values() if isinstance(loaders, Mapping) else loaders
+        return [leaf for part in parts for leaf in flattened(part, key)]
+    hint = "return a DataLoader, a list of batches, or an object with __iter__"
+    require(loaders is None or not is_data(loaders) or isinstance(loaders, Tensor), key, type(loaders).__name__, hint)
+    return [] if loaders is None else [loaders]
+
+
+def is_data(value: Any) -> bool:
+    """Return whether a value is part of a batch instead of a loader; None means no loader."""
+    return isinstance(value, (Tensor, np.ndarray, str, bytes)) or not (is_iterable(value) or value is None)
+
+
+def transfer_hook(name: str, module: LightningModule | None, data: Any) -> Callable[..., Any] | None:
+    """The hook of this name of the data module or else of the module, None where neither overrides it."""
+    own = own_module_of(data)
+    if isinstance(own, LightningDataModule) and is_overridden(name, own):
+        return getattr(own, name)
+    overridden = module is not None and is_overridden(name, module)
+    return getattr(module, name) if overridden else None
+
+
+def channels_last(batch: Any) -> Any:
+    """Images ``(B, C, H, W)`` at the top level of a batch, in the channels_last memory format."""
+    if isinstance(batch, Tensor):
+        return batch.contiguous(memory_format=torch.channels_last) if batch.ndim == 4 else batch
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(channels_last(part) for part in batch)
+    if isinstance(batch, dict):
+        return {name: channels_last(part) for name, part in batch.items()}
+    return batch

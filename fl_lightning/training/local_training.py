@@ -1,0 +1,395 @@
+"""Local training of a client, from the state that it receives to the update that it sends."""
+
+from __future__ import annotations
+
+import copy
+import dis
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch.utilities.enums import GradClipAlgorithmType
+from torch.optim import Optimizer
+
+from fl_lightning.aggregation import Update
+from fl_lightning.client import Client
+from fl_lightning.client.visit import Visit
+from fl_lightning.data.client_loaders import ClientLoader, ExampleIndices, num_batches, without_singles
+from fl_lightning.distributed.workers import Workers
+from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, with_location
+from fl_lightning.method import MethodList
+from fl_lightning.seeding import rng_scope
+from fl_lightning.state import State
+from fl_lightning.training.device_loaders import Loaders
+from fl_lightning.training.op_trace import Recordings
+from fl_lightning.training.optimizers import OptimizerFactory, Schedulers, clear_gradients, needs_closure, take_step
+from fl_lightning.training.patching import patched
+from fl_lightning.training.schedules import Mode, PlateauScheduler, Schedules
+
+Batch = tuple[ExampleIndices | None, Any]
+
+
+class GroupSize(NamedTuple):
+    """Groups of ``least`` to ``size`` clients train side by side, with a reason; size 1 is sequential training."""
+
+    size: int
+    reason: str
+    least: int = 2
+
+
+class LocalTraining:
+    """Trains one client after another on the resident :class:`Client`, in the order of Lightning's training loop.
+
+    Attributes:
+        batches: gives the number of batches in a pass over the data of a client.
+        monitored: the scheduler that watches a metric, on the server.
+        scaling: with 16-mixed, the server's gradient scale and the steps since it changed; visits begin with it.
+        looks_at_index: whether the module's ``training_step`` reads the index of the batch.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        client: Client,
+        loaders: Loaders,
+        workers: Workers,
+        stopwatch: Stopwatch,
+        optimizers: OptimizerFactory,
+        client_schedulers: Mode = "continue",
+        lr_factors: list[float] | None = None,
+    ) -> None:
+        self.fabric, self.client, self.loaders, self.workers = fabric, client, loaders, workers
+        self.lr_factors, self.stopwatch = lr_factors or [], stopwatch
+        self.optimizers = optimizers
+        self.schedules = Schedules(client, client_schedulers)
+        self.monitored = PlateauScheduler(self.schedules, optimizers)
+        self._precision: Any = fabric.strategy.precision
+        self._scaler = self._unused_scaler = getattr(self._precision, "scaler", None)
+        self.scaling = next(iter(scalings_of(self._scaler)), None)
+        self.batches = cache(partial(num_batches, loaders.data))
+        self.choice = GroupSize(1, "no round has begun")
+        self.recordings = Recordings()
+        self.looks_at_index = client.worker_module.takes_index and looks_at(client.module.training_step, 1)
+        self._has_gradients = self._skips = self._closes = self._overflows = False
+        strategy = client.worker_module.trainer_shim.strategy
+        strategy.do_step, strategy.do_backward = self._closure_step, fabric.backward
+
+    def visit(self, k: int, round_: int, received: State, work: int | None = None) -> Update:
+        """Train client ``k`` in round ``round_`` from the global state ``received``, and return its update.
+
+        ``ClientStateStore.settle`` changes its memory once the server has its update. ``work`` is the number of epochs,
+        or of steps where the run counts them, if they are fewer than in a whole visit.
+        """
+        client, data, seed = self.client, self.loaders.data, self.loaders.seed
+        self.stopwatch.start()
+        try:
+            with (
+                rng_scope(seed, "train", round_, k),
+                client.worker_module.training(),
+                self.loaders.train(k, round_) as loader,
+                client.visiting(
+                    data.info(k), received, client.worker_module.fit_progress.at(round_, len(loader), work)
+                ) as visit,
+            ):
+                if visit.fit_progress.passes_now:  # a client without batches has no fit, and calls no hook
+                    self._train(visit, loader, self.lr_factors[round_])
+                return client.finish()
+        except (UsageError, LostWorkerError, Stopped):
+            raise
+        except (Exception, SystemExit) as error:
+            hint = f"; {without_singles(data)}" if "1 value per channel" in str(error) else ""
+            raise ClientError(f"client {k}, round {round_}: {with_location(error)}{hint}") from error
+        finally:
+            self.stopwatch.lap("collect")
+
+    def steps(self, k: int, work: int | None = None) -> int:
+        """Expected local steps of client ``k``."""
+        fit_progress = self.client.worker_module.fit_progress
+        if fit_progress.local_steps:
+            return work or fit_progress.local_steps
+        return self.batches(k) * (work or fit_progress.local_epochs)
+
+    def kind(self, k: int) -> object:
+        """Equal for clients that have the same schedule of rates, and may train side by side."""
+        _, schedulers = self.optimizers.first
+        return self.batches(k) if schedulers else None
+
+    def fine_tune(self, k: int, round_: int, state: State, steps: int) -> State:
+        """Train ``state`` on the data of client ``k`` by the module's own loss, without the methods, as a dry run."""
+        with self._apart("fine_tune", k, round_) as loader:
+            self.client.worker_module.load(state)
+            self._take_steps(self.client.visit, loader, steps)
+            return self.client.state()
+
+    def rehearse(self, k: int, round_: int, received: State, methods: MethodList) -> int:
+        """Take the first local step of client ``k`` as a dry run; returns how often it runs a reference model."""
+        client = self.client
+        with self._apart("rehearse", k, round_, methods) as loader:
+            runs = client.references.num_runs
+            with client.visiting(self.loaders.data.info(k), received, client.visit.fit_progress) as visit:
+                self._take_steps(visit, loader, 1)
+            return client.references.num_runs - runs
+
+    @torch.no_grad()
+    def transformed(
+        self, k: int, round_: int, received: State, methods: MethodList, logits: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits ``(B, C)`` as these methods change them in a visit of client ``k``, as a dry run."""
+        client = self.client
+        with (
+            self._apart("transformed", k, round_, methods),
+            client.visiting(self.loaders.data.info(k), received, client.visit.fit_progress),
+        ):
+            return client.methods.transform_logits(client, logits)
+
+    @contextmanager
+    def _apart(self, purpose: str, k: int, round_: int, methods: MethodList | None = None) -> Iterator[ClientLoader]:
+        """A dry run: nothing lasts, nothing is timed, and the random numbers differ from a visit's."""
+        client = self.client
+        with (
+            patched(self, stopwatch=Stopwatch()),
+            rng_scope(self.loaders.seed, purpose, round_, k),
+            client.rehearsing(methods),
+            self.loaders.train(k, round_, purpose) as loader,
+        ):
+            client.visit.fit_progress = client.worker_module.trainer_shim.fit_progress = (
+                client.worker_module.fit_progress.at(round_, len(loader))
+            )
+            yield loader
+
+    def _take_steps(self, visit: Visit, loader: ClientLoader, steps: int) -> None:
+        """Take ``steps`` local steps, without the module's hooks around epochs and batches."""
+        fit_progress = visit.fit_progress
+        optimizer, _ = self.begin_optimizer(1.0, loader)
+        fit_progress.local_steps = steps
+        for epoch, length in enumerate(fit_progress.passes):
+            fit_progress.epoch = epoch
+            for index, (rows, batch) in enumerate(self._pass(loader, length)):
+                visit.logged.begin_batch(batch)
+                steps_now = fit_progress.is_step(index, length)
+                (self._step if steps_now else self._gradients)(batch, index, rows, optimizer)
+                fit_progress.step += steps_now
+
+    def begin_optimizer(self, factor: float, loader: ClientLoader | None) -> tuple[Optimizer, Schedulers]:
+        """The optimizer and the schedulers of a visit in their initial state."""
+        optimizer, schedulers = self.optimizers.fresh()
+        for group in optimizer.param_groups if factor != 1.0 else ():
+            group["lr"] = group["lr"] * factor
+        self.schedules.begin_visit(optimizer, schedulers)
+        schedulers = self.monitored.apply(optimizer, schedulers)
+        if self.scaling is not None and self._unused_scaler is not None:
+            # another object, since a visit that fails leaves its last step in it
+            self._scaler = self._precision.scaler = copy.deepcopy(self._unused_scaler)
+            state = zip(("scale", "_growth_tracker"), self.scaling, strict=True)
+            self._scaler.load_state_dict({**self._scaler.state_dict(), **dict(state)})
+        worker_module = self.client.worker_module
+        self._closes = "optimizer_step" in worker_module.hooks or needs_closure(optimizer)
+        worker_module.trainer_shim.begin_visit(optimizer, schedulers, loader)
+        return optimizer, schedulers
+
+    def _train(self, visit: Visit, loader: ClientLoader, lr_factor: float) -> None:
+        """All epochs and batches of a visit, with the hooks of Lightning's training loop in its order."""
+        client, fit_progress, logged, watch = self.client, visit.fit_progress, visit.logged, self.stopwatch
+        call, schedules = client.worker_module.call, self.schedules
+        optimizer, schedulers = self.begin_optimizer(lr_factor, loader)
+        call("on_train_start")
+        watch.lap("load")
+        for epoch, length in enumerate(fit_progress.passes_now):
+            fit_progress.epoch = epoch
+            call("on_train_epoch_start")
+            for index, (rows, batch) in enumerate(self._pass(loader, length)):
+                self.workers.check()
+                watch.lap("data")
+                logged.begin_batch(batch)
+                goes_on = call("on_train_batch_start", batch, index) != -1
+                steps = fit_progress.is_step(index, length) or not goes_on
+                if goes_on:
+                    (self._step if steps else self._gradients)(batch, index, rows, optimizer)
+                    visit.num_skipped += self._skips
+                    fit_progress.step += steps
+                if schedulers:
+                    schedules.after_batch(schedulers, index, steps, index + 1 == length or not goes_on)
+                if goes_on:
+                    call("on_train_batch_end", visit.outputs, batch, index)
+                watch.lap("step")
+                if not goes_on:
+                    break
+            call("on_train_epoch_end")
+            visit.epochs.append(logged.end_epoch())
+            if schedulers and schedules.mode == "restart":
+                schedules.after_epoch(schedulers)
+        visit.scalings = scalings_of(self._scaler)
+        fit_progress.epoch += 1  # Lightning counts the last epoch before this hook, too
+        call("on_train_end")
+        if fit_progress.rounds > 1:
+            self.optimizers.check(optimizer)
+        if not client.module.automatic_optimization:
+            raise ClientError("automatic_optimization was set to False in the visit; return a loss from training_step")
+
+    def _pass(self, loader: ClientLoader, length: int) -> Iterator[Batch]:
+        """A pass over the batches, of ``length`` at most."""
+        left = length
+        for batch in itertools.islice(self.loaders.batches(loader), length):
+            left -= 1
+            yield batch
+        if left:
+            hint = "return the number of batches of every pass; an exhausted iterator has none in the next pass"
+            raise ClientError(f"its train_dataloader gave {length - left} of the {length} batches of a pass; {hint}")
+
+    def _step(self, batch: Any, index: int, rows: ExampleIndices | None, optimizer: Optimizer) -> None:
+        """One local step, on this batch and those since the last one."""
+        if self._closes:
+            self._step_by_closure(batch, index, rows, optimizer)
+            return
+        self._gradients(batch, index, rows, optimizer)
+        if self._has_gradients:
+            self._prepare(optimizer)
+            if self._scaler is None:
+                take_step(optimizer)
+            else:
+                self.fabric.strategy.optimizer_step(optimizer)
+            self.client.end_step(optimizer, self._overflows)
+
+    def _step_by_closure(self, batch: Any, index: int, rows: ExampleIndices | None, optimizer: Optimizer) -> None:
+        """Let the module, or the optimizer, decide when loss and gradients are computed."""
+        client, worker_module = self.client, self.client.worker_module
+        ran = False
+
+        @torch.enable_grad()
+        def closure() -> torch.Tensor | None:
+            nonlocal ran
+            ran = True
+            loss = self._gradients(batch, index, rows, optimizer)
+            return None if loss is None else loss.detach()
+
+        wrapper = worker_module.trainer_shim.strategy._lightning_optimizers[0]
+        done, versions = client.num_steps, self._versions()
+        if "optimizer_step" in worker_module.hooks:
+            worker_module.call("optimizer_step", client.visit.fit_progress.current_epoch, index, wrapper, closure)
+        else:
+            wrapper.step(closure=closure)
+        if not ran:
+            raise ClientError("optimizer_step has not run its closure; call optimizer.step(closure=optimizer_closure)")
+        if client.num_steps == done and self._versions() != versions:
+            if any(method.corrects_gradients for method in client.methods.methods):
+                hint = "which skips the methods' corrections; call optimizer.step(closure=optimizer_closure)"
+                raise ClientError(f"optimizer_step calls optimizer.optimizer.step, {hint}")
+            client.end_step(optimizer)
+
+    def _versions(self) -> list[int]:
+        """Changes whenever a trained parameter does."""
+        return [self.client.live[name]._version for name in self.client.trainable]
+
+    def _closure_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """Do ``optimizer.step(closure)`` where the module steps by itself, or the optimizer needs a closure."""
+
+        def prepared() -> Any:
+            loss = closure()
+            self._prepare(optimizer)
+            return loss
+
+        if self._scaler is None:
+            result = optimizer.step(closure=prepared, **kwargs)
+        else:
+            result = prepared()
+            if self._has_gradients:
+                self.fabric.strategy.optimizer_step(optimizer, **kwargs)
+        if self._has_gradients:
+            self.client.end_step(optimizer, self._overflows)
+        return result
+
+    def _gradients(
+        self, batch: Any, index: int, rows: ExampleIndices | None, optimizer: Optimizer
+    ) -> torch.Tensor | None:
+        """Loss and gradients of a batch; None where the module skips the batch."""
+        client, worker_module, fit_progress = self.client, self.client.worker_module, self.client.visit.fit_progress
+        with self.fabric.autocast():
+            loss = client.training_step(batch, index, rows)
+        self._skips = loss is None
+        if index % fit_progress.accumulate == 0:
+            self._has_gradients = False
+            worker_module.call("on_before_zero_grad", optimizer)
+            if "optimizer_zero_grad" in worker_module.hooks:
+                worker_module.call("optimizer_zero_grad", fit_progress.current_epoch, index, optimizer)
+            else:
+                clear_gradients(optimizer)
+        if loss is not None:
+            share = loss if fit_progress.accumulate == 1 else loss / fit_progress.accumulate
+            self._has_gradients = True
+            worker_module.call("on_before_backward", share)
+            if "backward" in worker_module.hooks:
+                worker_module.call("backward", share if self._scaler is None else self._scaler.scale(share))
+            else:
+                self._precision.backward(share, None)
+            worker_module.call("on_after_backward")
+        self.stopwatch.lap("forward_backward")
+        return loss
+
+    def _prepare(self, optimizer: Optimizer) -> None:
+        """Unscale, correct and clip the gradients; methods do not see the gradients of a lost step."""
+        client, worker_module, self._overflows = self.client, self.client.worker_module, False
+        if self._has_gradients:
+            self._precision.unscale_gradients(optimizer)
+            if self._scaler is not None:
+                # private, as of torch 2.6 and 2.15: by this the scaler itself decides whether to leave out the step
+                self._overflows = any(map(bool, self._scaler._found_inf_per_device(optimizer).values()))
+        worker_module.call("on_before_optimizer_step", optimizer)
+        if not self._overflows:
+            client.methods.call("on_before_optimizer_step", client, optimizer)
+        setting = worker_module.trainer_shim.setting
+        if "configure_gradient_clipping" in worker_module.hooks:
+            how = {
+                name: getattr(worker_module.trainer_shim, name)
+                for name in ("gradient_clip_val", "gradient_clip_algorithm")
+            }
+            worker_module.call("configure_gradient_clipping", optimizer, **how)
+        elif setting.gradient_clip_val is not None:
+            algorithm = worker_module.trainer_shim.gradient_clip_algorithm or GradClipAlgorithmType.NORM
+            worker_module.trainer_shim.precision_plugin.clip_gradients(optimizer, setting.gradient_clip_val, algorithm)
+        if not self._overflows:
+            client.methods.call("on_after_clipping", client, optimizer)
+        self.stopwatch.lap("correct")
+
+
+def scalings_of(scaler: Any) -> list[tuple[float, int]]:
+    """The scale of a gradient scaler, with the steps since it changed; nothing without one, or where it is not used."""
+    state = {} if scaler is None else scaler.state_dict()
+    return [(float(state["scale"]), int(state["_growth_tracker"]))] if state else []
+
+
+def looks_at(function: Callable[..., Any], place: int) -> bool:
+    """Whether the code of a method may read its argument at this place."""
+    code = getattr(getattr(function, "__func__", None), "__code__", None)
+    if code is None or code.co_argcount <= place + 1:
+        return True
+    read = (one.argval if isinstance(one.argval, tuple) else (one.argval,) for one in dis.get_instructions(code))
+    return any(code.co_varnames[place + 1] in names for names in read)
+
+
+class Stopwatch:
+    """Seconds by phase: a lap is the time since the last one."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._last = time.perf_counter()
+
+    def reset(self) -> None:
+        """Begin a round."""
+        self.seconds.clear()
+        self.start()
+
+    def start(self) -> None:
+        """Begin a lap; the time since the last one counts for no phase."""
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        """Add the time since the last lap to ``phase``."""
+        now = time.perf_counter()
+        self.seconds[phase] += now - self._last
+        self._last = now

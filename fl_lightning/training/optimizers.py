@@ -1,0 +1,152 @@
+"""The client optimizers that a user's module configures.
+
+Private names of torch, as of torch 2.6 and 2.15: the hooks, the flag ``_opt_called`` and ``profile_hook_step`` of
+``torch.optim.Optimizer``, and ``torch.autograd._profiler_enabled``.
+"""
+
+from __future__ import annotations
+
+import traceback
+from functools import cache, cached_property
+from inspect import Parameter, signature
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+from fl_lightning.client.lightning.private import configure_optimizers, configure_schedulers
+from fl_lightning.errors import ClientError, UsageError, require, text_of
+from fl_lightning.training.patching import patched
+
+Schedulers = list[LRSchedulerConfig]
+# torch's wrapper around the ``step`` of every optimizer, which calls hooks and opens a span for its profiler
+WRAPPER = Optimizer.profile_hook_step(Optimizer.step).__code__
+
+
+def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]:
+    """A new optimizer (and schedulers) of the user's module."""
+    kind = f"model={type(module).__name__}: configure_optimizers"
+    try:
+        with patched(module, _current_fx_name="configure_optimizers"):  # for self.log
+            returned: Any = module.configure_optimizers()
+    except (ValueError, TypeError) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        # an error in the user's own code keeps its traceback
+        if not last.filename.startswith(torch.__path__[0]):
+            raise
+        raise UsageError(f"{kind}: {error}; change the arguments of the optimizer") from error
+    try:
+        optimizers, schedulers, monitor = configure_optimizers(returned or [])
+        configs = configure_schedulers(schedulers, monitor)
+    except (MisconfigurationException, KeyError) as error:  # a dictionary without an optimizer
+        raise UsageError(f"{kind}: {' '.join(text_of(error).split())}") from error
+    if len(optimizers) != 1:
+        raise UsageError(f"{kind} gives {len(optimizers)} optimizers; a client is trained with one, return one")
+    strays = [
+        type(c.scheduler).__name__ for c in configs if getattr(c.scheduler, "optimizer", None) is not optimizers[0]
+    ]
+    hint = "is not a scheduler of the returned optimizer; create it with that optimizer, or remove it"
+    require(not strays, f"{kind}: lr_scheduler", ", ".join(strays), hint)
+    optimizers[0]._opt_called = True  # else a scheduler that is brought forward warns
+    return optimizers[0], configs
+
+
+class OptimizerFactory:
+    """Gives each visit an optimizer in its initial state: the one of the last visit after a reset, or a new one."""
+
+    def __init__(self, module: LightningModule) -> None:
+        self.module = module
+        self._optimizer: Optimizer | None = None
+        self._options: list[dict[str, Any]] = []
+
+    @cached_property
+    def first(self) -> tuple[Optimizer, Schedulers]:
+        """An optimizer with its schedulers, to be inspected before the first visit."""
+        return configure_optimizer(self.module)
+
+    def fresh(self) -> tuple[Optimizer, Schedulers]:
+        """An optimizer in its initial state, and new schedulers of it, without those that watch a metric."""
+        same = self._optimizer is not None and len(self._optimizer.param_groups) == len(self._options)
+        if self._optimizer is not None and same and can_reset(self._optimizer):
+            self._optimizer.state.clear()
+            set_group_options(self._optimizer, self._options)
+            return self._optimizer, []
+        attributes = dict(vars(self.module))
+        optimizer, schedulers = configure_optimizer(self.module)
+        self._options = group_options(optimizer)
+        # an attribute that configure_optimizers sets may refer to this optimizer
+        now = vars(self.module)
+        same = now.keys() == attributes.keys() and all(now[name] is attributes[name] for name in attributes)
+        again = schedulers or optimizer.state or not same
+        self._optimizer = None if again else optimizer
+        return optimizer, schedulers
+
+    def check(self, optimizer: Optimizer) -> None:
+        """Refuse parameter groups that a visit has added, since the next one begins without them."""
+        if len(optimizer.param_groups) != len(self._options):
+            hint = "return all groups from configure_optimizers, and set requires_grad to False until they are trained"
+            raise ClientError(f"add_param_group: the next visit begins without the groups that this one adds; {hint}")
+
+
+def can_reset(optimizer: Optimizer) -> bool:
+    """Whether ``state`` and the groups are all the state of an optimizer: true of torch's own without hooks."""
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return type(optimizer).__module__.startswith("torch.optim.") and not hooks
+
+
+def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """The options of each parameter group."""
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def set_group_options(optimizer: Optimizer, options: list[dict[str, Any]]) -> None:
+    """Set the options of each parameter group."""
+    for group, values in zip(optimizer.param_groups, options, strict=True):
+        group.update(values)
+
+
+def take_step(optimizer: Optimizer) -> None:
+    """``optimizer.step()``, without what torch wraps around it where nobody looks: hooks, and a profiler's span.
+
+    For a small model the wrapper takes as long as the step.
+    """
+    step: Any = type(optimizer).step
+    wrapped = getattr(step, "__code__", None) is WRAPPER and "step" not in vars(optimizer)
+    if wrapped and not is_observed(optimizer):
+        step.__wrapped__(optimizer)
+    else:
+        optimizer.step()
+
+
+def is_observed(optimizer: Optimizer) -> bool:
+    """Whether a hook or a profiler wants to know of the steps of an optimizer."""
+    of_all = torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks
+    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    return bool(of_all or own or torch.autograd._profiler_enabled())
+
+
+def clear_gradients(optimizer: Optimizer) -> None:
+    """``optimizer.zero_grad()``, without a profiler's span where no profiler runs."""
+    own = type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer)
+    if own or torch.autograd._profiler_enabled():
+        optimizer.zero_grad()
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether the optimizer's ``step`` requires a closure, as LBFGS does."""
+    kind: Any = type(optimizer)
+    return _requires_closure(kind)
+
+
+@cache
+def _requires_closure(kind: Any) -> bool:
+    closure = signature(kind.step).parameters.get("closure")
+    return closure is not None and closure.default is Parameter.empty

@@ -1,0 +1,202 @@
+"""The learning-rate schedulers that a user's module returns, on the clock of one fit."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
+
+from fl_lightning.client import Client
+from fl_lightning.client.lightning.fit_progress import FitProgress
+from fl_lightning.client.module_snapshot import ModuleSnapshot
+from fl_lightning.errors import UsageError, require
+from fl_lightning.lightning_compat import is_overridden
+from fl_lightning.seeding import rng_scope
+from fl_lightning.training.optimizers import (
+    OptimizerFactory,
+    Schedulers,
+    configure_optimizer,
+    group_options,
+    set_group_options,
+)
+from fl_lightning.training.patching import patched
+
+Mode = Literal["continue", "restart"]
+
+# hooks of a module that clients can train
+REQUIRED_TO_TRAIN = ("training_step", "configure_optimizers")
+
+
+def can_train(module: Any) -> bool:
+    """Return whether a module supports local training, which evaluation does not require."""
+    return all(is_overridden(name, module) for name in REQUIRED_TO_TRAIN) and module.automatic_optimization
+
+
+class Schedules:
+    """Steps a visit's schedulers, and brings them to where they are when the visit begins.
+
+    With ``continue`` that is where they would be if this client had trained in every round so far. It is recomputed
+    from the last position that was needed, and never saved. With ``restart`` it is the beginning.
+    """
+
+    def __init__(self, client: Client, mode: Mode = "continue") -> None:
+        self.client, self.mode = client, mode
+        # a number of rounds, and the states of schedulers and optimizer after them; by the number of batches in a
+        # client's epoch, on which alone a schedule depends
+        self._positions: dict[int, tuple[int, list[Any], list[dict[str, Any]]]] = {}
+
+    @property
+    def _clock(self) -> FitProgress:
+        return self.client.worker_module.trainer_shim.fit_progress
+
+    def begin_visit(self, optimizer: Optimizer, configs: Schedulers) -> None:
+        """Bring new schedulers, and the optimizer's learning rates, to the beginning of the present visit."""
+        # one that watches a metric is the server's, and takes no steps here
+        idle = all(config.reduce_on_plateau for config in configs)
+        if self.mode == "restart" or idle or self._clock.round == 0:
+            return
+        now, batches = self._clock.round, self._clock.batches
+        done, states, options = self._positions.get(batches, (0, [], []))
+        done = done if done <= now else 0
+        if done:
+            for config, state in zip(configs, states, strict=True):
+                config.scheduler.load_state_dict(copy.deepcopy(state))
+            set_group_options(optimizer, copy.deepcopy(options))
+        with self._unseen(optimizer, *(config.scheduler for config in configs)):
+            for round_ in range(done, now):
+                self._pass_round(configs, round_)
+        self._clock.round, self._clock.epoch, self._clock.step = now, 0, 0
+        states = [copy.deepcopy(config.scheduler.state_dict()) for config in configs]
+        self._positions[batches] = now, states, copy.deepcopy(group_options(optimizer))
+
+    def after_batch(self, configs: Schedulers, index: int, stepped: bool, last: bool) -> None:
+        """Step the schedulers that are due after a batch, as Lightning does."""
+        due = [("step", index + 1)] * stepped + [("epoch", self._clock.current_epoch + 1)] * last
+        for interval, done in due if configs else ():
+            for config in configs:
+                if config.interval == interval and done % config.frequency == 0 and not config.reduce_on_plateau:
+                    self.step(config, None)
+
+    def after_epoch(self, configs: Schedulers) -> None:
+        """Step the schedulers that watch a metric of this visit, in a run whose schedulers restart."""
+        for config in configs:
+            if config.reduce_on_plateau and (self._clock.current_epoch + 1) % config.frequency == 0:
+                self.step(config, watched(config, self.client.worker_module.trainer_shim.callback_metrics, strict=True))
+
+    def step(self, config: LRSchedulerConfig, metric: Any) -> None:
+        """Step a scheduler by the module's own hook."""
+        if "lr_scheduler_step" in self.client.worker_module.hooks:
+            self.client.worker_module.call("lr_scheduler_step", config.scheduler, metric)
+        else:
+            self.client.module.lr_scheduler_step(config.scheduler, metric)
+
+    @contextmanager
+    def _unseen(self, *stepped: Any) -> Iterator[None]:
+        """Return a context in which the module's hook changes only ``stepped``: caches decide how often it runs."""
+        if "lr_scheduler_step" not in self.client.worker_module.hooks:
+            yield
+            return
+        before = ModuleSnapshot(self.client.module, stepped)
+        with rng_scope(self.client.seed, "schedules"):
+            yield
+        before.restore()
+
+    def _pass_round(self, configs: Schedulers, round_: int) -> None:
+        """Step the schedulers through one round, with the clock set to it, since the module's hook may read it."""
+        fit_progress = self._clock
+        fit_progress.round, fit_progress.step = round_, 0
+        for epoch, length in enumerate(fit_progress.passes):
+            fit_progress.epoch = epoch
+            for index in range(length):
+                stepped = fit_progress.is_step(index, length)
+                fit_progress.step += stepped
+                self.after_batch(configs, index, stepped, index + 1 == length)
+
+
+class PlateauScheduler:
+    """A scheduler that watches a metric lives on the server: it steps once a round, and clients train at its rates."""
+
+    def __init__(self, schedules: Schedules, optimizers: OptimizerFactory) -> None:
+        self._schedules, module = schedules, schedules.client.module
+        configs: Schedulers = []
+        if can_train(module):  # one that is only evaluated may have no optimizer
+            self._optimizer, configs = optimizers.first
+        monitored = [config for config in configs if config.reduce_on_plateau]
+        together = f"model={type(module).__name__}: configure_optimizers returns a scheduler that watches a metric"
+        if monitored and len(configs) > 1:
+            raise UsageError(f"{together} and another scheduler; return one of them")
+        self.config = monitored[0] if monitored and schedules.mode == "continue" else None
+
+    def after_round(self, round_: int, metrics: Mapping[str, Any], evaluated: bool) -> None:
+        """Step on the metrics of a round, if it was evaluated."""
+        if self.config is not None and (round_ + 1) % self.config.frequency == 0:
+            metric = watched(self.config, metrics, evaluated and self.config.strict)
+            if metric is not None:
+                self._schedules.step(self.config, metric)
+
+    def apply(self, optimizer: Optimizer, configs: Schedulers) -> Schedulers:
+        """Set the rates of a client's optimizer, and return this scheduler in the place of the client's."""
+        if self.config is None:
+            return configs
+        for group, ours in zip(optimizer.param_groups, self._optimizer.param_groups, strict=True):
+            group["lr"] = ours["lr"]
+        return [self.config]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scheduler's state and the rates."""
+        if self.config is None:
+            return {}
+        rates = [group["lr"] for group in self._optimizer.param_groups]
+        return {"scheduler": self.config.scheduler.state_dict(), "lr": rates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        if self.config is not None and state:
+            self.config.scheduler.load_state_dict(state["scheduler"])
+            for group, rate in zip(self._optimizer.param_groups, state["lr"], strict=True):
+                group["lr"] = rate
+
+
+def watched(config: LRSchedulerConfig, metrics: Mapping[str, Any], strict: bool) -> Any:
+    """The metric that a scheduler watches, under its name or with the name of its phase; None before it has a value.
+
+    As with Lightning, ``loss`` stands for ``loss_epoch`` where both steps and epochs are logged.
+    """
+    name = str(config.monitor)
+    names = [f"{phase}{tag}" for tag in (name, f"{name}_epoch") for phase in ("", "val/", "test/", "train/")]
+    tags = [tag for tag in names if tag in metrics]
+    logged = ", ".join(sorted(tag for tag in metrics if not tag.startswith(("time/", "memory/", "placed/", "bytes/"))))
+    require(bool(tags) or not strict, "monitor", name, f"no such metric is logged; choose one of {logged}")
+    return metrics[tags[0]] if tags else None
+
+
+def check_length(client: Client, configs: Schedulers, batches: Iterator[int]) -> None:
+    """Refuse a OneCycleLR that ends before the run, for any number of batches that a client has."""
+    if not any(isinstance(config.scheduler, OneCycleLR) for config in configs):
+        return
+    for number in sorted({*batches} - {0}):  # a client without batches has no schedule
+        with patched(client.worker_module.fit_progress, batches=number):  # the stand-in's clock is still this one
+            for config in configure_optimizer(client.module)[1]:
+                taken = steps_of(config, client)
+                total = getattr(config.scheduler, "total_steps", taken)
+                hint = f"a client of {number} batches takes {taken}; give total_steps={taken}"
+                hint += ", or self.trainer.estimated_stepping_batches"
+                require(taken <= total, f"model={type(client.module).__name__}: OneCycleLR.total_steps", total, hint)
+
+
+def steps_of(config: LRSchedulerConfig, client: Client) -> int:
+    """How often a scheduler steps in the whole run."""
+    fit_progress = client.worker_module.fit_progress
+    if config.interval == "epoch":
+        return fit_progress.rounds * len(fit_progress.passes) // config.frequency
+    due = [
+        fit_progress.is_step(index, length) and (index + 1) % config.frequency == 0
+        for length in fit_progress.passes
+        for index in range(length)
+    ]
+    return fit_progress.rounds * sum(due)

@@ -1,0 +1,417 @@
+"""A group: the visits of several clients side by side, each step of theirs one program over stacked tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+from fl_lightning.aggregation import Reduced, Update, Weighted
+from fl_lightning.aggregation.weighted import weigh_rows
+from fl_lightning.client import Client
+from fl_lightning.client.batched_tree import (
+    BatchedTree,
+    Column,
+    LeafSpec,
+    kind_of,
+    numbers_of,
+    put_together,
+    table_of,
+    take_apart,
+)
+from fl_lightning.client.client import LARGEST_INTEGER, are_exact
+from fl_lightning.client.lightning.fit_progress import FitProgress
+from fl_lightning.client.logged_value import row_of
+from fl_lightning.client.metric_log import MetricLog
+from fl_lightning.client.module_snapshot import StateBinding, values_held
+from fl_lightning.client.visit import Visit
+from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, with_location
+from fl_lightning.seeding import rng_scope
+from fl_lightning.state import State, norm
+from fl_lightning.training.local_training import LocalTraining
+from fl_lightning.training.optimizers import take_step
+from fl_lightning.training.vmap.group_loader import GroupBatch, GroupLoader
+from fl_lightning.training.vmap.stacked_state import StackedState, counts_steps
+from fl_lightning.training.vmap.vmap_step import Results, StepPhase, VmapStep
+
+# numbers in the states of a group beyond which its updates are computed sequentially, to save memory
+MOST_NUMBERS = 2**24
+
+
+class GroupMember(NamedTuple):
+    """A client of a group, with fewer epochs (or steps, where the run counts them) than a whole visit as ``work``."""
+
+    id: int
+    work: int | None = None
+
+
+class Group:
+    """Trains the clients of a group side by side.
+
+    Args:
+        training: local training of one client.
+        members: the clients, clients with most batches first.
+        round_: number of the round.
+        received: the global state.
+
+    Attributes:
+        errors: the error of each client that failed, by row.
+        visits: the visits that the methods have started, by row.
+        received_own: client-local entries of the received state ``(G, ...)``, by name.
+        shared: frozen parameters, equal for all clients, by name.
+        settings: settings of the optimizer on which a step may depend.
+    """
+
+    def __init__(self, training: LocalTraining, members: Sequence[GroupMember], round_: int, received: State) -> None:
+        self.training, self.members, self.round, self.received = training, members, round_, received
+        self.client: Client = training.client
+        self.device = training.fabric.device
+        self.size = len(members)
+        self.infos = [training.loaders.data.info(member.id) for member in members]
+        self.errors: dict[int, Exception] = {}
+        zeros = {"num_steps": 0, "lr": 0.0, "lr_total": 0.0}
+        self.counts = {name: Column(np.array([zero] * self.size), self.device) for name, zero in zeros.items()}
+        self.num_steps, self.lr = self.counts["num_steps"].values, self.counts["lr"].values
+        self._taken, self.num_skipped = np.zeros((2, self.size), dtype=np.int64)
+        self.log = MetricLog(self.client.module, size=self.size)
+        # of each pass, the means of the loss's terms
+        self._epochs: list[dict[str, Reduced]] = []
+        self.visits: dict[int, Visit] = {}
+        # of the values that the methods keep for each client: their tables, and which of them it is
+        self._tables: dict[str, BatchedTree] = {}
+        self._kinds = np.zeros(self.size, dtype=np.int64)
+        self._epoch, self.settings = 0, ""
+        hooks = self.client.methods.having
+        clips = training.client.worker_module.trainer_shim.setting.gradient_clip_val is not None
+        self._prepares = bool(hooks("on_before_optimizer_step") or hooks("on_after_clipping") or clips)
+        self._corrects = bool(hooks("on_after_optimizer_step"))
+
+    # ------------------------------------------------------------------ the visits
+    @contextmanager
+    def training_all(self) -> Iterator[None]:
+        """Train all clients; in the context, each of their visits can be observed.
+
+        Raises:
+            ClientError: a failure that cannot be attributed to one client.
+        """
+        training, client = self.training, self.client
+        ids = [member.id for member in self.members]
+        with client.attributes_restored():
+            try:
+                with rng_scope(training.loaders.seed, "group", self.round, *ids[:1]), client.worker_module.training():
+                    self._train()
+            except (LostWorkerError, Stopped):
+                raise
+            except (Exception, SystemExit) as error:
+                whose = f"round {self.round}: clients {', '.join(map(str, sorted(ids)))} cannot train side by side"
+                raise ClientError(f"{whose}: {with_location(error)}") from error
+            finally:
+                training.stopwatch.lap("collect")
+            yield
+
+    def _train(self) -> None:
+        training, client = self.training, self.client
+        training.stopwatch.start()
+        with ExitStack() as stack:
+            loaders = [stack.enter_context(training.loaders.train(member.id, self.round)) for member in self.members]
+            fit_progress = client.worker_module.fit_progress
+            self.progresses: list[FitProgress] = [
+                fit_progress.at(self.round, len(loader), member.work)
+                for loader, member in zip(loaders, self.members, strict=True)
+            ]
+            client.worker_module.trainer_shim.fit_progress = self.progresses[0]
+            client.worker_module.load_and_reset(self.received)
+            # buffers outside the state: each visit starts with their values at the start of the run
+            known = {id(value) for value in client.live.values()}
+            buffers = client.module.named_buffers()
+            self._apart = {f"buffer {path}": value for path, value in buffers if id(value) not in known}
+            self.places = StateBinding(client.module, {**client.live, **self._apart})
+            optimizer, schedulers = training.begin_optimizer(training.lr_factors[self.round], None)
+            self._begin(optimizer)
+            held = values_held(client.module, client.methods.methods, [*client.live.values(), *self._apart.values()])
+            training.recordings.begin_group(self.round, held)
+            try:
+                feed = GroupLoader(training.loaders, loaders, self.device)
+                training.stopwatch.lap("load")
+                self._take_steps(feed, optimizer, schedulers)
+                self.errors |= feed.failed
+            finally:
+                self.stack.release()
+            training.stopwatch.lap("step")
+
+    def _take_steps(self, feed: GroupLoader, optimizer: Any, schedulers: Any) -> None:
+        training = self.training
+        passes = [
+            [] if row in self.errors else fit_progress.passes_now for row, fit_progress in enumerate(self.progresses)
+        ]
+        for epoch in range(max(map(len, passes), default=0)):
+            self._epoch = epoch
+            lengths = [own[epoch] if epoch < len(own) else 0 for own in passes]
+            for batch in feed.of_pass(lengths):
+                training.workers.check()
+                training.stopwatch.lap("data")
+                self._program(batch, optimizer)
+                training.stopwatch.lap("step")
+            if schedulers:  # those that step once an epoch
+                fit_progress = self.client.worker_module.trainer_shim.fit_progress
+                fit_progress.epoch, fit_progress.step = epoch, int(self._taken[0])
+                training.schedules.after_batch(schedulers, 0, stepped=False, last=True)
+                self.note_settings()
+            self._epochs.append(self.log.end_epoch())
+
+    # ------------------------------------------------------------------ the beginning
+    def _begin(self, optimizer: Any) -> None:
+        """Let the methods start each visit, and stack the clients' values."""
+        client, size = self.client, self.size
+        starts = client.kept or client.methods.having("on_client_start")
+        own = [self._start(row) if starts else ({}, {}) for row in range(size)]
+        # a frozen parameter that stays with nobody is the same for all, and a step may not change it
+        alike = {name for name in client.frozen if name not in client.kept}
+        self.shared = {name: self.received[name] for name in alike}
+        begins = {**{n: v for n, v in self.received.items() if n not in alike}, **self._apart}
+        state = {name: value.expand(size, *value.shape).clone() for name, value in begins.items()}
+        for row, (entries, _) in enumerate(own):
+            for name, value in entries.items():
+                state[name][row] = value
+        self.received_own = {name: state[name].clone() for name in client.kept if starts}
+        self.stack: StackedState = StackedState(state, client.trainable, client.live, optimizer)
+        self._counts_steps = counts_steps(optimizer)
+        self.note_settings()
+        self._set_tables([references for _, references in own])
+
+    def _start(self, row: int) -> tuple[State, dict[str, Any]]:
+        """Begin one client's visit; returns the entries that stay with it, and the states of its reference models."""
+        member, seed = self.members[row], self.training.loaders.seed
+        try:
+            with rng_scope(seed, "train", self.round, member.id):
+                visit, own, references = self.client.starting(self.infos[row], self.received, self.progresses[row])
+        except (UsageError, LostWorkerError, Stopped):
+            raise
+        except Exception as error:
+            self.errors[row] = error
+            return {}, {}
+        self.visits[row] = visit
+        return own, references
+
+    def _set_tables(self, references: Sequence[dict[str, Any]]) -> None:
+        """Return a table for each structure of the methods' scratch; most methods have one."""
+        shapes: dict[str, Any] = {}
+        by_kind: dict[str, dict[int, list[Any]]] = {}
+        for row, info in enumerate(self.infos):
+            leaves: list[Any] = [info.num_examples, *([] if info.label_counts is None else [info.label_counts])]
+            about = {"num_examples": LeafSpec(0), "label_counts": None if info.label_counts is None else LeafSpec(1)}
+            begun = self.visits[row].scratch if row in self.visits else {}
+            scratch = take_apart({name: vars(held) for name, held in begun.items()}, leaves)
+            shape = {"info": about, "scratch": scratch, "references": take_apart(references[row], leaves)}
+            kind = kind_of(shape, leaves) if self.visits else ""
+            shapes[kind] = shape
+            by_kind.setdefault(kind, {})[row] = leaves
+        for place, (kind, rows) in enumerate(by_kind.items()):
+            self._tables[kind] = table_of(shapes[kind], rows, self.size, self.device)
+            self._kinds[list(rows)] = place
+
+    # ------------------------------------------------------------------ a step
+    def _program(self, batch: GroupBatch, optimizer: Any) -> None:
+        """The step of the clients of a batch: one for all that can take it together."""
+        rows = batch.rows
+        same = [self._kinds[rows], *([m[rows] for m in self.stack.moves.values()] if self._counts_steps else [])]
+        if self.training.looks_at_index and len(batch.indices) > 1:
+            same.append(np.array(batch.indices))
+        if all((values == values[0]).all() for values in same):
+            self._step(batch, optimizer)
+            return
+        chosen, keys = numbers_of(rows, self.size), list(zip(*(values.tolist() for values in same), strict=True))
+        for key in dict.fromkeys(keys):
+            self._step(batch.part([place for place, own in enumerate(keys) if own == key], chosen), optimizer)
+
+    def _step(self, batch: GroupBatch, optimizer: Any) -> None:
+        training, rows = self.training, batch.rows
+        mounted = self.stack.mount(rows)
+        for tensor in mounted.values():  # as zero_grad does, in less time
+            tensor.grad = None
+        if not self._gradients(batch, mounted):
+            self.num_skipped[rows] += 1
+        self._taken[rows] += 1
+        training.stopwatch.lap("forward_backward")
+        if all(mounted[name].grad is None for name in self.client.trainable):
+            return
+        with torch.no_grad():
+            if self._prepares:
+                self._mapped_hooks("preparation", batch, mounted, optimizer, self._prepare)
+                training.stopwatch.lap("correct")
+            take_step(optimizer)
+            self.stack.note_step()
+            rate = optimizer.param_groups[0]["lr"]
+            self.lr[rows] = rate
+            self.counts["lr_total"].values[rows] += rate
+            if self._corrects:
+                self._mapped_hooks("correction", batch, mounted, optimizer, self._correct)
+            self.num_steps[rows] += 1
+
+    def _prepare(self, optimizer: Any) -> None:
+        """As a visit of one client prepares its gradients, in which a mapped function sees each client's own."""
+        client, setting = self.client, self.client.worker_module.trainer_shim.setting
+        client.methods.call("on_before_optimizer_step", client, optimizer)
+        if setting.gradient_clip_val is not None:
+            clip = clip_grad_value_ if setting.gradient_clip_algorithm == "value" else clip_grad_norm_
+            trained = [client.live[name] for names in self.stack.optimized for name in names]
+            clip(
+                [parameter for parameter in trained if parameter.grad is not None],
+                setting.gradient_clip_val,
+                foreach=False,
+            )
+        client.methods.call("on_after_clipping", client, optimizer)
+
+    def _correct(self, optimizer: Any) -> None:
+        self.client.methods.call("on_after_optimizer_step", self.client, optimizer)
+
+    def _gradients(self, batch: GroupBatch, mounted: State) -> bool:
+        """Compute the gradients of the clients; False where the module skips the batch."""
+        client, table = self.client, batch.table
+        columns = [column.take(slice(0, None)) for column in table.columns]
+        index = batch.indices[0]
+        if by_client := len(set(batch.indices)) > 1:
+            columns.append((torch.tensor(batch.indices, device=self.device), True))
+
+        def work(leaves: list[Any]) -> Results:
+            batch_of_one = put_together(table.shape, leaves)
+            client.visit.logged.begin_batch(batch_of_one)
+            loss = client.training_step(batch_of_one, leaves[-1] if by_client else index)
+            return {} if loss is None else {"loss": loss.reshape(())}
+
+        def backward(results: Results, mounted: State) -> State:
+            if (losses := results.get("loss")) is None:
+                return {}
+            self.training.fabric.backward(losses.sum())
+            return {name: grad for name in client.trainable if (grad := mounted[name].grad) is not None}
+
+        about = (repr(table.shape), by_client or (self.training.looks_at_index and index))
+        part = StepPhase("gradients", about, columns, work, backward)
+        return bool(VmapStep(self, batch.rows, mounted, part).results())
+
+    def _mapped_hooks(
+        self, name: str, batch: GroupBatch, mounted: State, optimizer: Any, hooks: Callable[[Any], None]
+    ) -> None:
+        """Run hooks of the methods that change gradients or parameters."""
+        trained = [name for name in self.client.trainable if mounted[name].grad is not None]
+        columns = [(mounted[name].grad, True) for name in trained]
+
+        def work(leaves: list[Any]) -> Results:
+            live = self.client.live
+            gradients = dict(zip(trained, leaves, strict=True))
+            for name, gradient in gradients.items():
+                live[name].grad = gradient
+            self.stack.fill_groups(live)
+            hooks(optimizer)
+            return {name: live[name].grad for name in live if live[name].grad is not gradients.get(name)}
+
+        try:
+            results = VmapStep(self, batch.rows, mounted, StepPhase(name, tuple(trained), columns, work)).results()
+        finally:
+            self.stack.fill_groups(mounted)
+        for name, gradient in results.items():
+            mounted[name].grad = gradient
+
+    def note_settings(self) -> bool:
+        """Store the optimizer's rates and other settings; return whether they changed."""
+        groups = self.stack.optimizer.param_groups
+        before, self.settings = self.settings, repr([{**group, "params": None} for group in groups])
+        return self.settings != before
+
+    def table_of(self, row: int) -> tuple[str, BatchedTree]:
+        """Return the table of the methods' scratch for a client, and its distinguishing key."""
+        return [*self._tables.items()][self._kinds[row]]
+
+    def fit_progress(self, row: int) -> FitProgress:
+        """The present clock of a client."""
+        return replace(self.progresses[row], epoch=self._epoch, step=int(self._taken[row]))
+
+    # ------------------------------------------------------------------ the end
+    def update(self, row: int) -> Update:
+        """Return a client's update.
+
+        Raises:
+            ClientError: the client failed.
+            UsageError: parts of the update do not fit together.
+        """
+        whose = f"client {self.members[row].id}, round {self.round}"
+        try:
+            if row in self.errors:
+                raise self.errors[row]
+            with rng_scope(self.training.loaders.seed, "end", self.round, self.members[row].id):
+                self.present(row)
+                return self.client.finish()
+        except (UsageError, LostWorkerError, Stopped):
+            raise
+        except (Exception, SystemExit) as error:
+            raise ClientError(f"{whose}: {with_location(error)}") from error
+
+    def sends_states_alone(self) -> bool:
+        """Return whether no hook needs a trained client, so that updates can be computed side by side."""
+        client, hooks = self.client, self.client.methods.having
+        ends = any(hooks(hook) for hook in ("on_client_end", "transform_client_update", "client_weight"))
+        return not (client.kept or ends or self.size * client.numel > MOST_NUMBERS)
+
+    @torch.no_grad()
+    def updates(self) -> tuple[list[int], dict[str, Any], dict[str, Reduced]]:
+        """Return the rows of the clients that did not fail, their updates without payloads, and logged extremes.
+
+        The updates are as in :meth:`~fl_lightning.aggregation.Update.weighted`, with a row for each client.
+        """
+        client, state = self.client, self.stack.state
+        change = {name: state[name].double() - self.received[name].double() for name in client.trainable}
+        # with the bits that each would have by itself
+        drift = torch.stack([norm({name: values[row] for name, values in change.items()}) for row in range(self.size)])
+        fine = self.log.without_bad_terms() & (self.num_steps > 0)
+        good = drift.isfinite() & torch.from_numpy(fine).to(drift.device)
+        for name in client.others:
+            if name in state and state[name].is_floating_point():
+                good &= (state[name].isfinite() | ~self.received[name].isfinite()).reshape(self.size, -1).all(1)
+            elif name in state and state[name].dtype == torch.int64:
+                exact = state[name].clamp(-LARGEST_INTEGER, LARGEST_INTEGER) == state[name]
+                good &= exact.reshape(self.size, -1).all(1) & are_exact(self.received[name])
+        rows = [row for row, fine in enumerate(good.tolist()) if fine and row not in self.errors]
+        chosen = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        of_rows = [float(self.infos[row].num_examples) if client.weighting == "examples" else 1.0 for row in rows]
+        weights = torch.tensor(of_rows, dtype=torch.float64, device=self.device)
+        ones, size = torch.ones_like(weights), sum(client.live[n].nbytes for n in (*client.sent, *client.sent_others))
+        logged, extremes = self.log.weighted(rows, self.device)
+        updates = {
+            "clients": Weighted(ones, ones),
+            "drift": Weighted(drift[chosen] * weights, weights),
+            "delta": {name: weigh_rows(change[name][chosen], weights) for name in client.sent},
+            "others": {name: weigh_rows(state[name][chosen], weights) for name in client.sent_others},
+            "bytes": Weighted(ones * size, ones),
+            "logged": logged,
+        }
+        return rows, updates, extremes
+
+    def present(self, row: int) -> None:
+        """Put one client, whose visit has ended, into the resident module, as if it had trained there alone."""
+        client, visit = self.client, self.visits.get(row)
+        if visit is None:
+            own = {name: values[row] for name, values in self.received_own.items()}
+            logged = client.worker_module.begin_logging(self.infos[row].num_examples)
+            visit = Visit(self.infos[row], {**self.received, **own}, self.progresses[row], logged)
+        logged = visit.logged
+        client.worker_module.load({**self.received, **{name: values[row] for name, values in self.stack.state.items()}})
+        self.log.fill(logged, row)
+        client.worker_module.log_into(logged)
+        _, table = self.table_of(row)
+        scratch = put_together(table.shape, [column.row(row) for column in table.columns])["scratch"]
+        visit.scratch = {name: SimpleNamespace(**held) for name, held in scratch.items()}
+        visit.counts = SimpleNamespace(**{name: column.row(row) for name, column in self.counts.items()})
+        passes = len(self.progresses[row].passes_now)
+        terms = [{name: row_of(term, row) for name, term in epoch.items()} for epoch in self._epochs[:passes]]
+        visit.epochs = [{name: term for name, term in epoch.items() if term.weight} for epoch in terms]
+        visit.num_skipped = int(self.num_skipped[row])
+        visit.fit_progress = client.worker_module.trainer_shim.fit_progress = replace(
+            self.fit_progress(row), epoch=passes
+        )
+        client.visit = visit
