@@ -17,6 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import Method, Weighted
 from fl_lightning.data import RandomCrop, RandomFlip
+from fl_lightning.engine import group_size
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import (
     MOON,
@@ -40,7 +41,6 @@ from fl_lightning.methods import (
 )
 from fl_lightning.models import MOONCNN, FedCKACNN
 from fl_lightning.systems import SystemsHeterogeneity
-from fl_lightning.training.vmap import choosing
 
 pytestmark = pytest.mark.filterwarnings("error:clients that cannot train side by side")
 
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.filterwarnings("error:clients that cannot train side by
 @pytest.fixture(autouse=True)
 def _quick(undrawn, monkeypatch):
     """Few clients may train side by side."""
-    monkeypatch.setattr(choosing, "LEAST_CLIENTS", 2)
+    monkeypatch.setattr(group_size, "LEAST_CLIENTS", 2)
     monkeypatch.setattr("fl_lightning.trainer.code_of_run", lambda *args: {})
 
 

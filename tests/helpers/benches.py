@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 from sqlalchemy import event
 
-from fl_lightning.bench import cells_csv, driver, load_suite, readings, table
+from fl_lightning.bench import cells_csv, driver, load_suite, protocol_variants, table
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.runner import PROGRAM, Interrupt, answer_of
 from fl_lightning.bench.study import open_database
@@ -116,7 +116,7 @@ def tables_of(suite, cells, results, form="md"):
 
 def readings_of(suite):
     """The suite of the readings that a suite has in its key ``open``."""
-    return readings.with_readings(suite)
+    return protocol_variants.with_readings(suite)
 
 
 def save(suite, cells, results, folder):

@@ -16,7 +16,7 @@ from helpers.tiny import TinyData, TinyModule, clients
 from torch.optim import SGD
 
 from fl_lightning.callbacks import BestCheckpoint
-from fl_lightning.client import memory
+from fl_lightning.client import client_state
 from fl_lightning.engine.checkpointing import save_run
 from fl_lightning.methods import SCAFFOLD
 from fl_lightning.storage import atomic_io, checkpoint
@@ -139,7 +139,7 @@ class Killed(BaseException):
     pass
 
 
-SAVING = tuple(module.__file__ for module in (checkpoint, atomic_io, memory))
+SAVING = tuple(module.__file__ for module in (checkpoint, atomic_io, client_state))
 
 
 @contextmanager

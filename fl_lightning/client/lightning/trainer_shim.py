@@ -30,7 +30,7 @@ from fl_lightning.client.lightning.fit_progress import FitProgress
 INSTEAD = {"should_stop": "use the callback EarlyStopping, or set trainer.should_stop in your own callback"}
 ARGUMENT = "pass it to the run's trainer, if that has this argument"
 # attributes of a visit
-KEPT_ASIDE = ("clock", "optimizers", "lr_scheduler_configs", "train_dataloader", "sanity_checking")
+KEPT_ASIDE = ("fit_progress", "optimizers", "lr_scheduler_configs", "train_dataloader", "sanity_checking")
 
 
 @dataclass
@@ -110,8 +110,8 @@ class TrainerShim:
     __slots__ = (
         "__weakref__",
         "_silent",
-        "clock",
         "evaluated_batches",
+        "fit_progress",
         "logged",
         "lr_scheduler_configs",
         "optimizers",
