@@ -67,9 +67,9 @@ not mention it. The last column names the argument or key that changes the behav
 |---|---|---|
 {% for argument in part.arguments -%}
 | `{{ argument.name }}` | `{{ argument.default }}` | {{ argument.meaning }} |
-{% endfor %}{% endif %}{% if part.remembers %}
+{% endfor %}{% endif %}{% if part.memory_keys %}
 Kept for each client, in `client.memory(method)` (callbacks: `trainer.client.memories()[k]["{{ part.name | lower }}"]`):
-{% for key, meaning in part.remembers.items() %}
+{% for key, meaning in part.memory_keys.items() %}
 - `{{ key }}`: {{ meaning }}
 {%- endfor %}
 {% endif %}

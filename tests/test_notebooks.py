@@ -15,7 +15,7 @@ pytest.importorskip("pandas", reason="pandas is not installed")
 NOTEBOOKS = sorted(make_notebooks.NOTEBOOKS.glob("*.ipynb"))
 
 
-def format_value(notebook):
+def told(notebook):
     """Of each cell its place in the order, the streams it writes to, and the kinds of the values it shows."""
     return [
         (
@@ -33,7 +33,7 @@ def format_value(notebook):
 def test_a_notebook_runs_and_shows_what_is_stored(tmp_path, monkeypatch, path):
     monkeypatch.delenv("PL_GLOBAL_SEED")  # as in a user's kernel
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert format_value(make_notebooks.executed(path, tmp_path)) == format_value(nbformat.read(path, as_version=4))
+    assert told(make_notebooks.executed(path, tmp_path)) == told(nbformat.read(path, as_version=4))
 
 
 def test_stored_notebooks_warn_of_nothing_and_are_of_no_machine():

@@ -106,12 +106,12 @@ class Driver:
                     return
                 if any(self._run_next(study, runner) for study in self.studies):
                     continue
-                is_remote = sum(
+                elsewhere = sum(
                     one.state == TrialState.RUNNING for study in self.studies for one in study.last_trials()
                 )
-                if not is_remote:
+                if not elsewhere:
                     return
-                self._say_once("waits", f"no cell to start; running here or in other processes: {is_remote}")
+                self._say_once("waits", f"no cell to start; running here or in other processes: {elsewhere}")
                 self._stop.wait(POLL)
         except Exception as error:
             self.error = self.error or error

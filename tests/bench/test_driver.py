@@ -179,8 +179,8 @@ def test_a_locked_database_may_miss_a_heartbeat(bench, suite, cells, monkeypatch
 def test_the_study_of_another_suite_or_metric_is_refused(bench, suite, tmp_path):
     bench(suite)
     folder = tmp_path / "runs" / f"{tmp_path.name}-toy"
-    (tmp_path / "is_remote").mkdir()
-    other = toy_suite(tmp_path / "is_remote").path
+    (tmp_path / "elsewhere").mkdir()
+    other = toy_suite(tmp_path / "elsewhere").path
     ended = bench(other, "--output", folder)
     assert ended.status == 2
     assert_names(ended.err, "--output=", f"{tmp_path.name}-toy", "elsewhere-toy")

@@ -288,7 +288,7 @@ def test_ham10000_has_a_fifth_of_each_source_for_test_in_several_folders(ham):
     ("change", "named"),
     [
         (lambda text: text.replace("nv,", "mole,", 1), ("dx='mole'",)),
-        (lambda text: text.replace("rosendahl", "is_remote", 1), ("dataset='elsewhere'",)),
+        (lambda text: text.replace("rosendahl", "elsewhere", 1), ("dataset='elsewhere'",)),
         (lambda text: text + "H,99999,nv,histo,5,male,back,rosendahl\n", ("data.root=", "99999")),
         (
             lambda text: text.replace("dataset", "source"),

@@ -89,9 +89,9 @@ def test_a_copy_of_a_checkpoint_continues_in_a_new_version(tmp_path, stopped, ru
     beside = fit(tmp_path, [MOON()], folder / "mine.ckpt")
     assert beside.run_dir.name == "version_1"
     assert before == bytes_of(run_dir)
-    shutil.move(folder, tmp_path / "is_remote")
+    shutil.move(folder, tmp_path / "elsewhere")
     fit(tmp_path, [MOON()], tmp_path / "elsewhere/last.ckpt", max_rounds=3)
-    shutil.rmtree(tmp_path / "is_remote")
+    shutil.rmtree(tmp_path / "elsewhere")
     moved = fit(tmp_path, [MOON()], "last")
     assert moved.run_dir.name == "version_2"
     for again in (beside, moved):

@@ -110,7 +110,7 @@ class Relabelled(TinyData):
         return TensorDataset(x, (y + self.others) % 3)
 
 
-class TraceMetadata(Callback):
+class Notes(Callback):
     """Records the restored state."""
 
     def __init__(self, name="a"):
@@ -316,7 +316,7 @@ def test_the_final_model_is_no_checkpoint_of_a_run(tmp_path, last):
 ONE = {
     "method": lambda: [SCAFFOLD()],
     "cohort_size": 2,
-    "callbacks": [TraceMetadata()],
+    "callbacks": [Notes()],
     "server_optimizer": momentum,
 }
 FREE = {
@@ -329,7 +329,7 @@ FREE = {
         "client_memory": 0.0,
         "on_client_error": "skip",
         "min_clients": 2,
-        "callbacks": [TraceMetadata("b"), TraceMetadata()],
+        "callbacks": [Notes("b"), Notes()],
         "client_lr_scheduler": lambda o: StepLR(o, 100),
         "data": lambda: Partitioned(Relabelled(), type("Same", (Sizes,), {})(6, 4, 4), num_clients=3),
     },
@@ -374,11 +374,11 @@ def test_a_file_is_known_by_what_it_holds(tmp_path, monkeypatch):
 
 
 def test_callbacks_are_known_by_class_and_arguments(tmp_path, recwarn):
-    fit(tmp_path, callbacks=[TraceMetadata("a"), TraceMetadata("b")])
-    swapped = [TraceMetadata("b"), TraceMetadata("c"), TraceMetadata("a")]
+    fit(tmp_path, callbacks=[Notes("a"), Notes("b")])
+    swapped = [Notes("b"), Notes("c"), Notes("a")]
     fit(tmp_path, "last", callbacks=swapped, max_rounds=3)
     assert [one.given for one in swapped] == [{"name": "b"}, {}, {"name": "a"}]
-    fit(tmp_path, "last", callbacks=[TraceMetadata("a")], max_rounds=3)
+    fit(tmp_path, "last", callbacks=[Notes("a")], max_rounds=3)
     assert any("trainer.callbacks: Notes, Notes.1" in str(one.message) for one in recwarn)
 
 

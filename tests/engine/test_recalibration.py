@@ -137,7 +137,7 @@ def test_two_workers_find_the_same_bits(tmp_path, policy):
 
 
 def test_only_clients_whose_updates_arrive_are_asked_and_the_next_round_begins_from_the_result(tmp_path):
-    class TraceMetadata(Callback):
+    class Notes(Callback):
         def __init__(self):
             self.received = []
 
@@ -147,14 +147,14 @@ def test_only_clients_whose_updates_arrive_are_asked_and_the_next_round_begins_f
         def on_round_end(self, trainer):
             self.dropped, self.after = trainer.metrics.get("clients/dropped"), statistics(trainer)
 
-    given, notes = data(), TraceMetadata()
+    given, notes = data(), Notes()
     systems = SystemsHeterogeneity(dropout_after=0.5)
     trainer = fit(tmp_path, given=given, systems=systems, max_rounds=1, precision="64-true", callbacks=[notes])
     outcomes = systems.outcomes(trainer.seed, 0, trainer.server.cohort, 1)
     arrived = [k for k, system_outcome in outcomes.items() if system_outcome.lost is None]
     assert 0 < len(arrived) < 5 and notes.dropped == 5 - len(arrived)
     assert_pooled(trainer, given, arrived)
-    notes, first = TraceMetadata(), TraceMetadata()
+    notes, first = Notes(), Notes()
     fit(tmp_path, max_rounds=1, callbacks=[first])
     fit(tmp_path, max_rounds=2, callbacks=[notes])
     assert_same_bits(notes.received[-1], first.after)

@@ -365,7 +365,7 @@ def test_workers_that_disagree_are_named():
         state = {"a": torch.zeros(3), "weight": torch.arange(4.0)}
         if workers.rank == 1:
             state["weight"].view(torch.int32)[2] ^= 1 << 3  # a flipped bit
-        return rounds.agree_to_stop(trainer_shim(workers, state))
+        return rounds.agree_to_stop(stand_in(workers, state))
 
     with refused("round 4", "weight", "worker 1", "0 (", "2 (", kind=ClientError):
         together(3, disagree)
@@ -373,13 +373,11 @@ def test_workers_that_disagree_are_named():
 
 def test_workers_that_agree_stop_together():
     state = {"a": torch.zeros(3), "n": torch.tensor(7), "half": torch.ones(2, dtype=torch.bfloat16)}
-    told = together(
-        2, lambda workers: rounds.agree_to_stop(trainer_shim(workers, state, should_stop=workers.rank == 1))
-    )
+    told = together(2, lambda workers: rounds.agree_to_stop(stand_in(workers, state, should_stop=workers.rank == 1)))
     assert told == [True, True]
 
 
-def trainer_shim(workers, state, should_stop=False):
+def stand_in(workers, state, should_stop=False):
     server = SimpleNamespace(state=state, round=4)
     return SimpleNamespace(workers=workers, server=server, trainer=SimpleNamespace(should_stop=should_stop))
 

@@ -49,7 +49,7 @@ class Narrow(Net):
     outputs = 1
 
 
-class ExampleIndices(TinyData):
+class Rows(TinyData):
     """Validation data of rows of ``val_inputs`` numbers."""
 
     def __init__(self, val_inputs=8):
@@ -61,7 +61,7 @@ class ExampleIndices(TinyData):
 
 
 def clients(data=None):
-    return dealt(data or ExampleIndices(), 20, 20)
+    return dealt(data or Rows(), 20, 20)
 
 
 def fit(tmp_path, model, data=None, methods=(), **kwargs):
@@ -97,7 +97,7 @@ class Mine(Method):
 def test_a_module_that_does_not_fit_is_refused_by_one_line(unwritten, case, methods):
     make, val_inputs, words = MISFITS[case]
     with refused(*words) as caught:
-        fit(unwritten, make(), clients(ExampleIndices(val_inputs)), methods)
+        fit(unwritten, make(), clients(Rows(val_inputs)), methods)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
@@ -188,7 +188,7 @@ def test_a_loss_that_has_no_backward_is_refused(unwritten):
         fit(unwritten, Detached())
 
 
-class Unreadable(ExampleIndices):
+class Unreadable(Rows):
     """Rows that cannot be read, in training or in validation."""
 
     def __init__(self, phase):

@@ -24,7 +24,7 @@ class Quadratic(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
-class ExampleIndices(LightningDataModule):
+class Rows(LightningDataModule):
     """Numbers, or rows of them, whose labels count them."""
 
     def __init__(self, rows, batch_size=99):
@@ -37,7 +37,7 @@ class ExampleIndices(LightningDataModule):
 
 def quadratic_data(numbers):
     """Return data with one client for each number."""
-    return Partitioned(ExampleIndices(numbers), num_clients=len(numbers))
+    return Partitioned(Rows(numbers), num_clients=len(numbers))
 
 
 class Curved(LightningModule):
@@ -59,7 +59,7 @@ def curved_data(a, b, sizes=None, batch_size=10_000):
     """Client k holds ``sizes[k]`` (1) times the example (a_k, b_k)."""
     sizes = sizes or [1] * len(a)
     rows = [(ak, bk) for ak, bk, n in zip(a, b, sizes, strict=True) for _ in range(n)]
-    data = Partitioned(ExampleIndices(rows, batch_size), num_clients=len(a))
+    data = Partitioned(Rows(rows, batch_size), num_clients=len(a))
     ends = np.cumsum(sizes)
     data.partitioner = lambda labels, k, rng: np.split(np.arange(len(rows)), ends[:-1])
     data.partitioner.moved = 0

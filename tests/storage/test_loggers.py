@@ -33,7 +33,7 @@ class Fake(Logger):
         self.calls.append(("hyperparams", params))
 
 
-class OpTracer:
+class Recorder:
     """Remembers the arguments of each call of one method."""
 
     def __init__(self, name):
@@ -140,7 +140,7 @@ def test_lightnings_csv_logger_has_them_and_fabrics_which_takes_none_is_left_out
 
 def test_loggers_that_take_images_get_each_figure_in_their_way_and_others_nothing(tmp_path):
     names = ("log_image", "log_figure", "log_figure", "add_figure")
-    images, mlflow, comet, board = (OpTracer(name) for name in names)
+    images, mlflow, comet, board = (Recorder(name) for name in names)
     wandb = Fake(log_image=images.log_image, experiment=SimpleNamespace())
     loggers = [wandb, Fake(experiment=mlflow, run_id="r1"), Fake(experiment=comet), Fake(experiment=board), Fake()]
     draws = Draws()

@@ -22,7 +22,7 @@ from sides.work import Gate
 PACKAGES = ("torch",)
 
 
-class StackedState(NamedTuple):
+class Stack(NamedTuple):
     """Return the padded examples of all clients ``(K, n, ...)``, and their numbers in descending order."""
 
     x: Tensor
@@ -30,17 +30,17 @@ class StackedState(NamedTuple):
     sizes: list[int]
 
 
-def stacked(visits: list[Visit]) -> StackedState:
+def stacked(visits: list[Visit]) -> Stack:
     ordered = sorted(visits, key=lambda visit: -len(visit[1]))
     x, y = (pad_sequence(list(column), batch_first=True) for column in zip(*ordered, strict=True))
-    return StackedState(x, y, [len(y) for _, y in ordered])
+    return Stack(x, y, [len(y) for _, y in ordered])
 
 
 def run(args: argparse.Namespace, gate: Gate) -> None:
     model, case = first_model(args), CASES[args.case]
     losses = torch.vmap(lambda state, x, y: cross_entropy(functional_call(model, state, x), y), randomness="different")
 
-    def train(state: State, stack: StackedState) -> State:
+    def train(state: State, stack: Stack) -> State:
         clients = {name: value.expand(len(stack.sizes), *value.shape).clone() for name, value in state.items()}
         for begin in range(0, stack.sizes[0], case.batch):
             first = 0

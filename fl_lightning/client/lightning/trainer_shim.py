@@ -198,12 +198,12 @@ class TrainerShim:
                 setattr(self, name, value)
 
     # ------------------------------------------------------------------ the clock
-    current_epoch = property(attrgetter("clock.current_epoch"))
-    max_epochs = property(attrgetter("clock.max_epochs"))
-    max_steps = property(attrgetter("clock.max_steps"))
-    estimated_stepping_batches = property(attrgetter("clock.total_steps"))
-    num_training_batches = property(attrgetter("clock.batches"))
-    accumulate_grad_batches = property(attrgetter("clock.accumulate"))
+    current_epoch = property(attrgetter("fit_progress.current_epoch"))
+    max_epochs = property(attrgetter("fit_progress.max_epochs"))
+    max_steps = property(attrgetter("fit_progress.max_steps"))
+    estimated_stepping_batches = property(attrgetter("fit_progress.total_steps"))
+    num_training_batches = property(attrgetter("fit_progress.batches"))
+    accumulate_grad_batches = property(attrgetter("fit_progress.accumulate"))
     num_val_batches = property(lambda self: self.evaluated_batches if self.validating else [])
     num_test_batches = property(lambda self: self.evaluated_batches if self.testing else [])
 
