@@ -41,14 +41,14 @@ class Watch(Callback):
         if trainer.run_dir is None:  # the first worker alone has the folder
             return
         status = Path("/proc/self/status").read_text().splitlines()
-        worker_module = {
+        resident = {
             line.split(":")[0]: int(line.split()[1]) for line in status if line.startswith(("VmRSS", "RssAnon"))
         }
         files = [path.stat().st_size for path in trainer.run_dir.rglob("*") if path.is_file()]
         self.rows.append(
             {
-                "memory, KiB": worker_module["VmRSS"],
-                "without files, KiB": worker_module["RssAnon"],
+                "memory, KiB": resident["VmRSS"],
+                "without files, KiB": resident["RssAnon"],
                 "open files": len(os.listdir("/proc/self/fd")),
                 "memory maps": len(Path("/proc/self/maps").read_text().splitlines()),
                 "files in the folder": len(files),

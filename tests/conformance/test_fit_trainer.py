@@ -47,17 +47,17 @@ class Asking(TinyModule):
 class Ending(Asking):
     """Notes the clock where training begins and ends as well."""
 
-    def fit_progress(self):
+    def clock(self):
         return values(self.trainer, CLOCK), self.current_epoch, self.global_step
 
     def on_train_start(self):
         note("train start", values(self.trainer))
 
     def on_train_end(self):
-        note("train end", values(self.trainer), self.fit_progress())
+        note("train end", values(self.trainer), self.clock())
 
     def on_fit_end(self):
-        note("fit end", self.fit_progress())
+        note("fit end", self.clock())
 
 
 class EndsEpochs(Ending):
