@@ -42,8 +42,11 @@ IN_MATHS = re.compile(
     rf"|(?P<letter>[{''.join(GREEK_LETTERS)}])"
 )
 EXPONENT = re.compile(r"(?P<factor>\d+(?:\.\d+)?)e(?P<sign>[-+]?)0*(?P<power>\d+)")
-# letters of a row that fit into one column of two, and numbers of letters beyond which the font is smaller
-ONE_COLUMN, SIZES = 50, ((105, r"\footnotesize"), (75, r"\small"))
+# letters of a row that fit into one column of two
+ONE_COLUMN = 50
+# shrinks a table that is wider than the text
+FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
+PACKAGES = r"% \usepackage{booktabs,graphicx}"
 # cells of a column that is aligned as numbers
 NUMERIC = re.compile(r"[-+<>\[]* ?\d")
 # the tag of a metric in prose
@@ -150,7 +153,7 @@ def in_markdown(text: str) -> str:
 
 # ------------------------------------------------------------------ LaTeX
 def latex_tables(sheets: Iterable[Sheet]) -> Iterator[str]:
-    """Yield the lines of tables in LaTeX with the package booktabs; their labels differ."""
+    """Yield the lines of tables in LaTeX with the packages booktabs and graphicx; their labels differ."""
     taken = Counter[str]()
     for sheet in sheets:
         key = "-".join(re.findall("[a-z0-9]+", sheet.key.lower())) or "table"
@@ -169,11 +172,10 @@ def latex(sheet: Sheet, label: str) -> Iterator[str]:
     heads = [*sheet.names, *names]
     wide = sum(2 + max(map(len, (head, *column))) for head, column in zip(heads, columns, strict=True))
     environment = "table" if wide <= ONE_COLUMN else "table*"
-    size = next((size for most, size in SIZES if wide > most), "")
     numeric = [any(map(NUMERIC.match, column)) for column in columns[len(sheet.names) :]]
     aligned = "l" * len(sheet.names) + "".join("r" if one else "l" for one in numeric)
     yield from (f"\\begin{{{environment}}}", r"\centering", f"\\caption{{{in_latex(without_slash(caption))}}}")
-    yield f"\\label{{{label}}}{size}"
+    yield from (f"\\label{{{label}}}", FIT)
     yield from (f"\\begin{{tabular}}{{{aligned}}}", r"\toprule")
     yield from latex_head(sheet)
     yield r"\midrule"
@@ -181,7 +183,7 @@ def latex(sheet: Sheet, label: str) -> Iterator[str]:
         row = " & ".join(map(marked_in_latex, line))
         # otherwise it is an argument of the command before it
         yield f"{'{}' * row.startswith(('[', '*'))}{row} \\\\"
-    yield from (r"\bottomrule", r"\end{tabular}")
+    yield from (r"\bottomrule", r"\end{tabular}}")
     marked_notes = [f"$^{{{number}}}$ {in_latex(note)}" for number, note in sheet.notes.items()]
     yield from (f"\n\\smallskip{{\\footnotesize {text}}}" for text in (in_latex(sheet.note), *marked_notes) if text)
     yield from (f"\\end{{{environment}}}", "")

@@ -14,6 +14,7 @@ from fl_lightning.bench.config_fragments import write_text
 from fl_lightning.bench.layout import (
     DAGGER,
     NONE,
+    PACKAGES,
     STAR,
     Sheet,
     Text,
@@ -65,7 +66,7 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
         plain = [line.lstrip("#- ") for line in lines]
         made = [*of_readings, *(sheet for comparison in comparisons for sheet in sheets(comparison))]
         tables = latex_tables(renamed(sheet, suite.names) for sheet in made)
-        return "\n".join(["% \\usepackage{booktabs}", *(f"% {line}" for line in plain if line), *tables])
+        return "\n".join([PACKAGES, *(f"% {line}" for line in plain if line), *tables])
     for sheet in of_readings:
         lines += markdown(renamed(sheet, suite.names))
         lines += [line for text in conclusions(suite, comparisons) for line in (in_markdown(text), "")]

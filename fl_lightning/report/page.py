@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from fl_lightning import __version__
-from fl_lightning.bench.layout import Sheet, in_markdown, latex_tables, markdown, renamed, with_names
+from fl_lightning.bench.layout import PACKAGES, Sheet, in_markdown, latex_tables, markdown, renamed, with_names
 from fl_lightning.bench.protocol_variants import conclusions
 from fl_lightning.bench.table import heading, progress, readings_sheets, sheets, summary_lines
 from fl_lightning.errors import count, printable, require
@@ -155,7 +155,7 @@ class Report:
 
     def in_latex(self) -> str:
         """Return all tables in LaTeX."""
-        lines = ["% \\usepackage{booktabs}", *(f"% warning: {printable(one)}" for one in self.warnings)]
+        lines = [PACKAGES, *(f"% warning: {printable(one)}" for one in self.warnings)]
         return "\n".join([*lines, *latex_tables(sheet for _, sheet in self.sheets())])
 
 
