@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments" / "papers" / "programs")]
 
-from quotes import Stored  # noqa: E402, found through the path above
+from quotes import Quote, Stored  # noqa: E402, found through the path above
 
 from fl_lightning.bench import load_suite  # noqa: E402, found through the path above
 from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
@@ -92,17 +92,28 @@ def results() -> Iterator[str]:
     survive, many = sum(p < 0.05 for p in p_values) or "none", len(p_values)
     yield ""
     yield "Each verdict is on one pair, with an error of 5 %. After Holm's correction for the"
-    yield f"{many} comparisons {survive} differs from FedAvg: the smallest p-value is {min(p_values):.2f}."
+    yield f"{many} comparisons {survive} is shown to differ from FedAvg: the smallest p-value is {min(p_values):.2f}."
     yield "\\* The verdict is another one by the best round, or by the mean of the last three."
+    yield ""
+    yield from lesson([at(method=method, alpha=alphas[0]) for method in methods], alphas[0])
+
+
+def lesson(quotes: Sequence[Quote], alpha: str) -> Iterator[str]:
+    """One sentence: the lesson of the comparisons under the strongest skew."""
+    deviations = [found.compared.deviation for found in quotes if found.compared]
+    opened = sum(found.verdict == "undecided" for found in quotes)
+    yield f"The lesson: at alpha {alpha} a pair's difference deviates from seed to seed by {min(deviations):.0f} to"
+    yield f"{max(deviations):.0f} points, so that {opened} of {len(quotes)} methods are undecided with 20 seeds."
 
 
 def texts(at: Stored, method: str, alpha: str) -> tuple[str, str, str]:
-    """Mean and deviation of a method, FedAvg's mean over the same seeds, and their difference with its verdict."""
+    """Mean and deviation of a method, FedAvg's mean over the same seeds, and the difference with its verdict."""
     found = at(method=method, alpha=alpha)
     others = (at(show, k, method=method, alpha=alpha) for show, k in (("last", 3), ("best", None)))
     star = "\\*" * any(other.verdict != found.verdict for other in others)
-    own, verdict = f"{found.mean:.1f} ± {found.deviation:.1f}", f"{found.difference:+.1f}, {found.verdict}{star}"
-    return own, f"{found.baseline:.1f}", verdict
+    low, high = found.interval
+    difference = f"{found.difference:+.1f} ({low:+.1f} to {high:+.1f}), {found.verdict}{star}"
+    return f"{found.mean:.1f} ± {found.deviation:.1f}", f"{found.baseline:.1f}", difference
 
 
 def with_table(page: str) -> str:

@@ -28,6 +28,7 @@ from fl_lightning.engine.evaluation.evaluator import step_name
 from fl_lightning.engine.fingerprint import description_of
 from fl_lightning.errors import ChangedCodeError, ClientError, require
 from fl_lightning.models import ImageClassifier
+from fl_lightning.storage.checkpoint import newest_checkpoint
 from fl_lightning.trainer import FederatedTrainer
 
 # distinct warnings that a cell keeps
@@ -93,8 +94,10 @@ def run_cell(cell: Mapping[str, Any], report: RoundReport) -> dict[str, Any]:
     callback = MetricReport(cell["metric"], report)
     with locked(root), recorded_warnings() as texts:
         command = fit_command([*cell["fragments"], where], root / "configs")
+        # the weights of the config are those of the beginning: a checkpoint has its own
+        resumed = [*command, "--ckpt_path=last", "--weights=null"] if newest_checkpoint(root) else command
         try:
-            trainer = ended([*command, *["--ckpt_path=last"] * any(root.glob("version_*"))], callback).trainer
+            trainer = ended(resumed, callback).trainer
         except ChangedCodeError as error:  # one cell is of one code
             print(f"it starts again, in a new version: {error}", file=sys.stderr, flush=True)
             trainer = ended(command, callback).trainer

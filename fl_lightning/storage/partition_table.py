@@ -1,6 +1,7 @@
 """Reports a partition: a table of the clients, and heat maps of their labels and of the brightness of their images.
 
-The label map follows FedCKA (Son et al., 2021, Figure 4) and FedUV (Son et al., CVPR 2024, supplement).
+The label map follows FedCKA (Son et al., 2021, Figure 4) and FedUV (Son et al., CVPR 2024, supplement, Figures 1 to 6).
+The map of brightness has a column for each histogram of mean pixels in these figures of FedUV.
 """
 
 from __future__ import annotations

@@ -143,5 +143,5 @@ def test_the_stored_cells_of_the_papers_are_those_of_their_suites(file):
     suite = suite_of(file, PAPERS)
     cells, results = stored(file, suite)
     assert [cell.digest for cell in cells] == list(results)
-    # the page says where the images came from
-    assert set(changed(suite, cells)) <= {"data.class_path"}
+    # the page says where the images came from, and which file had the weights
+    assert set(changed(suite, cells)) <= {"data.class_path", "weights"}

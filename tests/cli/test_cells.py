@@ -70,6 +70,17 @@ def test_a_cell_goes_on_where_it_was(tmp_path):
     assert rounds == [(2, whole[2])]
 
 
+def test_a_cell_that_begins_with_weights_goes_on_where_it_was(tmp_path):
+    run_cell(cell(tmp_path, "before"), nothing)
+    given = {"weights": str(tmp_path / "before" / "version_0" / "checkpoints" / "model.ckpt")}
+    whole = run_cell(cell(tmp_path, "whole", given), nothing)["values"]
+    run_cell(cell(tmp_path, "cell", given), lambda round_, value: round_ == 1)
+    assert run_cell(cell(tmp_path, "cell", given), nothing)["values"] == whole
+    # one that ended before its first checkpoint begins again
+    (tmp_path / "none" / "version_0").mkdir(parents=True)
+    assert run_cell(cell(tmp_path, "none", given), nothing)["values"] == whole
+
+
 def test_a_config_that_is_not_valid_is_refused_in_one_line(tmp_path):
     with refused("trainer.max_rounds=-1") as caught:
         run_cell(cell(tmp_path, "cell", {"trainer": {"max_rounds": -1}}), nothing)
