@@ -178,7 +178,7 @@ class SpectrumMonitor(Measurement):
         return sums
 
     def _measure(self, sums: Sums) -> dict[str, Tensor]:
-        """Return the spectra of the classifier in the resident module, and of the representations, if any."""
+        """Return the spectra of the classifier in the worker's module, and of the representations, if any."""
         spectra = {"classifier": singular_values(self._classifier.weight), "representation": spectrum_of_rows(sums)}
         return {what: values for what, values in spectra.items() if values is not None}
 

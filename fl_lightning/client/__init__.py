@@ -1,4 +1,4 @@
-"""The resident module, with taps, reference models and logged values, and what clients remember between visits."""
+"""The client: its module, taps, reference models and logged values, and its memory between visits."""
 
 from fl_lightning.client.batch import count_examples, targets_of
 from fl_lightning.client.client import Client

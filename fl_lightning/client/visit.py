@@ -1,4 +1,4 @@
-"""One client's stay in the resident module: all that it holds is made at its start, and dropped after it."""
+"""One visit of a client: an object that is made at its start and dropped after it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ EVALUATES = (RunningStage.VALIDATING, RunningStage.TESTING, RunningStage.PREDICT
 class WorkerModule:
     """The user's module, in which the clients of a process train one after another, and the global model is evaluated.
 
-    Its trainer is the stand-in, it logs into :attr:`logged`, and taps hook its submodules. Attributes outside its state
+    Its trainer is a :class:`TrainerShim`, it logs into :attr:`logged`, and taps hook its submodules. Attributes outside its state
     dict are restored at the start of each visit and each evaluation. ``transform`` changes the logits ``(B, C)`` in
     training.
 
@@ -38,7 +38,7 @@ class WorkerModule:
         others: names of the buffers and frozen parameters.
         hooks: names of Lightning's hooks and steps that the module overrides.
         takes_index: whether ``training_step`` takes the index of the batch.
-        clock: the clock of the round, with the batches of the first client that has any.
+        fit_progress: progress in the round, with the batches of the first client that has any.
         evaluated: values of the last evaluations of the global model, which visits see in ``callback_metrics``.
     """
 
@@ -86,11 +86,11 @@ class WorkerModule:
         self._start = ModuleSnapshot(self.module)
 
     def begin_round(self, round_: int) -> None:
-        """Set the clock, also where no client of the round trains in this process."""
+        """Set the progress, also where no client of the round trains in this process."""
         self.trainer_shim.fit_progress = self.fit_progress = self.fit_progress.at(round_)
 
     def end_round(self) -> None:
-        """Set the clock to the end of the round, whichever client was the last to train in this process."""
+        """Set the progress to the end of the round, whichever client was the last to train in this process."""
         self.trainer_shim.fit_progress = self.fit_progress.at_end_of_round()
 
     def begin_logging(self, examples: float | None = None) -> MetricLog:

@@ -41,7 +41,7 @@ def warn_of_arguments(run: Run, name: str) -> None:
 
 
 def lightning_checkpoint(run: Run) -> dict[str, Any]:
-    """Load the global model into the resident module, and return it as a checkpoint of Lightning."""
+    """Load the global model into the worker's module, and return it as a checkpoint of Lightning."""
     module, trainer = run.client.module, run.trainer
     run.worker_module.load_and_reset(run.methods.evaluated_state(run.server))
     rounds = len(run.metrics.history)

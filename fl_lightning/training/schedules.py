@@ -1,4 +1,4 @@
-"""The learning-rate schedulers that a user's module returns, on the clock of one fit."""
+"""The learning-rate schedulers that a user's module returns, stepped as in one fit."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Schedules:
         before.restore()
 
     def _pass_round(self, configs: Schedulers, round_: int) -> None:
-        """Step the schedulers through one round, with the clock set to it, since the module's hook may read it."""
+        """Step the schedulers through one round, with the progress set to it, since the module's hook may read it."""
         fit_progress = self._clock
         fit_progress.round, fit_progress.step = round_, 0
         for epoch, length in enumerate(fit_progress.passes):
@@ -180,7 +180,7 @@ def check_length(client: Client, configs: Schedulers, batches: Iterator[int]) ->
     if not any(isinstance(config.scheduler, OneCycleLR) for config in configs):
         return
     for number in sorted({*batches} - {0}):  # a client without batches has no schedule
-        with patched(client.worker_module.fit_progress, batches=number):  # the stand-in's clock is still this one
+        with patched(client.worker_module.fit_progress, batches=number):  # the shim's progress is still this one
             for config in configure_optimizer(client.module)[1]:
                 taken = steps_of(config, client)
                 total = getattr(config.scheduler, "total_steps", taken)

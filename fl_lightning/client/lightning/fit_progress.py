@@ -1,4 +1,4 @@
-"""The clock of a visit: its position in the fit that all visits of a client form."""
+"""The progress of a visit in the fit that all visits of a client form."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class FitProgress:
         return self.round * (self.local_epochs if self.local_steps is None else len(self.passes)) + self.epoch
 
     def at(self, round_: int, batches: int | None = None, work: int | None = None) -> FitProgress:
-        """The clock at the start of a visit in this round, of a client with this many batches; None is as here."""
+        """Return the progress at the start of a client's visit in this round; None keeps the present value."""
         batches = self.batches if batches is None else batches
         return replace(self, round=round_, batches=batches, epoch=0, step=0, work=work)
 
     def at_end_of_round(self) -> FitProgress:
-        """The clock in the last epoch of its round, for an evaluation."""
+        """Return the progress in the last epoch of the round, for an evaluation."""
         epochs = self.local_epochs if self.local_steps is None else max(len(self.passes), 1)
         return replace(self, epoch=epochs - 1, step=0)
 

@@ -35,7 +35,7 @@ KEPT_ASIDE = ("fit_progress", "optimizers", "lr_scheduler_configs", "train_datal
 
 @dataclass
 class ShimConfig:
-    """Settings of the run that the stand-in shows; ``logs`` is whether the run has loggers, on whichever worker."""
+    """Settings of the run that the shim shows; ``logs`` is whether the run has loggers, on whichever worker."""
 
     gradient_clip_val: float | None = None
     gradient_clip_algorithm: str | None = None
@@ -103,7 +103,7 @@ class TrainerShim:
     ``hasattr`` works.
 
     Args:
-        clock: position of the current visit in this fit.
+        fit_progress: position of the current visit in this fit.
         setting: constants of the run.
     """
 
@@ -187,7 +187,7 @@ class TrainerShim:
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Return a context for training that restores clock, optimizer, schedulers and loader at its end."""
+        """Return a context for training that restores progress, optimizer, schedulers and loader at its end."""
         kept = {name: getattr(self, name) for name in KEPT_ASIDE}
         steppers, self.fit_progress = self.strategy._lightning_optimizers, replace(self.fit_progress)
         try:
@@ -197,7 +197,7 @@ class TrainerShim:
             for name, value in kept.items():
                 setattr(self, name, value)
 
-    # ------------------------------------------------------------------ the clock
+    # ------------------------------------------------------------------ progress
     current_epoch = property(attrgetter("fit_progress.current_epoch"))
     max_epochs = property(attrgetter("fit_progress.max_epochs"))
     max_steps = property(attrgetter("fit_progress.max_steps"))

@@ -32,7 +32,7 @@ def replay(
 ) -> dict[str, float]:
     """Repeat the visit of ``client`` in round ``round_`` from the record of its failure, or from a checkpoint.
 
-    Afterwards the resident module holds the client's model. ``weights``, from which the run began, are ignored.
+    Afterwards the worker's module holds the client's model. ``weights``, from which the run began, are ignored.
     With ``allow_changes`` the run may differ from the one that wrote the file, for example in its learning rate.
     Returns the number of local steps, the last learning rate, and the logged values.
     """
