@@ -26,9 +26,9 @@ EVALUATES = (RunningStage.VALIDATING, RunningStage.TESTING, RunningStage.PREDICT
 class WorkerModule:
     """The user's module, in which the clients of a process train one after another, and the global model is evaluated.
 
-    Its trainer is a :class:`TrainerShim`, it logs into :attr:`logged`, and taps hook its submodules. Attributes outside its state
-    dict are restored at the start of each visit and each evaluation. ``transform`` changes the logits ``(B, C)`` in
-    training.
+    Its trainer is a :class:`TrainerShim`, it logs into :attr:`logged`, and taps hook its submodules. Attributes outside
+    its state dict are restored at the start of each visit and each evaluation. ``transform`` changes the logits
+    ``(B, C)`` in training.
 
     Raises:
         UsageError: the module's state dict cannot be averaged.
