@@ -76,11 +76,7 @@ def test_stragglers_train_for_a_uniform_number_of_epochs(given, number, epochs):
     for round_ in range(200):
         outcomes = systems.outcomes(0, round_, COHORT, 5)
         # a whole visit is none of a straggler
-        late = [
-            system_outcome.work or 5
-            for system_outcome in outcomes.values()
-            if system_outcome.work is not None or 5 in epochs
-        ]
+        late = [one.work or 5 for one in outcomes.values() if one.work is not None or 5 in epochs]
         assert list(outcomes) == COHORT and len(late) == number
         counts += np.bincount(late, minlength=6)
     assert set(np.flatnonzero(counts)) == set(epochs)
@@ -89,7 +85,7 @@ def test_stragglers_train_for_a_uniform_number_of_epochs(given, number, epochs):
 
 def test_each_client_drops_out_by_its_probability_and_late_ones_where_they_are_dropped():
     systems = SystemsHeterogeneity(dropout_before=0.2, dropout_after=0.1)
-    lost = [system_outcome.lost for r in range(200) for system_outcome in systems.outcomes(0, r, COHORT, 1).values()]
+    lost = [one.lost for r in range(200) for one in systems.outcomes(0, r, COHORT, 1).values()]
     assert lost.count("before") / len(lost) == pytest.approx(0.2, abs=0.02)
     assert lost.count("after") / len(lost) == pytest.approx(0.1, abs=0.02)
     late = SystemsHeterogeneity(stragglers=0.5, late="drop").outcomes(0, 3, COHORT, 5)
@@ -151,18 +147,13 @@ def test_stragglers_take_fewer_steps_and_their_clock_goes_on_as_if_they_had_not(
     steps, systems = Steps(), SystemsHeterogeneity(stragglers=1.0, least=2, most=4)
     trainer = small_trainer(tmp_path, local_epochs=4, max_rounds=3, callbacks=[steps], systems=systems)
     trainer.fit(Clocked(), curved_data(A, B, sizes=[2, 2, 2], batch_size=1))
-    outcomes = {
-        (r, k): system_outcome for r in range(3) for k, system_outcome in systems.outcomes(0, r, [0, 1, 2], 4).items()
-    }
-    assert steps.of == {key: 2 * (system_outcome.work or 4) for key, system_outcome in outcomes.items()}
+    outcomes = {(r, k): one for r in range(3) for k, one in systems.outcomes(0, r, [0, 1, 2], 4).items()}
+    assert steps.of == {key: 2 * (one.work or 4) for key, one in outcomes.items()}
     assert len(set(steps.of.values())) > 1
     # every visit begins where it would after whole ones: 8 steps and 4 epochs a round
     assert seen == {0: {(0, 24)}, 4: {(8, 24)}, 8: {(16, 24)}}
     # and ends with the epochs and steps that it has taken
-    assert ends == [
-        (4 * r + (system_outcome.work or 4), 8 * r + 2 * (system_outcome.work or 4))
-        for (r, _), system_outcome in outcomes.items()
-    ]
+    assert ends == [(4 * r + (one.work or 4), 8 * r + 2 * (one.work or 4)) for (r, _), one in outcomes.items()]
     stragglers = [sum(outcomes[r, k].work is not None for k in range(3)) for r in range(3)]
     assert [row["clients/stragglers"] for row in trainer.history] == stragglers
 

@@ -78,17 +78,13 @@ def simulate_systems(run: Run, round_: int, chosen: list[int]) -> dict[int, Syst
     trainer = run.trainer
     if trainer.systems is None:
         return dict.fromkeys(chosen, SystemOutcome())
-    outcomes = trainer.systems.outcomes(run.seed, round_, chosen, trainer.local_steps or trainer.local_epochs)
-    run.metrics.update(
-        {"clients/dropped": sum(system_outcome.lost is not None for system_outcome in outcomes.values())}
-    )
-    run.metrics.update(
-        {"clients/stragglers": sum(system_outcome.work is not None for system_outcome in outcomes.values())}
-    )
-    return outcomes
+    simulated = trainer.systems.outcomes(run.seed, round_, chosen, trainer.local_steps or trainer.local_epochs)
+    run.metrics.update({"clients/dropped": sum(one.lost is not None for one in simulated.values())})
+    run.metrics.update({"clients/stragglers": sum(one.work is not None for one in simulated.values())})
+    return simulated
 
 
-def train_cohort(run: Run, round_: int, outcomes: dict[int, SystemOutcome]) -> tuple[Totals, list[int]]:
+def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[Totals, list[int]]:
     """Train the clients that are placed on this worker, and add up the updates of all workers.
 
     Returns:
@@ -96,10 +92,10 @@ def train_cohort(run: Run, round_: int, outcomes: dict[int, SystemOutcome]) -> t
     """
     totals, outcome = Totals(run.fabric.device), Outcome(VisitMetrics(run.client.module))
     run.stopwatch.reset()
-    for group in place_cohort(run, outcomes):
+    for group in place_cohort(run, simulated):
         run.workers.check()
         train = train_client if len(group) == 1 else train_group
-        train(run, group, round_, outcomes, totals, outcome)
+        train(run, group, round_, simulated, totals, outcome)
         if outcome.errors and run.trainer.on_client_error == "raise":
             break
     arrived = share_outcome(run, round_, outcome)
@@ -111,13 +107,13 @@ def train_cohort(run: Run, round_: int, outcomes: dict[int, SystemOutcome]) -> t
     return totals, arrived
 
 
-def place_cohort(run: Run, outcomes: dict[int, SystemOutcome]) -> list[list[int]]:
+def place_cohort(run: Run, simulated: dict[int, SystemOutcome]) -> list[list[int]]:
     """Place the cohort on the workers, send each client's memory along, and return the groups of this worker.
 
     They are in ascending order of their first clients.
     """
     memories = run.client.memories()
-    steps = {k: run.local_training.steps(k, outcomes[k].work) for k in run.server.cohort}
+    steps = {k: run.local_training.steps(k, simulated[k].work) for k in run.server.cohort}
     groups = {group[0]: group for group in groups_of_cohort(run, steps)}
     of_groups = schedule(
         {first: cost(group, steps) for first, group in groups.items()}, run.workers.size, memories.owners
@@ -140,23 +136,23 @@ def groups_of_cohort(run: Run, steps: dict[int, int]) -> list[list[int]]:
 
 
 def train_client(
-    run: Run, group: list[int], round_: int, outcomes: dict[int, SystemOutcome], totals: Totals, outcome: Outcome
+    run: Run, group: list[int], round_: int, simulated: dict[int, SystemOutcome], totals: Totals, outcome: Outcome
 ) -> None:
     """Train the only client of a group, and add its update."""
     (k,) = group
     with isolate_failure(run, k, outcome), run.client.memories().visit(k):
-        update = run.local_training.visit(k, round_, run.server.state, outcomes[k].work)
-        add_update(run, k, round_, outcomes[k], update, totals, outcome)
+        update = run.local_training.visit(k, round_, run.server.state, simulated[k].work)
+        add_update(run, k, round_, simulated[k], update, totals, outcome)
 
 
 def train_group(
-    run: Run, group: list[int], round_: int, outcomes: dict[int, SystemOutcome], totals: Totals, outcome: Outcome
+    run: Run, group: list[int], round_: int, simulated: dict[int, SystemOutcome], totals: Totals, outcome: Outcome
 ) -> None:
     """Train clients side by side, and add their updates; the failure of one does not touch the others."""
     memories = run.client.memories()
     # a visit can be repeated in its group alone, so its record holds the memories of all
     outcome.remembered = {k: memories.get(k, {}) for k in group}
-    visits, why = side_by_side(run, group, round_, outcomes), ""
+    visits, why = side_by_side(run, group, round_, simulated), ""
     with ExitStack() as stack:
         stack.callback(memories.drop_all, group)
         try:
@@ -172,10 +168,10 @@ def train_group(
             outcome.remembered = {}
             for k in group:
                 if not outcome.errors or run.trainer.on_client_error == "skip":
-                    train_client(run, [k], round_, outcomes, totals, outcome)
+                    train_client(run, [k], round_, simulated, totals, outcome)
             return
         done = set[int]()
-        if visits.sends_states_alone() and not is_watched(run) and all(outcomes[k].lost is None for k in group):
+        if visits.sends_states_alone() and not is_watched(run) and all(simulated[k].lost is None for k in group):
             rows, updates, extremes = visits.updates()
             if rows:
                 totals.add_rows(updates, extremes)
@@ -187,20 +183,20 @@ def train_group(
         for row, k in enumerate(group):
             if row not in done:
                 with isolate_failure(run, k, outcome), memories.visit(k):
-                    add_update(run, k, round_, outcomes[k], visits.update(row), totals, outcome)
+                    add_update(run, k, round_, simulated[k], visits.update(row), totals, outcome)
 
 
-def side_by_side(run: Run, group: list[int], round_: int, outcomes: dict[int, SystemOutcome]) -> Group:
+def side_by_side(run: Run, group: list[int], round_: int, simulated: dict[int, SystemOutcome]) -> Group:
     """The visits of the clients of a group."""
-    return Group(run.local_training, [GroupMember(k, outcomes[k].work) for k in group], round_, run.server.state)
+    return Group(run.local_training, [GroupMember(k, simulated[k].work) for k in group], round_, run.server.state)
 
 
 def add_update(
-    run: Run, k: int, round_: int, system_outcome: SystemOutcome, update: Update, totals: Totals, outcome: Outcome
+    run: Run, k: int, round_: int, simulated: SystemOutcome, update: Update, totals: Totals, outcome: Outcome
 ) -> None:
     """Show a client that has trained to the callbacks, and add its update, unless it is lost or took no step."""
     client = run.client
-    arrives = system_outcome.lost is None and client.num_steps > 0
+    arrives = simulated.lost is None and client.num_steps > 0
     if arrives:
         if is_watched(run):
             show_client(run, k, round_)
@@ -212,7 +208,7 @@ def add_update(
     else:
         client.memories().drop(k)
     outcome.counts.update(lost=client.visit.num_lost)
-    outcome.scalings += client.visit.scalings if system_outcome.lost is None else []
+    outcome.scalings += client.visit.scalings if simulated.lost is None else []
     idle = run.local_training.batches(k) == 0
     outcome.note_visit(k, client.num_steps, client.lr, client.visit.num_skipped, idle, arrives)
 

@@ -22,14 +22,14 @@ from fl_lightning.storage.metric_format import tagged
 def run_round(run: Run, round_: int) -> bool:
     """Broadcast, train the cohort, aggregate, step the server, evaluate, log; returns whether the round is the last."""
     run.metrics.begin(round_)
-    outcomes = simulate_systems(run, round_, draw_cohort(run, round_))
-    run.server.begin_round(round_, [k for k, system_outcome in outcomes.items() if system_outcome.lost != "before"])
+    simulated = simulate_systems(run, round_, draw_cohort(run, round_))
+    run.server.begin_round(round_, [k for k, one in simulated.items() if one.lost != "before"])
     run.worker_module.begin_round(round_)
     run.workers.begin(round_)
     run.methods.on_round_start(run.server)
     run.call("on_round_start")
     with run.metrics.timed("train"):
-        totals, arrived = run.clients.train(run, round_, outcomes)
+        totals, arrived = run.clients.train(run, round_, simulated)
     run.workers.signals.keeps_round = True  # the rest takes little time
     run.client.end_round()
     with run.metrics.timed("server"):

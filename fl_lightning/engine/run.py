@@ -71,7 +71,7 @@ class ClientBackend(Protocol):
     def present(self, run: Run, round_: int) -> Sequence[int]:
         """The clients that are present in a round, in ascending order, from which its cohort is drawn."""
 
-    def train(self, run: Run, round_: int, outcomes: dict[int, SystemOutcome]) -> tuple[Totals, list[int]]:
+    def train(self, run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[Totals, list[int]]:
         """Train a cohort; returns the sums of its updates, and the clients whose updates are in them, ascending."""
 
     def evaluate(self, run: Run) -> None:

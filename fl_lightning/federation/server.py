@@ -220,7 +220,7 @@ class FlowerBackend:
         return present
 
     # ------------------------------------------------------------------ a round
-    def train(self, run: Run, round_: int, outcomes: dict[int, SystemOutcome]) -> tuple[Totals, list[int]]:
+    def train(self, run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[Totals, list[int]]:
         """Send the state to the sites of the cohort, and add up their updates as they arrive."""
         totals, outcome = Totals(run.fabric.device), Outcome(VisitMetrics(run.client.module))
         client, expected, largest = run.client, run.server.state, self.sites.largest_number
@@ -263,7 +263,7 @@ class FlowerBackend:
             outcome.scalings += scalings
 
         run.stopwatch.reset()
-        memories = {k: {"memory": self.sites.accepted.get(k), "keep": self.sites.kept_rounds(k)} for k in outcomes}
+        memories = {k: {"memory": self.sites.accepted.get(k), "keep": self.sites.kept_rounds(k)} for k in simulated}
         self._ask(run, "train", expected, memories, take, outcome.errors)
         run.stopwatch.lap("wait")
         arrived = share_outcome(run, round_, outcome)

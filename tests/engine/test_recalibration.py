@@ -151,7 +151,7 @@ def test_only_clients_whose_updates_arrive_are_asked_and_the_next_round_begins_f
     systems = SystemsHeterogeneity(dropout_after=0.5)
     trainer = fit(tmp_path, given=given, systems=systems, max_rounds=1, precision="64-true", callbacks=[notes])
     outcomes = systems.outcomes(trainer.seed, 0, trainer.server.cohort, 1)
-    arrived = [k for k, system_outcome in outcomes.items() if system_outcome.lost is None]
+    arrived = [k for k, one in outcomes.items() if one.lost is None]
     assert 0 < len(arrived) < 5 and notes.dropped == 5 - len(arrived)
     assert_pooled(trainer, given, arrived)
     notes, first = Notes(), Notes()

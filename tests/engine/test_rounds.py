@@ -146,7 +146,7 @@ class FailsAlways(Fails):
 
 class Absent(SystemsHeterogeneity):
     def outcomes(self, *args):
-        return {k: system_outcome for k, system_outcome in super().outcomes(*args).items() if k != 2}
+        return {k: one for k, one in super().outcomes(*args).items() if k != 2}
 
 
 @pytest.mark.parametrize("place", ["on_client_end", "transform_client_update"])

@@ -49,12 +49,12 @@ def replay(
         begin_fit(run, fresh=False)
         run.worker_module.begin_round(round_)
         # the cohort of a changed run may differ
-        outcomes = simulate_systems(run, round_, draw_cohort(run, round_))
-        outcomes |= {k: SystemOutcome() for k in (*run.server.cohort, client) if k not in outcomes}
-        steps = {k: run.local_training.steps(k, outcomes[k].work) for k in run.server.cohort}
+        simulated = simulate_systems(run, round_, draw_cohort(run, round_))
+        simulated |= {k: SystemOutcome() for k in (*run.server.cohort, client) if k not in simulated}
+        steps = {k: run.local_training.steps(k, simulated[k].work) for k in run.server.cohort}
         group = next((group for group in groups_of_cohort(run, steps) if client in group), [client])
         # clients that train side by side affect each other's rounding, so the whole group is repeated if possible
-        if len(group) == 1 or not repeated_beside(run, group, client, round_, outcomes):
+        if len(group) == 1 or not repeated_beside(run, group, client, round_, simulated):
             step = run.client.training_step
 
             def checked(*args: Any) -> Tensor | None:
@@ -64,15 +64,15 @@ def replay(
                 return loss
 
             with patched(run.client, training_step=checked):
-                run.local_training.visit(client, round_, run.server.state, outcomes[client].work)
+                run.local_training.visit(client, round_, run.server.state, simulated[client].work)
     if "failure" in contents:
         run.trainer.warn(f"in the run it failed: {contents['failure']['error']}")
     return {"steps": run.client.num_steps, "lr": run.client.lr, **run.client.metrics}
 
 
-def repeated_beside(run: Run, group: list[int], client: int, round_: int, outcomes: dict[int, SystemOutcome]) -> bool:
+def repeated_beside(run: Run, group: list[int], client: int, round_: int, simulated: dict[int, SystemOutcome]) -> bool:
     """Repeat the visit of a client in its group; return whether the group can train side by side."""
-    visits = side_by_side(run, group, round_, outcomes)
+    visits = side_by_side(run, group, round_, simulated)
     with ExitStack() as stack:
         try:
             stack.enter_context(visits.training_all())
@@ -145,8 +145,8 @@ def restore_round(
     hint = f"{str(path)!r} has {done} rounds done; pass round {done}, or another checkpoint"
     require(done == round_, "round", round_, hint)
     restore_run(run, path, allow_changes)
-    outcomes = simulate_systems(run, round_, draw_cohort(run, round_))
-    run.server.begin_round(round_, [k for k, system_outcome in outcomes.items() if system_outcome.lost != "before"])
+    simulated = simulate_systems(run, round_, draw_cohort(run, round_))
+    run.server.begin_round(round_, [k for k, one in simulated.items() if one.lost != "before"])
     clients = ", ".join(map(str, sorted(run.server.cohort)))
     require(client in run.server.cohort, "client", client, f"the clients of round {round_} are {clients}")
     run.methods.on_round_start(run.server)
