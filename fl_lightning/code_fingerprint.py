@@ -56,7 +56,7 @@ def digest_now(module: str) -> str | None:
     return None if text is None else source_digest(parsed(text))
 
 
-def digest_of(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     """Return the SHA-256 of a file as hexadecimal digits."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
@@ -68,7 +68,7 @@ def digest_of(path: Path) -> str:
 def file_digest(name: str) -> str | None:
     """Return 16 digits that stand for a file's contents; None if no file of this name can be read."""
     with suppress(OSError, ValueError):
-        return digest_of(Path(name))[:DIGEST_LENGTH] if os.path.isfile(name) else None
+        return file_sha256(Path(name))[:DIGEST_LENGTH] if os.path.isfile(name) else None
     return None
 
 

@@ -15,7 +15,8 @@ from helpers.runs import train
 from lightning.fabric.utilities import registry
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-from fl_lightning.cli import FederatedCLI, main
+from fl_lightning.cli import main
+from fl_lightning.cli.cli import FederatedCLI
 from fl_lightning.engine.run_access import RunAccess
 
 # a program that tests start in another process

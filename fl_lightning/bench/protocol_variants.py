@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.bench.comparison import Comparison, TableEntry
-from fl_lightning.bench.layout import NONE, Sheet, Text
 from fl_lightning.bench.statistics import Difference, SeedSummary
 from fl_lightning.bench.suite import OF_METRIC, READING, Suite
 from fl_lightning.bench.suite_file import load_suite
+from fl_lightning.bench.table_rendering import NONE, StyledText, TextTable
 from fl_lightning.errors import UsageError, require
 
 
@@ -110,7 +110,7 @@ def consistency(parts: Sequence[Fit], margin: float) -> tuple[str, ...]:
     return tuple(word for word, possible in (("all", all_so_far), ("some", True), ("none", none_so_far)) if possible)
 
 
-def readings_sheet(suite: Suite, comparisons: Sequence[Comparison]) -> Sheet:
+def readings_table(suite: Suite, comparisons: Sequence[Comparison]) -> TextTable:
     """Return the table of readings and scores, with the numbers of published values that each reaches."""
     assert suite.open is not None
     margin, lines = suite.open.margin, []
@@ -122,7 +122,7 @@ def readings_sheet(suite: Suite, comparisons: Sequence[Comparison]) -> Sheet:
             texts += [some, f"{max(fit.distances):.2f}"] if fit.distances else [NONE, NONE]
         words = consistency(parts, margin)
         state = "unknown so far" if len(words) == 3 else " or ".join(words)
-        lines.append([Text(text) for text in (reading, score, *texts, state)])
+        lines.append([StyledText(text) for text in (reading, score, *texts, state)])
     caption = (
         f"Number of published numbers, and of published differences to {comparisons[0].baseline}, that each reading "
         f"reaches within {margin:g}."
@@ -130,7 +130,7 @@ def readings_sheet(suite: Suite, comparisons: Sequence[Comparison]) -> Sheet:
     heads: list[tuple[str, list[str]]] = [
         (head, []) for head in ("numbers", "farthest", "differences", "farthest", "consistent with")
     ]
-    return Sheet(caption, (READING, "score"), heads, lines, key=f"{suite.name}-readings")
+    return TextTable(caption, (READING, "score"), heads, lines, key=f"{suite.name}-readings")
 
 
 def conclusions(suite: Suite, comparisons: Sequence[Comparison]) -> Iterator[str]:

@@ -227,7 +227,7 @@ def find_study(suite: Suite, database: RDBStorage, output: Path | None = None) -
     return None if own is None else optuna.load_study(study_name=suite.name, storage=database)
 
 
-def digest_of(trial: FrozenTrial) -> str | None:
+def trial_digest(trial: FrozenTrial) -> str | None:
     """The digest of a trial's cell; None where it has none, or where it repeats another trial."""
     return None if "repeats" in trial.user_attrs else trial.user_attrs.get("digest")
 
@@ -236,7 +236,7 @@ def by_digest(study: Study, digests: Iterable[str]) -> dict[str, list[FrozenTria
     """The trials of each digest, in their order, from the last one that drops earlier results."""
     trials_of: dict[str, list[FrozenTrial]] = {digest: [] for digest in digests}
     for trial in study.get_trials(deepcopy=False):
-        if (digest := digest_of(trial)) in trials_of:
+        if (digest := trial_digest(trial)) in trials_of:
             trials_of[digest] = [*([] if ANEW in trial.user_attrs else trials_of[digest]), trial]
     return trials_of
 

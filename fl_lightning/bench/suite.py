@@ -177,7 +177,7 @@ class Suite:
             a confidence ``sequence``.
         confidence: their level, in (0, 1).
         tables: the tables.
-        tune: search for arguments, see :mod:`fl_lightning.bench.tune`.
+        tune: search for arguments, see :mod:`fl_lightning.bench.tuner`.
         decide: when a pair has enough seeds, for ``--until-decided``; None for a fixed number.
         open: details that the source does not state, for ``--readings``; None for no readings.
         names: other names of labels, axes and the metric in the tables.

@@ -135,7 +135,7 @@ def load_suite(path: str | Path) -> Suite:
         "exclude": tuple(map(CHOICE.form, given.get("exclude", ()))),
         "names": {known: printable(shown) for known, shown in given.get("names", {}).items()},
         "baseline": given.get("baseline", {"method": "FedAvg"} if "FedAvg" in axes.get("method", {}) else {}),
-        "tables": tuple(read_table(table, axes, percent, path) for table in given.get("tables", [{}])),
+        "tables": tuple(parse_table(table, axes, percent, path) for table in given.get("tables", [{}])),
         "decide": decide,
         "open": None if given.get("open") is None else read_open(given["open"], path),
     }
@@ -210,7 +210,7 @@ def read_open(raw: Any, path: Path) -> ProtocolVariants:
     return ProtocolVariants(**{**given, "readings": readings, "config": config, "margin": float(given["margin"])})
 
 
-def read_table(raw: Any, axes: Mapping[str, Any], percent: bool, path: Path) -> Table:
+def parse_table(raw: Any, axes: Mapping[str, Any], percent: bool, path: Path) -> Table:
     """A table; by default the methods are its rows and the other axes its columns."""
     where = f"{path}: tables."
     given = read_keys(raw, KEYS_OF_TABLE, where)

@@ -11,23 +11,23 @@ from typing import Any, Literal, get_args
 from fl_lightning.bench.cells_csv import cells_csv, in_columns
 from fl_lightning.bench.comparison import NOT_COMPARED, Comparison, Part, TableEntry
 from fl_lightning.bench.config_fragments import write_text
-from fl_lightning.bench.layout import (
+from fl_lightning.bench.protocol_variants import conclusions, readings_table
+from fl_lightning.bench.results import CellResult, with_notes
+from fl_lightning.bench.statistics import MOST_SEEDS, Decision, Verdict
+from fl_lightning.bench.suite import OF_METRIC, Cell, Suite
+from fl_lightning.bench.table_rendering import (
     DAGGER,
     NONE,
     PACKAGES,
     STAR,
-    Sheet,
-    Text,
+    StyledText,
+    TextTable,
     in_markdown,
     latex_tables,
     markdown,
     renamed,
     with_names,
 )
-from fl_lightning.bench.protocol_variants import conclusions, readings_sheet
-from fl_lightning.bench.results import CellResult, with_notes
-from fl_lightning.bench.statistics import MOST_SEEDS, Decision, Verdict
-from fl_lightning.bench.suite import OF_METRIC, Cell, Suite
 from fl_lightning.errors import count, require
 
 TableForm = Literal["md", "tex", "csv"]
@@ -61,18 +61,18 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
         columns = max((list(entry) for entry in entries), key=len, default=[])
         return in_columns(columns, entries)
     lines = list(about(suite, cells, results))
-    of_readings = readings_sheets(suite, comparisons)
+    of_readings = readings_tables(suite, comparisons)
     if form == "tex":
         plain = [line.lstrip("#- ") for line in lines]
-        made = [*of_readings, *(sheet for comparison in comparisons for sheet in sheets(comparison))]
-        tables = latex_tables(renamed(sheet, suite.names) for sheet in made)
+        made = [*of_readings, *(text_table for comparison in comparisons for text_table in text_tables(comparison))]
+        tables = latex_tables(renamed(text_table, suite.names) for text_table in made)
         return "\n".join([PACKAGES, *(f"% {line}" for line in plain if line), *tables])
-    for sheet in of_readings:
-        lines += markdown(renamed(sheet, suite.names))
+    for text_table in of_readings:
+        lines += markdown(renamed(text_table, suite.names))
         lines += [line for text in conclusions(suite, comparisons) for line in (in_markdown(text), "")]
     for comparison in comparisons:
         lines += [f"## {in_markdown(with_names(heading(comparison), suite.names))}", ""]
-        lines += [line for sheet in sheets(comparison) for line in markdown(renamed(sheet, suite.names))]
+        lines += [line for text_table in text_tables(comparison) for line in markdown(renamed(text_table, suite.names))]
         lines += [in_markdown(with_names(line, suite.names)) for line in summary_lines(comparison)]
     return "\n".join(lines)
 
@@ -99,7 +99,7 @@ def about(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]
     yield from (f"# {in_markdown(suite.title)}", "")
     if suite.source:
         yield from (f"Source: {in_markdown(suite.source)}", "")
-    yield from (f"{len(cells)} cells: {progress(cells, results)}.", "")
+    yield from (f"{len(cells)} cells: {count_states(cells, results)}.", "")
     machines = sorted({results[cell.digest].machine for cell in cells if cell.digest in results} - {""})
     if machines:
         yield from (f"Run on {in_markdown('; '.join(machines))}.", "")
@@ -108,7 +108,7 @@ def about(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]
         yield from (*(f"- {in_markdown(note)}" for note in suite.notes), "")
 
 
-def progress(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> str:
+def count_states(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> str:
     """Return the number of cells in each state."""
     states = Counter(results[cell.digest].state if cell.digest in results else "waiting" for cell in cells)
     return ", ".join(f"{states[state]} {state}" for state in ("done", "running", "waiting", "failed") if states[state])
@@ -121,12 +121,12 @@ def heading(comparison: Comparison) -> str:
     return f"{table.caption or first_upper(what_is_shown(comparison))}{f' ({page})' if page is not None else ''}"
 
 
-def readings_sheets(suite: Suite, comparisons: Sequence[Comparison]) -> list[Sheet]:
+def readings_tables(suite: Suite, comparisons: Sequence[Comparison]) -> list[TextTable]:
     """Return the table of readings, for a suite of readings."""
-    return [readings_sheet(suite, comparisons)] if suite.has_readings and comparisons else []
+    return [readings_table(suite, comparisons)] if suite.has_readings and comparisons else []
 
 
-def sheets(comparison: Comparison) -> Iterator[Sheet]:
+def text_tables(comparison: Comparison) -> Iterator[TextTable]:
     """Yield the table of our numbers and the published numbers, and the table of differences to the baseline."""
     notes: dict[str, str] = {}
     entries, common = comparison.entries.values(), common_notes(comparison)
@@ -137,27 +137,27 @@ def sheets(comparison: Comparison) -> Iterator[Sheet]:
     rows = [row for row in comparison.rows if row not in silent]
     lines = []
     for row in rows:
-        line = [Text(label) for label in row]
+        line = [StyledText(label) for label in row]
         for column in comparison.columns:
             entry = comparison.entries.get((row, column))
             own = [note for note in entry.notes if note not in common] if entry else []
-            line.append(ours(entry, comparison, footnotes(own, notes)) if entry else Text(NONE))
+            line.append(ours(entry, comparison, footnotes(own, notes)) if entry else StyledText(NONE))
             if published:
                 numbers = entry.published if entry and entry.published else ()
                 texts = [number_text(number, comparison) for number in numbers if number is not None]
-                line.append(Text(" ± ".join(texts) or NONE))
+                line.append(StyledText(" ± ".join(texts) or NONE))
         lines.append(line)
     mean = overall(comparison) if comparison.table.show == "rank" and len(groups) > 1 else {}
     if mean:
         groups.append(("mean of the columns", ["ours", ""] if published else []))
         for row, line in zip(rows, lines, strict=True):
-            line += [Text(mean.get(row, NONE)), *([Text("")] if published else [])]
+            line += [StyledText(mean.get(row, NONE)), *([StyledText("")] if published else [])]
     left_out = [f"Omitted, since no run reaches the target: {'; '.join(map(', '.join, silent))}."] if silent else []
     key, note = f"{comparison.suite.name}-{comparison.table.show}", " ".join([*common.values(), *left_out])
     caption = caption_of(comparison)
-    yield Sheet(caption, comparison.table.rows, groups, lines, notes, comparison.table.caption, key, note)
+    yield TextTable(caption, comparison.table.rows, groups, lines, notes, comparison.table.caption, key, note)
     if comparison.suite.baseline and any(map(differs, entries)):
-        yield differences_sheet(comparison, notes)
+        yield differences_table(comparison, notes)
 
 
 def says_nothing(comparison: Comparison, row: Part) -> bool:
@@ -188,12 +188,12 @@ def footnotes(texts: Iterable[str], notes: dict[str, str]) -> tuple[str, ...]:
     return marks
 
 
-def ours(entry: TableEntry, comparison: Comparison, marks: tuple[str, ...]) -> Text:
+def ours(entry: TableEntry, comparison: Comparison, marks: tuple[str, ...]) -> StyledText:
     """Return our mean and deviation, with the number of seeds if some are missing, or the states of the cells."""
     pending = [f"{entry.states[state]} {state}" for state in STATES_OF_CELLS[1:] if entry.states[state]]
     if entry.ours is None:
         alone = pending[0].split()[1] if len(pending) == 1 else ", ".join(pending)
-        return Text(alone or NONE, marks=marks)
+        return StyledText(alone or NONE, marks=marks)
     text = number_text(entry.ours.mean, comparison, entry.bound)
     if entry.ours.deviation is not None and not entry.bound:
         text += f" ± {number_text(entry.ours.deviation, comparison)}"
@@ -202,7 +202,7 @@ def ours(entry: TableEntry, comparison: Comparison, marks: tuple[str, ...]) -> T
         text += f" ({', '.join(of)})"
     elif entry.ours.n < entry.cells:
         text += f" ({', '.join([f'{entry.ours.n} of {entry.cells} seeds', *pending])})"
-    return Text(text, entry.best, (*[DAGGER] * (entry.scale != 1), *[STAR] * significant(entry), *marks))
+    return StyledText(text, entry.best, (*[DAGGER] * (entry.scale != 1), *[STAR] * significant(entry), *marks))
 
 
 def significant(entry: TableEntry) -> bool:
@@ -235,7 +235,7 @@ def differs(entry: TableEntry) -> bool:
     return entry.difference is not None or entry.verdict == NOT_COMPARED
 
 
-def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet:
+def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextTable:
     """Return the differences to the baseline, one line for each row and column; footnotes continue ``notes``."""
     suite, table, decide = comparison.suite, comparison.table, comparison.suite.decide
     both, common = dict(notes), common_notes(comparison)
@@ -249,10 +249,10 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
         entry = comparison.entries.get((row, column))
         if entry is None or not differs(entry):
             continue
-        line = [Text(label) for label in (*row, *(label for _, label in of_columns(comparison, column)))]
+        line = [StyledText(label) for label in (*row, *(label for _, label in of_columns(comparison, column)))]
         line += difference_texts(entry, comparison, common, both)
-        line += [Text(signed(entry.published_difference, comparison))] * bool(table.published)
-        lines.append(line + [Text(verdict_text(entry))] * judged)
+        line += [StyledText(signed(entry.published_difference, comparison))] * bool(table.published)
+        lines.append(line + [StyledText(verdict_text(entry))] * judged)
     about = f"Difference to {comparison.baseline} on the same seeds and partitions, mean over the pairs"
     texts = [f"{about}; interval: {INTERVALS[suite.interval]}, from two pairs on."]
     if decide:
@@ -266,27 +266,32 @@ def differences_sheet(comparison: Comparison, notes: Mapping[str, str]) -> Sheet
     names = (*table.rows, *(axis for axis, _ in of_columns(comparison, comparison.columns[0])))
     own = {number: note for number, note in both.items() if number not in notes}
     key, note = f"{suite.name}-{table.show}-differences", " ".join(common[one] for one in common if NOT_COMPARED in one)
-    return Sheet(" ".join(texts), names, [(head, []) for head in heads], lines, own, key=key, note=note)
+    return TextTable(" ".join(texts), names, [(head, []) for head in heads], lines, own, key=key, note=note)
 
 
 def difference_texts(
     entry: TableEntry, comparison: Comparison, common: Container[str], notes: dict[str, str]
-) -> list[Text]:
+) -> list[StyledText]:
     """Return our difference, its interval and number of pairs, with footnotes except the ``common`` ones."""
     marks = footnotes((note for note in entry.notes if NOT_COMPARED in note and note not in common), notes)
     apart = entry.difference
     if apart is None:
-        return [Text(NONE, marks=marks), Text(NONE), Text("0"), *[Text(NONE)] * (3 * bool(comparison.suite.decide))]
+        return [
+            StyledText(NONE, marks=marks),
+            StyledText(NONE),
+            StyledText("0"),
+            *[StyledText(NONE)] * (3 * bool(comparison.suite.decide)),
+        ]
     mean = f"{apart.bound} {signed(apart.mean, comparison)}".strip()
     own, student = (
         NONE if ends is None else f"[{', '.join(signed(end, comparison) for end in ends)}]"
         for ends in (apart.interval, entry.student)
     )
-    texts = [Text(mean, marks=(*[DAGGER] * (entry.scale != 1), *marks))]
-    texts += [Text(own, marks=footnotes(apart.notes, notes)), Text(str(apart.n))]
+    texts = [StyledText(mean, marks=(*[DAGGER] * (entry.scale != 1), *marks))]
+    texts += [StyledText(own, marks=footnotes(apart.notes, notes)), StyledText(str(apart.n))]
     if entry.holm is not None and entry.baseline is not None:
         p = "< 0.001" if entry.holm < 0.001 else f"{entry.holm:.3f}"
-        texts += [Text(student), Text(p), Text(number_text(entry.baseline, comparison))]
+        texts += [StyledText(student), StyledText(p), StyledText(number_text(entry.baseline, comparison))]
     return texts
 
 

@@ -99,7 +99,7 @@ class DomainMetrics(PeriodicCallback):
             return {plain(tag): value for tag, value in trainer.evaluate(phase, domain=name).items()}
         if phase == "val":  # clients have no validation data
             return {}
-        clients = clients_of(trainer, name)
+        clients = clients_in_domain(trainer, name)
         evaluated = measure_clients(trainer, clients, lambda k: trainer.evaluate("test", client=k)).values()
         tags = dict.fromkeys(tag for of_client in evaluated for tag in of_client)
         return {plain(tag): finite_mean([of_client.get(tag, np.nan) for of_client in evaluated]) for tag in tags}
@@ -115,7 +115,7 @@ def at_sites(trainer: RunContext) -> bool:
     return bool(getattr(trainer.data, "is_remote", False))
 
 
-def clients_of(trainer: RunContext, domain: str) -> list[int]:
+def clients_in_domain(trainer: RunContext, domain: str) -> list[int]:
     """Return the clients that hold only this domain."""
     return [k for k in range(trainer.data.num_clients) if trainer.data.info(k).domain == domain]
 
@@ -128,7 +128,7 @@ def counts_of(trainer: RunContext, domain: str, phase: str) -> tuple[int, int, i
     plan = trainer.data.plan
     known = plan.domains is not None and domain in plan.domain_names
     examples = int((plan.domains == plan.domain_names.index(domain)).sum()) if known else 0
-    return len(clients_of(trainer, domain)), examples, trainer.num_examples(domain, phase)
+    return len(clients_in_domain(trainer, domain)), examples, trainer.num_examples(domain, phase)
 
 
 def plain(tag: str) -> str:

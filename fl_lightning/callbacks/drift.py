@@ -29,8 +29,8 @@ from fl_lightning.callbacks.measurement import (
     ClientMeasurement,
     classifier_of,
     finite_mean,
-    in_order,
     log_finite,
+    merge_sorted,
     quotient,
     require_label_counts,
 )
@@ -106,7 +106,7 @@ class Drift(ClientMeasurement):
         for name in trainer.client.trainable:
             layer = name.rpartition(".")[0] or "."
             # each worker gets the changes of one parameter at a time and computes the same bits
-            changes = in_order(trainer.gather({k: change[name] for k, change in self._changes.items()}))
+            changes = merge_sorted(trainer.gather({k: change[name] for k, change in self._changes.items()}))
             rows = torch.from_numpy(np.stack(list(changes.values()))).double()
             grams[layer] = grams.get(layer, 0.0) + (rows @ rows.T).numpy()
         self._changes = {}

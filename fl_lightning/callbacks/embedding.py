@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.callbacks.context import RunContext
-from fl_lightning.callbacks.measurement import Measurement, in_order, require_test_data
+from fl_lightning.callbacks.measurement import Measurement, merge_sorted, require_test_data
 from fl_lightning.client import Client
 from fl_lightning.client.taps import resolve_taps, with_paths
 from fl_lightning.errors import require
@@ -123,7 +123,7 @@ class Embedding(Measurement):
             mine[None] = self._probe(trainer, None)
         parts = trainer.gather(mine)
         self._local = {}
-        probes = {k: in_order(part[k] for part in parts if k in part) for part in parts for k in part}
+        probes = {k: merge_sorted(part[k] for part in parts if k in part) for part in parts for k in part}
         ids = sorted(k for k in probes if k is not None)
         # t-SNE is slow, so only the worker that writes computes it
         if trainer.run_dir is not None and probes:

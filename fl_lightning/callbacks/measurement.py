@@ -187,7 +187,7 @@ class ClientMeasurement(Measurement):
         return self.due(trainer.server.round) and client.info.id in self.chosen and client.num_steps > 0
 
     def measure(self, trainer: RunContext) -> None:
-        clients = in_order(trainer.gather(self.mine))
+        clients = merge_sorted(trainer.gather(self.mine))
         if clients:
             self.append_table(trainer, "clients", {k: k for k in clients}, fill=-1)
             self.record(trainer, clients)
@@ -225,7 +225,7 @@ def measure_clients(trainer: RunContext, clients: Sequence[int], measure: Callab
     owners, size = trainer.client.memories().owners, trainer.world_size
     with trainer.alone():
         mine = {k: measure(k) for i, k in enumerate(clients) if owners.get(k, i % size) == trainer.global_rank}
-    return in_order(trainer.gather(mine))
+    return merge_sorted(trainer.gather(mine))
 
 
 def labelled(
@@ -262,7 +262,7 @@ def drawn_clients(clients: Sequence[int], number: int, seed: int, purpose: str, 
     return sorted(numpy_rng(seed, purpose, *where).choice(sorted(clients), number, replace=False).tolist())
 
 
-def in_order(parts: Iterable[Mapping[Key, Value]]) -> dict[Key, Value]:
+def merge_sorted(parts: Iterable[Mapping[Key, Value]]) -> dict[Key, Value]:
     """Return the items of all workers in ascending order of clients or batches."""
     return dict(sorted((item for part in parts for item in part.items()), key=itemgetter(0)))
 

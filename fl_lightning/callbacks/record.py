@@ -18,7 +18,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.context import RunContext
-from fl_lightning.code_fingerprint import digest_of
+from fl_lightning.code_fingerprint import file_sha256
 from fl_lightning.storage.atomic_io import write_atomically
 
 PACKAGES = ("fl-lightning", "torch", "torchvision", "lightning", "torchmetrics", "jsonargparse", "numpy")
@@ -87,7 +87,7 @@ class RunRecord(Callback):
             "data": getattr(trainer.data, "inference_arguments", dict)(),
         }
         if trainer.weights is not None:
-            record["weights"] = {"path": str(trainer.weights), "sha256": digest_of(trainer.weights)}
+            record["weights"] = {"path": str(trainer.weights), "sha256": file_sha256(trainer.weights)}
         text = json.dumps(record, indent=2) + "\n"
         write_atomically(trainer.run_dir / "environment.json", lambda partial: partial.write_text(text))
         self._layout_is_due = True

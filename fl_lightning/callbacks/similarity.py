@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.context import RunContext
-from fl_lightning.callbacks.measurement import Measurement, finite_mean, in_order, log_finite, require_test_data
+from fl_lightning.callbacks.measurement import Measurement, finite_mean, log_finite, merge_sorted, require_test_data
 from fl_lightning.client import Client
 from fl_lightning.client.taps import resolve_taps, with_paths
 from fl_lightning.errors import require
@@ -101,7 +101,7 @@ class LayerSimilarity(Measurement):
     def measure(self, trainer: RunContext) -> None:
         parts = trainer.gather((self._before, self._of_global(trainer), self._local))
         self._local, self._before = {}, {}
-        before, after, local = (in_order(part) for part in zip(*parts, strict=True))
+        before, after, local = (merge_sorted(part) for part in zip(*parts, strict=True))
         width, number, present = min(self.max_clients, trainer.data.num_clients), len(self._layers), local.values()
         # the global model first, then the clients; nan for a missing model
         table, between_rounds = np.full((number, width + 1, width + 1), np.nan), np.full(number, np.nan)

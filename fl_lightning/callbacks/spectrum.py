@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fl_lightning.aggregation import Sums, Weighted
 from fl_lightning.callbacks.context import RunContext
-from fl_lightning.callbacks.measurement import Measurement, classifier_of, in_order
+from fl_lightning.callbacks.measurement import Measurement, classifier_of, merge_sorted
 from fl_lightning.client import Client
 from fl_lightning.errors import require
 from fl_lightning.functional import (
@@ -200,7 +200,7 @@ class SpectrumMonitor(Measurement):
             trainer.warn(f"round {trainer.server.round}: the {what} has collapsed: all its singular values are 0")
 
     def _keep_local(self, trainer: RunContext) -> None:
-        local = in_order(trainer.gather(self._local))
+        local = merge_sorted(trainer.gather(self._local))
         for what in next(iter(local.values()), {}):
             spectra = np.stack([of_client[what] for of_client in local.values()])
             table = np.full((trainer.data.num_clients, spectra.shape[1]), np.nan)

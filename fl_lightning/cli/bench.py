@@ -20,10 +20,9 @@ from fl_lightning.bench import Cell, Suite, load_suite
 from fl_lightning.bench.cells_csv import finished_cells
 from fl_lightning.bench.comparison import unequal_settings
 from fl_lightning.bench.config_fragments import Fragment, config_digest, fragments_of, look_up
-from fl_lightning.bench.driver import Driver, SuiteStudy
 from fl_lightning.bench.protocol_variants import with_readings
 from fl_lightning.bench.results import changed_code
-from fl_lightning.bench.runner import Runner
+from fl_lightning.bench.scheduler import Scheduler, SuiteStudy
 from fl_lightning.bench.sequential_stopping import paired_cells, pending_cells, shown_cells
 from fl_lightning.bench.study import (
     DATABASE_ERRORS,
@@ -37,7 +36,8 @@ from fl_lightning.bench.study import (
 )
 from fl_lightning.bench.suite import file_part, first_seeds, selected_cells
 from fl_lightning.bench.table import render, write_tables
-from fl_lightning.bench.tune import AXIS, Search, SearchStudy, tuning_of
+from fl_lightning.bench.tuner import AXIS, Search, SearchStudy, read_tuning_spec
+from fl_lightning.bench.worker_client import WorkerClient
 from fl_lightning.cli.entry_point import (
     COMMANDS,
     OneLineParser,
@@ -149,7 +149,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
         check_settings(suite, cells)
         # of each kind of cell, so that a config that is not valid is refused before any cell runs
         left = kinds_of(cell for cell in cells if cell.digest not in done.keys() - dropped)
-        check_configs(suite.metric, {alike[0].name.rpartition(",")[0]: alike[0] for alike in left})
+        check_cells(suite.metric, {alike[0].name.rpartition(",")[0]: alike[0] for alike in left})
     if loaded or not only_look:
         make_folder(options.output, "--output")
     if options.save is not None:
@@ -168,9 +168,9 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     if options.retry:
         study.retry()
     study.free(dropped & {digest for digest, result in study.results().items() if result.state == "done"}, anew=True)
-    driver = Driver([study], suite.metric, options.output.resolve(), options.jobs, say, hours=options.hours)
-    driver.run()
-    if status := why_ended(driver, options.again):
+    scheduler = Scheduler([study], suite.metric, options.output.resolve(), options.jobs, say, hours=options.hours)
+    scheduler.run()
+    if status := why_ended(scheduler, options.again):
         return status
     # before they are printed: who reads them may close the pipe, as `head` does
     write_shown(suite, whole, study, "--output", options.output)
@@ -178,7 +178,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
         write_shown(suite, whole, study, "--save", options.save)
     own = study.results()
     print(render(suite, shown_cells(suite, cells, own), own))
-    if driver.late:
+    if scheduler.late:
         say(f"the {options.hours:g} hours are spent; continue: {options.again}")
     failed = sum(result.state == "failed" for result in own.values())
     if failed:
@@ -198,9 +198,9 @@ def check_settings(suite: Suite, cells: Sequence[Cell]) -> None:
         require(scored, f"{suite.path}: tables.show", "scores", hint)
 
 
-def check_configs(metric: str, cells: Mapping[str, Cell]) -> None:
+def check_cells(metric: str, cells: Mapping[str, Cell]) -> None:
     """Build the objects of cells by name."""
-    wrong = Runner().check(metric, {name: cell.fragments for name, cell in cells.items()}) if cells else {}
+    wrong = WorkerClient().check(metric, {name: cell.fragments for name, cell in cells.items()}) if cells else {}
     if wrong:
         remedy = "; give null as val_fraction, and the data module a val_dataloader"
         raise UsageErrors([line + remedy * ("no 'val_fraction'" in line) for line in grouped(wrong.items())])
@@ -274,15 +274,15 @@ def write_shown(suite: Suite, whole: Sequence[Cell], study: Study | None, key: s
         write_tables(suite, shown_cells(suite, whole, results), results, folder)
 
 
-def why_ended(driver: Driver, again: str) -> int:
+def why_ended(scheduler: Scheduler, again: str) -> int:
     """Say why the jobs ended before all was done; returns the exit status, 0 where all is done."""
-    if driver.error is not None:
-        why = f"{type(driver.error).__name__}: {cause_of(driver.error)}"
+    if scheduler.error is not None:
+        why = f"{type(scheduler.error).__name__}: {cause_of(scheduler.error)}"
         print(f"error: {truncate(why)}; go on: {again}", file=sys.stderr)
         return 1
-    if driver.caught is not None:
-        print(f"{driver.caught.name} stopped it; continue: {again}", file=sys.stderr)
-        return 128 + driver.caught
+    if scheduler.caught is not None:
+        print(f"{scheduler.caught.name} stopped it; continue: {again}", file=sys.stderr)
+        return 128 + scheduler.caught
     return 0
 
 
@@ -308,7 +308,7 @@ def most_seeds(options: argparse.Namespace, suite: Suite) -> int:
 
 def tune(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -> int:
     """Tune the methods of a suite and write the best values of each as a config; returns the exit status."""
-    tuning, output = tuning_of(suite), options.output
+    tuning, output = read_tuning_spec(suite), options.output
     tuning = replace(tuning, seeds=tuple(first_seeds(tuning.seeds, options.seeds)))
     known = {f"{AXIS}={file_part(label)}": label for label in tuning.search}
     for pattern in options.only:
@@ -316,16 +316,16 @@ def tune(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -
     wanted = [known[name] for name in known if name in (options.only or known)]
     searches = [Search(suite, tuning, label, options.scale, extra, options.trials) for label in wanted]
     # a key or a metric that is not valid is refused before any trial runs
-    check_configs(tuning.metric, {f"{suite.path}: tune.search.{one.label}": one.first_cell() for one in searches})
+    check_cells(tuning.metric, {f"{suite.path}: tune.search.{one.label}": one.first_cell() for one in searches})
     make_folder(output, "--output")
     database = open_database(options.storage)
     find_study(suite, database, output if options.own_output else None)
     studies = [SearchStudy(search, database) for search in searches]
     for study in studies if options.retry else ():
         study.retry()
-    driver = Driver(studies, tuning.metric, output.resolve() / "tune", options.jobs, say)
-    driver.run()
-    status = why_ended(driver, options.again)
+    scheduler = Scheduler(studies, tuning.metric, output.resolve() / "tune", options.jobs, say)
+    scheduler.run()
+    status = why_ended(scheduler, options.again)
     for study in studies if status == 0 else ():
         with writing_into("--output", output, LATER):
             path = study.write_best(output, options.storage)

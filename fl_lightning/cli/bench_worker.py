@@ -1,4 +1,4 @@
-"""Runs a cell of a suite: a fit of several ``--config``, in a process that a runner has forked."""
+"""Runs a cell of a suite: a fit of several ``--config``, in a process that a worker client has started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 import yaml
 from lightning.pytorch import LightningModule
 
-from fl_lightning.bench.runner import RoundReport, locked, reason_of
+from fl_lightning.bench.worker_client import RoundReport, locked, reason_of
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.base import logged_instead
 from fl_lightning.callbacks.context import RunContext
@@ -97,10 +97,10 @@ def run_cell(cell: Mapping[str, Any], report: RoundReport) -> dict[str, Any]:
         # the weights of the config are those of the beginning: a checkpoint has its own
         resumed = [*command, "--ckpt_path=last", "--weights=null"] if newest_checkpoint(root) else command
         try:
-            trainer = ended(resumed, callback).trainer
+            trainer = run_fit(resumed, callback).trainer
         except ChangedCodeError as error:  # one cell is of one code
             print(f"it starts again, in a new version: {error}", file=sys.stderr, flush=True)
-            trainer = ended(command, callback).trainer
+            trainer = run_fit(command, callback).trainer
         return outcome_of(trainer, cell["metric"]) | {"warnings": list(dict.fromkeys(texts))[:MOST_WARNINGS]}
 
 
@@ -110,7 +110,7 @@ def check_configs(task: Mapping[str, Any], report: RoundReport) -> dict[str, str
     for name, fragments in task["configs"].items():
         try:
             with tempfile.TemporaryDirectory(prefix="fl_lightning-") as folder:
-                check_metric(task["metric"], ended(fit_command(fragments, Path(folder))))
+                check_metric(task["metric"], run_fit(fit_command(fragments, Path(folder))))
         except Exception as error:
             wrong[name] = reason_of(error)
     return wrong
@@ -137,7 +137,7 @@ def fit_command(fragments: Sequence[Mapping[str, Any]], folder: Path) -> list[st
     return command
 
 
-def ended(command: list[str], callback: Callback | None = None) -> CellCLI:
+def run_fit(command: list[str], callback: Callback | None = None) -> CellCLI:
     """Run a fit to its end."""
     try:
         with plain_warnings():

@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser, prefix: str, function: Any, a
 
 def add_option(parser: argparse.ArgumentParser, key: str, hint: Any, above: tuple[type, ...] = ()) -> None:
     """Add an option unless the parser has it, and the options of the classes that its type takes."""
-    parts = [*parts_of(hint)]
+    parts = [*nested_types(hint)]
     # any part of a network is a Module
     kinds = [kind for kind in parts if isclass(kind) and kind not in (*above, Module, object)]
     fitting = {n: c for n, c in CLASSES.items() if any(issubclass(c, kind) and kind is not c for kind in kinds)}
@@ -108,8 +108,8 @@ def add_option(parser: argparse.ArgumentParser, key: str, hint: Any, above: tupl
         add_arguments(parser, f"{key}.", value.__init__, (*above, *kinds))
 
 
-def parts_of(hint: Any) -> Iterator[Any]:
+def nested_types(hint: Any) -> Iterator[Any]:
     """A type, and the types within it."""
     yield hint
     for part in get_args(hint):
-        yield from parts_of(part)
+        yield from nested_types(part)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
-from fl_lightning.code_fingerprint import digest_of
+from fl_lightning.code_fingerprint import file_sha256
 from fl_lightning.collectives import Collectives
 from fl_lightning.state import num_bytes
 from fl_lightning.storage.atomic_io import dump, flush, flush_folder, in_parallel, load, partial_of, save
@@ -161,7 +161,7 @@ class ClientStateStore(Mapping[int, Memory]):
         for k, partial in zip(names, partials, strict=True):
             dump(self[k], partial)
         in_parallel(flush, partials)
-        digests = in_parallel(digest_of, partials)
+        digests = in_parallel(file_sha256, partials)
         for name, partial in zip(names.values(), partials, strict=True):
             partial.replace(folder / name)
         if names:

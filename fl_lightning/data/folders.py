@@ -346,7 +346,7 @@ class HAM10000(FolderDataModule):
         require(table is not None, "data.root", str(root), f"it must hold {self.layout}")
         images = {path.stem: path for path in sorted(root.rglob("*")) if is_image(path)}
         files = []
-        _, rows = read_table(table, ("image_id", "dx", "dataset"))  # type: ignore[arg-type]
+        _, rows = read_csv_table(table, ("image_id", "dx", "dataset"))  # type: ignore[arg-type]
         for row in rows:
             name = row["image_id"]
             require(name in images, "data.root", str(table), f"image {name} has no file; download it")
@@ -416,8 +416,8 @@ class SiteImageFolders(FolderDataModule):
             files = [file._replace(split="test" if file.split == "val" else file.split) for file in files]
         trains = {file.domain for file in files if file.split in ("", "train")}
         # sites that train come first
-        sites = in_order(trains) + in_order({file.domain for file in files} - trains)
-        classes = in_order({file.label for file in files})
+        sites = natural_order(trains) + natural_order({file.domain for file in files} - trains)
+        classes = natural_order({file.label for file in files})
         check_splits(root, files, sites, classes)
         self.domain_names, self.class_names = tuple(sites), tuple(classes)
         if self._client_each:
@@ -455,7 +455,7 @@ def files_of_sites(root: Path, layout: str) -> Iterator[ImageFile]:
 def read_manifest(path: Path) -> Iterator[ImageFile]:
     """Yield the images that a CSV table names."""
     key = ("data.root", str(path))
-    present, rows = read_table(path, COLUMNS)
+    present, rows = read_csv_table(path, COLUMNS)
     unknown = [name for name in present if name not in (*COLUMNS, "split")]
     hint = f"its columns {listed(map(repr, unknown))} are not read; rename them, or take them out: it may have "
     require(not unknown, *key, hint + f"{', '.join(COLUMNS)} and split")
@@ -486,12 +486,12 @@ def check_splits(root: Path, files: list[ImageFile], sites: list[str], classes: 
         rank_zero_warn(f"data.root={str(root)!r}: {text}")
 
 
-def in_order(names: set[str]) -> list[str]:
+def natural_order(names: set[str]) -> list[str]:
     """Sort names alphabetically, or by value where all are whole numbers."""
     return sorted(names, key=int) if all(map(str.isdecimal, names)) else sorted(names)
 
 
-def read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[str], list[dict[str, str]]]:
+def read_csv_table(path: Path, columns: tuple[str, ...]) -> tuple[list[str], list[dict[str, str]]]:
     """Read the column names and the rows of a CSV table, which must have ``columns``."""
     try:
         reader = csv.DictReader(io.StringIO(read_utf8(path)), strict=True)

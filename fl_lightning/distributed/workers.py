@@ -173,7 +173,7 @@ class Workers:
         """Wait until a collective is done, with checks meanwhile: torch's own wait blocks signals."""
         self._calls, looks = self._calls + 1, 0
         try:
-            while not ended(work, LOOK):
+            while not completes_within(work, LOOK):
                 self._waits, looks = True, looks + 1
                 if looks == 1:
                     self._mark()
@@ -230,7 +230,7 @@ class Workers:
         return ", ".join(f"worker {rank}" for rank in missing) or "a connection"
 
 
-def ended(work: Any, seconds: float) -> bool:
+def completes_within(work: Any, seconds: float) -> bool:
     """Return whether a collective ends within some seconds; raise a RuntimeError if it fails."""
     try:
         work.wait(timedelta(seconds=seconds))

@@ -63,11 +63,11 @@ LONGEST, VALUE, PATH = 290, 36, 60
 def description_of(run: Run) -> dict[str, Any]:
     """Return the description of a run, made by the first call."""
     if not run.description:
-        run.description.update(describe(run))
+        run.description.update(describe_run(run))
     return run.description
 
 
-def describe(run: Run) -> dict[str, Any]:
+def describe_run(run: Run) -> dict[str, Any]:
     """Describe a run before its first round."""
     module, data, config = run.client.module, run.data, run.trainer.config or {}
     optimizer, schedulers = run.local_training.optimizers.first

@@ -13,7 +13,7 @@ from fl_lightning.engine.cohort_training import draw_cohort, simulate_systems, t
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.personalized_evaluation import groups_of_own_models, metrics_of_own_models
 from fl_lightning.engine.run import Run
-from fl_lightning.engine.update_codec import sent_down
+from fl_lightning.engine.update_codec import broadcast_names
 from fl_lightning.errors import ClientError, add_note
 from fl_lightning.state import State, checksums, norm, num_bytes, select
 from fl_lightning.storage.metric_format import tagged
@@ -62,7 +62,7 @@ def aggregate(run: Run, totals: Totals) -> None:
     A round without an update changes neither the server nor the methods' server values.
     """
     client, server = run.client, run.server
-    down = num_bytes(select(server.state, sent_down(run))) * len(server.cohort)
+    down = num_bytes(select(server.state, broadcast_names(run))) * len(server.cohort)
     run.metrics.update({"clients": totals.num_clients, "bytes/down": down, "bytes/up": totals.num_bytes})
     delta: State = {}
     if totals.num_clients:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_LOGGED, LONGEST_NAME = 1000, 200
 
 
-class Entry(NamedTuple):
+class TensorSpec(NamedTuple):
     """A tensor that leaves a client, named by the part of the update and its name there."""
 
     name: str
@@ -34,7 +34,7 @@ class Entry(NamedTuple):
         return torch.Size(self.shape).numel() * getattr(torch, self.dtype).itemsize
 
 
-def sent_down(run: Run) -> list[str]:
+def broadcast_names(run: Run) -> list[str]:
     """Names of the entries of the global state that each client of a cohort is sent."""
     client = run.client
     # a frozen parameter is known to every client until one changes it
@@ -42,14 +42,14 @@ def sent_down(run: Run) -> list[str]:
     return client.sent + client.sent_others + client.recomputed + moved
 
 
-def contents_of(client: Client, update: Update) -> dict[str, Any]:
+def encode_update(client: Client, update: Update) -> dict[str, Any]:
     """A client's update as a message of tensors and plain values.
 
     It contains the parameters in their own type, from which the server subtracts the state that it sent, in float64 as
     the client does; or the change itself, if a method has transformed it.
     """
     if client.methods.having("transform_client_update"):
-        narrow = {name: narrowed(value) for name, value in update.delta.items()}
+        narrow = {name: to_float32_if_exact(value) for name, value in update.delta.items()}
         # all in one type, so that a site can say beforehand how much it sends
         fits = all(value.dtype != torch.float64 for value in narrow.values())
         values = {"change": narrow if fits else clone(update.delta)}
@@ -58,8 +58,8 @@ def contents_of(client: Client, update: Update) -> dict[str, Any]:
     return {
         **values,
         "buffers": update.others,
-        "frozen": {name: narrowed(value) for name, value in update.frozen.items()},
-        "payload": {name: unweighted(part) for name, part in update.payload.items()},
+        "frozen": {name: to_float32_if_exact(value) for name, value in update.frozen.items()},
+        "payload": {name: encode_weighted(part) for name, part in update.payload.items()},
         "weight": float(update.weight),
         "drift": update.drift,
         "num_bytes": update.num_bytes,
@@ -67,8 +67,8 @@ def contents_of(client: Client, update: Update) -> dict[str, Any]:
     }
 
 
-def update_of(contents: Mapping[str, Any], received: State) -> Update:
-    """The update of a client that began with the state ``received``; the inverse of :func:`contents_of`."""
+def decode_update(contents: Mapping[str, Any], received: State) -> Update:
+    """The update of a client that began with the state ``received``; the inverse of :func:`encode_update`."""
     try:
         logged = {
             str(name): Reduced(kind, float(total), float(w)) for name, (kind, total, w) in contents["logged"].items()
@@ -76,9 +76,9 @@ def update_of(contents: Mapping[str, Any], received: State) -> Update:
         if any(one.kind not in KINDS for one in logged.values()):
             raise ValueError("a logged value has no reduction")
         sent = contents.get("parameters")
-        delta = widened(contents["change"]) if sent is None else difference(sent, received)
-        others, frozen = dict(contents["buffers"]), widened(contents["frozen"])
-        payload = {name: weighted(part) for name, part in contents["payload"].items()}
+        delta = to_float64(contents["change"]) if sent is None else difference(sent, received)
+        others, frozen = dict(contents["buffers"]), to_float64(contents["frozen"])
+        payload = {name: decode_weighted(part) for name, part in contents["payload"].items()}
         numbers = float(contents["weight"]), float(contents["drift"]), int(contents["num_bytes"])
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ClientError(f"its update is of another form: {type(error).__name__}: {error}") from None
@@ -86,10 +86,11 @@ def update_of(contents: Mapping[str, Any], received: State) -> Update:
     return Update(delta, others, weight, payload, logged, drift, frozen, size)
 
 
-def entries_of(contents: Mapping[str, Any]) -> list[Entry]:
+def list_tensors(contents: Mapping[str, Any]) -> list[TensorSpec]:
     """Return the tensors of a message, in order."""
     return [
-        Entry(name, str(value.dtype).removeprefix("torch."), tuple(value.shape)) for name, value in tensors_of(contents)
+        TensorSpec(name, str(value.dtype).removeprefix("torch."), tuple(value.shape))
+        for name, value in tensors_of(contents)
     ]
 
 
@@ -102,21 +103,21 @@ def tensors_of(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from tensors_of(part, f"{path}/{name}" if path else str(name))
 
 
-def unweighted(value: Any) -> Any:
+def encode_weighted(value: Any) -> Any:
     """``Weighted`` values in nested dictionaries as dictionaries of a total and a weight."""
     if isinstance(value, Weighted):
-        return {"total": narrowed(value.total), "weight": narrowed(value.weight)}
-    return {"values": {name: unweighted(part) for name, part in value.items()}}
+        return {"total": to_float32_if_exact(value.total), "weight": to_float32_if_exact(value.weight)}
+    return {"values": {name: encode_weighted(part) for name, part in value.items()}}
 
 
-def weighted(value: Any) -> Any:
-    """The inverse of :func:`unweighted`."""
+def decode_weighted(value: Any) -> Any:
+    """The inverse of :func:`encode_weighted`."""
     if "values" in value:
-        return {name: weighted(part) for name, part in value["values"].items()}
+        return {name: decode_weighted(part) for name, part in value["values"].items()}
     return Weighted(value["total"].double(), value["weight"].double())
 
 
-def narrowed(value: Tensor) -> Tensor:
+def to_float32_if_exact(value: Tensor) -> Tensor:
     """Return a float64 tensor in float32 if that is exact, as for values that were computed in float32."""
     value = value.detach()
     if value.dtype != torch.float64:
@@ -125,6 +126,6 @@ def narrowed(value: Tensor) -> Tensor:
     return narrow if torch.equal(narrow.double(), value) else value.clone()
 
 
-def widened(values: Mapping[str, Tensor]) -> State:
+def to_float64(values: Mapping[str, Tensor]) -> State:
     """Tensors in float64, as a client adds them."""
     return {name: value.double() for name, value in values.items()}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.engine.fingerprint import FREE_OF_TRAINER
-from fl_lightning.engine.update_codec import LONGEST_NAME, MOST_LOGGED, Entry, entries_of
+from fl_lightning.engine.update_codec import LONGEST_NAME, MOST_LOGGED, TensorSpec, list_tensors
 from fl_lightning.errors import with_location
 from fl_lightning.federation.framing import LARGEST, BadMessageError, check_size
 from fl_lightning.foreach import norms
@@ -102,7 +102,9 @@ def agreement(config: Mapping[str, Any], code: Any) -> str:
     return json.dumps(agreed, sort_keys=True, default=str)
 
 
-def check_state(what: str, state: Any, expected: Mapping[str, Tensor], largest: float, names: Collection[str]) -> None:
+def check_tensors(
+    what: str, state: Any, expected: Mapping[str, Tensor], largest: float, names: Collection[str]
+) -> None:
     """Refuse a state with other names, types or shapes than expected, or with numbers above ``largest``."""
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise BadMessageError(f"{what} must be a dictionary of tensors")
@@ -128,10 +130,10 @@ def check_numbers(what: str, values: Mapping[str, Tensor], largest: float) -> No
             raise BadMessageError(f"{what}: {name} holds {float(size):g}; at most {largest:g} is accepted")
 
 
-def check_update(contents: Any, declared: Collection[Entry], frozen: Collection[str]) -> None:
+def check_update(contents: Any, declared: Collection[TensorSpec], frozen: Collection[str]) -> None:
     """Refuse undeclared entries; declared ones may be missing, and changed frozen parameters are accepted."""
     known = {entry.name: entry for entry in declared}
-    for entry in entries_of(contents):
+    for entry in list_tensors(contents):
         part, _, name = entry.name.partition("/")
         if part == "frozen" and name in frozen:
             continue

@@ -19,13 +19,13 @@ from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.rounds import evaluate
 from fl_lightning.engine.run import Run
-from fl_lightning.engine.update_codec import Entry, sent_down, tensors_of, update_of
+from fl_lightning.engine.update_codec import TensorSpec, broadcast_names, decode_update, tensors_of
 from fl_lightning.errors import ClientError, UsageError, require, truncate
 from fl_lightning.federation.data import Sites, SiteSummary
 from fl_lightning.federation.framing import LARGEST, BadMessageError, as_records, joined, of_records
 from fl_lightning.federation.serialization import (
     check_numbers,
-    check_state,
+    check_tensors,
     check_update,
     decoded,
     digest_of_state,
@@ -111,7 +111,7 @@ class FlowerBackend:
         self.nodes: dict[int, int] = {}
         self.busy: dict[int, str] = {}
         # the entries of an update, equal at all sites
-        self.declared: list[Entry] = []
+        self.declared: list[TensorSpec] = []
         self._asked: dict[str, int] = {}
         self._known: set[int] = set()
         # bytes down and up of the last exchange with all sites
@@ -167,7 +167,7 @@ class FlowerBackend:
             sizes = {str(phase): int(size) for phase, size in facts["evaluation"].items()}
             classes = tuple(truncate(str(one), LONGEST_CLASS) for one in facts["class_names"])
             known = SiteSummary(int(facts["num_examples"]), int(facts["batches"]), sizes, classes)
-            declared = [Entry(str(n), str(d), tuple(map(int, shape))) for n, d, shape in entries]
+            declared = [TensorSpec(str(n), str(d), tuple(map(int, shape))) for n, d, shape in entries]
             sensible = min(known.num_examples, known.batches, *sizes.values()) >= 0
             sensible = sensible and known.num_examples < 2**40 and {*sizes} <= {*PHASES}
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -235,12 +235,12 @@ class FlowerBackend:
                 raise BadMessageError("its answer contains no update")
             check_update(contents, self.declared, client.sent_frozen)
             if "parameters" in contents:
-                check_state("parameters", contents["parameters"], expected, largest, client.sent)
-            check_state("buffers", contents.get("buffers"), expected, largest, buffers)
+                check_tensors("parameters", contents["parameters"], expected, largest, client.sent)
+            check_tensors("buffers", contents.get("buffers"), expected, largest, buffers)
             check_numbers("update", dict(tensors_of(contents)), largest)
             if {*contents["payload"]} - {*run.methods.names}:
                 raise BadMessageError("it sends a payload of an unknown method")
-            update = update_of(contents, expected)
+            update = decode_update(contents, expected)
             if own_weights:
                 fits = update.weight == 0 or LEAST_WEIGHT <= update.weight <= LARGEST_WEIGHT
             else:
@@ -284,7 +284,7 @@ class FlowerBackend:
     ) -> None:
         """Send a message to some sites, and pass each answer to ``take``; collect failures in ``errors`` by client."""
         self.sites.run_id, self._bytes = self.sites.run_id or uuid.uuid4().hex, [0, 0]
-        server, travels = run.server, sent_down(run)
+        server, travels = run.server, broadcast_names(run)
         shared = encoded(
             {
                 "kind": kind,
@@ -384,7 +384,7 @@ class FlowerBackend:
 
 def rest_of(run: Run) -> State:
     """Return the entries of the global state that are not sent in each round, since the sites hold them."""
-    travels = {*sent_down(run)}
+    travels = {*broadcast_names(run)}
     return {name: value for name, value in run.server.state.items() if name not in travels}
 
 

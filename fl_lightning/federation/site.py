@@ -23,13 +23,13 @@ from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
 from fl_lightning.engine.fingerprint import differing
 from fl_lightning.engine.run import Run
-from fl_lightning.engine.update_codec import Entry, contents_of, entries_of, sent_down, tensors_of
+from fl_lightning.engine.update_codec import TensorSpec, broadcast_names, encode_update, list_tensors, tensors_of
 from fl_lightning.errors import UsageError, require
 from fl_lightning.federation.data import SingleSite
 from fl_lightning.federation.framing import BadMessageError, parted, receive, send
 from fl_lightning.federation.serialization import (
     check_numbers,
-    check_state,
+    check_tensors,
     check_update,
     decoded,
     digest_of_state,
@@ -65,9 +65,9 @@ class Site:
         }
         self.declared = self.declare()
 
-    def declare(self) -> list[Entry]:
+    def declare(self) -> list[TensorSpec]:
         """List the entries of the client's updates, from a dry run of two visits of one batch each."""
-        run, found = self.run, dict[str, Entry]()
+        run, found = self.run, dict[str, TensorSpec]()
         begun = run.server.state
         with run.client.rehearsing(run.methods):
             for round_ in range(min(2, run.trainer.max_rounds)):
@@ -75,7 +75,7 @@ class Site:
                 run.methods.on_round_start(run.server)
                 with patched(run.worker_module.fit_progress, limit=1):
                     update = run.local_training.visit(0, round_, begun)
-                found |= {entry.name: entry for entry in entries_of(contents_of(run.client, update))}
+                found |= {entry.name: entry for entry in list_tensors(encode_update(run.client, update))}
         run.client.end_round()
         return [entry for entry in found.values() if not entry.name.startswith("frozen/")]
 
@@ -134,10 +134,10 @@ class Site:
             raise BadMessageError("the message has impossible numbers of rounds, clients or examples")
         state: Any = shared.get("state")
         rest = own.get("rest", {})
-        travels = {*server.state} & {*sent_down(run), *run.client.sent_frozen}
-        always = [name for name in sent_down(run) if name not in run.client.frozen]
-        check_state("the state", state, server.state, self.largest, [*always, *(n for n in state if n in travels)])
-        check_state("the rest of the state", rest, server.state, self.largest, [*rest])
+        travels = {*server.state} & {*broadcast_names(run), *run.client.sent_frozen}
+        always = [name for name in broadcast_names(run) if name not in run.client.frozen]
+        check_tensors("the state", state, server.state, self.largest, [*always, *(n for n in state if n in travels)])
+        check_tensors("the rest of the state", rest, server.state, self.largest, [*rest])
         methods = shared.get("methods")
         if not isinstance(methods, dict) or {*methods} != {*run.methods.names}:
             raise BadMessageError("the message has states of other methods")
@@ -169,7 +169,7 @@ class Site:
         with memories.unchanged():
             memories.visited(k).update(move_data_to_device(self.memory(shared, own), memories.device))
             update = run.local_training.visit(k, round_, run.server.state)
-            contents = contents_of(client, update)
+            contents = encode_update(client, update)
             check_update(contents, self.declared, client.sent_frozen)
             # takes effect when the server names this round: it may never receive the update
             save(on_cpu(memories.get(k, {})), self.file(shared, round_))

@@ -41,7 +41,7 @@ def cautions(section: Section) -> Iterator[str]:
     yield from of_versions(section.runs)
 
 
-def progress(run: FitResult) -> str:
+def rounds_done(run: FitResult) -> str:
     """Return the rounds of a run, such as ``3 of 10 rounds so far``."""
     wanted = max_rounds(run.config)
     done = f"{run.rounds} of {wanted}" if wanted not in (None, run.rounds) else f"{run.rounds}"
@@ -51,10 +51,10 @@ def progress(run: FitResult) -> str:
 def of_run(section: Section, run: FitResult) -> Iterator[str]:
     """Yield the warnings of one run."""
     if run.state == "running":
-        yield f"{run.name} is still running, {progress(run)}: it is not in the means."
+        yield f"{run.name} is still running, {rounds_done(run)}: it is not in the means."
     if run.state == "stopped":
         last = "--ckpt_path last" if run.rounds else "nothing to resume from"
-        yield f"{run.name} was stopped: {progress(run)}, {last}; it is not in the means."
+        yield f"{run.name} was stopped: {rounds_done(run)}, {last}; it is not in the means."
     if run.state == "failed":
         yield f"{run.name} failed: {run.reason or 'for an unknown reason'}."
     of_arrays = [note for file in array_files(run) for note in not_drawn(run, file)]
@@ -68,7 +68,7 @@ def of_run(section: Section, run: FitResult) -> Iterator[str]:
     # a callback such as EarlyStopping may have ended it
     whole = run.run_dir is None or any(key.startswith("trainer.callbacks.") for key in run.settings)
     if run.state == "finished" and 0 < run.rounds < (max_rounds(run.config) or 0) and not whole:
-        yield f"{run.name} is finished after {progress(run)}: it stopped early, or its metrics.csv is cut."
+        yield f"{run.name} is finished after {rounds_done(run)}: it stopped early, or its metrics.csv is cut."
     if run.state == "finished" and not run.values(section.metric.tag):
         yield f"{run.name} has no {section.metric.tag}."
 

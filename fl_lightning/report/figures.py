@@ -86,7 +86,7 @@ class Card:
             yield f"{self.name}-{own}" if len(self.drawings) > 1 else self.name, laid_out([draw], size=COLUMN)
 
 
-def numbered(drawings: Iterable[Draw]) -> dict[str, Draw]:
+def number_drawings(drawings: Iterable[Draw]) -> dict[str, Draw]:
     """Return drawings by their numbers from 1."""
     return {str(at): draw for at, draw in enumerate(drawings, 1)}
 

@@ -15,9 +15,9 @@ from fl_lightning.errors import printable
 from fl_lightning.plotting.drawing import MOST_LONG, Curve, Draw, curves, heat, stacked
 from fl_lightning.plotting.figures import Plot, Runs
 from fl_lightning.plotting.plots import PLOTS, by_shape
-from fl_lightning.report.figures import Card, numbered
+from fl_lightning.report.figures import Card, number_drawings
 from fl_lightning.report.reading import Measured, array_files, measured, plan_of
-from fl_lightning.report.runs import Group
+from fl_lightning.report.runs import Configuration
 from fl_lightning.report.sections import Section, in_percent
 from fl_lightning.report.sites import parts_cards
 from fl_lightning.results import FitResult
@@ -85,7 +85,7 @@ def drawn(section: Section, points: pd.DataFrame, x: str, unit: float, **labels:
     return curves(lines, **labels)
 
 
-def about_band(groups: Sequence[Group]) -> str:
+def about_band(groups: Sequence[Configuration]) -> str:
     """Return an explanation of the bands, if there are any."""
     if all(len(group.runs) == 1 for group in groups):
         return ""
@@ -152,7 +152,7 @@ def tag_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
 def partition_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     """Yield the partition of the smallest seed, and each different partition of another method."""
     groups = [group for group in section.at(setting) if plan_of(group.first)[0] is not None]
-    partitions: dict[str, Group] = {}
+    partitions: dict[str, Configuration] = {}
     for group in groups:
         if group.first.seed == min(other.first.seed for other in groups):
             partitions.setdefault(group.first.plan, group)
@@ -197,7 +197,7 @@ def measured_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]
                 more = f" The first {PANELS} of {len(one.drawings)} are drawn." * (len(one.drawings) > PANELS)
                 title = ": ".join(filter(None, [heading, one.title]))
                 name = f"{file.removesuffix('.npz')}-{one.name.rpartition('/')[2]}"
-                yield heading, Card(name, title, f"{caption}{more}", numbered(one.drawings[:PANELS]))
+                yield heading, Card(name, title, f"{caption}{more}", number_drawings(one.drawings[:PANELS]))
 
 
 def plot_of(file: str) -> tuple[str, Callable[[Runs], Iterator[Plot]]]:
@@ -240,7 +240,7 @@ def cost_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
         bars = stacked([(phase, lengths) for phase, lengths in parts if lengths.any()], lines, "seconds a round")
         caption = "Median seconds of a round by phase without the first round, mean over seeds and workers. "
         caption += "For runs without a folder: seconds of the last round."
-        yield "Cost", Card("seconds", "Seconds of a round", caption, numbered([bars]))
+        yield "Cost", Card("seconds", "Seconds of a round", caption, number_drawings([bars]))
 
 
 def phases_of(rounds: pd.DataFrame) -> pd.DataFrame:

@@ -15,9 +15,17 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from fl_lightning import __version__
-from fl_lightning.bench.layout import PACKAGES, Sheet, in_markdown, latex_tables, markdown, renamed, with_names
 from fl_lightning.bench.protocol_variants import conclusions
-from fl_lightning.bench.table import heading, progress, readings_sheets, sheets, summary_lines
+from fl_lightning.bench.table import count_states, heading, readings_tables, summary_lines, text_tables
+from fl_lightning.bench.table_rendering import (
+    PACKAGES,
+    TextTable,
+    in_markdown,
+    latex_tables,
+    markdown,
+    renamed,
+    with_names,
+)
 from fl_lightning.errors import count, printable, require
 from fl_lightning.plotting.drawing import in_style
 from fl_lightning.plotting.style import DARK, LIGHT, LINE_COLOURS, LINES_DARK, variables
@@ -25,18 +33,18 @@ from fl_lightning.report.cautions import cautions
 from fl_lightning.report.figures import Card
 from fl_lightning.report.gallery import SETTINGS, cards_of
 from fl_lightning.report.sections import Section, choose_metric, sections_of, with_other_names
-from fl_lightning.report.sites import HEADING, parts_sheets
+from fl_lightning.report.sites import HEADING, parts_tables
 from fl_lightning.report.sources import Found, Study
 from fl_lightning.report.tables import (
     commands,
     common_config,
-    config_sheet,
-    cost_sheet,
-    environment_sheet,
+    config_table,
+    cost_table,
+    environment_table,
     numbers_csv,
-    results_sheets,
+    results_tables,
     runs_csv,
-    runs_sheet,
+    runs_table,
     shared_first,
 )
 
@@ -92,8 +100,13 @@ class Report:
         # tables and figures are made where the template shows them
         environment.globals |= {
             one.__name__: one
-            for one in (count, data_uri, results_sheets, parts_sheets, config_sheet, runs_sheet, cost_sheet)
-        } | {"common_config": common_config, "shared_first": shared_first, "progress": progress, "join": shlex.join}
+            for one in (count, data_uri, results_tables, parts_tables, config_table, runs_table, cost_table)
+        } | {
+            "common_config": common_config,
+            "shared_first": shared_first,
+            "count_states": count_states,
+            "join": shlex.join,
+        }
         runs = [run for section in self.sections for run in section.runs]
         with in_style(in_browser=True):
             return environment.from_string(package_text("page.html.j2")).render(
@@ -104,7 +117,7 @@ class Report:
                 dark=variables(DARK, LINES_DARK),
                 css=package_text("page.css"),
                 script=package_text("page.js"),
-                environment=environment_sheet(runs),
+                environment=environment_table(runs),
                 commands=[f"{line}  # {n} runs" if n > 1 else line for line, n in commands(runs)[:60]],
                 files=files,
                 most_settings=SETTINGS,
@@ -122,41 +135,41 @@ class Report:
                 rest.setdefault(head, []).append(card)
         return rest
 
-    def tables_of(self, study: Study) -> Iterator[tuple[str, list[Sheet], list[str]]]:
+    def tables_of(self, study: Study) -> Iterator[tuple[str, list[TextTable], list[str]]]:
         """Yield the tables of a study's suite: a heading, its tables, and its verdicts as Markdown."""
         suite, compared = study.suite, study.comparisons
         if suite is None:
             return
         other = {**suite.names, **self.names}
-        for sheet in readings_sheets(suite, compared):
-            yield with_names(READINGS, other), [renamed(sheet, other)], list(conclusions(suite, compared))
+        for table in readings_tables(suite, compared):
+            yield with_names(READINGS, other), [renamed(table, other)], list(conclusions(suite, compared))
         for one in compared:
             verdicts = [with_names(line.removeprefix("- "), other) for line in summary_lines(one) if line]
-            yield with_names(heading(one), other), [renamed(sheet, other) for sheet in sheets(one)], verdicts
+            yield with_names(heading(one), other), [renamed(table, other) for table in text_tables(one)], verdicts
 
-    def sheets(self) -> Iterator[tuple[str, Sheet]]:
+    def tables(self) -> Iterator[tuple[str, TextTable]]:
         """Yield all tables, each with its heading."""
         for study in self.studies:
             for head, some, _ in self.tables_of(study):
-                yield from ((f"{study.title}: {head}", sheet) for sheet in some)
+                yield from ((f"{study.title}: {head}", table) for table in some)
         for section in self.sections:
             for setting, part in zip(section.settings, section.parts, strict=True):
                 named = ", ".join(filter(None, [section.title, setting]))
-                yield from ((named, sheet) for sheet in (*results_sheets(part), *parts_sheets(section, setting)))
-            made = (config_sheet(section), runs_sheet(section), cost_sheet(section))
-            yield from ((section.title, sheet) for sheet in made if sheet is not None)
+                yield from ((named, table) for table in (*results_tables(part), *parts_tables(section, setting)))
+            made = (config_table(section), runs_table(section), cost_table(section))
+            yield from ((section.title, table) for table in made if table is not None)
 
     def in_markdown(self) -> str:
         """Return the warnings and all tables in Markdown."""
         lines = [f"# {in_markdown(self.title)}", "", *(f"- Warning: {in_markdown(one)}" for one in self.warnings), ""]
-        for text, found in groupby(self.sheets(), key=lambda one: one[0]):
-            lines += [f"## {in_markdown(text)}", "", *(line for _, sheet in found for line in markdown(sheet))]
+        for text, found in groupby(self.tables(), key=lambda one: one[0]):
+            lines += [f"## {in_markdown(text)}", "", *(line for _, table in found for line in markdown(table))]
         return "\n".join(lines)
 
     def in_latex(self) -> str:
         """Return all tables in LaTeX."""
         lines = [PACKAGES, *(f"% warning: {printable(one)}" for one in self.warnings)]
-        return "\n".join([*lines, *latex_tables(sheet for _, sheet in self.sheets())])
+        return "\n".join([*lines, *latex_tables(table for _, table in self.tables())])
 
 
 def make_report(

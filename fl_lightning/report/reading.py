@@ -187,7 +187,7 @@ def read_environment(path: Path) -> dict[str, Any]:
     return environment
 
 
-def read_table(path: Path) -> tuple[list[dict[str, str]], int]:
+def read_csv_by_round(path: Path) -> tuple[list[dict[str, str]], int]:
     """Return the lines of a table by round, and the number of skipped lines."""
     # every complete line ends in a line break: a last line without one is cut, even if it ends in a number
     whole, _, rest = path.read_text(errors="replace").rpartition("\n")
@@ -200,7 +200,7 @@ def read_table(path: Path) -> tuple[list[dict[str, str]], int]:
 
 def read_metrics(path: Path) -> tuple[History, int]:
     """Return the metrics by round without empty cells, and the number of skipped lines."""
-    lines, skipped = read_table(path)
+    lines, skipped = read_csv_by_round(path)
     rows: dict[int, dict[str, float]] = {}
     for line in lines:
         try:
@@ -218,7 +218,7 @@ def read_metrics(path: Path) -> tuple[History, int]:
 
 def read_cost(path: Path) -> dict[str, str]:
     """Return the last line of a ``cost.csv``."""
-    lines, _ = read_table(path)
+    lines, _ = read_csv_by_round(path)
     last = lines[-1] if lines else {}
     return {key: printable(value) for key, value in last.items() if key and value and key not in ("round", "step")}
 

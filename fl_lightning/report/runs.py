@@ -36,7 +36,7 @@ MOST_CURVES = 12
 
 
 @dataclass
-class Group:
+class Configuration:
     """The runs of one configuration, which differ only in the seed.
 
     Args:
@@ -210,7 +210,7 @@ def warn_of(run: FitResult) -> None:
 
 
 # ------------------------------------------------------------------ configurations
-def configurations(runs: Iterable[FitResult]) -> list[Group]:
+def configurations(runs: Iterable[FitResult]) -> list[Configuration]:
     """Group runs by configuration, and name each by its method and by the keys in which the configs differ.
 
     Cells of a study are grouped and named by their labels, and runs without a config by their folder.
@@ -226,12 +226,12 @@ def configurations(runs: Iterable[FitResult]) -> list[Group]:
         progress = sorted(some, key=lambda run: (run.state == "finished", run.state == "running", run.rounds))
         chosen = {run.seed: run for run in progress}
         repeats = [run for run in some if chosen[run.seed] is not run]
-        groups.append(Group("", "", dict(sorted(chosen.items())), in_texts(some[0].settings), repeats))
+        groups.append(Configuration("", "", dict(sorted(chosen.items())), in_texts(some[0].settings), repeats))
     name_groups(groups)
     return groups
 
 
-def name_groups(groups: Sequence[Group]) -> None:
+def name_groups(groups: Sequence[Configuration]) -> None:
     """Name configurations by the keys in which they differ: method and coefficients, then the setting.
 
     A key whose value follows from the method belongs to the method, such as a learning rate tuned for each method.

@@ -13,13 +13,13 @@ from typing import Any
 import pandas as pd
 
 from fl_lightning.bench.comparison import Comparison, Terms
-from fl_lightning.bench.layout import with_names
 from fl_lightning.bench.results import CellResult, CellState
 from fl_lightning.bench.suite import Cell, Show, Table
+from fl_lightning.bench.table_rendering import with_names
 from fl_lightning.errors import require
 from fl_lightning.report.configs import UNKNOWN, data_set
 from fl_lightning.report.reading import INFINITE
-from fl_lightning.report.runs import Group, by_numbers, configurations
+from fl_lightning.report.runs import Configuration, by_numbers, configurations
 from fl_lightning.results import FitResult, RunState
 from fl_lightning.storage.metric_format import is_share
 
@@ -92,7 +92,7 @@ class Section:
     """
 
     title: str
-    groups: list[Group]
+    groups: list[Configuration]
     metric: Metric
     baseline: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Section:
         return [run for group in self.groups for run in group.runs.values()]
 
     @property
-    def in_order(self) -> list[Group]:
+    def in_order(self) -> list[Configuration]:
         """The groups, by setting and line."""
         return [group for setting in self.settings for group in self.at(setting)]
 
@@ -146,7 +146,7 @@ class Section:
         named = [self.baseline if self.baseline in of_setting else "" for of_setting in lines]
         return [replace(self, groups=some, baseline=one) for some, one in zip(groups, named, strict=True)]
 
-    def at(self, setting: str) -> list[Group]:
+    def at(self, setting: str) -> list[Configuration]:
         """Return the groups of a setting, in the order of their lines."""
         return [group for line in self.lines for group in self.groups if (group.line, group.setting) == (line, setting)]
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from fl_lightning.bench.layout import NONE, Sheet, Text
+from fl_lightning.bench.table_rendering import NONE, StyledText, TextTable
 from fl_lightning.plotting.drawing import MOST_NAMES, bars
 from fl_lightning.plotting.values import MODELS
-from fl_lightning.report.figures import Card, numbered
+from fl_lightning.report.figures import Card, number_drawings
 from fl_lightning.report.reading import measured, plan_of
-from fl_lightning.report.runs import Group
+from fl_lightning.report.runs import Configuration
 from fl_lightning.report.sections import Section, in_percent
 from fl_lightning.storage.metric_format import few_digits
 
@@ -45,19 +45,19 @@ class Parts:
         return list(dict.fromkeys(name for frame in self.values.values() for name in frame.index))
 
 
-def parts_of(section: Section, setting: str) -> Iterator[Parts]:
+def list_parts(section: Section, setting: str) -> Iterator[Parts]:
     """Yield the sites and the clients of a setting that the runs measured."""
     groups = section.at(setting)
     several = any(len(group.runs) > 1 for group in groups)
     when = "at the last measurement"
-    if sites := sites_of(section.rounds_at(setting)):
+    if sites := site_values(section.rounds_at(setting)):
         caption = f"On the test data of each site, {when}{', mean over the seeds' * several}."
         yield Parts("site", sites, caption, examples_of(groups))
-    if clients := clients_of(groups):
+    if clients := client_values(groups):
         yield Parts("client", clients, f"On each client's own test data, {when}{', smallest seed' * several}.")
 
 
-def sites_of(rounds: pd.DataFrame) -> dict[str, pd.DataFrame]:
+def site_values(rounds: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the last value of each metric by domain, mean over the seeds."""
     tags = {}
     for tag in rounds:
@@ -77,7 +77,7 @@ def sites_of(rounds: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return made
 
 
-def clients_of(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
+def client_values(groups: Sequence[Configuration]) -> dict[str, pd.DataFrame]:
     """Return each client's last accuracies by ``PersonalAccuracy``, in the run of the smallest seed."""
     series: dict[str, dict[str, pd.Series]] = {}
     for group in groups:
@@ -91,7 +91,7 @@ def clients_of(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
     return {label: pd.DataFrame(of_lines) for label, of_lines in series.items()}
 
 
-def examples_of(groups: Sequence[Group]) -> dict[str, int]:
+def examples_of(groups: Sequence[Configuration]) -> dict[str, int]:
     """Return the training examples of each site, if all runs have one partition and each client is one site."""
     runs = [run for group in groups for run in group.runs.values()]
     counts, names = plan_of(runs[0])
@@ -102,10 +102,10 @@ def examples_of(groups: Sequence[Group]) -> dict[str, int]:
     return pd.Series(counts.sum(1), domains).groupby(level=0, sort=False).sum().to_dict()
 
 
-def parts_sheets(section: Section, setting: str) -> Iterator[Sheet]:
+def parts_tables(section: Section, setting: str) -> Iterator[TextTable]:
     """Yield a table of the sites and one of the clients, with a column for each metric and method."""
     title = ", ".join(filter(None, [section.title, setting]))
-    for parts in parts_of(section, setting):
+    for parts in list_parts(section, setting):
         names, columns = parts.names, list[list[str]]()
         groups: list[tuple[str, Sequence[str]]] = []
         if any(name in parts.examples for name in names):
@@ -116,13 +116,13 @@ def parts_sheets(section: Section, setting: str) -> Iterator[Sheet]:
             shown = "{:.2f}".format if " in %" in label else few_digits
             texts = frame.reindex(names).map(lambda value, shown=shown: shown(value) if value == value else NONE)
             columns += [texts[line].tolist() for line in texts]
-        rows = [list(map(Text, row)) for row in zip(names, *columns, strict=True)]
-        yield Sheet(parts.caption, [parts.kind], groups, rows, title=title, key=f"{parts.kind}s")
+        rows = [list(map(StyledText, row)) for row in zip(names, *columns, strict=True)]
+        yield TextTable(parts.caption, [parts.kind], groups, rows, title=title, key=f"{parts.kind}s")
 
 
 def parts_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
     """Yield bars of the accuracies, or of the first metric if there are none."""
-    for parts in parts_of(section, setting):
+    for parts in list_parts(section, setting):
         shares = [label for label in parts.values if " in %" in label]
         for label in shares or list(parts.values)[:1]:
             frame, drawings = parts.values[label].reindex(parts.names), []
@@ -133,4 +133,4 @@ def parts_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
                     some = heights[start : start + BARS]
                     drawings.append(bars(some, list(part.index), ylabel=label, xlabel=parts.kind))
             name = f"{parts.kind}s-{label.replace(' in %', '')}"
-            yield HEADING, Card(name, f"{label} by {parts.kind}", parts.caption, numbered(drawings))
+            yield HEADING, Card(name, f"{label} by {parts.kind}", parts.caption, number_drawings(drawings))

@@ -172,7 +172,7 @@ def studies_in_database(url: str, suites: Sequence[Suite], root: Path | None = N
     """
     import optuna
 
-    from fl_lightning.bench.study import decisive, digest_of, exists, hidden, open_database, result_of_trial
+    from fl_lightning.bench.study import decisive, exists, hidden, open_database, result_of_trial, trial_digest
 
     require(exists(url), "STUDY", hidden(url), "no such database")
     with snapshot(url) as copied:
@@ -184,7 +184,7 @@ def studies_in_database(url: str, suites: Sequence[Suite], root: Path | None = N
         for summary in known:
             by_cell: dict[str, list[Any]] = {}
             for trial in optuna.load_study(study_name=summary.study_name, storage=backend).get_trials(deepcopy=False):
-                if (digest := digest_of(trial)) is not None:
+                if (digest := trial_digest(trial)) is not None:
                     by_cell.setdefault(digest, []).append(trial)
             cells = list[StoredCell]()
             for digest, trials in by_cell.items():

@@ -14,10 +14,10 @@ import pandas as pd
 from fl_lightning.bench.cells_csv import in_columns
 from fl_lightning.bench.comparison import NOT_COMPARED, Comparison
 from fl_lightning.bench.config_fragments import is_of_method
-from fl_lightning.bench.layout import NONE, STAR, Sheet, Text
-from fl_lightning.bench.table import csv_lines, differences_sheet, differs, footnotes, ours
+from fl_lightning.bench.table import csv_lines, differences_table, differs, footnotes, ours
+from fl_lightning.bench.table_rendering import NONE, STAR, StyledText, TextTable
 from fl_lightning.errors import count, printable
-from fl_lightning.report.cautions import progress
+from fl_lightning.report.cautions import rounds_done
 from fl_lightning.report.configs import ABSENT, compact, differing_between
 from fl_lightning.report.gallery import BYTES, ROUND_PHASES, phases_of
 from fl_lightning.report.sections import Section
@@ -32,7 +32,7 @@ SHARED_FIRST = (
 OF_RUN = ["setting", "line", "seed"]
 
 
-def results_sheets(section: Section) -> Iterator[Sheet]:
+def results_tables(section: Section) -> Iterator[TextTable]:
     """Yield the results of a section of one setting, and its differences to the baseline."""
     compared, metric, notes = section.comparisons, section.metric, dict[str, str]()
     sent, lines = bytes_by_run(section), []
@@ -43,7 +43,7 @@ def results_sheets(section: Section) -> Iterator[Sheet]:
         done = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
         of_round = [sent.get((group.setting, group.line, run.seed), np.nan) / max(run.rounds, 1) for run in runs]
         spent = (str(len(runs)), done, amount([run.seconds for run in runs]), amount(of_round, 1e6))
-        lines.append([Text(group.line), *numbers, *map(Text, spent)])
+        lines.append([StyledText(group.line), *numbers, *map(StyledText, spent)])
     heads = [f"final {metric.label}", f"best {metric.label}"]
     said = ["Values of finished runs."]
     if any(len(group.runs) > 1 for group in section.groups):
@@ -57,25 +57,25 @@ def results_sheets(section: Section) -> Iterator[Sheet]:
     heads += ["seeds", "rounds", "seconds a round", "MB a round"]
     title = ", ".join(filter(None, [section.title, *section.settings]))
     groups: list[tuple[str, Sequence[str]]] = [(head, []) for head in heads]
-    yield without_empty(Sheet(" ".join(said), ["method"], groups, lines, notes, title, "results"))
+    yield without_empty(TextTable(" ".join(said), ["method"], groups, lines, notes, title, "results"))
     final = compared["final"]
     if section.baseline and any(map(differs, final.entries.values())):
-        yield replace(differences_sheet(final, notes), key="differences")
+        yield replace(differences_table(final, notes), key="differences")
 
 
-def without_empty(sheet: Sheet) -> Sheet:
+def without_empty(table: TextTable) -> TextTable:
     """Return a table without empty columns."""
-    first = len(sheet.names)
-    kept = [at for at in range(len(sheet.groups)) if any(line[first + at].text != NONE for line in sheet.lines)]
-    lines = [[*line[:first], *(line[first + at] for at in kept)] for line in sheet.lines]
-    return replace(sheet, groups=[sheet.groups[at] for at in kept], lines=lines)
+    first = len(table.names)
+    kept = [at for at in range(len(table.groups)) if any(line[first + at].text != NONE for line in table.lines)]
+    lines = [[*line[:first], *(line[first + at] for at in kept)] for line in table.lines]
+    return replace(table, groups=[table.groups[at] for at in kept], lines=lines)
 
 
-def entry_text(comparison: Comparison, row: tuple[str], notes: dict[str, str]) -> Text:
+def entry_text(comparison: Comparison, row: tuple[str], notes: dict[str, str]) -> StyledText:
     """Return the text of a number; a run that waits to be resumed is shown as stopped."""
     entry = comparison.entries.get((row, ()))
     if entry is None:
-        return Text(NONE)
+        return StyledText(NONE)
     footnotes(entry.notes, notes)
     # the table of differences has the reasons why runs are not compared
     text = ours(entry, comparison, footnotes([note for note in entry.notes if NOT_COMPARED not in note], notes))
@@ -96,21 +96,21 @@ def final_and_best(section: Section, run: FitResult) -> tuple[float | None, floa
     return last, (min if section.metric.minimize else max)(finite, default=None)
 
 
-def runs_sheet(section: Section) -> Sheet:
+def runs_table(section: Section) -> TextTable:
     """Return the table of the runs."""
     lines = []
     for group in section.in_order:
         for seed, run in group.runs.items():
             values = map(section.metric.text, final_and_best(section, run))
-            state = f"{run.state}, {progress(run)}"
+            state = f"{run.state}, {rounds_done(run)}"
             texts = (group.label, str(seed), state, *values, run.plan[:8] or NONE, run.name)
-            lines.append(list(map(Text, texts)))
+            lines.append(list(map(StyledText, texts)))
     heads = ["last", "best", "partition", "folder"]
     caption = "Every run with its last and best value so far, finished or not."
-    return Sheet(caption, ["configuration", "seed", "state"], [(head, []) for head in heads], lines, key="runs")
+    return TextTable(caption, ["configuration", "seed", "state"], [(head, []) for head in heads], lines, key="runs")
 
 
-def config_sheet(section: Section) -> Sheet | None:
+def config_table(section: Section) -> TextTable | None:
     """Return the keys in which the configurations differ; None if they do not differ."""
     groups = section.in_order
     configs = [compact(group.config) for group in groups]
@@ -118,13 +118,13 @@ def config_sheet(section: Section) -> Sheet | None:
     if not keys:
         return None
     caption = "Keys in which the configs differ, without keys that cannot change a result."
-    cells = [[Text(config.get(key, ABSENT)) for key in keys] for config in configs]
+    cells = [[StyledText(config.get(key, ABSENT)) for key in keys] for config in configs]
     first, rows, heads = "configuration", [group.label for group in groups], keys
     if len(groups) < len(keys):
         cells = [list(column) for column in zip(*cells, strict=True)]
         first, rows, heads = "key", heads, rows
-    lines = [[Text(row), *line] for row, line in zip(rows, cells, strict=True)]
-    return Sheet(caption, [first], [(head, []) for head in heads], lines, key="configs")
+    lines = [[StyledText(row), *line] for row, line in zip(rows, cells, strict=True)]
+    return TextTable(caption, [first], [(head, []) for head in heads], lines, key="configs")
 
 
 def common_config(section: Section) -> list[tuple[str, str]]:
@@ -140,7 +140,7 @@ def shared_first(common: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(name, known[name]) for name in SHARED_FIRST if name in known]
 
 
-def cost_sheet(section: Section) -> Sheet | None:
+def cost_table(section: Section) -> TextTable | None:
     """Return the costs of the configurations; None without costs."""
     phases, sent = phases_of(section.rounds), bytes_by_run(section)
     memory = [tag for tag in section.rounds if tag.startswith("memory/")]
@@ -159,14 +159,14 @@ def cost_sheet(section: Section) -> Sheet | None:
             *(amount(own[tag]) for tag in memory),
             *(short_number(group.first.cost.get(column, NONE)) for column in columns),
         ]
-        lines.append([Text(group.label), *map(Text, numbers)])
+        lines.append([StyledText(group.label), *map(StyledText, numbers)])
     caption = "Cost of a round: median seconds of each phase without the first round, bytes of the last round. "
     caption += "Compare seconds only of runs on one otherwise idle machine."
     if any(run.run_dir is None for run in section.runs):
         caption += " For runs without a folder: phases of the last round."
     groups: list[tuple[str, Sequence[str]]] = [(head, []) for head in (*heads, *memory, *columns)]
-    sheet = without_empty(Sheet(caption, ["configuration"], groups, lines, key="cost"))
-    return sheet if sheet.groups else None
+    table = without_empty(TextTable(caption, ["configuration"], groups, lines, key="cost"))
+    return table if table.groups else None
 
 
 def amount(values: Iterable[float | None], unit: float = 1.0) -> str:
@@ -183,7 +183,7 @@ def short_number(text: str) -> str:
         return text
 
 
-def environment_sheet(runs: Sequence[FitResult]) -> Sheet | None:
+def environment_table(runs: Sequence[FitResult]) -> TextTable | None:
     """Return the machines and the software of the runs; None if unknown."""
     known = [run.environment for run in runs if run.environment]
     if not known:
@@ -198,8 +198,8 @@ def environment_sheet(runs: Sequence[FitResult]) -> Sheet | None:
         counts = Counter(NONE if text is None else printable(str(text)) for text in texts)
         if set(counts) != {NONE}:
             of = [f"{value} ({count(n, 'run')})" if len(counts) > 1 else value for value, n in counts.most_common()]
-            lines.append([Text(key), Text("; ".join(of))])
-    return Sheet(f"The machine and the software of {count(len(known), 'run')}.", ["key"], [("value", [])], lines)
+            lines.append([StyledText(key), StyledText("; ".join(of))])
+    return TextTable(f"The machine and the software of {count(len(known), 'run')}.", ["key"], [("value", [])], lines)
 
 
 def commands(runs: Sequence[FitResult]) -> list[tuple[str, int]]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fl_lightning.code_fingerprint import digest_of
+from fl_lightning.code_fingerprint import file_sha256
 from fl_lightning.errors import UsageError, choices, require
 from fl_lightning.storage.atomic_io import NO_CHECKPOINT, DamagedFileError, dump, flush, flush_folder, load, partial_of
 from fl_lightning.version import __version__
@@ -201,7 +201,7 @@ def verify(path: Path) -> None:
         hint = "another version of fl_lightning has written it; resume with that version, or pass it as weights"
         require(contents.get("format") == FORMAT, "ckpt_path", str(path), hint)
     for k, file in client_files(path, contents).items():
-        if not file.is_file() or digest_of(file) != contents["clients"][k][1]:
+        if not file.is_file() or file_sha256(file) != contents["clients"][k][1]:
             raise DamagedFileError(f"clients/{file.name} {'was altered' if file.is_file() else 'is missing'}")
 
 

@@ -11,7 +11,7 @@ from helpers.benches import stored, train
 
 from fl_lightning.bench import Suite, Table, load_suite
 from fl_lightning.bench.suite import SHOWS
-from fl_lightning.bench.tune import Tuning
+from fl_lightning.bench.tuner import TuningSpec
 from fl_lightning.cli import main
 from fl_lightning.cli.bench import bench_parser
 
@@ -44,7 +44,7 @@ def test_it_compares_with_fifteen_methods_in_three_settings_with_five_seeds():
 
 def test_the_guide_shows_the_file_and_names_all_keys_arguments_and_files():
     assert SUITE.read_text() in re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
-    words = [one.name for kind in (Suite, Table, Tuning) for one in fields(kind) if one.name != "path"]
+    words = [one.name for kind in (Suite, Table, TuningSpec) for one in fields(kind) if one.name != "path"]
     parsers = [bench_parser(name) for name in ("bench", "tune")]
     options = {text for parser in parsers for action in parser._actions for text in action.option_strings}
     for word in [*words, *SHOWS, *options - {"-h", "--help"}]:

@@ -1,4 +1,4 @@
-"""Several drivers share a study, one is killed, and a server is restarted: each cell is complete exactly once."""
+"""Several schedulers share a study, one is killed, and a server is restarted: each cell is complete exactly once."""
 
 import collections
 import os
@@ -22,8 +22,8 @@ from fl_lightning.bench.study import find_study, open_database
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from fl_lightning.bench import driver, load_suite, study
-study.HEARTBEAT, study.GRACE, driver.POLL = 1, 3, 0.2
+from fl_lightning.bench import load_suite, scheduler, study
+study.HEARTBEAT, study.GRACE, scheduler.POLL = 1, 3, 0.2
 path, url, folder = sys.argv[1:]
 
 class Sleeper:
@@ -38,8 +38,8 @@ class Sleeper:
         pass
 
 suite, database = load_suite(path), study.open_database(url)
-studies = [driver.SuiteStudy(suite, database, suite.cells())]
-one = driver.Driver(studies, "test/accuracy", Path(folder), 2, print, Sleeper)
+studies = [scheduler.SuiteStudy(suite, database, suite.cells())]
+one = scheduler.Scheduler(studies, "test/accuracy", Path(folder), 2, print, Sleeper)
 one.run()
 sys.exit(one.error and f"{type(one.error).__name__}: {one.error}")
 """
@@ -48,28 +48,28 @@ SUITE = {"base": {}, "axes": {"lr": {"key": "lr", "values": list(range(30))}}}
 
 @pytest.fixture
 def start(tmp_path):
-    """``start(url)`` starts a driver, which is ended with the test."""
-    drivers, path = [], toy_suite(tmp_path, SUITE).path
+    """``start(url)`` starts a scheduler, which is ended with the test."""
+    schedulers, path = [], toy_suite(tmp_path, SUITE).path
 
     def begin(url):
-        drivers.append(subprocess.Popen([sys.executable, "-c", PROGRAM, path, url, tmp_path]))
-        return drivers[-1]
+        schedulers.append(subprocess.Popen([sys.executable, "-c", PROGRAM, path, url, tmp_path]))
+        return schedulers[-1]
 
     yield begin
-    for driver in drivers:
-        driver.kill()
-        driver.wait()
+    for scheduler in schedulers:
+        scheduler.kill()
+        scheduler.wait()
 
 
-def killed_in_a_cell(driver, others, folder, cells):
-    """Kill a driver after so many cells have begun, one of them its own."""
+def killed_in_a_cell(scheduler, others, folder, cells):
+    """Kill a scheduler after so many cells have begun, one of them its own."""
     end = time.monotonic() + 120
     begun = Path(folder, "begun")
     while time.monotonic() < end:
         pids = begun.read_text().split() if begun.exists() else []
-        if len(pids) >= cells and str(driver.pid) in pids[-4:]:
-            driver.send_signal(signal.SIGKILL)
-            driver.wait()
+        if len(pids) >= cells and str(scheduler.pid) in pids[-4:]:
+            scheduler.send_signal(signal.SIGKILL)
+            scheduler.wait()
             return
         time.sleep(0.02)
     raise AssertionError(f"{len(pids)} cells have begun")
@@ -86,9 +86,9 @@ def assert_each_is_complete_once(folder, url):
 
 def test_with_sqlite(start, tmp_path):
     url = f"sqlite:///{tmp_path / 'study.db'}"
-    drivers = [start(url) for _ in range(3)]
-    killed_in_a_cell(drivers[0], drivers[1:], tmp_path, 8)
-    assert [driver.wait(120) for driver in drivers[1:]] == [0, 0]
+    schedulers = [start(url) for _ in range(3)]
+    killed_in_a_cell(schedulers[0], schedulers[1:], tmp_path, 8)
+    assert [scheduler.wait(120) for scheduler in schedulers[1:]] == [0, 0]
     assert_each_is_complete_once(tmp_path, url)
 
 
@@ -122,10 +122,10 @@ def postgres():
 
 def test_with_postgres_that_is_restarted(start, postgres, tmp_path):
     url, restart = postgres
-    drivers = [start(url) for _ in range(2)]
-    killed_in_a_cell(drivers[0], drivers[1:], tmp_path, 8)
+    schedulers = [start(url) for _ in range(2)]
+    killed_in_a_cell(schedulers[0], schedulers[1:], tmp_path, 8)
     restart()
-    drivers[1].wait(120)  # it ends with an error where it needed the server at that moment
+    schedulers[1].wait(120)  # it ends with an error where it needed the server at that moment
     assert start(url).wait(120) == 0
     assert_each_is_complete_once(tmp_path, url)
     assert optuna.get_all_study_names(url)

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 import yaml
-from helpers.benches import TOY, FakeRunner, outcome, toy_suite
+from helpers.benches import TOY, FakeWorkerClient, outcome, toy_suite
 from helpers.errors import assert_names
 
 from fl_lightning.bench import load_suite
@@ -66,11 +66,11 @@ def test_a_dry_run_takes_the_seconds_of_finished_cells(bench, toy):
 def test_configs_that_cannot_be_built_are_refused_before_any_cell_runs(bench, toy, tmp_path, monkeypatch, args):
     reason = "FedProx.nu: is no argument"
 
-    def check(runner, metric, configs):
+    def check(client, metric, configs):
         assert metric == "test/accuracy"
         return {name: reason for name in configs if "FedProx" in name}
 
-    monkeypatch.setattr(FakeRunner, "check", check)
+    monkeypatch.setattr(FakeWorkerClient, "check", check)
     ended = bench(toy, *args, "--seeds", 2)
     assert ended.status == 2 and not ended.out and not ended.ran and not (tmp_path / "runs").exists()
     assert ended.err == f"error: method=FedProx,lr=0.1; method=FedProx,lr=0.2: {reason}\n"

@@ -7,13 +7,13 @@ import shutil
 import sys
 
 import pytest
-from helpers.benches import TOY, FakeRunner, outcome, toy_driver, toy_suite
+from helpers.benches import TOY, FakeWorkerClient, outcome, toy_scheduler, toy_suite
 from helpers.errors import assert_names
 from helpers.reports import write_run
 from helpers.tiers import sample
 from optuna import create_study
 
-from fl_lightning.bench.driver import SuiteStudy
+from fl_lightning.bench.scheduler import SuiteStudy
 from fl_lightning.bench.study import open_database, results_of
 from fl_lightning.bench.table import write_tables
 from fl_lightning.cli import main
@@ -174,14 +174,14 @@ def run_study(folder):
     suite = toy_suite(folder, text)
     output = folder / "output"
     output.mkdir()
-    driver, opened, _ = toy_driver(suite, output, runner=lambda job=0: FakeRunner(job, answers))
-    driver.run()
+    scheduler, opened, _ = toy_scheduler(suite, output, client=lambda job=0: FakeWorkerClient(job, answers))
+    scheduler.run()
     # the study that tunes a method of the suite lies in the same database
     tuned = create_study(study_name=f"{suite.name}/tune/FedProx", storage=opened.database)
     tuned.set_user_attr("suite", suite.name)
     tuned.enqueue_trial({"mu": 0.1}, user_attrs={"digest": "trial 0"})
     write_tables(suite, suite.cells(), results_of(opened, suite.cells()), folder / "tables")
-    del driver, opened, tuned
+    del scheduler, opened, tuned
     gc.collect()  # closes the database, whose files for connections then go, and not while a test looks
     return suite, output, folder / "tables"
 

@@ -12,7 +12,7 @@ import torch
 
 from fl_lightning.errors import ClientError
 from fl_lightning.federation.framing import BadMessageError, receive, send
-from fl_lightning.federation.serialization import check_state, decoded, encoded, scrubbed
+from fl_lightning.federation.serialization import check_tensors, decoded, encoded, scrubbed
 from fl_lightning.federation.server import over_sites
 from fl_lightning.storage.serializable import packed
 
@@ -103,7 +103,7 @@ def test_a_message_goes_through_a_socket_within_its_limit():
 def test_a_state_of_other_entries_is_refused_by_name(entry, why):
     state = STATE | {"weight": entry} if entry is not None else {"steps": STATE["steps"]}
     with pytest.raises(BadMessageError, match=why):
-        check_state("the state", state, STATE, 1e9, [*STATE])
+        check_tensors("the state", state, STATE, 1e9, [*STATE])
 
 
 def test_of_an_exception_only_its_place_is_told():

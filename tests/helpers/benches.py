@@ -10,10 +10,10 @@ from pathlib import Path
 import yaml
 from sqlalchemy import event
 
-from fl_lightning.bench import cells_csv, driver, load_suite, protocol_variants, table
+from fl_lightning.bench import cells_csv, load_suite, protocol_variants, scheduler, table
 from fl_lightning.bench.results import CellResult
-from fl_lightning.bench.runner import PROGRAM, Interrupt, answer_of
 from fl_lightning.bench.study import open_database
+from fl_lightning.bench.worker_client import PROGRAM, Interrupt, answer_of
 from fl_lightning.cli import bench as command
 from fl_lightning.cli import main
 
@@ -48,11 +48,11 @@ def train(cell, on_round):
 
 
 # ---------------------------------------------------------------- commands
-class FakeRunner:
+class FakeWorkerClient:
     """Runs cells without training.
 
     Args:
-        job: number of the runner.
+        job: number of the job.
         answer: maps a cell and the function that takes its rounds to its outcome; None lets the cell run until it is
             interrupted.
     """
@@ -85,13 +85,13 @@ def run_command(patch, capsys, args, answer=lambda cell, on_round: outcome()):
         ran.append(cell["name"])
         return answer(cell, on_round)
 
-    runner = partial(FakeRunner, answer=noted)
+    client = partial(FakeWorkerClient, answer=noted)
     with patch.context() as patched:
-        patched.setattr(command, "Driver", partial(driver.Driver, runner=runner))
-        patched.setattr(command, "Runner", FakeRunner)
+        patched.setattr(command, "Scheduler", partial(scheduler.Scheduler, client=client))
+        patched.setattr(command, "WorkerClient", FakeWorkerClient)
         patched.setattr(command, "open_database", quick_database)
-        patched.setattr(driver, "POLL", 0.05)
-        patched.setattr(driver, "PACE", 0.0)
+        patched.setattr(scheduler, "POLL", 0.05)
+        patched.setattr(scheduler, "PACE", 0.0)
         try:
             main([str(arg) for arg in args])
             status = 0
@@ -148,8 +148,8 @@ def quick_database(url):
     return backend
 
 
-def toy_driver(suite, folder, runner=FakeRunner):
-    """A driver of a suite's cells, its study, and the lines that it says."""
+def toy_scheduler(suite, folder, client=FakeWorkerClient):
+    """A scheduler of a suite's cells, its study, and the lines that it says."""
     said, backend, cells = [], quick_database(f"sqlite:///{folder / 'study.db'}"), suite.cells()
-    study = driver.SuiteStudy(suite, backend, cells)
-    return driver.Driver([study], suite.metric, folder, 1, said.append, runner), study, said
+    study = scheduler.SuiteStudy(suite, backend, cells)
+    return scheduler.Scheduler([study], suite.metric, folder, 1, said.append, client), study, said

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fl_lightning.cli import FederatedCLI
+from fl_lightning.cli.cli import FederatedCLI
 from fl_lightning.federation import server
 from fl_lightning.federation.framing import parted, relayed
 from fl_lightning.federation.serialization import decoded

@@ -26,7 +26,7 @@ from fl_lightning.engine.cohort_training import draw_cohort
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.engine.model_io import warn_of_arguments
 from fl_lightning.engine.run import Run
-from fl_lightning.engine.update_codec import Entry, contents_of, entries_of
+from fl_lightning.engine.update_codec import TensorSpec, encode_update, list_tensors
 from fl_lightning.engine.validation import few
 from fl_lightning.errors import UsageError, count, text_of, truncate
 from fl_lightning.method import Method
@@ -187,9 +187,9 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     if run.trainer.buffers in RECALIBRATES:  # counts, inputs and squares of each BatchNorm layer
         for path in client.batch_norms:
             numbers = client.live[statistics_of(path)[0]].numel()
-            sums.append(Entry(f"recalibration/{path}.count", "float64", ()))
-            sums.append(Entry(f"recalibration/{path}.sums", "float64", (2, numbers)))
-    leaving = [*entries_of(contents_of(client, update)), *sums]
+            sums.append(TensorSpec(f"recalibration/{path}.count", "float64", ()))
+            sums.append(TensorSpec(f"recalibration/{path}.sums", "float64", (2, numbers)))
+    leaving = [*list_tensors(encode_update(client, update)), *sums]
     state = num_bytes(client.memories().get(group[0], {}))
     measured = run.workers.gather((seconds / taken, worker_peak_memory()))
     visit = statistics.fmean(batches) * statistics.fmean(one for one, _ in measured)

@@ -1,4 +1,4 @@
-"""Drives the runners: each claims cells of the studies until all of them are done."""
+"""Runs the missing cells of studies: each of several jobs claims a cell and runs it until all cells are done."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from fl_lightning.bench.results import CellResult
-from fl_lightning.bench.runner import Interrupt, RoundReport, Runner
 from fl_lightning.bench.study import DATABASE_ERRORS, CellStudy, attributes_of, results_of
 from fl_lightning.bench.suite import Cell, Suite
+from fl_lightning.bench.worker_client import Interrupt, RoundReport, WorkerClient
 from fl_lightning.errors import printable
 from fl_lightning.storage.metric_format import format_value
 
@@ -36,7 +36,7 @@ class Failed(Exception):
     """A cell failed; its trial has the reason."""
 
 
-class Driver:
+class Scheduler:
     """Runs the missing cells of studies, one study after another, with several jobs side by side.
 
     Attributes:
@@ -52,11 +52,11 @@ class Driver:
         output: Path,
         jobs: int = 1,
         say: Callable[[str], object] = print,
-        runner: Callable[[int], Any] = Runner,
+        client: Callable[[int], Any] = WorkerClient,
         hours: float = math.inf,
     ) -> None:
         self.studies, self.metric, self.output, self.say = studies, metric, output, say
-        self.runners = [runner(job) for job in range(jobs)]
+        self.clients = [client(job) for job in range(jobs)]
         self.caught: signal.Signals | None = None
         self.error: BaseException | None = None
         self.late, self._end = False, time.monotonic() + 3600 * hours
@@ -71,8 +71,8 @@ class Driver:
                 if handler not in (signal.SIG_IGN, None):  # one that is ignored stays ignored
                     signal.signal(number, self._catch)
                     stack.callback(signal.signal, number, handler)
-            pool = stack.enter_context(ThreadPoolExecutor(len(self.runners)))
-            jobs = [pool.submit(self._job, runner) for runner in self.runners]
+            pool = stack.enter_context(ThreadPoolExecutor(len(self.clients)))
+            jobs = [pool.submit(self._job, client) for client in self.clients]
             # with a timeout: a handler of a signal runs between two waits
             while wait(jobs, 0.2).not_done:
                 pass
@@ -80,8 +80,8 @@ class Driver:
     def stop(self) -> None:
         """Let the jobs end: their runs stop as a fit does on a signal, and can be resumed."""
         self._stop.set()
-        for runner in self.runners:
-            runner.interrupt()
+        for client in self.clients:
+            client.interrupt()
 
     def _catch(self, number: int, frame: Any) -> None:
         if self.caught is None:
@@ -89,22 +89,22 @@ class Driver:
             self.say(f"{self.caught.name}: the runs stop after their present round; a second signal ends them at once")
             self.stop()
         else:
-            for runner in self.runners:
-                runner.kill()
+            for client in self.clients:
+                client.kill()
 
     def _say_once(self, kind: str, line: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
             self.say(line)
 
-    def _job(self, runner: Any) -> None:
-        """Run cells with one runner until all are done."""
+    def _job(self, client: Any) -> None:
+        """Run cells with one client until all are done."""
         try:
             while not self._stop.is_set():
                 if time.monotonic() >= self._end:
                     self.late = any(next(study.missing(), None) for study in self.studies)
                     return
-                if any(self._run_next(study, runner) for study in self.studies):
+                if any(self._run_next(study, client) for study in self.studies):
                     continue
                 elsewhere = sum(
                     one.state == TrialState.RUNNING for study in self.studies for one in study.last_trials()
@@ -117,7 +117,7 @@ class Driver:
             self.error = self.error or error
             self.stop()
 
-    def _run_next(self, study: CellStudy, runner: Any) -> bool:
+    def _run_next(self, study: CellStudy, client: Any) -> bool:
         """Claim a cell and run it; returns whether there was one."""
         trial = study.claim()
         if trial is None:
@@ -125,7 +125,7 @@ class Driver:
         value, state, ended = None, TrialState.FAIL, None
         try:
             with study.heartbeat(trial):
-                value = study.objective(trial, partial(self._run_cell, runner))
+                value = study.objective(trial, partial(self._run_cell, client))
             state = TrialState.COMPLETE
         except TrialPruned:
             state = TrialState.PRUNED
@@ -143,7 +143,7 @@ class Driver:
             self.say(study.outcome(ended))
         return True
 
-    def _run_cell(self, runner: Any, trial: Trial, cell: Cell, report: RoundReport) -> dict[str, Any]:
+    def _run_cell(self, client: Any, trial: Trial, cell: Cell, report: RoundReport) -> dict[str, Any]:
         """Run a cell for a trial and return its result."""
         task = {
             "name": cell.name,
@@ -153,7 +153,7 @@ class Driver:
             "log": str(self.output / "logs" / f"{cell.folder}.log"),
             "metric": self.metric,
         }
-        answer = runner.run(task, report)
+        answer = client.run(task, report)
         if "failed" in answer:
             trial.set_user_attr("reason", printable(answer["failed"]))
             raise Failed

@@ -1,4 +1,4 @@
-"""The process of a cell and its driver: their messages, and the end of a cell whose process or driver dies."""
+"""The process of a cell and its scheduler: their messages, and the end of a cell whose process or scheduler dies."""
 
 import multiprocessing
 import os
@@ -10,7 +10,7 @@ import time
 import pytest
 from helpers.errors import assert_names
 
-from fl_lightning.bench.runner import Interrupt, Runner, locked
+from fl_lightning.bench.worker_client import Interrupt, WorkerClient, locked
 from fl_lightning.errors import LONGEST
 
 PROGRAM = "helpers.cell_program"
@@ -19,8 +19,8 @@ PROGRAM = "helpers.cell_program"
 @pytest.fixture
 def run(tmp_path):
     """``run(name)`` runs a cell of this name and returns its answer."""
-    runner = Runner(program=PROGRAM)
-    return lambda name, on_round=lambda *_: None: runner.run(cell(name, tmp_path), on_round)
+    client = WorkerClient(program=PROGRAM)
+    return lambda name, on_round=lambda *_: None: client.run(cell(name, tmp_path), on_round)
 
 
 def cell(name, folder):
@@ -64,7 +64,7 @@ def test_a_log_that_cannot_be_written_fails_the_cell(run, tmp_path):
     assert_names(run("good")["failed"], "--output", "logs")
 
 
-def test_the_driver_may_end_a_run_early(run):
+def test_the_scheduler_may_end_a_run_early(run):
     rounds = []
     assert "done" in run("long", lambda round_, value: rounds.append(round_) or round_ == 1)
     assert len(rounds) < 1000
@@ -79,27 +79,27 @@ def test_a_folder_that_another_process_has_is_waited_for(tmp_path, capsys):
             assert str(tmp_path) in capsys.readouterr().err
 
 
-def test_an_interrupted_runner_ends(tmp_path):
-    runner = Runner(program=PROGRAM)
+def test_an_interrupted_client_ends(tmp_path):
+    client = WorkerClient(program=PROGRAM)
     with pytest.raises(Interrupt):
-        runner.run(cell("endless", tmp_path), lambda round_, value: runner.interrupt() if round_ == 1 else None)
+        client.run(cell("endless", tmp_path), lambda round_, value: client.interrupt() if round_ == 1 else None)
     with pytest.raises(Interrupt):
-        runner.run(cell("good", tmp_path), lambda *_: None)
+        client.run(cell("good", tmp_path), lambda *_: None)
 
 
 def drive(folder, pipe):
-    """A driver that tells the process of its cell."""
-    runner = Runner(program=PROGRAM)
-    runner.run(cell("endless", folder), lambda *_: pipe.send(runner._process.pid))
+    """A scheduler that tells the process of its cell."""
+    client = WorkerClient(program=PROGRAM)
+    client.run(cell("endless", folder), lambda *_: pipe.send(client._process.pid))
 
 
-def test_the_process_of_a_cell_ends_with_its_driver(tmp_path):
+def test_the_process_of_a_cell_ends_with_its_scheduler(tmp_path):
     here, there = multiprocessing.Pipe()
-    driver = multiprocessing.get_context("spawn").Process(target=drive, args=(tmp_path, there))
-    driver.start()
+    scheduler = multiprocessing.get_context("spawn").Process(target=drive, args=(tmp_path, there))
+    scheduler.start()
     pid = here.recv()
-    driver.kill()
-    driver.join()
+    scheduler.kill()
+    scheduler.join()
     end = time.monotonic() + 60
     while is_alive(pid) and time.monotonic() < end:
         time.sleep(0.05)
@@ -119,14 +119,14 @@ def test_a_cell_is_no_worker_of_a_cluster_and_has_its_own_gpu(monkeypatch, tmp_p
     monkeypatch.setenv("LOCAL_RANK", "1")
     multiprocessing.forkserver._forkserver._stop()  # the next one has this environment
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    runners = [Runner(job, PROGRAM) for job in range(3)]
-    found = [runner.run(cell("good", tmp_path), lambda *_: None)["done"]["environment"] for runner in runners]
+    clients = [WorkerClient(job, PROGRAM) for job in range(3)]
+    found = [client.run(cell("good", tmp_path), lambda *_: None)["done"]["environment"] for client in clients]
     assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["2", "5", "2"]
     assert not {"SLURM_NTASKS", "LOCAL_RANK"} & set(found[0]) and os.environ["LOCAL_RANK"] == "1"
 
 
 def test_configs_are_checked_in_a_process(tmp_path):
     before = signal.getsignal(signal.SIGINT)
-    runner = Runner(program=PROGRAM)
-    assert runner.check("test/accuracy", {"a": "good", "b": "bad"}) == {"b": "is bad"}
+    client = WorkerClient(program=PROGRAM)
+    assert client.check("test/accuracy", {"a": "good", "b": "bad"}) == {"b": "is bad"}
     assert signal.getsignal(signal.SIGINT) is before

@@ -54,7 +54,7 @@ TAG = re.compile(r"(?<![\w/])(test|val|train)/([a-z]\w*)(?![\w/])")
 
 
 @dataclass(frozen=True)
-class Text:
+class StyledText:
     """The text of one cell of a table.
 
     Args:
@@ -69,7 +69,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class TextTable:
     """A table of text.
 
     Args:
@@ -86,30 +86,30 @@ class Sheet:
     caption: str
     names: Sequence[str]
     groups: Sequence[tuple[str, Sequence[str]]]
-    lines: Sequence[Sequence[Text]]
+    lines: Sequence[Sequence[StyledText]]
     notes: dict[str, str] = field(default_factory=dict)
     title: str = ""
     key: str = "table"
     note: str = ""
 
 
-def renamed(sheet: Sheet, names: Mapping[str, str]) -> Sheet:
+def renamed(table: TextTable, names: Mapping[str, str]) -> TextTable:
     """Return a table with other names, such as ``Accuracy`` for ``test/accuracy``."""
     if not names:
-        return sheet
+        return table
 
     def shown(text: str) -> str:
         return with_names(text, names)
 
     return replace(
-        sheet,
-        caption=shown(sheet.caption),
-        names=[*map(shown, sheet.names)],
-        groups=[(shown(name), [*map(shown, inner)]) for name, inner in sheet.groups],
-        lines=[[replace(text, text=shown(text.text)) for text in line] for line in sheet.lines],
-        notes={number: shown(note) for number, note in sheet.notes.items()},
-        title=shown(sheet.title),
-        note=shown(sheet.note),
+        table,
+        caption=shown(table.caption),
+        names=[*map(shown, table.names)],
+        groups=[(shown(name), [*map(shown, inner)]) for name, inner in table.groups],
+        lines=[[replace(text, text=shown(text.text)) for text in line] for line in table.lines],
+        notes={number: shown(note) for number, note in table.notes.items()},
+        title=shown(table.title),
+        note=shown(table.note),
     )
 
 
@@ -120,26 +120,26 @@ def with_names(text: str, names: Mapping[str, str]) -> str:
     return re.sub(words, lambda found: names[found[0]], text) if names else text
 
 
-def markdown(sheet: Sheet) -> Iterator[str]:
+def markdown(table: TextTable) -> Iterator[str]:
     """Yield the lines of a table in Markdown, with the name of the group in the head of each of its columns."""
-    heads = [*sheet.names]
-    for name, inner in sheet.groups:
+    heads = [*table.names]
+    for name, inner in table.groups:
         heads += [f"{name}: {one}" if one else name for one in (inner or [""])]
-    yield from (in_markdown(sheet.caption), "")
-    if sheet.lines:
+    yield from (in_markdown(table.caption), "")
+    if table.lines:
         yield f"| {' | '.join(map(in_markdown, heads))} |"
-        yield f"|{' --- |' * len(sheet.names)}{' ---: |' * (len(heads) - len(sheet.names))}"
-        yield from (f"| {' | '.join(map(marked, line))} |" for line in sheet.lines)
+        yield f"|{' --- |' * len(table.names)}{' ---: |' * (len(heads) - len(table.names))}"
+        yield from (f"| {' | '.join(map(marked, line))} |" for line in table.lines)
         yield ""
-    if sheet.note:
-        yield from (in_markdown(sheet.note), "")
-    for number, note in sheet.notes.items():
+    if table.note:
+        yield from (in_markdown(table.note), "")
+    for number, note in table.notes.items():
         yield f"- [{number}] {in_markdown(note)}"
-    if sheet.notes:
+    if table.notes:
         yield ""
 
 
-def marked(text: Text) -> str:
+def marked(text: StyledText) -> str:
     """Return a text in Markdown, with its marks."""
     shown = f"**{in_markdown(text.text)}**" if text.bold else in_markdown(text.text)
     signs = "".join({DAGGER: DAGGER, STAR: r"\*"}.get(mark, "") for mark in text.marks)
@@ -152,59 +152,59 @@ def in_markdown(text: str) -> str:
 
 
 # ------------------------------------------------------------------ LaTeX
-def latex_tables(sheets: Iterable[Sheet]) -> Iterator[str]:
+def latex_tables(tables: Iterable[TextTable]) -> Iterator[str]:
     """Yield the lines of tables in LaTeX with the packages booktabs and graphicx; their labels differ."""
     taken = Counter[str]()
-    for sheet in sheets:
-        key = "-".join(re.findall("[a-z0-9]+", sheet.key.lower())) or "table"
+    for table in tables:
+        key = "-".join(re.findall("[a-z0-9]+", table.key.lower())) or "table"
         taken[key] += 1
-        yield from latex(sheet, f"tab:{key}" if taken[key] == 1 else f"tab:{key}-{taken[key]}")
+        yield from latex(table, f"tab:{key}" if taken[key] == 1 else f"tab:{key}-{taken[key]}")
 
 
-def latex(sheet: Sheet, label: str) -> Iterator[str]:
+def latex(table: TextTable, label: str) -> Iterator[str]:
     """Yield the lines of a table in LaTeX; a table without rows becomes a comment."""
-    caption = f"{sheet.title}. {sheet.caption}" if sheet.title else sheet.caption
-    if not sheet.lines:
-        yield from (f"% {printable(text)}" for text in (caption, sheet.note) if text)
+    caption = f"{table.title}. {table.caption}" if table.title else table.caption
+    if not table.lines:
+        yield from (f"% {printable(text)}" for text in (caption, table.note) if text)
         return
-    names = [name for group, inner in sheet.groups for name in (inner or [group])]
-    columns = [[text.text for text in column] for column in zip(*sheet.lines, strict=True)]
-    heads = [*sheet.names, *names]
+    names = [name for group, inner in table.groups for name in (inner or [group])]
+    columns = [[text.text for text in column] for column in zip(*table.lines, strict=True)]
+    heads = [*table.names, *names]
     wide = sum(2 + max(map(len, (head, *column))) for head, column in zip(heads, columns, strict=True))
     environment = "table" if wide <= ONE_COLUMN else "table*"
-    numeric = [any(map(NUMERIC.match, column)) for column in columns[len(sheet.names) :]]
-    aligned = "l" * len(sheet.names) + "".join("r" if one else "l" for one in numeric)
+    numeric = [any(map(NUMERIC.match, column)) for column in columns[len(table.names) :]]
+    aligned = "l" * len(table.names) + "".join("r" if one else "l" for one in numeric)
     yield from (f"\\begin{{{environment}}}", r"\centering", f"\\caption{{{in_latex(without_slash(caption))}}}")
     yield from (f"\\label{{{label}}}", FIT)
     yield from (f"\\begin{{tabular}}{{{aligned}}}", r"\toprule")
-    yield from latex_head(sheet)
+    yield from latex_head(table)
     yield r"\midrule"
-    for line in sheet.lines:
+    for line in table.lines:
         row = " & ".join(map(marked_in_latex, line))
         # otherwise it is an argument of the command before it
         yield f"{'{}' * row.startswith(('[', '*'))}{row} \\\\"
     yield from (r"\bottomrule", r"\end{tabular}}")
-    marked_notes = [f"$^{{{number}}}$ {in_latex(note)}" for number, note in sheet.notes.items()]
-    yield from (f"\n\\smallskip{{\\footnotesize {text}}}" for text in (in_latex(sheet.note), *marked_notes) if text)
+    marked_notes = [f"$^{{{number}}}$ {in_latex(note)}" for number, note in table.notes.items()]
+    yield from (f"\n\\smallskip{{\\footnotesize {text}}}" for text in (in_latex(table.note), *marked_notes) if text)
     yield from (f"\\end{{{environment}}}", "")
 
 
-def latex_head(sheet: Sheet) -> Iterator[str]:
+def latex_head(table: TextTable) -> Iterator[str]:
     """Yield the head: groups with a rule below each, and the heads within them."""
-    widths = [len(inner) or 1 for _, inner in sheet.groups]
-    names = [head_in_latex(name) for name in sheet.names]
-    if not any(inner for _, inner in sheet.groups):
-        yield f"{' & '.join([*names, *(head_in_latex(name) for name, _ in sheet.groups)])} \\\\"
+    widths = [len(inner) or 1 for _, inner in table.groups]
+    names = [head_in_latex(name) for name in table.names]
+    if not any(inner for _, inner in table.groups):
+        yield f"{' & '.join([*names, *(head_in_latex(name) for name, _ in table.groups)])} \\\\"
         return
     spans = [
-        f"\\multicolumn{{{w}}}{{c}}{{{head_in_latex(name)}}}" for w, (name, _) in zip(widths, sheet.groups, strict=True)
+        f"\\multicolumn{{{w}}}{{c}}{{{head_in_latex(name)}}}" for w, (name, _) in zip(widths, table.groups, strict=True)
     ]
     yield f"{' & '.join([*[''] * len(names), *spans])} \\\\"
     at = len(names) + 1
     for width in widths:
         yield f"\\cmidrule(lr){{{at}-{at + width - 1}}}"
         at += width
-    inner = [head_in_latex(name) for _, of_group in sheet.groups for name in (of_group or [""])]
+    inner = [head_in_latex(name) for _, of_group in table.groups for name in (of_group or [""])]
     yield f"{' & '.join([*names, *inner])} \\\\"
 
 
@@ -219,7 +219,7 @@ def without_slash(text: str) -> str:
     return TAG.sub(lambda found: f"{found[1]} {found[2].replace('_', ' ')}", text)
 
 
-def marked_in_latex(text: Text) -> str:
+def marked_in_latex(text: StyledText) -> str:
     """Return a text in LaTeX, with its marks raised."""
     plain = "--" if text.text == NONE else in_latex(text.text)
     # mathematics needs another command for bold

@@ -65,7 +65,7 @@ def test_every_cell_is_run_once_and_told_where_and_how(bench, suite, cells, tmp_
 
 
 def interrupt():
-    """The answer of a cell that the driver interrupts."""
+    """The answer of a cell that the scheduler interrupts."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -33,7 +33,7 @@ from fl_lightning.bench.config_fragments import (
     of_result,
     write_text,
 )
-from fl_lightning.bench.driver import last_value
+from fl_lightning.bench.scheduler import last_value
 from fl_lightning.bench.study import CellStudy, hidden
 from fl_lightning.bench.suite import Cell, Labels, Suite, file_part
 from fl_lightning.bench.suite_file import BOOL, COUNT, MAPPING, NOT_EMPTY, SEEDS, SHARE, Kind, one_of, read_keys
@@ -58,7 +58,7 @@ Space = list[Any] | dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Tuning:
+class TuningSpec:
     """The search of a suite, and its runs.
 
     Args:
@@ -87,7 +87,7 @@ class Tuning:
     pruner: str = "median"
 
 
-def tuning_of(suite: Suite) -> Tuning:
+def read_tuning_spec(suite: Suite) -> TuningSpec:
     """The tuning that a suite asks for."""
     where = f"{suite.path}: tune"
     hint = "the suite has no such key; add one with search: {METHOD: {ARGUMENT: [values]}}"
@@ -110,7 +110,7 @@ def tuning_of(suite: Suite) -> Tuning:
             require(at[axis] in labels, f"{where}.at.{axis}", at[axis], hint)
     for axis in chosen:
         require(axis in at, f"{where}.at", axis, f"is not an axis to choose on; available: {', '.join(at) or 'none'}")
-    return Tuning(**{**given, "search": search, "at": at})
+    return TuningSpec(**{**given, "search": search, "at": at})
 
 
 def is_space(space: Any) -> bool:
@@ -129,7 +129,7 @@ class Search:
     def __init__(
         self,
         suite: Suite,
-        tuning: Tuning,
+        tuning: TuningSpec,
         label: str,
         scale: float = 1.0,
         extra: Sequence[Fragment] = (),

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import yaml
-from helpers.benches import FakeRunner, outcome, toy_suite
+from helpers.benches import FakeWorkerClient, outcome, toy_suite
 from helpers.errors import assert_names
 
 from fl_lightning.bench import Cell
@@ -260,12 +260,12 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(tuned, tune_key, named):
 
 
 def test_a_trial_that_cannot_be_built_is_refused_before_any_runs(tuned, tmp_path, monkeypatch):
-    def check(runner, metric, configs):
+    def check(client, metric, configs):
         ((name, fragments),) = configs.items()
         assert metric == "val/accuracy" and mu(Cell({}, 0, fragments).config) == 0.001
         return {name: "data: Data has no 'val_fraction'"}
 
-    monkeypatch.setattr(FakeRunner, "check", check)
+    monkeypatch.setattr(FakeWorkerClient, "check", check)
     ended, rounds = tuned()
     assert ended.status == 2 and not rounds and not (tmp_path / "out").exists() and ended.err.count("\n") == 1
     assert_names(ended.err, "tune.search.FedProx: data: Data", "null", "val_dataloader")

@@ -1,7 +1,7 @@
 """Runs each cell in a process, forked from one that has imported torch.
 
-The driver and the process of a cell communicate through a pipe. The process sends each round and finally its answer;
-the driver sends ``stop``, which ends the run after its current round as a success, or ``interrupt``, which acts like
+The scheduler and the process of a cell communicate through a pipe. The process sends each round and finally its answer;
+the scheduler sends ``stop``, which ends the run after its current round as a success, or ``interrupt``, which acts like
 Ctrl-C in a fit.
 """
 
@@ -43,7 +43,7 @@ class Interrupt(Exception):
     """A run was stopped before its cell was done."""
 
 
-class Runner:
+class WorkerClient:
     """Runs one cell after another, each in a new process, on the GPU that the number of the job chooses."""
 
     def __init__(self, job: int = 0, program: str = PROGRAM) -> None:
@@ -141,8 +141,8 @@ def serve(pipe: Any, program: str, function: str, task: dict[str, Any], job: int
     """Call a function of the program and send its answer; its output goes into the file ``task["log"]``."""
     sys.argv = sys.orig_argv = ["fl-lightning"]
     if hasattr(os, "setsid"):
-        os.setsid()  # Ctrl-C reaches the driver alone, which tells its runners
-    # a shell that starts the driver in the background lets it ignore this signal, which ends a fit
+        os.setsid()  # Ctrl-C reaches the scheduler alone, which tells the workers
+    # a shell that starts the scheduler in the background lets it ignore this signal, which ends a fit
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for key in [key for key in os.environ if key.startswith(WORKERS[0]) or key in WORKERS]:
         del os.environ[key]
@@ -169,7 +169,7 @@ def serve(pipe: Any, program: str, function: str, task: dict[str, Any], job: int
 
 
 def listen(pipe: Any, stop: threading.Event) -> None:
-    """Follow the driver's messages, and end the process with the driver: the last checkpoint of the run stands."""
+    """Follow the messages of the scheduler, and end the process with it: the last checkpoint of the run stands."""
     with suppress(EOFError, OSError):
         while True:
             if pipe.recv() == "stop":
