@@ -26,6 +26,7 @@ class ClientContext(Protocol):
     trainable: list[str]
     batch_norms: list[str]
     tap_paths: dict[str, str]
+    shares_buffers: bool
 
     @property
     def sent(self) -> list[str]: ...
@@ -35,8 +36,6 @@ class ClientContext(Protocol):
     def sent_frozen(self) -> list[str]: ...
     @property
     def kept(self) -> list[str]: ...
-    @property
-    def shares_buffers(self) -> bool: ...
     @property
     def info(self) -> ClientInfo: ...
     @property

@@ -60,7 +60,7 @@ class LocalLosses(Measurement):
 
     def on_client_end(self, trainer: RunContext, client: Client) -> None:
         where = {"round": trainer.server.round, "client": client.info.id}
-        self._rows += [{**where, "epoch": epoch, **terms} for epoch, terms in enumerate(client.epochs)]
+        self._rows += [{**where, "epoch": epoch, **terms} for epoch, terms in enumerate(client.visit.loss_terms())]
 
     def measure(self, trainer: RunContext) -> None:
         rows = [row for theirs in trainer.gather(self._rows) for row in theirs]

@@ -96,7 +96,7 @@ class PerClassAccuracy(ClientMeasurement):
     def record(self, trainer: RunContext, clients: dict[int, dict[str, Any]]) -> None:
         confusions = {"before": {k: values["before"] for k, values in clients.items()}}
         if trainer.client.kept:
-            own_entries = trainer.client.own_entries
+            own_entries = trainer.client.memories().own_entries
             after = measure_clients(trainer, list(clients), lambda k: self._confusion(trainer, own_entries(k)))
         else:  # one model for all clients
             after = dict.fromkeys(clients, np.sum(trainer.gather(self._confusion(trainer, None)), 0))

@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from fl_lightning import foreach
 from fl_lightning.aggregation import Update, Weighted
 from fl_lightning.aggregation.weighted import cloned, flatten
-from fl_lightning.client.batch import targets_of
 from fl_lightning.client.batch_norm import batch_norms, statistics_of
 from fl_lightning.client.client_state import ClientStateStore
 from fl_lightning.client.lightning.fit_progress import FitProgress
@@ -30,6 +29,7 @@ from fl_lightning.client.visit import Visit
 from fl_lightning.client.worker_module import WorkerModule
 from fl_lightning.data.client_loaders import ExampleIndices
 from fl_lightning.data.datamodule import ClientInfo
+from fl_lightning.data.labels import label_entries
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.method import Method, MethodList, Step, call_hook, check_returned, overrides
 from fl_lightning.state import State, clone, difference, first_not_finite, norm, select
@@ -82,6 +82,9 @@ class Client(LightningModule):
         frozen: names of the frozen parameters.
         tap_paths: path of the bound submodule by tap name.
         batch_norms: paths of the layers whose running statistics training updates.
+        shares_buffers: whether the clients' float buffers are averaged, or recomputed for all.
+        recomputed: names of the running statistics that the server recomputes, and that therefore travel down only.
+        lifecycle: what the engine calls: the start and the end of visits, and dry runs.
     """
 
     def __init__(
@@ -107,13 +110,13 @@ class Client(LightningModule):
         self.others, self.frozen = worker_module.others, worker_module.frozen
         self.tap_paths = {name: submodule(binding) for name, binding in taps.items()}
         self.batch_norms = batch_norms(module)
+        self.shares_buffers = buffers not in ("keep", "local")
+        layers = self.batch_norms if buffers == "recalibrate" else []
+        self.recomputed = [name for path in layers for name in statistics_of(path) if name in self.live]
         self.references = ReferenceModels(taps, worker_module.takes_index, cache_limit)
         self._memories = memories if memories is not None else ClientStateStore()
-        # payloads are added in float64, but sent in the parameters' type
-        self._bytes_of_number = next((self.live[name].element_size() for name in self.trainable), 4)
-        self._idle = self.visit = Visit(
-            info or ClientInfo(0, 0, None), {}, worker_module.fit_progress, worker_module.logged
-        )
+        self.visit = Visit(info or ClientInfo(0, 0, None), {}, worker_module.fit_progress, worker_module.logged)
+        self.lifecycle = ClientLifecycle(self)
         self._sealed = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -139,12 +142,6 @@ class Client(LightningModule):
         return [name for name in buffers if self.methods.exchanges(name)]
 
     @cached_property
-    def recomputed(self) -> list[str]:
-        """Names of the running statistics that the server recomputes, and that therefore travel down only."""
-        layers = self.batch_norms if self._policy == "recalibrate" else []
-        return [name for path in layers for name in statistics_of(path) if name in self.live]
-
-    @cached_property
     def sent_frozen(self) -> list[str]:
         """Names of the frozen parameters that travel once a client changes them."""
         return [name for name in self.frozen if self.shares_buffers and self.methods.exchanges(name)]
@@ -154,16 +151,6 @@ class Client(LightningModule):
         """Names of the entries of the state that stay with each client; none in a run with one global model."""
         local = set(self.others) if self._policy == "local" else set()
         return [name for name in self.live if not self.methods.exchanges(name) or name in local]
-
-    @property
-    def shares_buffers(self) -> bool:
-        """Whether the clients' float buffers are averaged, or recomputed for all."""
-        return self._policy not in ("keep", "local")
-
-    @property
-    def numel(self) -> int:
-        """The numbers of its state."""
-        return sum(value.numel() for value in self.live.values())
 
     # ------------------------------------------------------------------ what methods use
     @property
@@ -201,14 +188,6 @@ class Client(LightningModule):
     def epoch(self) -> int:
         """The present pass over the client's data, from 0."""
         return self.visit.fit_progress.epoch
-
-    @property
-    def epochs(self) -> list[dict[str, float]]:
-        """The terms of the loss by name, as means over each local epoch of this visit.
-
-        They are the module's ``loss``, each method's penalty, and the terms of a penalty that has several.
-        """
-        return [{name: term.value for name, term in terms.items()} for terms in self.visit.epochs]
 
     @property
     def num_steps(self) -> int:
@@ -333,122 +312,18 @@ class Client(LightningModule):
         """A copy of the module in eval mode without gradients, hooks, logging and Fabric."""
         return self.worker_module.frozen_copy()
 
-    # ------------------------------------------------------------------ a visit
-    @contextmanager
-    def visiting(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> Iterator[Visit]:
-        """A visit of client ``info.id``: load the received state and its own entries, then call the methods.
-
-        At the end of the block what methods keep on themselves is as the server has left it. The visit is still there,
-        for callbacks, until the next one begins or the round ends.
-        """
-        with self.attributes_restored():
-            visit, _ = self._begin(info, received, fit_progress)
-            self.references.start(repeats=len(fit_progress.passes_now) > 1)
-            self.worker_module.load_and_reset(visit.received)
-            self.methods.call("on_client_start", self)
-            yield visit
-
-    @contextmanager
-    def attributes_restored(self) -> Iterator[None]:
-        """At the end of this block what methods keep on themselves is as the server has left it."""
-        methods = self.methods
-        if methods.attributes is None:
-            skipped = [*self.modules(), *self.parameters(), *self.buffers()]
-            methods.attributes = MethodSnapshot(methods.methods, skipped)
-        attributes = methods.attributes
-        try:
-            yield
-        finally:
-            attributes.restore()
-
-    def _begin(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> tuple[Visit, State]:
-        """The visit that begins, and the entries of its received state that stay with the client."""
-        self.worker_module.trainer_shim.fit_progress = fit_progress
-        logged = self.worker_module.begin_logging(info.num_examples)
-        own = self._memories.visited(info.id).get("state", {}) if self.kept else {}
-        self.visit = visit = Visit(info, {**received, **own}, fit_progress, logged, self.methods.attributes.server)
-        return visit, own
-
-    def starting(
-        self, info: ClientInfo, received: State, fit_progress: FitProgress
-    ) -> tuple[Visit, State, dict[str, dict[str, Any]]]:
-        """Start the visit of a client that trains side by side, in a module with the global state."""
-        visit, own = self._begin(info, received, fit_progress)
-        if own:
-            self.worker_module.load(visit.received)
-        with self.references.collected() as references:
-            self.methods.call("on_client_start", self)
-        if own:
-            self.worker_module.load(received)
-        return visit, own, references
-
-    @contextmanager
-    def mapped(self, live: State, visit: Any, references: Mapping[str, Any]) -> Iterator[None]:
-        """Return a context, for functions that are mapped over clients, with the values of one of them."""
-        attributes, trainer_shim, logged = vars(self), self.worker_module.trainer_shim, self.worker_module.logged
-        before = {name: attributes[name] for name in ("live", "visit")}, trainer_shim.fit_progress
-        try:
-            attributes.update(live=live, visit=visit)
-            trainer_shim.fit_progress = visit.fit_progress
-            self.worker_module.log_into(visit.logged)
-            models = self.references.holding(references) if references else nullcontext()
-            with models, foreach.tensor_by_tensor():
-                yield
-        finally:
-            attributes.update(before[0])
-            trainer_shim.fit_progress = before[1]
-            self.worker_module.log_into(logged)
-
-    @contextmanager
-    def rehearsing(self, methods: MethodList | None = None) -> Iterator[None]:
-        """Return a context for any training with only these ``methods``, which restores all state at its end.
-
-        Without ``methods``, the module alone is trained, and taps record nothing. Memories are restored, too.
-        """
-        before, visit, runs = self.methods, self.visit, self.references.num_runs
-        worker_module, paused = (
-            self.worker_module,
-            nullcontext() if methods is not None else self.worker_module.taps.recorded(False),
-        )
-        try:
-            with worker_module.unchanged(), self._memories.unchanged(), paused, worker_module.training():
-                self.methods = methods or MethodList([])
-                self.visit = Visit(
-                    visit.info, visit.received, worker_module.trainer_shim.fit_progress, worker_module.logged
-                )
-                yield
-        finally:
-            self.methods, self.visit, self.references.num_runs = before, visit, runs
-            self.references.end()
-
-    def end_round(self) -> None:
-        """Drop the last visit, and set the clock to the end of the round."""
-        self.visit = self._idle
-        self.worker_module.end_round()
-
     def training_step(self, batch: Any, batch_idx: int, rows: ExampleIndices | None = None) -> Tensor | None:
         """The module's loss plus the penalties; None where the module asks to skip the batch.
 
         ``rows`` says which of the client's examples the batch holds, where that is known.
         """
-        self.references.begin_batch(batch, batch_idx, rows)
-        self.worker_module.taps.clear()
-        loss = self.own_loss(batch, batch_idx)
-        if loss is None:
-            return None
-        add_term = self.visit.logged.add_term
-        add_term("loss", loss)
-        if self.methods.methods:
-            step = Step(batch, targets_of(batch), self.worker_module.taps.values)
-            for name, value in self.methods.penalties(self, step).items():
-                add_term(name, value)
-                loss = loss + value
-        return loss
-
-    def own_loss(self, batch: Any, batch_idx: int) -> Tensor | None:
-        """The loss of the user's module."""
-        worker_module, module, taps = self.worker_module, self.worker_module.module, self.worker_module.taps
-        worker_module.begin_hook("training_step")
+        worker_module, module, visit = self.worker_module, self.worker_module.module, self.visit
+        taps, add_term = worker_module.taps, visit.logged.add_term
+        if self.references.wanted:
+            self.references.begin_batch(batch, batch_idx, rows)
+        taps.clear()
+        # the hook that runs, on which depends what self.log does
+        vars(module)["_current_fx_name"] = "training_step"
         taps.trains = True
         try:
             output = (
@@ -465,88 +340,208 @@ class Client(LightningModule):
         if "on_train_batch_end" in worker_module.hooks:
             rest = {k: v for k, v in output.items() if k != "loss"} if isinstance(output, Mapping) else {}
             # Lightning's scaled loss: the losses of a step's batches add up to their mean
-            self.visit.outputs = (
-                {} if loss is None else {"loss": loss.detach() / self.visit.fit_progress.accumulate, **rest}
-            )
+            visit.outputs = {} if loss is None else {"loss": loss.detach() / visit.fit_progress.accumulate, **rest}
+        if loss is None:
+            return None
+        add_term("loss", loss)
+        if self.methods.methods:
+            step = Step(batch, targets_of(batch), taps.values)
+            for name, value in self.methods.penalties(self, step).items():
+                add_term(name, value)
+                loss = loss + value
         return loss
+
+    def memories(self) -> ClientStateStore:
+        """The memories of the clients that this worker owns, by id."""
+        return self._memories
+
+
+class ClientLifecycle:
+    """Starts and ends the visits of a :class:`Client`, collects its update, and makes dry runs: the engine's part."""
+
+    def __init__(self, client: Client) -> None:
+        self.client, self._idle = client, client.visit
+
+    @contextmanager
+    def visiting(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> Iterator[Visit]:
+        """A visit of client ``info.id``: load the received state and its own entries, then call the methods.
+
+        At the end of the block what methods keep on themselves is as the server has left it. The visit is still there,
+        for callbacks, until the next one begins or the round ends.
+        """
+        client = self.client
+        with self.attributes_restored():
+            visit, _ = self._begin(info, received, fit_progress)
+            client.references.start(repeats=len(fit_progress.passes_now) > 1)
+            client.worker_module.load_and_reset(visit.received)
+            client.methods.call("on_client_start", client)
+            yield visit
+
+    @contextmanager
+    def attributes_restored(self) -> Iterator[None]:
+        """At the end of this block what methods keep on themselves is as the server has left it."""
+        client, methods = self.client, self.client.methods
+        if methods.attributes is None:
+            skipped = [*client.modules(), *client.parameters(), *client.buffers()]
+            methods.attributes = MethodSnapshot(methods.methods, skipped)
+        attributes = methods.attributes
+        try:
+            yield
+        finally:
+            attributes.restore()
+
+    def _begin(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> tuple[Visit, State]:
+        """The visit that begins, and the entries of its received state that stay with the client."""
+        client = self.client
+        client.worker_module.trainer_shim.fit_progress = fit_progress
+        logged = client.worker_module.begin_logging(info.num_examples)
+        own = client.memories().visited(info.id).get("state", {}) if client.kept else {}
+        client.visit = visit = Visit(info, {**received, **own}, fit_progress, logged, client.methods.attributes.server)
+        return visit, own
+
+    def starting(
+        self, info: ClientInfo, received: State, fit_progress: FitProgress
+    ) -> tuple[Visit, State, dict[str, dict[str, Any]]]:
+        """Start the visit of a client that trains side by side, in a module with the global state."""
+        client = self.client
+        visit, own = self._begin(info, received, fit_progress)
+        if own:
+            client.worker_module.load(visit.received)
+        with client.references.collected() as references:
+            client.methods.call("on_client_start", client)
+        if own:
+            client.worker_module.load(received)
+        return visit, own, references
+
+    @contextmanager
+    def mapped(self, live: State, visit: Any, references: Mapping[str, Any]) -> Iterator[None]:
+        """Return a context, for functions that are mapped over clients, with the values of one of them."""
+        client, worker_module = self.client, self.client.worker_module
+        attributes, trainer_shim, logged = vars(client), worker_module.trainer_shim, worker_module.logged
+        before = {name: attributes[name] for name in ("live", "visit")}, trainer_shim.fit_progress
+        try:
+            attributes.update(live=live, visit=visit)
+            trainer_shim.fit_progress = visit.fit_progress
+            worker_module.log_into(visit.logged)
+            models = client.references.holding(references) if references else nullcontext()
+            with models, foreach.tensor_by_tensor():
+                yield
+        finally:
+            attributes.update(before[0])
+            trainer_shim.fit_progress = before[1]
+            worker_module.log_into(logged)
+
+    @contextmanager
+    def rehearsing(self, methods: MethodList | None = None) -> Iterator[None]:
+        """Return a context for any training with only these ``methods``, which restores all state at its end.
+
+        Without ``methods``, the module alone is trained, and taps record nothing. Memories are restored, too.
+        """
+        client, worker_module = self.client, self.client.worker_module
+        before, visit, runs = client.methods, client.visit, client.references.num_runs
+        paused = nullcontext() if methods is not None else worker_module.taps.recorded(False)
+        try:
+            with worker_module.unchanged(), client.memories().unchanged(), paused, worker_module.training():
+                client.methods = methods or MethodList([])
+                client.visit = Visit(
+                    visit.info, visit.received, worker_module.trainer_shim.fit_progress, worker_module.logged
+                )
+                yield
+        finally:
+            client.methods, client.visit, client.references.num_runs = before, visit, runs
+            client.references.end()
 
     def end_step(self, optimizer: Optimizer, lost: bool = False) -> None:
         """The optimizer has stepped: call the methods, and count the step; one that it has left out is only counted."""
-        visit = self.visit
+        client, visit = self.client, self.client.visit
         if lost:
             visit.num_lost += 1
             return
         counts = visit.counts
         counts.lr = optimizer.param_groups[0]["lr"]
         counts.lr_total += counts.lr
-        self.methods.call("on_after_optimizer_step", self, optimizer)
+        if client.methods.having("on_after_optimizer_step"):
+            client.methods.call("on_after_optimizer_step", client, optimizer)
         counts.num_steps += 1
 
     def finish(self) -> Update:
         """End the visit: store the client-local entries, and return the client's update."""
-        visit, worker_module, live = self.visit, self.worker_module, self.live
+        client, visit, worker_module, live = self.client, self.client.visit, self.client.worker_module, self.client.live
         worker_module.taps.clear()
         visit.outputs = {}
-        self.references.end()
+        client.references.end()
         worker_module.settle()
         self.check_terms()
-        visit.drift = float(norm(self.change))
+        visit.drift = float(norm(client.change))
         if not math.isfinite(visit.drift):
-            bad = next(name for name, value in self.change.items() if not torch.isfinite(value).all())
-            raise ClientError(f"the weights of {bad} became nan or infinite after local step {self.num_steps - 1}")
-        entry = first_not_finite(select(live, self.others), visit.received) if self.others else None
+            bad = next(name for name, value in client.change.items() if not torch.isfinite(value).all())
+            raise ClientError(f"the weights of {bad} became nan or infinite after local step {client.num_steps - 1}")
+        entry = first_not_finite(select(live, client.others), visit.received) if client.others else None
         if entry is not None:
-            kind = "frozen parameter" if entry in self.frozen else "buffer"
-            raise ClientError(f"the {kind} {entry} became nan or infinite within {self.num_steps} local steps")
-        if self.kept:
-            self._memories.visited(visit.info.id)["state"] = clone(select(live, self.kept))
+            kind = "frozen parameter" if entry in client.frozen else "buffer"
+            raise ClientError(f"the {kind} {entry} became nan or infinite within {client.num_steps} local steps")
+        if client.kept:
+            client.memories().visited(visit.info.id)["state"] = clone(select(live, client.kept))
         visit.weight = self._weight()
-        payload = self.methods.on_client_end(self)
-        delta = self.methods.transform_client_update(self, select(self.change, self.sent))
+        payload = client.methods.on_client_end(client)
+        delta = client.methods.transform_client_update(client, select(client.change, client.sent))
         check_finite(delta, payload)
-        if self.methods.attributes is not None and self.methods.attributes.in_place:
+        if client.methods.attributes is not None and client.methods.attributes.in_place:
             # these may refer to objects that are restored in place at the end of the visit
-            delta, payload, memory = clone(delta), cloned(payload), self._memories.visited(visit.info.id)
+            delta, payload, memory = clone(delta), cloned(payload), client.memories().visited(visit.info.id)
             memory.update(with_tensors(memory, torch.clone))
         # copies, so that later changes of the module do not change the update
-        others = clone(select(live, self.sent_others))
+        others = clone(select(live, client.sent_others))
         leave_out_large_integers(others, visit.received)
-        changed = [name for name in self.sent_frozen if not torch.equal(live[name], visit.received[name])]
+        changed = [name for name in client.sent_frozen if not torch.equal(live[name], visit.received[name])]
         frozen = difference(select(live, changed), visit.received)
+        # payloads are added in float64, but sent in the parameters' type
+        bytes_of_number = next((live[name].element_size() for name in client.trainable), 4)
         numbers = sum(value.total.numel() for value in flatten(payload).values())
-        size = sum(live[name].nbytes for name in (*self.sent, *others, *frozen)) + numbers * self._bytes_of_number
+        size = sum(live[name].nbytes for name in (*client.sent, *others, *frozen)) + numbers * bytes_of_number
         visit.values = visit.logged.sums()
         return Update(delta, others, visit.weight, payload, visit.values, visit.drift, frozen, size)
 
     def check_terms(self) -> None:
         """Refuse a loss that cannot be trained on."""
-        term = self.visit.logged.first_nonfinite_term()
+        term = self.client.visit.logged.first_nonfinite_term()
         if term is not None:
             raise ClientError(f"{term[0]} became nan or infinite at local step {term[1]}")
 
-    def own_entries(self, k: int) -> State:
-        """The state entries that stay with client ``k``, as its last visit left them; none before its first."""
-        return self._memories.get(k, {}).get("state", {})
-
-    def memories(self) -> ClientStateStore:
-        """The memories of the clients that this worker owns, by id."""
-        return self._memories
+    def end_round(self) -> None:
+        """Drop the last visit, and set the clock to the end of the round."""
+        self.client.visit = self._idle
+        self.client.worker_module.end_round()
 
     def release(self) -> None:
         """Restore the user's module, and remove the files of clients on disk."""
-        self.worker_module.release()
-        self._memories.close()
+        self.client.worker_module.release()
+        self.client.memories().close()
 
-    # ------------------------------------------------------------------ inside
     def _weight(self) -> float:
-        weight = self.methods.client_weight(self)
+        client, methods = self.client, self.client.methods
+        weight = methods.client_weight(client)
         if weight is not None and weight != 0 and not LEAST_WEIGHT <= weight <= LARGEST_WEIGHT:
             # beyond this range the sums over the cohort would round
-            kinds = [type(method).__name__ for method in self.methods.methods if overrides(method, "client_weight")]
+            kinds = [type(method).__name__ for method in methods.methods if overrides(method, "client_weight")]
             hint = f"return 0, or a number from {LEAST_WEIGHT} to {LARGEST_WEIGHT}, from {kinds[0]}.client_weight"
             raise ClientError(f"its weight is {weight}; {hint}; only the ratios of weights count")
-        examples = float(self.info.num_examples) if self.weighting == "examples" else 1.0
+        examples = float(client.info.num_examples) if client.weighting == "examples" else 1.0
         return examples if weight is None else weight
+
+
+def targets_of(batch: Any) -> Tensor | None:
+    """The labels of a batch: the second entry of a pair, or the entry or attribute with a usual name of labels.
+
+    Boolean labels become integers, and integers ``(N, 1)`` become ``(N,)``.
+    """
+    pair = type(batch) in (tuple, list) and len(batch) > 1
+    labels = batch[1] if pair else next(iter(label_entries(batch)), None)
+    if not isinstance(labels, Tensor):
+        return None
+    if not labels.is_floating_point() and labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels.squeeze(1)
+    return labels.long() if labels.dtype == torch.bool and labels.ndim == 1 else labels
 
 
 def leave_out_large_integers(values: State, received: State) -> None:

@@ -13,7 +13,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from fl_lightning.code_fingerprint import file_sha256
 from fl_lightning.collectives import Collectives
-from fl_lightning.state import num_bytes
+from fl_lightning.state import State, num_bytes
 from fl_lightning.storage.atomic_io import dump, flush, flush_folder, in_parallel, load, partial_of, save
 from fl_lightning.storage.serializable import packed, unpacked, with_tensors
 from fl_lightning.storage.tempdirs import TemporaryFolder
@@ -60,6 +60,10 @@ class ClientStateStore(Mapping[int, Memory]):
         """
         held = self._visited if k in self._visited else self._held
         return held[k] if k in held else load(self._on_disk[k])
+
+    def own_entries(self, k: int) -> State:
+        """The state entries that stay with client ``k``, as its last visit left them; none before its first."""
+        return self.get(k, {}).get("state", {})
 
     def __contains__(self, k: object) -> bool:
         # the method of Mapping would read a file

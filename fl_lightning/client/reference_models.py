@@ -36,7 +36,7 @@ class ReferenceModels:
         self._models: dict[str, tuple[LightningModule, Taps, ModuleSnapshot]] = {}
         # the tensors of each model, and where they are
         self._tensors: dict[str, tuple[State, StateBinding]] = {}
-        self._wanted: dict[str, set[str]] = {}
+        self.wanted: dict[str, set[str]] = {}
         self._seen: dict[str, Observation] = {}
         self._places: dict[str, int] = {}
         self._caches: dict[str, Cache] = {}
@@ -48,7 +48,7 @@ class ReferenceModels:
 
     def start(self, repeats: bool = True) -> None:
         """Begin a visit; a cache saves nothing unless it ``repeats`` its data."""
-        self._wanted, self._caches, self._room = {}, {}, self.limit if repeats else 0.0
+        self.wanted, self._caches, self._room = {}, {}, self.limit if repeats else 0.0
         self._batch, self._seen, self._rows = (None, 0), {}, None
 
     def end(self) -> None:
@@ -60,7 +60,7 @@ class ReferenceModels:
         # the cache holds values of full batches only
         cached = (self._room or self._caches) and rows is not None and rows.number >= rows.batch_size
         self._batch, self._seen, self._rows = (batch, index), {}, rows if cached else None
-        self._versions = tensor_versions(batch) if self._wanted else []
+        self._versions = tensor_versions(batch) if self.wanted else []
 
     @property
     def models(self) -> dict[str, LightningModule]:
@@ -88,7 +88,7 @@ class ReferenceModels:
     def holding(self, given: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
         """In this block the models have these states, and no value is cached."""
         self.start(repeats=False)
-        self._wanted = {name: set(part["taps"]) for name, part in given.items()}
+        self.wanted = {name: set(part["taps"]) for name, part in given.items()}
         with ExitStack() as stack:
             for name, part in given.items():
                 self._models[name][2].restore()
@@ -107,7 +107,7 @@ class ReferenceModels:
         model, _, snapshot = self._models[name]
         snapshot.restore()
         copy_into(tensors(model), state)
-        self._wanted.setdefault(name, set()).update(self.tap_paths if taps is None else taps)
+        self.wanted.setdefault(name, set()).update(self.tap_paths if taps is None else taps)
 
     @torch.no_grad()
     def observe(self, name: str, places: Mapping[str, int] | None = None) -> Observation:
@@ -116,7 +116,7 @@ class ReferenceModels:
         Of a submodule that is called several times, ``places`` has the number of the call to observe; else the first.
         """
         if name not in self._seen:
-            self._places = {tap: (places or {}).get(tap, 1) for tap in sorted(self._wanted[name])}
+            self._places = {tap: (places or {}).get(tap, 1) for tap in sorted(self.wanted[name])}
             self._seen[name] = self._run(name, self._batch) if self._rows is None else self._cached(name, self._rows)
         return self._seen[name]
 

@@ -61,6 +61,13 @@ class Visit:
         self.outputs: dict[str, Any] = {}
         self.values: dict[str, Reduced] = {}
 
+    def loss_terms(self) -> list[dict[str, float]]:
+        """The terms of the loss by name, as means over each local epoch.
+
+        They are the module's ``loss``, each method's penalty, and the terms of a penalty that has several.
+        """
+        return [{name: term.value for name, term in terms.items()} for terms in self.epochs]
+
     def written(self) -> str | None:
         """Name of a server tensor that was modified in this visit; None if there is none."""
         # called after every hook of every step

@@ -105,6 +105,11 @@ class WorkerModule:
         for attributes in self._lightning:
             attributes["log"], attributes["log_dict"] = logged.log, logged.log_dict
 
+    @property
+    def numel(self) -> int:
+        """The number of values in the state."""
+        return sum(value.numel() for value in self.live.values())
+
     def state(self) -> State:
         """A copy of the state that the module has now."""
         self.settle()

@@ -79,7 +79,7 @@ def choice_for(run: Run) -> GroupSize:
     cohort = size_of_cohort(run.data.num_clients, trainer.participation, trainer.cohort_size)
     if cohort < least:
         return GroupSize(1, f"a round has {cohort} clients; from {least} on, they may share a program")
-    numbers = run.client.numel
+    numbers = run.worker_module.numel
     size = min(MOST_CLIENTS, MOST_NUMBERS // max(numbers, 1)) if asked == AUTO else int(asked)
     if size < least:
         return GroupSize(1, f"the model has {numbers:,} numbers")
@@ -159,7 +159,7 @@ def try_two(run: Run) -> None:
     module, methods = run.client.module, run.methods.methods
     with (
         rng_scope(run.seed, "side_by_side"),
-        run.client.rehearsing(run.methods),
+        run.client.lifecycle.rehearsing(run.methods),
         patched(run.worker_module.fit_progress, limit=1),
         patched(training, recordings=Recordings()),
     ):
@@ -204,7 +204,7 @@ def profile_step(run: Run, k: int) -> tuple[int, bool]:
     client, worker_module, counter = run.client, run.worker_module, FlopCounterMode(display=False)
     with (
         rng_scope(run.seed, "work"),
-        client.rehearsing(),
+        client.lifecycle.rehearsing(),
         run.loaders.train(k, 0, "work") as loader,
     ):
         before = random_states()
@@ -213,7 +213,7 @@ def profile_step(run: Run, k: int) -> tuple[int, bool]:
             client.visit.logged.begin_batch(batch)
             worker_module.trainer_shim.begin_visit(*run.local_training.optimizers.first, loader)
             with torch.no_grad(), run.fabric.autocast(), counter, worker_module.taps.recorded(False):
-                client.own_loss(batch, 0)
+                client.training_step(batch, 0)
         except Exception as error:  # the run says it in the user's words
             raise VmapUnsupported("its step fails without gradients") from error
         return counter.get_total_flops(), random_states() != before

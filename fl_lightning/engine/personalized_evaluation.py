@@ -55,7 +55,7 @@ def metrics_of_own_models(
     hooked = "on_validation_model_zero_grad" in worker_module.hooks or bool(metrics_of(module))
     plain = step is not None and len(loaders) == 1 and not hooked and can_share(run.client, stage_of(step))
     for group in groups:
-        own = {k: entries for k in group if (entries := run.client.own_entries(k))}
+        own = {k: entries for k in group if (entries := run.client.memories().own_entries(k))}
         if plain and len(own) > 1:
             try:
                 yield from evaluate_side_by_side(run, phase, str(step), state, loaders[0], [*own.values()])

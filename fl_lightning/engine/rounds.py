@@ -31,7 +31,7 @@ def run_round(run: Run, round_: int) -> bool:
     with run.metrics.timed("train"):
         totals, arrived = run.clients.train(run, round_, simulated)
     run.workers.signals.keeps_round = True  # the rest takes little time
-    run.client.end_round()
+    run.client.lifecycle.end_round()
     with run.metrics.timed("server"):
         aggregate(run, totals)
     if arrived and run.trainer.buffers in RECALIBRATES:
@@ -108,7 +108,8 @@ def evaluate(run: Run) -> None:
                     run.metrics.update(run.evaluator.means(own))
                 elif client.kept and client.memories().owners:
                     # read in turn: those on disk need not fit into memory together
-                    models = ((k, entries) for k in client.memories() if (entries := client.own_entries(k)))
+                    memories = client.memories()
+                    models = ((k, entries) for k in memories if (entries := memories.own_entries(k)))
                     run.metrics.update(run.evaluator.evaluate_local_models(phase, state, models))
                 else:
                     run.metrics.update(run.evaluator.evaluate_global_model(phase, state))

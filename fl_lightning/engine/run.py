@@ -242,7 +242,7 @@ def build(
     check_all([*of_data, lambda: taps.update(resolve_taps(model, trainer.taps, methods.wanted_taps() | wanted))])
     rules = (trainer.weighting, trainer.buffers, cache_limit(trainer, model, data, workers, fabric.device))
     client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0), trainer_shim=trainer_shim)
-    cleanup.callback(client.release)
+    cleanup.callback(client.lifecycle.release)
     cleanup.callback(data.teardown, "fit")  # set up as in every command, since each partitions the data
     cleanup.callback(model.teardown, stage)
     optimizers = OptimizerFactory(model)

@@ -167,7 +167,11 @@ class RunAccess(RunContext):
         owner = self.client.memories().owners.get(client, self.global_rank) if self.client.kept else self.global_rank
         hint = f"worker {owner} owns its local entries; fine-tune the clients in trainer.client.memories()"
         require(owner == self.global_rank, "trainer.fine_tune: client", client, hint)
-        whole = {**self.methods.evaluated_state(self.server), **self.client.own_entries(client), **(state or {})}
+        whole = {
+            **self.methods.evaluated_state(self.server),
+            **self.client.memories().own_entries(client),
+            **(state or {}),
+        }
         return self.run.local_training.fine_tune(client, self.server.round, whole, steps)
 
     def training_logits(self, client: int, logits: Tensor) -> Tensor:
@@ -197,7 +201,7 @@ class RunAccess(RunContext):
             require(domain in known, "domain", domain, f"{hint}; pass no client")
         own: State = {}
         if client is not None and self.client.kept:
-            asked = self.gather((client, self.client.own_entries(client)))
+            asked = self.gather((client, self.client.memories().own_entries(client)))
             same = all(k == client for k, _ in asked)
             require(same, "client", client, "differs between workers; pass the same client on all workers")
             own = next((entries for _, entries in asked if entries), {})

@@ -55,7 +55,7 @@ def trial(run: Run, phase: str, step: str, whose: str) -> Iterator[list[Any]]:
     """Run a step in this context, restore the module, and turn an error into one line about the yielded batch."""
     shown: list[Any] = []
     try:
-        with rng_scope(run.seed, f"first_batch/{phase}"), run.client.rehearsing():
+        with rng_scope(run.seed, f"first_batch/{phase}"), run.client.lifecycle.rehearsing():
             run.worker_module.trainer_shim.sanity_checking = True
             yield shown
     except UsageError:
@@ -108,7 +108,7 @@ def train_on_one(run: Run, k: int, most: int | None = None) -> None:
             shown.append(batch)
             client.visit.logged.begin_batch(batch)
             with run.fabric.autocast(), worker_module.taps.recorded():
-                loss = client.own_loss(batch, 0)
+                loss = client.training_step(batch, 0)
                 if loss is None:
                     continue
                 # penalties and the module's own backward may still have a gradient

@@ -69,14 +69,14 @@ class Site:
         """List the entries of the client's updates, from a dry run of two visits of one batch each."""
         run, found = self.run, dict[str, TensorSpec]()
         begun = run.server.state
-        with run.client.rehearsing(run.methods):
+        with run.client.lifecycle.rehearsing(run.methods):
             for round_ in range(min(2, run.trainer.max_rounds)):
                 run.worker_module.begin_round(round_)
                 run.methods.on_round_start(run.server)
                 with patched(run.worker_module.fit_progress, limit=1):
                     update = run.local_training.visit(0, round_, begun)
                 found |= {entry.name: entry for entry in list_tensors(encode_update(run.client, update))}
-        run.client.end_round()
+        run.client.lifecycle.end_round()
         return [entry for entry in found.values() if not entry.name.startswith("frozen/")]
 
     # ------------------------------------------------------------------ messages
@@ -182,7 +182,7 @@ class Site:
                 "scalings": client.visit.scalings,
                 "seconds": dict(run.stopwatch.seconds),
             }
-            client.end_round()
+            client.lifecycle.end_round()
         self.forget(shared, {*own.get("keep", []), own.get("memory"), round_})
         size = f"{num_bytes(contents):,} bytes of tensors"
         self.tell(f"round {round_}/{run.trainer.max_rounds - 1}: trained, sends {size}")

@@ -93,13 +93,13 @@ class LocalTraining:
                 rng_scope(seed, "train", round_, k),
                 client.worker_module.training(),
                 self.loaders.train(k, round_) as loader,
-                client.visiting(
+                client.lifecycle.visiting(
                     data.info(k), received, client.worker_module.fit_progress.at(round_, len(loader), work)
                 ) as visit,
             ):
                 if visit.fit_progress.passes_now:  # a client without batches has no fit, and calls no hook
                     self._train(visit, loader, self.lr_factors[round_])
-                return client.finish()
+                return client.lifecycle.finish()
         except (UsageError, LostWorkerError, Stopped):
             raise
         except (Exception, SystemExit) as error:
@@ -132,7 +132,7 @@ class LocalTraining:
         client = self.client
         with self._apart("rehearse", k, round_, methods) as loader:
             runs = client.references.num_runs
-            with client.visiting(self.loaders.data.info(k), received, client.visit.fit_progress) as visit:
+            with client.lifecycle.visiting(self.loaders.data.info(k), received, client.visit.fit_progress) as visit:
                 self._take_steps(visit, loader, 1)
             return client.references.num_runs - runs
 
@@ -144,7 +144,7 @@ class LocalTraining:
         client = self.client
         with (
             self._apart("transformed", k, round_, methods),
-            client.visiting(self.loaders.data.info(k), received, client.visit.fit_progress),
+            client.lifecycle.visiting(self.loaders.data.info(k), received, client.visit.fit_progress),
         ):
             return client.methods.transform_logits(client, logits)
 
@@ -155,7 +155,7 @@ class LocalTraining:
         with (
             patched(self, stopwatch=Stopwatch()),
             rng_scope(self.loaders.seed, purpose, round_, k),
-            client.rehearsing(methods),
+            client.lifecycle.rehearsing(methods),
             self.loaders.train(k, round_, purpose) as loader,
         ):
             client.visit.fit_progress = client.worker_module.trainer_shim.fit_progress = (
@@ -254,7 +254,7 @@ class LocalTraining:
                 take_step(optimizer)
             else:
                 self.fabric.strategy.optimizer_step(optimizer)
-            self.client.end_step(optimizer, self._overflows)
+            self.client.lifecycle.end_step(optimizer, self._overflows)
 
     def _step_by_closure(self, batch: Any, index: int, rows: ExampleIndices | None, optimizer: Optimizer) -> None:
         """Let the module, or the optimizer, decide when loss and gradients are computed."""
@@ -280,7 +280,7 @@ class LocalTraining:
             if any(method.corrects_gradients for method in client.methods.methods):
                 hint = "which skips the methods' corrections; call optimizer.step(closure=optimizer_closure)"
                 raise ClientError(f"optimizer_step calls optimizer.optimizer.step, {hint}")
-            client.end_step(optimizer)
+            client.lifecycle.end_step(optimizer)
 
     def _versions(self) -> list[int]:
         """Changes whenever a trained parameter does."""
@@ -301,7 +301,7 @@ class LocalTraining:
             if self._has_gradients:
                 self.fabric.strategy.optimizer_step(optimizer, **kwargs)
         if self._has_gradients:
-            self.client.end_step(optimizer, self._overflows)
+            self.client.lifecycle.end_step(optimizer, self._overflows)
         return result
 
     def _gradients(

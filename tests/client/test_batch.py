@@ -7,7 +7,8 @@ import torch
 from helpers.errors import warned
 from lightning.pytorch.utilities.data import extract_batch_size
 
-from fl_lightning.client.batch import _warn_of_ambiguous_size, batch_size, count_examples, targets_of
+from fl_lightning.client import targets_of
+from fl_lightning.client.batch import _warn_of_ambiguous_size, batch_size, count_examples
 
 X, Y = torch.zeros(5, 2), torch.arange(5)
 

@@ -160,7 +160,7 @@ class Last(Method):
     """Sends the loss of the last pass."""
 
     def on_client_end(self, client):
-        return {"last": Weighted.of(torch.tensor(client.epochs[-1]["loss"]))}
+        return {"last": Weighted.of(torch.tensor(client.visit.loss_terms()[-1]["loss"]))}
 
     def on_round_end(self, server, payload):
         server.assign({"head.bias": server.state["head.bias"] + payload["last"].mean().to(server.state["head.bias"])})

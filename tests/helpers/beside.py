@@ -24,8 +24,8 @@ class Visits(Callback):
         self.found = {}
 
     def on_client_end(self, trainer, client):
-        names = ("num_steps", "lr", "lr_total", "drift", "weight", "epoch", "metrics", "epochs")
-        visit = {name: getattr(client, name) for name in names}
+        names = ("num_steps", "lr", "lr_total", "drift", "weight", "epoch", "metrics")
+        visit = {name: getattr(client, name) for name in names} | {"epochs": client.visit.loss_terms()}
         self.found[f"{trainer.server.round}-{client.info.id}"] = {**visit, "state": client.state()}
 
 

@@ -53,7 +53,7 @@ def test_local_models_never_hear_of_each_other_and_metrics_are_their_mean(run):
         own = copy.deepcopy(start)
         for round_ in range(2):
             train_by_hand(own, data, trainer.seed, round_, k)
-        assert_same_bits(trainer.client.own_entries(k), dict(own.state_dict()))
+        assert_same_bits(trainer.client.memories().own_entries(k), dict(own.state_dict()))
         x, y = (torch.cat(parts) for parts in zip(*data.test_dataloader(), strict=True))
         hits.append((own(x).argmax(1) == y).float().mean().item())
     assert trainer.metrics["test/accuracy"] == pytest.approx(np.mean(hits), abs=1e-6)

@@ -13,7 +13,7 @@ from fl_lightning.models import MLP, ImageClassifier
 
 def test_fedbn_keeps_normalisation_with_the_client_and_averages_the_rest(run):
     state, trainer = run([FedBN()])
-    own = [trainer.client.own_entries(k) for k in range(4)]
+    own = [trainer.client.memories().own_entries(k) for k in range(4)]
     layers = ("projector.layers.1", "projector.layers.4")
     assert all(name.startswith(layers) for name in own[0]) and len(own[0]) == 10
     assert differs(own[0], own[1])

@@ -90,10 +90,10 @@ class OnGpu:
         for k in (0, 1):
             fit_progress = client.worker_module.fit_progress.at(round_, 1)
             info = ClientInfo(k, 12, torch.ones(10, dtype=torch.int64))
-            with client.memories().visit(k), client.visiting(info, server.state, fit_progress) as visit:
+            with client.memories().visit(k), client.lifecycle.visiting(info, server.state, fit_progress) as visit:
                 for fit_progress.epoch in (0, 1):
                     self.step(visit)
-                totals.add(client.finish())
+                totals.add(client.lifecycle.finish())
         delta = self.methods.transform_update(server, totals.delta, totals.payload)
         server.step(delta, totals.others)
         self.methods.on_round_end(server, totals.payload)
@@ -108,7 +108,7 @@ class OnGpu:
         self.methods.call("on_before_optimizer_step", self.client, self.optimizer)
         self.methods.call("on_after_clipping", self.client, self.optimizer)
         self.optimizer.step()
-        self.client.end_step(self.optimizer)
+        self.client.lifecycle.end_step(self.optimizer)
 
 
 @pytest.mark.parametrize("name", sample(NAMED, "FedBN", "FedProto", "a method of the user's"))

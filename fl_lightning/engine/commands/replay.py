@@ -60,7 +60,7 @@ def replay(
             def checked(*args: Any) -> Tensor | None:
                 # a run checks at the end of the visit instead, since each check waits for the device
                 loss = step(*args)
-                run.client.check_terms()
+                run.client.lifecycle.check_terms()
                 return loss
 
             with patched(run.client, training_step=checked):

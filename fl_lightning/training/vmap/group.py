@@ -102,7 +102,7 @@ class Group:
         """
         training, client = self.training, self.client
         ids = [member.id for member in self.members]
-        with client.attributes_restored():
+        with client.lifecycle.attributes_restored():
             try:
                 with rng_scope(training.loaders.seed, "group", self.round, *ids[:1]), client.worker_module.training():
                     self._train()
@@ -190,7 +190,9 @@ class Group:
         member, seed = self.members[row], self.training.loaders.seed
         try:
             with rng_scope(seed, "train", self.round, member.id):
-                visit, own, references = self.client.starting(self.infos[row], self.received, self.progresses[row])
+                visit, own, references = self.client.lifecycle.starting(
+                    self.infos[row], self.received, self.progresses[row]
+                )
         except (UsageError, LostWorkerError, Stopped):
             raise
         except Exception as error:
@@ -346,7 +348,7 @@ class Group:
                 raise self.errors[row]
             with rng_scope(self.training.loaders.seed, "end", self.round, self.members[row].id):
                 self.present(row)
-                return self.client.finish()
+                return self.client.lifecycle.finish()
         except (UsageError, LostWorkerError, Stopped):
             raise
         except (Exception, SystemExit) as error:
@@ -356,7 +358,7 @@ class Group:
         """Return whether no hook needs a trained client, so that updates can be computed side by side."""
         client, hooks = self.client, self.client.methods.having
         ends = any(hooks(hook) for hook in ("on_client_end", "transform_client_update", "client_weight"))
-        return not (client.kept or ends or self.size * client.numel > MOST_NUMBERS)
+        return not (client.kept or ends or self.size * client.worker_module.numel > MOST_NUMBERS)
 
     @torch.no_grad()
     def updates(self) -> tuple[list[int], dict[str, Any], dict[str, Reduced]]:

@@ -162,7 +162,7 @@ class VmapStep:
             numbers = SimpleNamespace(**dict(zip(group.counts, counted, strict=True)))
             visit.scratch, visit.counts = scratch, View("client.", lambda: [numbers], note)
             live = {name: everything[name] for name in client.live}
-            with group.places.swapped(everything) as rebound, client.mapped(live, visit, tree["references"]):
+            with group.places.swapped(everything) as rebound, client.lifecycle.mapped(live, visit, tree["references"]):
                 results = part.work(leaves[:number])
             notes.results = {name: value is not None for name, value in results.items()}
             notes.rebound, fresh = list(rebound), list[Tensor]()
