@@ -87,7 +87,7 @@ class Method:
     Attributes:
         name: name for logs, payloads and memories: by default the lower-cased class name, which subclasses inherit;
             override it as in ``name = "mine"``.
-        remembers: keys of ``client.memory(self)`` between rounds, each with its meaning.
+        memory_keys: keys of ``client.memory(self)`` between rounds, each with its meaning.
         requires: names of the taps it reads, checked before round 0.
         needs_label_counts: whether it reads ``client.info.label_counts``, checked before round 0.
         needs_exchange: whether it needs a run that exchanges weights, checked before round 0.

@@ -102,7 +102,7 @@ class NotInstalled(Exception):
 
 
 class Side:
-    """A process that runs a round when told; to be used in a ``with`` block."""
+    """A process that runs a round on request; to be used in a ``with`` block."""
 
     def __init__(self, args: argparse.Namespace, folder: Path, kind: Kind) -> None:
         self.kind, self.accuracy = kind, 0.0

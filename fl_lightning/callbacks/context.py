@@ -40,7 +40,7 @@ class RunContext(Protocol):
         taps: paths of submodules by name, from the argument ``taps``.
         weights: file of the initial weights; None if the module's own weights are used.
         should_stop: set to True, on any worker, to end the run after this round.
-        keep_as_best: set to True, on all workers, to keep the checkpoint of this round as ``best.ckpt``.
+        save_best: set to True, on all workers, to keep the checkpoint of this round as ``best.ckpt``.
     """
 
     max_rounds: int

@@ -68,14 +68,14 @@ class Client(LightningModule):
         cache_limit: bytes for a visit's cache of the reference models' taps, so that these models run once on an
             example instead of once an epoch; 0 for no cache.
         info: description of the first client, for methods before any visit.
-        stand_in: the module's ``self.trainer``; None for one with a single epoch.
+        trainer_shim: the module's ``self.trainer``; None for one with a single epoch.
 
     Raises:
         UsageError: the module's state dict cannot be averaged.
 
     Attributes:
         visit: the present visit; between visits an empty one, of the first client.
-        resident: the user's module in this process.
+        module: the user's module in this process.
         live: the tensors of the module's state by name.
         trainable: names of the parameters that are trained.
         others: names of the buffers and frozen parameters.
@@ -509,7 +509,7 @@ class ClientLifecycle:
             raise ClientError(f"{term[0]} became nan or infinite at local step {term[1]}")
 
     def end_round(self) -> None:
-        """Drop the last visit, and set the clock to the end of the round."""
+        """Drop the last visit, and set the progress to the end of the round."""
         self.client.visit = self._idle
         self.client.worker_module.end_round()
 

@@ -48,7 +48,7 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     Attributes:
         plan: which client holds which samples, after ``setup``.
-        elsewhere: whether the clients' examples are in no process of the run, but at sites that look after them.
+        is_remote: whether the clients' examples are at real sites, and in no process of the run.
     """
 
     plan: Plan

@@ -303,7 +303,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
     """
     training, memories = run.local_training, run.client.memories()
     failures = {k: (isinstance(error, UsageError), str(error)) for k, error in outcome.errors.items()}
-    # clients without memory have no owner: a run in which none remembers anything moves nothing
+    # clients without memory have no owner: a run whose methods keep no memories moves nothing
     owned = memories.owned(run.server.cohort)
     of_visits = (dict(outcome.counts), outcome.arrived, outcome.rates, outcome.scalings)
     shared = run.workers.gather((failures, owned, run.metrics.current, *of_visits))

@@ -44,7 +44,7 @@ class GroupSize(NamedTuple):
 
 
 class LocalTraining:
-    """Trains one client after another on the resident :class:`Client`, in the order of Lightning's training loop.
+    """Trains one client after another in this worker's :class:`Client`, in the order of Lightning's training loop.
 
     Attributes:
         batches: gives the number of batches in a pass over the data of a client.

@@ -287,7 +287,7 @@ def span(what: Quote | Difference | Numbers | Sequence[float], digits: int = 1, 
         what = list(what.values())
     ends = (min(what), max(what)) if isinstance(what, Sequence) else what.interval
     assert ends is not None
-    # differences have a sign, unless told otherwise
+    # differences have a sign by default
     form = signed if sign or (sign is None and not isinstance(what, Sequence)) else plain
     return " to ".join(form(end, digits) for end in ends)
 

@@ -331,7 +331,7 @@ class Group:
         return [*self._tables.items()][self._kinds[row]]
 
     def fit_progress(self, row: int) -> FitProgress:
-        """The present clock of a client."""
+        """The present progress of a client."""
         return replace(self.progresses[row], epoch=self._epoch, step=int(self._taken[row]))
 
     # ------------------------------------------------------------------ the end
@@ -395,7 +395,7 @@ class Group:
         return rows, updates, extremes
 
     def present(self, row: int) -> None:
-        """Put one client, whose visit has ended, into the resident module, as if it had trained there alone."""
+        """Put one client, whose visit has ended, into this worker's module, as if it had trained there alone."""
         client, visit = self.client, self.visits.get(row)
         if visit is None:
             own = {name: values[row] for name, values in self.received_own.items()}

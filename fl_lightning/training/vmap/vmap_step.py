@@ -84,7 +84,7 @@ class GroupContext(Protocol):
     places: StateBinding
 
     def fit_progress(self, row: int) -> FitProgress:
-        """Return the clock of a client."""
+        """Return the progress of a client."""
 
     def table_of(self, row: int) -> tuple[str, BatchedTree]:
         """Return the table of the methods' scratch for a client, and its distinguishing key."""
