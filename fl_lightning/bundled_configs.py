@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from pathlib import Path
 
 # files of an installed package, which setup.py copies from the folder next to the package
@@ -31,7 +31,12 @@ def named_configs() -> dict[str, Path]:
 
 
 def names_near(name: str) -> str:
-    """Some names similar to ``name``, or else the first ones, and the folder of all of them."""
-    known = named_configs()
-    near = get_close_matches(short_name(name), known, 5, cutoff=0.7) or list(known)[:5]
-    return f"{', '.join(near)}, or another one of {next(iter(known.values())).parents[1] if known else FOLDERS[0]}"
+    """Some names similar to ``name`` as a whole or in the last part, or else the first ones, and the folder of all."""
+    known, given = named_configs(), short_name(name)
+
+    def similarity(one: str) -> float:
+        pairs = ((given, one), (given.rpartition("/")[2], one.rpartition("/")[2]))
+        return max(SequenceMatcher(None, *pair).ratio() for pair in pairs)
+
+    near = [one for one in sorted(known, key=similarity, reverse=True) if similarity(one) >= 0.7] or [*known]
+    return f"{', '.join(near[:5])}, or another one of {next(iter(known.values())).parents[1] if known else FOLDERS[0]}"

@@ -30,7 +30,7 @@ from fl_lightning.code_fingerprint import SCRIPT, Code, code_of, file_digest, so
 from fl_lightning.data.client_loaders import num_batches
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.run_arguments import RunArguments
-from fl_lightning.errors import ChangedCodeError, UsageError, require, truncate
+from fl_lightning.errors import ChangedCodeError, UsageError, count, require, truncate
 from fl_lightning.storage.hyperparameters import PLAIN
 from fl_lightning.training.optimizers import group_options
 
@@ -369,11 +369,12 @@ def changes_of(
         raise UsageError(f"{where}: not a checkpoint of this run: {text}; use the same model")
     changes = differences(ours, checkpoint)
     if "plan_hash" in changes:
-        hint = "the partition differs; restore the data, num_clients and seed, or begin a new run with --weights"
-        first = {key: changes[key] for key in ("seed_everything", "plan_hash") if key in changes}
-        raise UsageError(message(where, first | changes, hint))
+        hint = "restore the data, num_clients and seed, or begin a new run with --weights"
+        causes = {key: pair for key, pair in changes.items() if key.startswith(("seed_everything", "data."))}
+        partition = {} if causes else {"plan_hash": changes["plan_hash"]}
+        raise UsageError(message(f"{where}: the partition differs", causes or partition, hint))
     done, then, rounds = checkpoint["round"], checkpoint["description"]["trainer"], run.trainer.max_rounds
-    hint = f"the checkpoint has {done} rounds done; pass {done} or more"
+    hint = f"the checkpoint has {count(done, 'round')} done; pass {done} or more"
     require(rounds >= done, f"{where}: trainer.max_rounds", rounds, hint)
     every = then.get("eval_every_n_rounds")  # only described if the result depends on a metric
     if every and rounds > done == then["max_rounds"] and done % every:
@@ -402,9 +403,14 @@ def record(path: Path, checkpoint: Mapping[str, Any], changes: Mapping[str, Chan
 
 
 def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
-    """Return one line that lists the first changes, and counts the rest."""
+    """Return one line that lists the first changes, and counts the rest.
+
+    The list of methods shows those that were added or removed, so they have no entry of their own.
+    """
     items = []
     for key, (there, here) in changes.items():
+        if "method" in changes and key.startswith("method.") and key.count(".") == 1 and None in (there, here):
+            continue
         module = SCRIPT if key.startswith(f"code.{SCRIPT}.") else key.removeprefix("code.")
         file = source_file(module) if key.startswith("code.") else None
         edited = f"{shown_path(Path(os.path.relpath(file)))} was edited" if file else ""

@@ -189,7 +189,9 @@ def check_folder(key: str, folder: Path) -> None:
     hint = f"{where}is read-only; pass a writable folder"
     require(os.access(present, os.W_OK | os.X_OK), key, str(folder), hint)
     hint = "the disk is full; free some space, or pass a folder on another disk"
-    require(shutil.disk_usage(present).free > 2**20, key, str(folder), hint)
+    disk = shutil.disk_usage(present)
+    # a file system without a size, such as one of a FUSE driver, reports 0 bytes in total
+    require(disk.total == 0 or disk.free > 2**20, key, str(folder), hint)
 
 
 def check_buffers(trainer: RunArguments, client: Client) -> None:

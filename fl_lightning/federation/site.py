@@ -1,4 +1,4 @@
-"""A site of a federation: a worker that keeps running, with the data of one client, which answers the server's messages.
+"""A site of a federation: a worker that keeps running on the data of one client and answers the server's messages.
 
 It is the only process at the site that reads data. Flower's ClientApp merely relays messages to its socket.
 """

@@ -7,6 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +17,7 @@ from fl_lightning.bench.comparison import Comparison, Terms
 from fl_lightning.bench.results import CellResult, CellState
 from fl_lightning.bench.suite import Cell, Show, Table
 from fl_lightning.bench.table_rendering import with_names
-from fl_lightning.errors import require
+from fl_lightning.errors import choices, require
 from fl_lightning.report.configs import UNKNOWN, data_set
 from fl_lightning.report.reading import INFINITE
 from fl_lightning.report.runs import Configuration, by_numbers, configurations
@@ -187,8 +188,9 @@ def choose_metric(
     """
     known = dict.fromkeys(key for run in runs for row in run.history for key in row)
     if tag is not None:
-        some = ", ".join(key for key in known if not key.startswith(("time/", "placed/", "spectrum/"))) or "nothing"
-        require(tag in known, "--metric", tag, f"no run has this metric; available: {some}")
+        some = [key for key in known if not key.startswith(("time/", "placed/", "spectrum/"))]
+        near = choices(get_close_matches(tag, some, 3, cutoff=0.0))
+        require(tag in known, "--metric", tag, f"no run has this metric; the nearest of {len(some)} are: {near}")
     chosen = tag or next((metric for metric in usual if metric in known), usual[0])
     values = [value for run in runs for value in run.values(chosen).values()]
     metric = Metric(chosen, minimize or "loss" in chosen, target, in_percent(chosen, values))

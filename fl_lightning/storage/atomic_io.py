@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 # files handled in parallel, so that the file system commits its journal once for several of them
 MAX_THREADS = 16
 UNSAFE = re.compile(r"[Uu]nsupported global: GLOBAL (\S+)")
-NO_CHECKPOINT = "not a checkpoint of tensors and plain values, as torch.save writes them since 1.6"
+NO_CHECKPOINT = "it is cut off, or is not a file of torch.save (of torch 1.6 or newer)"
 
 
 class DamagedFileError(ValueError):
@@ -52,7 +52,8 @@ def load(path: Path) -> Any:
         return torch.load(path, weights_only=True, mmap=True, map_location="cpu")
     except Exception as error:  # torch raises errors of many types
         unsafe = UNSAFE.search(str(error))
-        raise DamagedFileError(f"{NO_CHECKPOINT}{f': it holds {unsafe[1]}' if unsafe else ''}") from error
+        text = f"it holds {unsafe[1]}, and may hold only tensors and plain values" if unsafe else NO_CHECKPOINT
+        raise DamagedFileError(text) from error
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:

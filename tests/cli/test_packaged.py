@@ -57,7 +57,7 @@ def test_a_run_begins_with_a_name_and_a_file_of_that_name_comes_first(capsys, tm
 
 @pytest.mark.parametrize(
     ("name", "listed"),
-    [("smoke/fedup", "smoke/feduv"), ("experiments/data/digit.yaml", "data/digits")],
+    [("smoke/fedup", "smoke/feduv"), ("experiments/data/digit.yaml", "data/digits"), ("fedprx", "smoke/fedprox")],
 )
 def test_a_name_that_there_is_not_is_refused_with_some_that_there_are(capsys, name, listed):
     with pytest.raises(SystemExit, match="2"):

@@ -82,6 +82,7 @@ def files(folder):
         (["RUNS", "--output", "mine.html"], ("--output='mine.html'",)),
         (["RUNS", "--output", "README.html"], ("--output='README.html'", "README.md")),
         (["RUNS", "--metric", "test/f1"], ("--metric='test/f1'",)),
+        (["RUNS", "--metric", "test/acuracy"], ("--metric='test/acuracy'", "are: test/accuracy, train/accuracy")),
         (["RUNS", "--baseline", "FedUV"], ("--baseline='FedUV'", "FedAvg")),
         (["RUNS", "--target", "60"], ("--target=60.0",)),
         (["RUNS", "--figure", "nothing"], ("--figure='nothing'", "test-accuracy")),

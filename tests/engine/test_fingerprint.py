@@ -297,7 +297,7 @@ def test_several_differences_are_listed_as_far_as_a_line_goes(tmp_path, last):
     ("now", "words"),
     [
         ({"max_rounds": 1}, ("trainer.max_rounds=1", "2 rounds")),
-        ({"data": lambda: clients(TinyData(test=(6,)), 7, 7)}, ("plan_hash='", "partition")),
+        ({"data": lambda: clients(TinyData(test=(6,)), 7, 7)}, ("the partition differs: data.",)),
         ({"model": lambda: TinyModule()}, ("state has the shape", "same model")),
     ],
 )

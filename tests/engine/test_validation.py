@@ -198,8 +198,11 @@ def test_a_folder_of_runs_that_cannot_be_written_is_refused(tmp_path, monkeypatc
     with refused("trainer.default_root_dir=", "read-only"):
         trainer.fit(small_model(), small_data())
     monkeypatch.undo()
-    monkeypatch.setattr(validation.shutil, "disk_usage", lambda path: namedtuple("Usage", "free")(0))
-    with refused("trainer.default_root_dir="):
+    size = 0
+    monkeypatch.setattr(validation.shutil, "disk_usage", lambda path: namedtuple("Usage", "total free")(size, 0))
+    validation.check_folder("trainer.default_root_dir", tmp_path)  # on a file system without a size
+    size = 2**30
+    with refused("trainer.default_root_dir=", "disk is full"):
         trainer.fit(small_model(), small_data())
     with refused("trainer.default_root_dir"):
         trainer.partition(small_data())

@@ -16,7 +16,7 @@ from fl_lightning.engine.fingerprint import description_of, differences, identit
 from fl_lightning.engine.group_size import choose
 from fl_lightning.engine.model_io import call_on_load, load_state, restore_data
 from fl_lightning.engine.run import Run
-from fl_lightning.errors import ClientError, UsageError, require
+from fl_lightning.errors import ClientError, UsageError, count, require
 from fl_lightning.storage.checkpoint import read
 from fl_lightning.systems import SystemOutcome
 from fl_lightning.training.patching import patched
@@ -142,7 +142,7 @@ def restore_round(
 ) -> None:
     """Restore the checkpoint after ``round_`` rounds, and begin the next round."""
     done = checkpoint["round"]
-    hint = f"{str(path)!r} has {done} rounds done; pass round {done}, or another checkpoint"
+    hint = f"{str(path)!r} has {count(done, 'round')} done; pass round {done}, or another checkpoint"
     require(done == round_, "round", round_, hint)
     restore_run(run, path, allow_changes)
     simulated = simulate_systems(run, round_, draw_cohort(run, round_))
