@@ -462,12 +462,12 @@ class FederatedTrainer(RunArguments):
             run.call("setup")
             return command(run, weights=self.weights, **how)
 
-        clients: ClientBackend = SimulationBackend()
+        backend: ClientBackend = SimulationBackend()
         if stage == "fit" and isinstance(datamodule, Sites):
             check_suits(self)
             rules = (self.warn, self.on_client_error, self.min_clients)
-            clients = FlowerBackend(datamodule, federation.link, self._agreed(model, method), *rules)
-            clients.join()
+            backend = FlowerBackend(datamodule, federation.link, self._agreed(model, method), *rules)
+            backend.join()
         methods = MethodList(as_list(method))
         validation.check_module(model, stage)
         validation.check_data(datamodule)
@@ -475,7 +475,7 @@ class FederatedTrainer(RunArguments):
             validation.check_folder("trainer.default_root_dir", self.default_root_dir)
         code_of_run(self, model, datamodule, methods.methods)  # read now: a file may be edited while data are prepared
         try:
-            return launch(self, model, datamodule, methods, work, clients, stage)
+            return launch(self, model, datamodule, methods, work, backend, stage)
         finally:
             if self._fitted is not None:  # the trainer describes its fit, not a later evaluation
                 self._run, self.fabric = self._fitted, self._fitted.fabric

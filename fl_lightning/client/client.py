@@ -470,7 +470,7 @@ class ClientLifecycle:
         worker_module.taps.clear()
         visit.outputs = {}
         client.references.end()
-        worker_module.settle()
+        worker_module.commit_buffers()
         self.check_terms()
         visit.drift = float(norm(client.change))
         if not math.isfinite(visit.drift):

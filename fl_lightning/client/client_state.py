@@ -81,7 +81,7 @@ class ClientStateStore(Mapping[int, Memory]):
         """A visit of client ``k``, which changes its memory at the end of the block, and not at all after an error."""
         try:
             yield
-            self.settle(k)
+            self.commit_visit(k)
         finally:
             self.drop(k)
 
@@ -114,7 +114,7 @@ class ClientStateStore(Mapping[int, Memory]):
         for k in clients:
             self.drop(k)
 
-    def settle(self, k: int) -> None:
+    def commit_visit(self, k: int) -> None:
         """Commit the changes of client ``k``'s visit, count the size of its memory, and enforce the limit."""
         if k not in self._visited:
             return
@@ -122,7 +122,7 @@ class ClientStateStore(Mapping[int, Memory]):
         if any(memory.values()) or k in self:
             self._held[k] = memory
             self._changed.add(k)
-            self._settle(k)
+            self._enforce_limit(k)
 
     # ------------------------------------------------------------------ several workers
     def owned(self, clients: Collection[int]) -> set[int]:
@@ -148,7 +148,7 @@ class ClientStateStore(Mapping[int, Memory]):
             elif workers.rank == there[k]:
                 self._held[k], changed = unpacked(workers.receive(self.owners[k]).numpy().tobytes())
                 self._changed |= {k} if changed else set()
-                self._settle(k)
+                self._enforce_limit(k)
             self.owners[k] = there[k]
 
     # ------------------------------------------------------------------ checkpoints
@@ -198,7 +198,8 @@ class ClientStateStore(Mapping[int, Memory]):
             self._scratch.close()
 
     # ------------------------------------------------------------------ inside
-    def _settle(self, k: int) -> None:
+    def _enforce_limit(self, k: int) -> None:
+        """Count the size of a new memory, and write the oldest memories to disk until the others fit."""
         if self.device.type != "cpu":
             self._held[k] = move_data_to_device(self._held[k], torch.device("cpu"))
         self._held.move_to_end(k)

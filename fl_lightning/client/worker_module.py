@@ -112,10 +112,10 @@ class WorkerModule:
 
     def state(self) -> State:
         """A copy of the state that the module has now."""
-        self.settle()
+        self.commit_buffers()
         return clone(self.live)
 
-    def settle(self) -> None:
+    def commit_buffers(self) -> None:
         """Take the values of buffers that were rebound into the state.
 
         Raises:

@@ -65,7 +65,7 @@ class Outcome:
 
 def draw_cohort(run: Run, round_: int) -> list[int]:
     """Draw the clients of a round from those that are present."""
-    trainer, there = run.trainer, run.clients.present(run, round_)
+    trainer, there = run.trainer, run.backend.present(run, round_)
     run.server.population = len(there) if type(trainer.sampler) is UniformSampler else 0
     if not there:
         return []
@@ -177,7 +177,7 @@ def train_group(
                 totals.add_rows(updates, extremes)
             for row in rows:
                 k, steps, rate = group[row], int(visits.num_steps[row]), float(visits.lr[row])
-                memories.settle(k)
+                memories.commit_visit(k)
                 outcome.note_visit(k, steps, rate, int(visits.num_skipped[row]), run.local_training.batches(k) == 0)
             done = {*rows}
         for row, k in enumerate(group):

@@ -29,7 +29,7 @@ def run_round(run: Run, round_: int) -> bool:
     run.methods.on_round_start(run.server)
     run.call("on_round_start")
     with run.metrics.timed("train"):
-        totals, arrived = run.clients.train(run, round_, simulated)
+        totals, arrived = run.backend.train(run, round_, simulated)
     run.workers.signals.keeps_round = True  # the rest takes little time
     run.client.lifecycle.end_round()
     with run.metrics.timed("server"):
@@ -40,14 +40,14 @@ def run_round(run: Run, round_: int) -> bool:
     due = (round_ + 1) % run.trainer.eval_every_n_rounds == 0 or round_ + 1 == run.trainer.max_rounds
     evaluated = due or any(callback.requires_evaluation(round_) for callback in run.callbacks)
     if evaluated:
-        run.clients.evaluate(run)
+        run.backend.evaluate(run)
     run.local_training.monitored.after_round(round_, run.metrics.current, evaluated)
     with run.metrics.timed("log"):
         run.call("on_round_end")
     last = agree_to_stop(run) or round_ + 1 == run.trainer.max_rounds
     if last:
         if not evaluated:  # a callback, or a signal, has ended the run
-            run.clients.evaluate(run)
+            run.backend.evaluate(run)
         run.call("on_last_round_end")
     check_metrics(run, run.metrics.current, f"round {round_}")
     run.metrics.end()

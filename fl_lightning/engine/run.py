@@ -66,7 +66,7 @@ MESSAGES = (BatchIndex, LogSpec, Note, Reduced, Weighted)
 
 
 class ClientBackend(Protocol):
-    """The location of a run's clients: on the workers of this program, or at real sites."""
+    """Trains and evaluates a run's clients: on the workers of this program, or at real sites."""
 
     def present(self, run: Run, round_: int) -> Sequence[int]:
         """The clients that are present in a round, in ascending order, from which its cohort is drawn."""
@@ -83,7 +83,7 @@ class Run:
     """The parts of a run, as one worker has them: ``client`` is the module in which all its clients train."""
 
     trainer: RunArguments
-    clients: ClientBackend
+    backend: ClientBackend
     seed: int
     fabric: Fabric
     workers: Workers
@@ -145,7 +145,7 @@ def launch(
     data: Any,
     methods: MethodList,
     command: Callable[[Run], Result],
-    clients: ClientBackend,
+    backend: ClientBackend,
     stage: str = "fit",
 ) -> Result:
     """Start the workers, and run a command on the run that each of them builds."""
@@ -172,7 +172,7 @@ def launch(
             validation.check_data_fits(trainer, model, data, methods)
             cleanup.callback(trainer_shim.detach, model)
             cleanup.push(partial(notify_failure, data))
-            return command(build(trainer, clients, trainer_shim, fabric, workers, model, data, methods, stage, cleanup))
+            return command(build(trainer, backend, trainer_shim, fabric, workers, model, data, methods, stage, cleanup))
 
     fabric = build_fabric(trainer, *devices_and_nodes(trainer, data))
     refuse_default_group(fabric.world_size)
@@ -187,7 +187,7 @@ def folder_of_versions(trainer: RunArguments, methods: MethodList) -> Path:
 
 def build(
     trainer: RunArguments,
-    clients: ClientBackend,
+    backend: ClientBackend,
     trainer_shim: TrainerShim,
     fabric: Fabric,
     workers: Workers,
@@ -262,7 +262,7 @@ def build(
     representations = Representations(client, loaders, workers, trainer.taps)
     recalibration = Recalibration(client, loaders, workers)
     parts = (data, methods, client, server, loaders, local_training, evaluator, representations, recalibration)
-    return Run(trainer, clients, seed, fabric, workers, *parts, Metrics(), stopwatch, folder)
+    return Run(trainer, backend, seed, fabric, workers, *parts, Metrics(), stopwatch, folder)
 
 
 def initial_shim_config(trainer: RunArguments, data: Any) -> ShimConfig:

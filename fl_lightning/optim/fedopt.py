@@ -51,7 +51,7 @@ class FedAvgM(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable | None = None) -> None:  # type: ignore[override]
         """Move every parameter that has a gradient."""
-        for group, p, gradient in _gradients(self):
+        for group, p, gradient in parameters_with_gradients(self):
             v = self.state[p].setdefault("momentum", torch.zeros_like(p))
             v.mul_(group["momentum"]).sub_(gradient, alpha=1 - group["dampening"])
             p.add_(v, alpha=group["lr"])
@@ -75,7 +75,7 @@ class _Adaptive(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable | None = None) -> None:  # type: ignore[override]
         """Move every parameter that has a gradient."""
-        for group, p, gradient in _gradients(self):
+        for group, p, gradient in parameters_with_gradients(self):
             state = self.state[p]
             if not state:
                 state |= {"step": 0, "m": torch.zeros_like(p), "v": torch.full_like(p, group["initial_v"])}
@@ -192,6 +192,6 @@ class FedYogi(_Adaptive):
         v.sub_(square * torch.sign(v - square), alpha=1 - group["beta2"])
 
 
-def _gradients(optimizer: Optimizer) -> Iterable[tuple[dict[str, Any], Tensor, Tensor]]:
+def parameters_with_gradients(optimizer: Optimizer) -> Iterable[tuple[dict[str, Any], Tensor, Tensor]]:
     """Group, parameter and gradient of every parameter that has a gradient."""
     return [(group, p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

@@ -83,8 +83,8 @@ class LocalTraining:
     def visit(self, k: int, round_: int, received: State, work: int | None = None) -> Update:
         """Train client ``k`` in round ``round_`` from the global state ``received``, and return its update.
 
-        ``ClientStateStore.settle`` changes its memory once the server has its update. ``work`` is the number of epochs,
-        or of steps where the run counts them, if they are fewer than in a whole visit.
+        ``ClientStateStore.commit_visit`` changes its memory once the server has its update. ``work`` is the number of
+        epochs, or of steps where the run counts them, if they are fewer than in a whole visit.
         """
         client, data, seed = self.client, self.loaders.data, self.loaders.seed
         self.stopwatch.start()
@@ -173,7 +173,7 @@ class LocalTraining:
             for index, (rows, batch) in enumerate(self._pass(loader, length)):
                 visit.logged.begin_batch(batch)
                 steps_now = fit_progress.is_step(index, length)
-                (self._step if steps_now else self._gradients)(batch, index, rows, optimizer)
+                (self._step if steps_now else self._compute_gradients)(batch, index, rows, optimizer)
                 fit_progress.step += steps_now
 
     def begin_optimizer(self, factor: float, loader: ClientLoader | None) -> tuple[Optimizer, Schedulers]:
@@ -210,7 +210,7 @@ class LocalTraining:
                 goes_on = call("on_train_batch_start", batch, index) != -1
                 steps = fit_progress.is_step(index, length) or not goes_on
                 if goes_on:
-                    (self._step if steps else self._gradients)(batch, index, rows, optimizer)
+                    (self._step if steps else self._compute_gradients)(batch, index, rows, optimizer)
                     visit.num_skipped += self._skips
                     fit_progress.step += steps
                 if schedulers:
@@ -247,7 +247,7 @@ class LocalTraining:
         if self._closes:
             self._step_by_closure(batch, index, rows, optimizer)
             return
-        self._gradients(batch, index, rows, optimizer)
+        self._compute_gradients(batch, index, rows, optimizer)
         if self._has_gradients:
             self._prepare(optimizer)
             if self._scaler is None:
@@ -265,7 +265,7 @@ class LocalTraining:
         def closure() -> torch.Tensor | None:
             nonlocal ran
             ran = True
-            loss = self._gradients(batch, index, rows, optimizer)
+            loss = self._compute_gradients(batch, index, rows, optimizer)
             return None if loss is None else loss.detach()
 
         wrapper = worker_module.trainer_shim.strategy._lightning_optimizers[0]
@@ -304,7 +304,7 @@ class LocalTraining:
             self.client.lifecycle.end_step(optimizer, self._overflows)
         return result
 
-    def _gradients(
+    def _compute_gradients(
         self, batch: Any, index: int, rows: ExampleIndices | None, optimizer: Optimizer
     ) -> torch.Tensor | None:
         """Loss and gradients of a batch; None where the module skips the batch."""

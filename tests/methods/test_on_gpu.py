@@ -131,7 +131,7 @@ def test_a_method_resumes_on_a_gpu(tmp_path, name):
         run.methods.load_state_dict(saved["methods"], CUDA)
         for k, file in files.items():
             run.client.memories().visited(k).update(with_tensors(load(file), mode.from_tensor))
-            run.client.memories().settle(k)
+            run.client.memories().commit_visit(k)
         run.play(2)
 
 

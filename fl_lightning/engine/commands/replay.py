@@ -124,7 +124,7 @@ def restore_failure(
     for k, memory in {**record["memories"], client: record["memory"]}.items():
         if memory:
             run.client.memories().visited(k).update(memory)
-            run.client.memories().settle(k)  # its visit moves it to the device
+            run.client.memories().commit_visit(k)  # its visit moves it to the device
 
 
 def restore_server(run: Run, path: Path, record: dict[str, Any]) -> None:

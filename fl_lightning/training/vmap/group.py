@@ -237,7 +237,7 @@ class Group:
         mounted = self.stack.mount(rows)
         for tensor in mounted.values():  # as zero_grad does, in less time
             tensor.grad = None
-        if not self._gradients(batch, mounted):
+        if not self._compute_gradients(batch, mounted):
             self.num_skipped[rows] += 1
         self._taken[rows] += 1
         training.stopwatch.lap("forward_backward")
@@ -273,7 +273,7 @@ class Group:
     def _correct(self, optimizer: Any) -> None:
         self.client.methods.call("on_after_optimizer_step", self.client, optimizer)
 
-    def _gradients(self, batch: GroupBatch, mounted: State) -> bool:
+    def _compute_gradients(self, batch: GroupBatch, mounted: State) -> bool:
         """Compute the gradients of the clients; False where the module skips the batch."""
         client, table = self.client, batch.table
         columns = [column.take(slice(0, None)) for column in table.columns]
