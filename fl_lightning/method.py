@@ -22,7 +22,8 @@ from fl_lightning.server import Server
 from fl_lightning.state import State, Weighted
 
 Value = TypeVar("Value")
-Payload = dict[str, Weighted]
+# values of a method by name: ``Weighted``, or dictionaries of them to any depth
+Payload = dict[str, Any]
 
 
 @dataclass
@@ -159,8 +160,12 @@ class Method:
     def on_after_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         """After the optimizer has moved the parameters: correct them in place."""
 
-    def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
-        """Return the payload after the last local step, computed for example from ``client.change``."""
+    def on_client_end(self, client: ClientContext) -> Payload | None:
+        """Return the payload after the last local step, computed for example from ``client.change``.
+
+        It has ``Weighted`` values by name, in dictionaries that may be nested. The server gets their sums, nested
+        likewise.
+        """
         return None
 
     def transform_client_update(self, client: ClientContext, delta: State) -> State:
@@ -180,11 +185,11 @@ class Method:
     def on_round_start(self, server: Server) -> None:
         """Before the clients of a round."""
 
-    def transform_update(self, server: Server, delta: State, payload: dict[str, Weighted]) -> State:
+    def transform_update(self, server: Server, delta: State, payload: Payload) -> State:
         """The mean change of the parameters, before the server optimizer: the same entries."""
         return delta
 
-    def on_round_end(self, server: Server, payload: dict[str, Weighted]) -> None:
+    def on_round_end(self, server: Server, payload: Payload) -> None:
         """After the server's step; ``payload`` holds the sums of what :meth:`on_client_end` returned on the clients."""
 
     def evaluated_state(self, server: Server, state: State) -> State:

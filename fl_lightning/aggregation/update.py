@@ -14,6 +14,8 @@ from fl_lightning.aggregation.weighted import Sums, Weighted, weigh
 from fl_lightning.collectives import Collectives
 
 
+# A new field is also written in `Update.weighted` and `Totals` below, `ClientLifecycle.finish` (client/client.py),
+# `Group.updates` (training/vmap/group.py), and `PARTS`, `encode_update` and `decode_update` (engine/update_codec.py).
 @dataclass
 class Update:
     """The update that a client sends after a visit.
@@ -22,7 +24,8 @@ class Update:
         delta: change of the shared parameters by name, possibly transformed by methods.
         others: values of the shared buffers, by name.
         weight: p_k, before normalisation over the cohort.
-        payload: additional values of each method, by the method's name.
+        payload: additional values of each method, by the method's name: ``Weighted`` by name, in nested dictionaries if
+            the method returns them.
         logged: the values logged in this visit, by name, each with its reduction.
         drift: Euclidean norm of the change of the trained parameters.
         frozen: change of the shared frozen parameters that this client has changed, by name.
@@ -32,7 +35,7 @@ class Update:
     delta: dict[str, Tensor]
     others: dict[str, Tensor]
     weight: float
-    payload: dict[str, dict[str, Weighted]]
+    payload: dict[str, dict[str, Any]]
     logged: dict[str, Reduced]
     drift: float
     frozen: dict[str, Tensor] = field(default_factory=dict)
@@ -117,8 +120,8 @@ class Totals:
         return int(self._field("bytes").total) if self._sums.totals else 0
 
     @property
-    def payload(self) -> dict[str, dict[str, Weighted]]:
-        """Sums of the clients' payloads, by the method's name."""
+    def payload(self) -> dict[str, dict[str, Any]]:
+        """Sums of the clients' payloads, by the method's name, nested as the payloads."""
         return self._field("payload")
 
     @property

@@ -70,7 +70,7 @@ class Weighted:
 
 
 class Sums:
-    """Running sums of dictionaries, nested or not, of :class:`Weighted` values.
+    """Running sums of :class:`Weighted` values by name, in dictionaries that may be nested.
 
     The sums are exact: the same bits in any order and over any number of workers. All numbers lie in one flat vector,
     so memory does not grow with the number of additions.
@@ -88,7 +88,9 @@ class Sums:
 
     @torch.no_grad()
     def add(self, values: Mapping[str, Any]) -> None:
-        """Add the contribution of one client or batch: ``Weighted`` values, or dictionaries of them, by name.
+        """Add the contribution of one client or batch: ``Weighted`` values by name, in dictionaries that may be nested.
+
+        A contribution may lack names that others have.
 
         Raises:
             ArithmeticError: the shape of a value differs from earlier contributions.
@@ -226,8 +228,9 @@ def merged(first: Layout, second: Layout) -> Layout:
     """
     for path in first.keys() & second.keys():
         if first[path] != second[path]:
-            one, other = (tuple(map(tuple, layout[path])) for layout in (first, second))
-            raise ArithmeticError(f"{'/'.join(path)} has the shape {other}; it was {one} earlier")
+            one, other = (" and ".join(str(tuple(shape)) for shape in layout[path]) for layout in (first, second))
+            text = f"total and weight of {'/'.join(path)} have the shapes {other}, and had {one} earlier"
+            raise ArithmeticError(f"{text}; use the same shapes in all contributions")
     return dict(sorted((first | second).items()))
 
 

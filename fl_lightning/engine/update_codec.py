@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # most values that a visit may log, and most letters of their names, where the clients are sites
 MOST_LOGGED, LONGEST_NAME = 1000, 200
+# the keys of the message of an update
+PARTS = {"parameters", "change", "buffers", "frozen", "payload", "weight", "drift", "num_bytes", "logged"}
 
 
 class TensorSpec(NamedTuple):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.engine.fingerprint import FREE_OF_TRAINER
-from fl_lightning.engine.update_codec import LONGEST_NAME, MOST_LOGGED, TensorSpec, list_tensors
+from fl_lightning.engine.update_codec import LONGEST_NAME, MOST_LOGGED, PARTS, TensorSpec, list_tensors
 from fl_lightning.errors import with_location
 from fl_lightning.federation.framing import LARGEST, BadMessageError, check_size
 from fl_lightning.foreach import norms
@@ -29,7 +29,6 @@ DEEPEST, MOST_VALUES = 24, 2**20
 PLAIN = (str, bytes, int, float, complex, type(None), torch.Size, np.generic, np.ndarray)
 # trainer arguments that may differ between machines
 OF_THE_MACHINE = {*FREE_OF_TRAINER, "accelerator", "threads_per_worker", "compile"} - {"max_rounds"}
-PARTS = {"parameters", "change", "buffers", "frozen", "payload", "weight", "drift", "num_bytes", "logged"}
 SECTIONS = ("seed_everything", "model", "method")
 
 
