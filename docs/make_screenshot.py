@@ -2,7 +2,7 @@
 
 python docs/make_screenshot.py [--output FILE] [--browser PROGRAM]
 
-The report is that of the stored cells of ``experiments/papers/scaled/normalisation.yaml``: its first setting, sorted by
+The report shows the stored cells of ``experiments/papers/scaled/normalisation.yaml``: its first setting, sorted by
 accuracy, with the values of a round as a reader sees them who points at the curves. It needs Chromium or Chrome, and
 ``pip install playwright``, which drives it; nothing is fetched.
 """

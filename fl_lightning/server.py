@@ -39,7 +39,7 @@ class Server:
         round: t, from 0.
         cohort: ids of the clients of this round.
         population: number of clients of a uniform draw; 0 for other samplers.
-        at_sites: whether its clients are real sites, all of which know the run's seed.
+        at_sites: whether its clients are real sites, which all know the run's seed.
         metrics: values for the round's log from server hooks, by tag.
         moved: names of entries outside :attr:`parameters` that have changed since the start of the run.
     """

@@ -277,8 +277,8 @@ class FederatedTrainer(RunArguments):
     def partition(self, datamodule: LightningDataModule) -> Path:
         """Partition the data over the clients and print the partition, without training; return the written folder.
 
-        The folder holds ``plan.npz``, ``clients.csv``, and in ``figures`` the samples of each client and class and the
-        distribution of the mean pixel of each client's stored images, before augmentation.
+        The folder holds ``plan.npz`` and ``clients.csv``. Its subfolder ``figures`` has two figures: the number of
+        samples of each client and class, and the distribution of each client's mean pixels, before augmentation.
 
         Args:
             datamodule: the data.
@@ -302,9 +302,9 @@ class FederatedTrainer(RunArguments):
         weights: str | Path | None = None,
         allow_changes: bool = False,
     ) -> dict[str, float]:
-        """Repeat the visit of one client in this process, to the bits of the run, and return its logged values.
+        """Repeat the visit of one client in this process, with the same bits as in the run; return its logged values.
 
-        Nothing is written. ``model`` then holds the client's model; a visit that failed in the run fails again.
+        No files are written. Afterwards ``model`` has the client's weights. A visit that failed in the run fails again.
 
         Args:
             model: the model.

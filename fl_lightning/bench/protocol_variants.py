@@ -98,10 +98,10 @@ def fits(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], tuple[Fit, 
 
 
 def consistency(parts: Sequence[Fit], margin: float) -> tuple[str, ...]:
-    """Return the possible words for a reading: consistent with ``all`` numbers and differences, ``some``, or ``none``.
+    """Return the possible verdicts on a reading: it fits ``all`` numbers and differences, ``some``, or ``none``.
 
-    Once all cells are done, it is one word. A number that is too far off rules out ``all``. Differences do not count
-    for ``none``: without learning, they are close to small published differences.
+    One verdict remains once all cells are done. A number outside the margin rules out ``all``. The verdict ``none``
+    depends on the numbers alone, since a run that learns nothing has differences close to small published ones.
     """
     all_so_far = all(fit.within(margin) == len(fit.distances) for fit in parts)
     none_so_far = not parts[0].within(margin)
@@ -111,7 +111,7 @@ def consistency(parts: Sequence[Fit], margin: float) -> tuple[str, ...]:
 
 
 def readings_table(suite: Suite, comparisons: Sequence[Comparison]) -> TextTable:
-    """Return the table of readings and scores, with the numbers of published values that each reaches."""
+    """Return a table with a row for each reading and score: how many published values it fits, and its verdict."""
     assert suite.open is not None
     margin, lines = suite.open.margin, []
     for (reading, score), parts in fits(comparisons).items():

@@ -209,8 +209,7 @@ def latex_head(table: TextTable) -> Iterator[str]:
 
 
 def head_in_latex(text: str) -> str:
-    """Return the name of a column, such as a coefficient."""
-    # a setting has spaces around =, as in a formula
+    """Return the heading of a column in LaTeX: Greek letters as symbols, and ``alpha=0.1`` with spaces around ``=``."""
     return f"${GREEK[text]}$" if text in GREEK else re.sub(r"(?<=\w)=(?=\w)", " = ", in_latex(without_slash(text)))
 
 

@@ -67,7 +67,7 @@ class TuningSpec:
             ``method.0.init_args.mu``. A list holds all values; ``{low: ..., high: ..., log: true}`` is a range, of
             integers if both ends are.
         at: the label on every other axis; axes with one label may be omitted.
-        seeds: seeds of a trial, over which the metric is averaged; not those of the tables.
+        seeds: seeds of a trial, over which the metric is averaged; the tables have other seeds.
         metric: tag of the metric, of the validation split.
         minimize: whether smaller values of it are better.
         val_fraction: share of the training examples for validation, ``data.init_args.val_fraction``; None for a data

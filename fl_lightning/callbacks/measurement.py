@@ -32,12 +32,12 @@ class PeriodicCallback(Callback):
     """A callback that acts every few rounds and in the last one.
 
     Args:
-        every_n_rounds: rounds from one time to the next, at least 1; the last round is included. None acts only in the
-            last round.
+        every_n_rounds: number of rounds between two calls, at least 1. The last round is always included; with None it
+            is the only one.
 
     Attributes:
-        after_evaluation: whether it acts in the last round after the evaluation of the final model, also if a callback
-            ends the run.
+        after_evaluation: whether the call in the last round follows the evaluation of the final model, even if a
+            callback ends the run early.
     """
 
     after_evaluation: ClassVar[bool] = False
@@ -48,7 +48,7 @@ class PeriodicCallback(Callback):
         self.every_n_rounds = every_n_rounds
 
     def due(self, round_: int) -> bool:
-        """Return whether it acts in this round."""
+        """Return whether the callback acts in this round."""
         return self.is_multiple(round_) or round_ == self._last_round
 
     def is_multiple(self, number: int) -> bool:

@@ -30,18 +30,20 @@ Grams = dict[tuple[int, int], list[Tensor]]
 
 
 class LayerSimilarity(Measurement):
-    """Logs the CKA of each layer between local models, with the global model, and of the global model over a round.
+    """Logs the CKA of each layer between pairs of models: local models, and the global model before and after a round.
 
-    The models are compared on batches of a probe of the test data by
-    :func:`~fl_lightning.functional.similarities`. It logs ``similarity/<layer>/global``, the mean over clients of the
-    similarity of the local model, before aggregation, and the new global model; ``similarity/<layer>/clients``, the
-    mean over pairs of clients; and ``similarity/<layer>/rounds``, between the global model before and after the round.
-    The last measurement has three figures: ``similarity/layers``, ``similarity/global`` and
+    :func:`~fl_lightning.functional.similarities` compares the models on batches of test data, the probe. Logged values:
+
+    - ``similarity/<layer>/global``: mean over the clients, of the local model and the new global model.
+    - ``similarity/<layer>/clients``: mean over the pairs of clients.
+    - ``similarity/<layer>/rounds``: the global model before and after the round.
+
+    The last measurement is drawn in three figures: ``similarity/layers``, ``similarity/global`` and
     ``similarity/clients``.
 
-    ``layer_similarity.npz`` holds ``rounds`` (R,), ``layers`` (R, L), the same in every row, ``clients`` (R, M),
-    the ids, or -1, ``to_global`` (R, L, M), ``between_clients`` (R, L, M, M) and
-    ``between_rounds`` (R, L), nan for missing values.
+    ``layer_similarity.npz`` holds ``rounds`` (R,), ``layers`` (R, L) with the same names in every row, the ids
+    ``clients`` (R, M), filled up with -1, ``to_global`` (R, L, M), ``between_clients`` (R, L, M, M) and
+    ``between_rounds`` (R, L). Missing values are nan.
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.

@@ -94,7 +94,7 @@ def run_cell(cell: Mapping[str, Any], report: RoundReport) -> dict[str, Any]:
     callback = MetricReport(cell["metric"], report)
     with locked(root), recorded_warnings() as texts:
         command = fit_command([*cell["fragments"], where], root / "configs")
-        # the weights of the config are those of the beginning: a checkpoint has its own
+        # the config has the weights of the start, and a checkpoint has its own
         resumed = [*command, "--ckpt_path=last", "--weights=null"] if newest_checkpoint(root) else command
         try:
             trainer = run_fit(resumed, callback).trainer

@@ -113,7 +113,7 @@ def report(options: argparse.Namespace) -> None:
 
 
 def check_output(output: Path, endings: Sequence[str]) -> None:
-    """Refuse an output that cannot be written, or that would replace a file other than a report."""
+    """Refuse an output that cannot be written, or that would replace a file that is not a report."""
     require(output.suffix in endings, "--output", str(output), f"use a file name that ends in {', '.join(endings)}")
     require(not output.is_dir(), "--output", str(output), "is a folder; use a file name")
     check_writable("--output", output, output.parent)

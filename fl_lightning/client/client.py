@@ -84,7 +84,7 @@ class Client(LightningModule):
         batch_norms: paths of the layers whose running statistics training updates.
         shares_buffers: whether the clients' float buffers are averaged, or recomputed for all.
         recomputed: names of the running statistics that the server recomputes, and that therefore travel down only.
-        lifecycle: what the engine calls: the start and the end of visits, and dry runs.
+        lifecycle: the part that the engine calls: the start and the end of visits, and dry runs.
     """
 
     def __init__(

@@ -335,7 +335,7 @@ class MetricLog:
 
 
 def check_kind(name: str, value: Any) -> None:
-    """Refuse values other than numbers, tensors and torchmetrics objects, as Lightning does."""
+    """Refuse values that are not numbers, tensors or torchmetrics objects, as Lightning does."""
     allowed = isinstance(value, (Tensor, Number, Metric))
     require(allowed, f"self.log({name!r}, ...)", type(value).__name__, "a number, a tensor or a Metric is logged")
 

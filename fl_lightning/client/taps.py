@@ -97,7 +97,7 @@ class Taps:
     def _hook(self, name: str) -> Callable[[nn.Module, tuple, Any], Any]:
         output_of = FieldSelector(name, self.paths[name])
 
-        @torch.compiler.disable  # values traced by a compiler are not those of a later forward
+        @torch.compiler.disable  # a compiler would keep the values of the forward pass that it traced
         def record(module: nn.Module, args: tuple, output: Any) -> Any:
             if not self.recording:
                 return None
@@ -149,14 +149,14 @@ class Taps:
             self.clear()
 
     def remove(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
 
 class FieldSelector:
-    """The tensor of a submodule's output that a tap is bound to."""
+    """Selects the tensor of a tap from the output of its submodule, by the fields after the colon of its binding."""
 
     def __init__(self, tap: str, binding: str) -> None:
         self.key = f"trainer.taps: {tap}"
@@ -164,20 +164,20 @@ class FieldSelector:
         self.fields = binding.split(":")[1:]
 
     def get(self, output: Any) -> Tensor:
-        """The tensor."""
+        """Return the tensor of the tap from an output."""
         value = output
         for field in self.fields:
             value = self._field(value, field)
         if not isinstance(value, Tensor):
             names = ", ".join(f"{self.binding}:{name}" for name in fields_of(value))
-            hint = f"that is not a tensor but a {type(value).__name__}; " + (
-                f"bind the tap to a part of it: {names}" if names else "bind the tap to another output"
+            hint = f"it is a {type(value).__name__}, and a tap must be a tensor; " + (
+                f"bind the tap to one of {names}" if names else "bind the tap to another output"
             )
             raise UsageError(f"{self.key}={self.binding!r}: {hint}")
         return value
 
     def _field(self, value: Any, field: str) -> Any:
-        """An entry of a mapping, an element of a sequence, or an attribute of an object."""
+        """Return an entry of a mapping, an element of a sequence, or an attribute of an object."""
         try:
             if isinstance(value, Mapping):
                 return value[key_of(value, field)]
@@ -196,14 +196,14 @@ def submodule(binding: str) -> str:
 
 
 def key_of(value: Mapping, field: str) -> Any:
-    """The key that ``field`` names: itself, as a number, or the key at this place of a ``ModelOutput``."""
+    """Return the key for ``field``: the text itself, its number, or the key of a ``ModelOutput`` at this index."""
     if field in value or not field.isdigit():
         return field
     return list(value)[int(field)] if hasattr(value, "to_tuple") else int(field)
 
 
 def fields_of(value: Any) -> list[str]:
-    """The names of what ``value`` holds, as a binding has them after its colon."""
+    """Return the names of the entries, elements or attributes of ``value``, as written after the colon of a binding."""
     if isinstance(value, Mapping):
         return [str(name) for name in value]
     if isinstance(value, (tuple, list)):

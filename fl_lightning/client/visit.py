@@ -69,7 +69,7 @@ class Visit:
         return [{name: term.value for name, term in terms.items()} for terms in self.epochs]
 
     def written(self) -> str | None:
-        """Name of a server tensor that was modified in this visit; None if there is none."""
+        """Name of a server tensor that was modified in this visit; None if all are unchanged."""
         # called after every hook of every step
         tensors, received = self._tensors, self.received
         if len(received) != self._number or not all(map(is_, received.values(), tensors)):

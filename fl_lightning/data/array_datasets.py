@@ -75,7 +75,7 @@ class FileDataModule(ImageDataModule):
         self.root, self.offline = root, offline
 
     def load(self) -> Images:
-        """Read the data set, or generate the offline data set and read that.
+        """Read the data set from its files; with ``offline``, generate a small one instead.
 
         Raises:
             UsageError: a file under ``root`` cannot be read.
@@ -92,7 +92,7 @@ class FileDataModule(ImageDataModule):
         """Read the data set from its files under ``root``."""
 
     def generate(self) -> Images:
-        """Make the offline data set: from files that :meth:`write_offline` writes, in memory."""
+        """Return the offline data set in memory, by default read from temporary files of :meth:`write_offline`."""
         with tempfile.TemporaryDirectory() as folder:
             root, self.cache_folder = Path(folder, "data"), Path(folder)
             root.mkdir()

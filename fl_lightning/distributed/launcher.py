@@ -90,7 +90,7 @@ def uses_fork(trainer: Any) -> bool:
 
 
 def starts_workers() -> bool:
-    """Return whether this process starts the workers: no cluster and no other worker has started it."""
+    """Return whether this process starts the workers: neither a cluster nor a worker has started it."""
     return world_of_cluster() is None and "LOCAL_RANK" not in os.environ
 
 

@@ -405,7 +405,7 @@ def record(path: Path, checkpoint: Mapping[str, Any], changes: Mapping[str, Chan
 def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
     """Return one line that lists the first changes, and counts the rest.
 
-    The list of methods shows those that were added or removed, so they have no entry of their own.
+    Methods that were added or removed appear in the list of methods only.
     """
     items = []
     for key, (there, here) in changes.items():

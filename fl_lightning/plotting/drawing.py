@@ -157,18 +157,21 @@ def in_legend(label: str) -> str | None:
 
 
 def visible(values: np.ndarray) -> np.ndarray:
-    """Return singular values ``(..., n)`` with nan in place of rounding errors, which would flatten the curves."""
+    """Return singular values ``(..., n)`` with nan in place of values at the level of rounding errors.
+
+    They would stretch the logarithmic axis, and flatten the curves.
+    """
     return np.where(values > VISIBLE * np.fmax.reduce(values, -1, keepdims=True, initial=0.0), values, np.nan)
 
 
 # ------------------------------------------------------------------ drawings
 def curves(lines: Sequence[Curve], log: str = "", ticks: Sequence[str] | None = None, **labels: Any) -> Draw:
-    """Draw curves with bands.
+    """Draw curves, each with its band if it has one.
 
     Args:
         lines: the curves.
         log: axes with a logarithmic scale, such as ``xy``.
-        ticks: names of the places along x, if they have names.
+        ticks: labels of the points along x; None for numbers.
         labels: ``xlabel``, ``ylabel``, ``title``.
     """
 

@@ -182,15 +182,15 @@ def maps(
     names: Sequence[str] = ("", ""),
     **labels: Any,
 ) -> list[Draw]:
-    """Return a map of the last measurement for each label and array, all on one scale.
+    """Return drawings of the last measurement as maps, one for each label and array, with a common colour scale.
 
     Args:
         runs: arrays of each seed by label.
         shown: label of each array by its name.
-        unit: meaning of the values, shown at the scale.
-        reduce: maps an entry to (n, m).
-        limits: ends of the scale; by default the least and the greatest value.
-        names: names of the arrays with the names of rows and columns, if they have names.
+        unit: meaning of the values, shown next to the colour scale.
+        reduce: converts an entry to a matrix (n, m).
+        limits: ends of the colour scale; by default the least and the greatest value.
+        names: names of the arrays that hold the names of the rows and of the columns; empty for numbers.
         labels: ``xlabel``, ``ylabel``.
     """
     found = []

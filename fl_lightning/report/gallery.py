@@ -90,7 +90,7 @@ def about_band(groups: Sequence[Configuration]) -> str:
     if all(len(group.runs) == 1 for group in groups):
         return ""
     if len(groups) > MOST_BANDS:
-        return "The lines are means over the seeds; with so many lines, deviations are not drawn."
+        return "The lines are means over the seeds; deviations are not drawn for this number of lines."
     return "The line is the mean over the seeds, the band one standard deviation on either side."
 
 
@@ -218,7 +218,7 @@ def not_drawn(run: FitResult, file: str) -> list[str]:
 
 
 def up_to_common_round(seeds: Sequence[Measured]) -> list[dict[str, np.ndarray]]:
-    """Return the arrays of each seed up to the last round that all seeds measured; no arrays if there is none."""
+    """Return the arrays of each seed up to the last round that all seeds measured; empty without such a round."""
     made = [{name: np.array(texts) for name, texts in arrays.names.items()} for arrays in seeds]
     for name in {name for arrays in seeds for name in arrays.values}:
         having = [(place, arrays) for place, arrays in enumerate(seeds) if name in arrays.values]

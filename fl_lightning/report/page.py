@@ -95,7 +95,11 @@ class Report:
         return {f"{stem}.html": self.in_html(list(made)), **made}
 
     def in_html(self, files: Sequence[str]) -> str:
-        """Return the page, which names the other files of the report."""
+        """Return the HTML page.
+
+        Args:
+            files: names of the other files of the report, which the page lists.
+        """
         environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         # tables and figures are made where the template shows them
         environment.globals |= {

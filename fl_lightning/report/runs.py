@@ -198,7 +198,7 @@ def load_runs(*paths: str | os.PathLike) -> Runs:
 
 
 def check_path(function: str, path: object) -> None:
-    """Refuse an argument other than a path, such as a list of paths."""
+    """Refuse an argument that is not a path, such as a list of paths."""
     hint = "pass a path, or several to load_runs: load_runs('runs/fedavg', 'runs/feduv')"
     require(isinstance(path, str | os.PathLike), function, path, hint)
 

@@ -121,7 +121,7 @@ def parts_tables(section: Section, setting: str) -> Iterator[TextTable]:
 
 
 def parts_cards(section: Section, setting: str) -> Iterator[tuple[str, Card]]:
-    """Yield bars of the accuracies, or of the first metric if there are none."""
+    """Yield bars of the accuracies, or of the first metric if no accuracy was logged."""
     for parts in list_parts(section, setting):
         shares = [label for label in parts.values if " in %" in label]
         for label in shares or list(parts.values)[:1]:

@@ -72,13 +72,14 @@ def without_empty(table: TextTable) -> TextTable:
 
 
 def entry_text(comparison: Comparison, row: tuple[str], notes: dict[str, str]) -> StyledText:
-    """Return the text of a number; a run that waits to be resumed is shown as stopped."""
+    """Return the text of a table cell for the line ``row``, and add its footnotes to ``notes``."""
     entry = comparison.entries.get((row, ()))
     if entry is None:
         return StyledText(NONE)
     footnotes(entry.notes, notes)
-    # the table of differences has the reasons why runs are not compared
+    # the table of differences says why runs are not compared
     text = ours(entry, comparison, footnotes([note for note in entry.notes if NOT_COMPARED not in note], notes))
+    # a cell that waits is a stopped run in a report
     return replace(text, text=text.text.replace("waiting", "stopped"))
 
 

@@ -38,16 +38,16 @@ def can_train(module: Any) -> bool:
 
 
 class Schedules:
-    """Steps a visit's schedulers, and brings them to where they are when the visit begins.
+    """Steps a visit's schedulers, and sets their position at the start of the visit.
 
-    With ``continue`` that is where they would be if this client had trained in every round so far. It is recomputed
-    from the last position that was needed, and never saved. With ``restart`` it is the beginning.
+    With ``continue``, the position is as if this client had trained in every earlier round. It is recomputed from the
+    last position in the cache, and never saved. With ``restart``, each visit begins at the start of the schedule.
     """
 
     def __init__(self, client: Client, mode: Mode = "continue") -> None:
         self.client, self.mode = client, mode
-        # a number of rounds, and the states of schedulers and optimizer after them; by the number of batches in a
-        # client's epoch, on which alone a schedule depends
+        # a cache by the number of batches in a client's epoch, which alone determines a schedule: a number of rounds,
+        # and the states of schedulers and optimizer after them
         self._positions: dict[int, tuple[int, list[Any], list[dict[str, Any]]]] = {}
 
     @property
@@ -55,8 +55,8 @@ class Schedules:
         return self.client.worker_module.trainer_shim.fit_progress
 
     def begin_visit(self, optimizer: Optimizer, configs: Schedulers) -> None:
-        """Bring new schedulers, and the optimizer's learning rates, to the beginning of the present visit."""
-        # one that watches a metric is the server's, and takes no steps here
+        """Set new schedulers, and the optimizer's learning rates, to their position at the start of this visit."""
+        # schedulers that watch a metric belong to the server, and take no steps here
         idle = all(config.reduce_on_plateau for config in configs)
         if self.mode == "restart" or idle or self._clock.round == 0:
             return
