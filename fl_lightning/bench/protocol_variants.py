@@ -111,7 +111,7 @@ def consistency(parts: Sequence[Fit], margin: float) -> tuple[str, ...]:
 
 
 def readings_table(suite: Suite, comparisons: Sequence[Comparison]) -> TextTable:
-    """Return a table with a row for each reading and score: how many published values it fits, and its verdict."""
+    """Return a table with a row for each reading and score: the number of published values it fits, and its verdict."""
     assert suite.open is not None
     margin, lines = suite.open.margin, []
     for (reading, score), parts in fits(comparisons).items():
