@@ -109,11 +109,10 @@ def own_text(error: BaseException) -> str:
 
 
 def with_location(error: BaseException) -> str:
-    """An error on one line: its kind, the file, line and function of the user's code that raised it, and its text.
+    """Return an error on one line: its kind, the file, line and function of the user's code, and its text.
 
-    Frames of libraries are skipped: this package, installed packages and Python. Without a frame of the user's code,
-        the
-    innermost frame is shown. Without a text, the line of code is shown. A ClientError is complete by itself.
+    Frames of this package, of installed packages and of Python are skipped. Without a frame of the user's code, the
+    innermost frame is shown; without a text, the line of code. A ClientError is complete by itself.
     """
     if isinstance(error, ClientError):
         return str(error)
