@@ -197,12 +197,6 @@ def choices(names: Iterable[str], near: str = "") -> str:
     return many + (line if len(line) <= LONGEST_LIST else "\n  " + ",\n  ".join(some))
 
 
-def printable_lines(text: str) -> str:
-    """Return a :func:`printable` message with the names at its end on separate lines."""
-    head, *names = re.split(r"\n  (?=\S+(?:\n  \S+)*\Z)", text)
-    return "\n  ".join(map(printable, [head, *names]))
-
-
 def truncate(text: str, length: int = LONGEST) -> str:
     """A text as :func:`printable` gives it; of one that is too long the first sentence, or what fits, and the end."""
     line = printable(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -24,7 +25,7 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.cli.config_checks import building, causes_of, check_resolved
 from fl_lightning.cli.entry_point import find_own_classes, print_usage_error, program
-from fl_lightning.cli.parser_errors import LISTS, key_in, shorten
+from fl_lightning.cli.parser_errors import LISTS, shorten
 from fl_lightning.cli.parser_loading import CHECKED, ValueTextError
 from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.commands.doctor import as_text
@@ -112,7 +113,8 @@ class Parser(LightningArgumentParser):
             return super().error(message, ex)
         usage = usage_error(ex) if ex is not None else None
         if isinstance(usage, ValueTextError):
-            raise UsageError(f"{key_in(str(message)) or 'config'}: {usage}")
+            key = ".".join(re.findall(r'Parser key "([^"]+)"', str(message)))
+            raise UsageError(f"{key or 'config'}: {usage}")
         raise usage or UsageError(shorten(str(message)))
 
 

@@ -127,13 +127,6 @@ def config_table(section: Section) -> TextTable | None:
     return TextTable(caption, [first], [(head, []) for head in heads], lines, key="configs")
 
 
-def common_config(section: Section) -> list[tuple[str, str]]:
-    """Return the keys and values that all configurations share."""
-    configs = [group.config for group in section.groups]
-    differ = set(differing_between(configs))
-    return [(key, value) for key, value in configs[0].items() if key not in differ] if configs else []
-
-
 def shared_first(common: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the most informative common keys, by their last part."""
     known = {key.rsplit(".", 1)[-1]: value for key, value in reversed(common)}
