@@ -13,12 +13,12 @@ from fl_lightning.client import Client
 from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.validation import few
-from fl_lightning.errors import UsageError, truncate
+from fl_lightning.errors import UsageError, require, truncate
 from fl_lightning.lightning_compat import NAMESPACES, is_overridden
 from fl_lightning.state import State, clone, copy_into, tensors, uncompiled_name, uncompiled_names
 from fl_lightning.storage.atomic_io import load, save
 from fl_lightning.storage.checkpoint import client_files, read
-from fl_lightning.storage.serializable import is_storable, on_cpu, require_storable
+from fl_lightning.storage.serializable import is_storable, on_cpu
 
 NAMES_SHOWN = 3
 
@@ -130,7 +130,10 @@ def state_of_data(data: Any) -> dict[str, Any]:
     """
     own = own_module_of(data)
     state = own.state_dict() if is_overridden("state_dict", own) else {}
-    require_storable(state, f"data: {type(own).__qualname__}.state_dict()")
+    for key, value in state.items():
+        kind, hint = type(value).__name__, "return these, for example a state_dict()"
+        text = f"a {kind} does not consist of tensors and plain values; {hint}"
+        require(is_storable(value), f"data: {type(own).__qualname__}.state_dict()", key, text)
     return {type(own).__qualname__: state} if state else {}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -150,8 +151,12 @@ def cost_table(section: Section) -> TextTable | None:
             *(amount(own[tag], 1e6) for tag in BYTES),
             amount(sent.loc[place] if len(own) else [], 1e6),
             *(amount(own[tag]) for tag in memory),
-            *(short_number(group.first.cost.get(column, NONE)) for column in columns),
         ]
+        for column in columns:
+            text = group.first.cost.get(column, NONE)
+            with suppress(ValueError):  # not a number
+                text = f"{float(text):.4g}"
+            numbers.append(text)
         lines.append([StyledText(group.label), *map(StyledText, numbers)])
     caption = "Cost of a round: median seconds of each phase without the first round, bytes of the last round. "
     caption += "Compare seconds only of runs on one otherwise idle machine."
@@ -166,14 +171,6 @@ def amount(values: Iterable[float | None], unit: float = 1.0) -> str:
     """Return the mean of the known values."""
     known = [value for value in values if value is not None and value == value]
     return f"{np.mean(known) / unit:.3g}" if known else NONE
-
-
-def short_number(text: str) -> str:
-    """Return a number with four digits, and any other text unchanged."""
-    try:
-        return f"{float(text):.4g}"
-    except ValueError:
-        return text
 
 
 def environment_table(runs: Sequence[FitResult]) -> TextTable | None:
