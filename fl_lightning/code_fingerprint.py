@@ -165,20 +165,19 @@ def imports_of(tree: ast.Module, module: str) -> Iterator[str]:
 
 def definitions(tree: ast.Module, names: set[str]) -> ast.Module:
     """Return the statements of a script that define some names, and all statements that they need."""
+    assigned = dict[ast.stmt, set[str]]()  # the names to which each statement gives a value
+    for statement in tree.body:
+        nodes = [statement] if isinstance(statement, DEFINITIONS) else list(ast.walk(statement))
+        own = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        own |= {node.name for node in nodes if isinstance(node, DEFINITIONS)}
+        own |= {(node.asname or node.name).split(".")[0] for node in nodes if isinstance(node, ast.alias)}
+        assigned[statement] = own
     wanted, needed, before = set(names), set[ast.stmt](), -1
     while before != len(needed):
         before = len(needed)
         for statement in tree.body:
-            if statement not in needed and not assigned_names(statement).isdisjoint(wanted):
+            if statement not in needed and not assigned[statement].isdisjoint(wanted):
                 needed.add(statement)
                 loads = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
                 wanted |= {node.id for node in loads if isinstance(node.ctx, ast.Load)}
     return ast.Module([statement for statement in tree.body if statement in needed], [])
-
-
-def assigned_names(statement: ast.stmt) -> set[str]:
-    """Return the names to which a statement gives a value."""
-    nodes = [statement] if isinstance(statement, DEFINITIONS) else list(ast.walk(statement))
-    names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    names |= {node.name for node in nodes if isinstance(node, DEFINITIONS)}
-    return names | {(node.asname or node.name).split(".")[0] for node in nodes if isinstance(node, ast.alias)}

@@ -109,11 +109,10 @@ def own_text(error: BaseException) -> str:
 
 
 def with_location(error: BaseException) -> str:
-    """An error on one line: its kind, the file, line and function of the user's code that raised it, and its text.
+    """Return an error on one line: its kind, the file, line and function of the user's code, and its text.
 
-    Frames of libraries are skipped: this package, installed packages and Python. Without a frame of the user's code,
-        the
-    innermost frame is shown. Without a text, the line of code is shown. A ClientError is complete by itself.
+    Frames of this package, of installed packages and of Python are skipped. Without a frame of the user's code, the
+    innermost frame is shown; without a text, the line of code. A ClientError is complete by itself.
     """
     if isinstance(error, ClientError):
         return str(error)
@@ -196,12 +195,6 @@ def choices(names: Iterable[str], near: str = "") -> str:
         some = list(dict.fromkeys([*get_close_matches(near, known, n=MOST_LISTED // 2, cutoff=0.0), *known[-3:]]))
     line, many = ", ".join(some) or "none", f"{len(known)}, such as " * (len(some) < len(known))
     return many + (line if len(line) <= LONGEST_LIST else "\n  " + ",\n  ".join(some))
-
-
-def printable_lines(text: str) -> str:
-    """Return a :func:`printable` message with the names at its end on separate lines."""
-    head, *names = re.split(r"\n  (?=\S+(?:\n  \S+)*\Z)", text)
-    return "\n  ".join(map(printable, [head, *names]))
 
 
 def truncate(text: str, length: int = LONGEST) -> str:

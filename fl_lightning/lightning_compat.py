@@ -29,12 +29,6 @@ def classes(name: str) -> tuple[type, ...]:
     return tuple(getattr(module, name) for module in modules if hasattr(module, name))
 
 
-def namespace_of(module: object) -> str:
-    """The distribution whose class a module or data module is a subclass of."""
-    roots = {base.__module__.split(".")[0] for base in type(module).__mro__}
-    return NAMESPACES["pytorch_lightning" in roots]
-
-
 def is_callback(value: object) -> bool:
     """Whether an object is a callback of Lightning's own trainer."""
     return isinstance(value, classes("Callback"))

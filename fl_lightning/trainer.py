@@ -13,13 +13,12 @@ from lightning.fabric.loggers import CSVLogger
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_only
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from fl_lightning.code_fingerprint import code_of
 from fl_lightning.engine import validation
 from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.commands import doctor as examination
 from fl_lightning.engine.commands import fit as commands
 from fl_lightning.engine.commands import replay as replaying
-from fl_lightning.engine.fingerprint import code_of_run, modules_of
+from fl_lightning.engine.fingerprint import code_of_run
 from fl_lightning.engine.rounds import SimulationBackend
 from fl_lightning.engine.run import ClientBackend, Result, Run, launch
 from fl_lightning.engine.run_arguments import RunArguments
@@ -431,16 +430,13 @@ class FederatedTrainer(RunArguments):
         path = Path(folder)
         validation.check_folder("folder", path)
         how = {"name": name, "folder": path, "socket": Path(socket or path / "worker.sock")}
-        how |= {"agreed": self._agreed(model, method), "largest": largest, "limit": most_bytes}
+        how |= {"agreed": agreement(self.config or {}, model, as_list(method)), "largest": largest, "limit": most_bytes}
         # a site leaves these to the server
         alone = {"callbacks": [], "logger": False, "devices": 1, "num_nodes": 1, "workers_per_device": 1}
         alone |= {"clients_per_step": 1, "participation": 1.0, "cohort_size": None, "sampler": UniformSampler()}
         print(f"site {name}: reading data", flush=True)  # may take minutes
         with patched(self, **alone, min_clients=1, on_client_error="raise"):
             self._launch(answer_messages, model, SingleSite(datamodule, part), method, "fit", None, **how)
-
-    def _agreed(self, model: LightningModule, method: Methods) -> str:
-        return agreement(self.config or {}, code_of(modules_of([model, as_list(method)])))
 
     def _launch(
         self,
@@ -465,8 +461,9 @@ class FederatedTrainer(RunArguments):
         backend: ClientBackend = SimulationBackend()
         if stage == "fit" and isinstance(datamodule, Sites):
             check_suits(self)
+            agreed = agreement(self.config or {}, model, as_list(method))
             rules = (self.warn, self.on_client_error, self.min_clients)
-            backend = FlowerBackend(datamodule, federation.link, self._agreed(model, method), *rules)
+            backend = FlowerBackend(datamodule, federation.link, agreed, *rules)
             backend.join()
         methods = MethodList(as_list(method))
         validation.check_module(model, stage)

@@ -15,9 +15,9 @@ from helpers.runs import train
 from lightning.fabric.utilities import registry
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.cli import main
 from fl_lightning.cli.cli import FederatedCLI
-from fl_lightning.engine.run_access import RunAccess
 
 # a program that tests start in another process
 collect_ignore = ["helpers/flower.py"]
@@ -86,7 +86,7 @@ def run(tmp_path):
 def undrawn(monkeypatch):
     """Skip the figures, which take most of the time of a small run and are tested elsewhere."""
     monkeypatch.setattr("fl_lightning.plotting.figures.figures", lambda plots: ())
-    monkeypatch.setattr(RunAccess, "log_figure", lambda *args: None)
+    monkeypatch.setattr(RunContext, "log_figure", lambda *args: None)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from pathlib import Path
 from optuna.trial import TrialState
 
 from fl_lightning.bench import load_suite
-from fl_lightning.bench.study import default_url, find_study, open_database, results_of
+from fl_lightning.bench.study import SQLITE, find_study, open_database, results_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = (1, 2, 3)
@@ -79,7 +79,7 @@ class Bench:
     def study(self):
         """Its study."""
         (self.folder).mkdir(exist_ok=True)
-        return find_study(self.suite, open_database(default_url(self.folder)))
+        return find_study(self.suite, open_database(f"{SQLITE}{self.folder / 'study.db'}"))
 
     def bits(self):
         """Return the results of each cell, without seconds."""

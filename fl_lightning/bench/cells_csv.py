@@ -32,13 +32,9 @@ def cells_csv(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellRes
 
 def in_columns(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
     """Lines by the names of their columns as CSV."""
-    return csv_text([columns, *([line.get(name) for name in columns] for line in lines)])
-
-
-def csv_text(rows: Iterable[Iterable[Any]]) -> str:
-    """A table as CSV."""
     file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(rows)
+    rows = ([line.get(name) for name in columns] for line in lines)
+    csv.writer(file, lineterminator="\n").writerows([columns, *rows])
     return file.getvalue()
 
 

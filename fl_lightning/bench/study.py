@@ -197,11 +197,6 @@ def hidden(url: str) -> str:
     return f"{scheme}://{rest.split(':')[0]}{at}{tail}" if at else url
 
 
-def default_url(output: Path) -> str:
-    """Return the URL of the default database, in the output folder."""
-    return f"{SQLITE}{output / 'study.db'}"
-
-
 def exists(url: str) -> bool:
     """Whether there is a database at ``url``, as far as that shows without creating one."""
     # also true for a folder or a dead link, for which opening fails

@@ -41,13 +41,6 @@ def one_of(names: Sequence[str]) -> Kind:
     return Kind(lambda value: value in names, f"choose among {', '.join(names)}")
 
 
-def are_seeds(value: Any) -> bool:
-    """Whether a value is a list of distinct integers, or their number."""
-    if isinstance(value, list):
-        return bool(value) and all(type(seed) is int for seed in value) and len(set(value)) == len(value)
-    return type(value) is int and value > 0
-
-
 def strings(labels: Mapping[Any, Any]) -> Labels:
     """Return labels as strings, for comparison."""
     return {str(axis): str(label) for axis, label in labels.items()}
@@ -65,7 +58,10 @@ NOT_EMPTY = Kind(lambda value: isinstance(value, Mapping) and bool(value), "use 
 POSITIVE = Kind(lambda value: type(value) in (int, float) and 0 < value < 1e150, "use a number above 0, such as 1.6")
 SHARE = Kind(lambda value: isinstance(value, float) and 0 < value < 1, "use a value in (0, 1), such as 0.05")
 SEEDS = Kind(
-    are_seeds,
+    lambda value: (
+        COUNT.passes(value)
+        or (VALUES.passes(value) and all(type(seed) is int and value.count(seed) == 1 for seed in value))
+    ),
     "use the number of seeds, or a list of distinct integers",
     lambda value: tuple(range(value) if isinstance(value, int) else value),
 )

@@ -133,8 +133,11 @@ def text_tables(comparison: Comparison) -> Iterator[TextTable]:
     published = any(entry.published for entry in entries)
     inner = ["ours", "paper"] if published else []
     groups = [(column_name(comparison, column), inner) for column in comparison.columns]
-    silent = [row for row in comparison.rows if says_nothing(comparison, row)]
-    rows = [row for row in comparison.rows if row not in silent]
+    # rows with a run that reached the target, or with a published number
+    told = {tuple(n.cell.labels[axis] for axis in comparison.table.rows) for n in comparison.numbers if not n.missed}
+    told |= {row for (row, _), entry in comparison.entries.items() if entry.published}
+    rows = [row for row in comparison.rows if row in told]
+    silent = [row for row in comparison.rows if row not in told]
     lines = []
     for row in rows:
         line = [StyledText(label) for label in row]
@@ -158,13 +161,6 @@ def text_tables(comparison: Comparison) -> Iterator[TextTable]:
     yield TextTable(caption, comparison.table.rows, groups, lines, notes, comparison.table.caption, key, note)
     if comparison.suite.baseline and any(map(differs, entries)):
         yield differences_table(comparison, notes)
-
-
-def says_nothing(comparison: Comparison, row: Part) -> bool:
-    """Return whether all runs of a row missed the target, and the row has no published number."""
-    entries = [entry for (labels, _), entry in comparison.entries.items() if labels == row]
-    numbers = [number for number in comparison.numbers if any(number.cell.labels == one.labels for one in entries)]
-    return all(number.missed for number in numbers) and not any(entry.published for entry in entries)
 
 
 def common_notes(comparison: Comparison) -> dict[str, str]:
@@ -252,7 +248,13 @@ def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextT
         line = [StyledText(label) for label in (*row, *(label for _, label in of_columns(comparison, column)))]
         line += difference_texts(entry, comparison, common, both)
         line += [StyledText(signed(entry.published_difference, comparison))] * bool(table.published)
-        lines.append(line + [StyledText(verdict_text(entry))] * judged)
+        text = verdict_at_scale(entry) or NONE
+        if entry.published_difference == 0:
+            text = "none: equal in the paper"
+        elif entry.verdict == "undecided" and entry.seeds is not None:
+            number = f"more than {MOST_SEEDS}" if entry.seeds > MOST_SEEDS else f"about {entry.seeds}"
+            text += f", {number} seeds"  # that decide it
+        lines.append(line + [StyledText(text)] * judged)
     about = f"Difference to {comparison.baseline} on the same seeds and partitions, mean over the pairs"
     texts = [f"{about}; interval: {INTERVALS[suite.interval]}, from two pairs on."]
     if decide:
@@ -298,16 +300,6 @@ def difference_texts(
 def signed(value: float | None, comparison: Comparison) -> str:
     """Return a difference with its sign."""
     return NONE if value is None else f"{value:+.{comparison.decimals}f}"
-
-
-def verdict_text(entry: TableEntry) -> str:
-    """Return the verdict; if it is undecided, with the estimated number of seeds that decide it."""
-    if entry.published_difference == 0:
-        return "none: equal in the paper"
-    text = verdict_at_scale(entry) or NONE
-    if entry.verdict != "undecided" or entry.seeds is None:
-        return text
-    return f"{text}, {f'more than {MOST_SEEDS}' if entry.seeds > MOST_SEEDS else f'about {entry.seeds}'} seeds"
 
 
 def verdict_at_scale(entry: TableEntry) -> str:

@@ -138,17 +138,6 @@ class Callback:
         """Called at the end of a fit, and after a failure."""
 
 
-def states(callbacks: list[Callback]) -> dict[str, dict[str, Any]]:
-    """Return the state of each callback, by its name in a checkpoint."""
-    return {name: callback.state_dict() for name, callback in named(callbacks).items()}
-
-
-def load_states(callbacks: list[Callback], state: dict[str, dict[str, Any]]) -> None:
-    """Restore the result of :func:`states`; a new callback gets an empty state."""
-    for name, callback in named(callbacks).items():
-        callback.load_state_dict(state.get(name, {}))
-
-
 def named(objects: Sequence[AnyObject]) -> dict[str, AnyObject]:
     """Return objects by class name, with a number from the second object of a class on."""
     return dict(zip(numbered(type(value).__name__ for value in objects), objects, strict=True))

@@ -1,16 +1,18 @@
-"""The context of a run that callbacks may use, which the engine implements."""
+"""The context of a run that callbacks may use: the part of a trainer without arguments and commands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from fl_lightning.aggregation import Sums
 from fl_lightning.client import Client
+from fl_lightning.errors import UsageError, choices, require
 from fl_lightning.method import MethodList
 from fl_lightning.server import Server
 from fl_lightning.state import State
@@ -30,7 +32,7 @@ class BatchIndex(NamedTuple):
 Observed = tuple[BatchIndex, Any, Tensor | None, dict[str, Tensor]]
 
 
-class RunContext(Protocol):
+class RunContext:
     """The part of a trainer that callbacks may use: properties of the run, and evaluations of its models.
 
     Attributes:
@@ -51,6 +53,19 @@ class RunContext(Protocol):
     should_stop: bool
     save_best: bool
 
+    def __init__(self) -> None:
+        self.should_stop = self.save_best = False
+        self._run: Any = None
+        self._fitted: Any = None
+
+    if not TYPE_CHECKING:  # with this method, mypy would allow any attribute
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Refuse a new attribute once there is a run: a misspelt ``should_stop`` would be ignored."""
+            if self.__dict__.get("_run") is not None and not hasattr(self, name):
+                raise AttributeError(f"trainer.{name}: the trainer has no such attribute, so setting it has no effect")
+            super().__setattr__(name, value)
+
     @property
     def run(self) -> Any:
         """Internal parts of the current run, or of the last one, without a stable interface.
@@ -58,58 +73,74 @@ class RunContext(Protocol):
         Raises:
             RuntimeError: the trainer has not started a run.
         """
+        if self._run is None:
+            raise RuntimeError("the trainer has no run yet; call fit, validate or test")
+        return self._run
 
     @property
     def server(self) -> Server:
         """The global state: ``state``, ``round``, ``cohort``."""
+        return self.run.server
 
     @property
     def client(self) -> Client:
         """The module in which the clients of this worker train; ``client.memories()`` are their memories."""
+        return self.run.client
 
     @property
     def methods(self) -> MethodList:
         """The methods of the run."""
+        return self.run.methods
 
     @property
     def data(self) -> Any:
         """The clients' data."""
+        return self.run.data
 
     @property
     def seed(self) -> int:
         """Base seed of all random streams."""
+        return self.run.seed
 
     @property
     def run_dir(self) -> Path | None:
         """Folder of the run; None on all workers except the first, and in runs that write no files."""
+        return None if self._run is None else self._run.folder.path
 
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics of this round by tag."""
+        return {} if self._run is None else self._run.metrics.current
 
     @property
     def history(self) -> list[dict[str, float]]:
         """Metrics of all finished rounds."""
+        return [] if self._run is None else self._run.metrics.history
 
     @property
     def resumed(self) -> bool:
         """Whether the run resumes in the folder of its checkpoint."""
+        return self.run.folder.resumed
 
     @property
     def resumed_from(self) -> Path | None:
         """Folder of the run whose checkpoint is resumed, on the worker that writes; None for a new run."""
+        return self.run.folder.source
 
     @property
     def summary_writers(self) -> list[Any]:
         """TensorBoard writers of this worker; empty on workers that do not write."""
+        return self.run.folder.summary_writers
 
     @property
     def global_rank(self) -> int:
         """Rank of this worker, from 0."""
+        return self.run.fabric.global_rank
 
     @property
     def world_size(self) -> int:
         """Number of workers."""
+        return self.run.fabric.world_size
 
     def log(self, name: str, value: float) -> None:
         """Log a value of this round under ``name``.
@@ -117,34 +148,49 @@ class RunContext(Protocol):
         Raises:
             UsageError: the value is not a number.
         """
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"trainer.log: {name}={value!r}: log a number") from error
+        self.run.metrics.update({name: number})
 
     def log_figure(self, name: str, figure: Any) -> None:
         """Save a Matplotlib figure as ``figures/<name>.png``, with _ for /, and pass it to loggers of images."""
+        self.run.folder.log_figure(name, figure, self.server.round)
 
     def warn(self, message: str) -> None:
         """Show a warning of one line, on the first worker only."""
+        rank_zero_warn(message, stacklevel=5)
 
     def gather(self, value: Gathered) -> list[Gathered]:
         """Return the values of all workers by rank; all workers call this, with small values."""
+        return self.run.workers.gather(value)
 
     def all_reduce(self, sums: Sums) -> None:
         """Add the sums of all workers in place, exactly; all workers call this."""
+        sums.all_reduce(self.run.workers)
 
-    def alone(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def alone(self) -> Iterator[None]:
         """Return a context in which a worker waits for no others, as in ``on_client_end``.
 
         Workers can thus share the clients, and each evaluate some of them completely.
         """
+        with self.run.workers.local_only():
+            yield
 
     def domains_of(self, phase: str) -> list[str]:
         """Return the names of the domains with ``val`` or ``test`` data; empty for data without domains."""
+        return self.run.loaders.domains(phase)
 
     @property
     def has_own_test_data(self) -> bool:
         """Whether each client has its own test data."""
+        return not self.run.loaders.missing_test_data_reason
 
     def num_examples(self, domain: str, phase: str = "test") -> int:
         """Return the number of examples of a domain from :meth:`domains_of`; 0 if a loader does not know it."""
+        return self.run.loaders.num_examples(domain, phase)
 
     def has_data(self, phase: str, client: int | None = None) -> bool:
         """Return whether there are ``val`` or ``test`` data; with ``client``, whether it has its own test examples.
@@ -152,6 +198,8 @@ class RunContext(Protocol):
         Raises:
             UsageError: the data set does not divide its test data among clients.
         """
+        loaders = self.run.loaders.evaluation(phase, client)
+        return any(len(loader) for loader in loaders) if client is not None else bool(loaders)
 
     def evaluate(
         self, phase: str, state: State | None = None, client: int | None = None, domain: str | None = None
@@ -168,6 +216,13 @@ class RunContext(Protocol):
                 (Validation data are not divided among clients.) None uses all data.
             domain: domain from :meth:`domains_of` on whose data the state is evaluated; None for all.
         """
+        known = phase == "test" or (phase == "val" and client is None)
+        require(known, "trainer.evaluate: phase", phase, "use val or test; with client, use test")
+        whole, before = self._whole(state, client, domain, phase if client is None else ""), self.client.state()
+        try:
+            return self.run.evaluator.evaluate_global_model(phase, whole, observed=False, data_of=client, domain=domain)
+        finally:
+            self.client.worker_module.load(before)
 
     def representations(
         self,
@@ -197,6 +252,17 @@ class RunContext(Protocol):
             ``(index, batch, targets, taps)``: ``index.client`` and ``index.batch`` identify the batch; targets are
             ``(B,)``, or None; taps are ``(B, ...)`` by name.
         """
+        require(data in ("test", "train"), "trainer.representations: data", data, "use test or train")
+        require(examples is None or examples >= 1, "trainer.representations: examples", examples, "use 1 or more")
+        require(
+            examples is None or data == "test",
+            "trainer.representations: data",
+            data,
+            "a probe needs test data; remove examples",
+        )
+        whole = self._whole(state, client, domain, "test" if data == "test" and client is None else "")
+        # in the batch order of the next round, not in the order of the training that just ended
+        return self.run.representations.observe(whole, taps, data, client, self.server.round + 1, examples, domain)
 
     def recalibrated(
         self, state: State | None = None, clients: Sequence[int] | None = None, once: bool = False
@@ -210,6 +276,8 @@ class RunContext(Protocol):
             clients: ids of clients whose training data are used; None for all.
             once: approximate by one pass for all layers, as ``trainer.buffers=recalibrate_once``.
         """
+        some = range(self.data.num_clients) if clients is None else clients
+        return self.run.recalibration.statistics(self._whole(state), some, self.server.round, once)
 
     def fine_tune(self, client: int, state: State | None, steps: int) -> State:
         """Train a state for some steps on the data of a client, with the module's own loss, and return it.
@@ -227,6 +295,17 @@ class RunContext(Protocol):
             UsageError: an unknown client, ``steps`` below 0, a state of another model, or a client whose local entries
                 another worker owns.
         """
+        self._check(client, state)
+        require(steps >= 0, "trainer.fine_tune: steps", steps, "use 0 or more")
+        owner = self.client.memories().owners.get(client, self.global_rank) if self.client.kept else self.global_rank
+        hint = f"worker {owner} owns its local entries; fine-tune the clients in trainer.client.memories()"
+        require(owner == self.global_rank, "trainer.fine_tune: client", client, hint)
+        whole = {
+            **self.methods.evaluated_state(self.server),
+            **self.client.memories().own_entries(client),
+            **(state or {}),
+        }
+        return self.run.local_training.fine_tune(client, self.server.round, whole, steps)
 
     def training_logits(self, client: int, logits: Tensor) -> Tensor:
         """Return logits ``(B, C)`` as the loss of a client's training step sees them, changed by ``transform_logits``.
@@ -237,6 +316,12 @@ class RunContext(Protocol):
             client: id of the client.
             logits: raw logits, returned unchanged if no method of the run transforms logits.
         """
+        self._check(client)
+        some = MethodList(self.methods.having("transform_logits"))
+        if not some.methods:
+            return logits
+        state = self.methods.evaluated_state(self.server)
+        return self.run.local_training.transformed(client, self.server.round, state, some, logits)
 
     def rehearse(self, client: int, methods: Sequence[str] | None = None) -> int:
         """Take the first local step of a client's next visit, and restore all state, to measure the cost of a step.
@@ -250,3 +335,38 @@ class RunContext(Protocol):
         Returns:
             Number of forward passes of reference models in the step.
         """
+        self._check(client)
+        some = MethodList([one for one in self.methods.methods if methods is None or one.name in methods])
+        return self.run.local_training.rehearse(client, self.server.round, self.server.state, some)
+
+    def _whole(
+        self, state: State | None, client: int | None = None, domain: str | None = None, phase: str = ""
+    ) -> State:
+        """Return the global model, updated by the local entries of ``client``, from its owner, and by ``state``.
+
+        All workers call this. ``phase`` is empty for the data of a client and for training data.
+        """
+        self._check(client, state)
+        if domain is not None:
+            known = self.domains_of(phase) if phase else []
+            hint = f"unknown domain; available in these data: {', '.join(known) or 'none'}"
+            require(domain in known, "domain", domain, f"{hint}; pass no client")
+        own: State = {}
+        if client is not None and self.client.kept:
+            asked = self.gather((client, self.client.memories().own_entries(client)))
+            same = all(k == client for k, _ in asked)
+            require(same, "client", client, "differs between workers; pass the same client on all workers")
+            own = next((entries for _, entries in asked if entries), {})
+        return {**self.methods.evaluated_state(self.server), **own, **(state or {})}
+
+    def _check(self, client: int | None, state: State | None = None) -> None:
+        """Refuse an unknown client, and a state of another model."""
+        number, live = self.data.num_clients, self.client.live
+        require(client is None or client in range(number), "client", client, f"use an id from 0 to {number - 1}")
+        for name, value in (state or {}).items():
+            if name not in live:
+                raise UsageError(f"state={name!r}: the model has no such entry; available: {choices(live, name)}")
+            shape = tuple(live[name].shape)
+            require(
+                tuple(value.shape) == shape, f"state: {name}", tuple(value.shape), f"pass a tensor of shape {shape}"
+            )

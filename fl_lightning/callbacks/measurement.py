@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -19,7 +20,7 @@ from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, require
 from fl_lightning.seeding import numpy_rng
 from fl_lightning.state import State
-from fl_lightning.storage.atomic_io import set_aside, write_atomically
+from fl_lightning.storage.atomic_io import write_atomically
 
 if TYPE_CHECKING:
     from fl_lightning.plotting.figures import Plot, Runs
@@ -153,11 +154,15 @@ class Measurement(PeriodicCallback):
             warn_of_damage(path)
 
     def set_other_aside(self, path: Path) -> None:
-        """Rename an existing file that another callback or an earlier part of the run has written."""
-        other = None if self._continues else set_aside(path)
-        self._continues = True
-        if other is not None:
+        """Rename an existing file that another callback or an earlier part of the run has written.
+
+        Its new name is the first free one of ``name.1.npz``, ``name.2.npz``, ...
+        """
+        if not self._continues and path.exists():
+            places = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
+            other = path.rename(next(place for place in places if not place.exists()))
             rank_zero_warn(f"{path} belongs to another callback or run; renamed to {other.name}")
+        self._continues = True
 
 
 class ClientMeasurement(Measurement):

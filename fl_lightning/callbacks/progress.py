@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from tqdm import tqdm
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client import Client
-from fl_lightning.storage.loggers import tensorboard_address
 from fl_lightning.storage.metric_format import best, final, final_names, format_value, names_to_show
 
 # seconds after which a round has its own bar
@@ -87,7 +88,9 @@ class ProgressBar(Callback):
     def _say_round(self, trainer: RunContext) -> None:
         folder, names = trainer.run_dir, names_to_show(trainer.metrics)
         if self._said < 0 and folder and names and any(Path(folder).glob("events.out.tfevents.*")):
-            self._say(f"curves: tensorboard --logdir {folder.parents[1]}, then open {tensorboard_address(names[0])}")
+            cards = json.dumps([{"plugin": "scalars", "tag": names[0]}], separators=(",", ":"))
+            address = f"http://localhost:6006/?pinnedCards={quote(cards, safe=':,/')}&smoothing=0"
+            self._say(f"curves: tensorboard --logdir {folder.parents[1]}, then open {address}")
         self._said = trainer.server.round
         seconds = (time.perf_counter() - self._began) / (self._said + 1 - self._first)
         self._say(round_line(trainer.metrics, self._said, trainer.max_rounds, seconds))

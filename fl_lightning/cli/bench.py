@@ -26,8 +26,8 @@ from fl_lightning.bench.scheduler import Scheduler, SuiteStudy
 from fl_lightning.bench.sequential_stopping import paired_cells, pending_cells, shown_cells
 from fl_lightning.bench.study import (
     DATABASE_ERRORS,
+    SQLITE,
     cause_of,
-    default_url,
     exists,
     find_study,
     load_results,
@@ -113,7 +113,7 @@ def run(args: Sequence[str]) -> int:
         require(number is None or number >= 1, f"--{name.replace('_', '-')}", number, "give 1 or more")
     extra = [part for path in options.config for part in fragments_of(read_yaml(path), path)]
     options.own_output, options.output = options.storage is None, options.output or Path("runs") / suite.name
-    options.storage = options.storage or default_url(options.output)
+    options.storage = options.storage or f"{SQLITE}{options.output / 'study.db'}"
     options.again = f"{program()} {shlex.join(arg for arg in args if arg != '--retry')}"
     try:
         return (bench if args[0] == "bench" else tune)(options, suite, extra)

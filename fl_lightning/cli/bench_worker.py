@@ -106,24 +106,21 @@ def run_cell(cell: Mapping[str, Any], report: RoundReport) -> dict[str, Any]:
 
 def check_configs(task: Mapping[str, Any], report: RoundReport) -> dict[str, str]:
     """Build the objects of the configs in ``task["configs"]``; returns the reasons of those that cannot be run."""
-    wrong = {}
+    wrong, metric = {}, task["metric"]
+    known = {f"{phase}/{name}" for phase in ("train", "val", "test") for name in ("loss", "accuracy")}
     for name, fragments in task["configs"].items():
         try:
             with tempfile.TemporaryDirectory(prefix="fl_lightning-") as folder:
-                check_metric(task["metric"], run_fit(fit_command(fragments, Path(folder))))
+                cli = run_fit(fit_command(fragments, Path(folder)))
+            # a metric that the run cannot log, as far as its objects tell
+            no_step = metric.startswith(("val/", "val_")) and step_name(cli.model, "val") is None
+            # callbacks and modules of the user may log more
+            plain = type(cli.model) is ImageClassifier and not cli.config["fit"]["trainer"]["callbacks"]
+            unknown = plain and metric.startswith(("val/", "test/")) and metric not in known
+            require(not (no_step or unknown), "metric", metric, hint_of_metric(metric, cli.model, known))
         except Exception as error:
             wrong[name] = reason_of(error)
     return wrong
-
-
-def check_metric(metric: str, cli: Any) -> None:
-    """Refuse a metric that a run cannot log, as far as its objects tell."""
-    known = {f"{phase}/{name}" for phase in ("train", "val", "test") for name in ("loss", "accuracy")}
-    no_step = metric.startswith(("val/", "val_")) and step_name(cli.model, "val") is None
-    # callbacks and modules of the user may log more
-    plain = type(cli.model) is ImageClassifier and not cli.config["fit"]["trainer"]["callbacks"]
-    unknown = plain and metric.startswith(("val/", "test/")) and metric not in known
-    require(not (no_step or unknown), "metric", metric, hint_of_metric(metric, cli.model, known))
 
 
 def fit_command(fragments: Sequence[Mapping[str, Any]], folder: Path) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -24,7 +25,7 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.cli.config_checks import building, causes_of, check_resolved
 from fl_lightning.cli.entry_point import find_own_classes, print_usage_error, program
-from fl_lightning.cli.parser_errors import LISTS, key_in, shorten
+from fl_lightning.cli.parser_errors import LISTS, shorten
 from fl_lightning.cli.parser_loading import CHECKED, ValueTextError
 from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.commands.doctor import as_text
@@ -85,16 +86,6 @@ def values_of(words: Any, option: str) -> list[str]:
     return [word.partition("=")[2] or after for word, after in pairs if word.partition("=")[0] == option]
 
 
-def upon_config_of_run(words: list[str]) -> list[str]:
-    """A command line that begins with the config of the run whose checkpoint it gives, and overrides it."""
-    paths = [Path(value) for value in values_of(words, "--ckpt_path")]
-    known = values_of(words, "--config") or values_of(words, "--data")
-    if paths and not known and paths[-1].suffix == ".ckpt" and not paths[-1].exists():
-        raise UsageError(f"ckpt_path={str(paths[-1])!r}: file not found; give RUN/checkpoints/last.ckpt")
-    config = paths[-1].parents[1] / "config.yaml" if paths and in_place(paths[-1]) else None
-    return words if config is None or not config.is_file() else [words[0], f"--config={config}", *words[1:]]
-
-
 class Parser(LightningArgumentParser):
     """A parser whose errors are one line instead of the whole usage."""
 
@@ -112,7 +103,8 @@ class Parser(LightningArgumentParser):
             return super().error(message, ex)
         usage = usage_error(ex) if ex is not None else None
         if isinstance(usage, ValueTextError):
-            raise UsageError(f"{key_in(str(message)) or 'config'}: {usage}")
+            key = ".".join(re.findall(r'Parser key "([^"]+)"', str(message)))
+            raise UsageError(f"{key or 'config'}: {usage}")
         raise usage or UsageError(shorten(str(message)))
 
 
@@ -211,7 +203,13 @@ class FederatedCLI(LightningCLI):
             hint = f"the last would replace the others; add to a list by --{key}+=NAME"
             require(len(given) < 2, f"--{key}", given, hint)
         if self._command in ("validate", "test", "predict"):
-            words = upon_config_of_run(words)
+            paths = [Path(value) for value in values_of(words, "--ckpt_path")]
+            known = values_of(words, "--config") or values_of(words, "--data")
+            if paths and not known and paths[-1].suffix == ".ckpt" and not paths[-1].exists():
+                raise UsageError(f"ckpt_path={str(paths[-1])!r}: file not found; give RUN/checkpoints/last.ckpt")
+            of_run = paths[-1].parents[1] / "config.yaml" if paths and in_place(paths[-1]) else None
+            if of_run is not None and of_run.is_file():  # the command line overrides the config of the run
+                words = [words[0], f"--config={of_run}", *words[1:]]
         # Lightning warns where sys.argv has arguments as well
         with patched(sys, argv=sys.argv[:1]):
             super().parse_arguments(parser, words)

@@ -57,7 +57,10 @@ def check_nulls(kind: Any, arguments: Mapping[str, Any], name: str) -> None:
             kept_null = p.name in checked or p.default is None or arguments.get(p.name, 0) is not None
             annotation = hints.get(p.name, Any)
             checked.add(p.name)
-            if not kept_null and not takes_none(annotation):
+            union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+            parts = typing.get_args(annotation) if union else (annotation,)
+            takes_none = any(one in (None, type(None), Any, object) or isinstance(one, typing.TypeVar) for one in parts)
+            if not kept_null and not takes_none:
                 wanted = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace(" | ", " or ")
                 raise UsageError(f"{name}.{p.name}=null: pass a value of type {wanted}, or leave the key out")
 
@@ -71,13 +74,6 @@ def constructors(kind: Any) -> Iterator[tuple[Any, list[inspect.Parameter]]]:
             yield base, parameters
             if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
                 return
-
-
-def takes_none(annotation: Any) -> bool:
-    """Whether a type allows None."""
-    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    parts = typing.get_args(annotation) if union else (annotation,)
-    return any(part in (None, type(None), Any, object) or isinstance(part, typing.TypeVar) for part in parts)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fl_lightning import __version__
-from fl_lightning.errors import UsageError, printable_lines, texts_of
+from fl_lightning.errors import UsageError, printable, texts_of
 
 # in the order in which the help lists them
 COMMANDS = {
@@ -128,7 +128,9 @@ def end_with_status(command: Callable[[], int | None]) -> None:
 def print_usage_error(error: UsageError) -> None:
     """Print a line for each thing that an error refuses."""
     for text in texts_of(error):
-        print(f"error: {printable_lines(text)}", file=sys.stderr)
+        # names at its end stay on lines of their own
+        head, *names = re.split(r"\n  (?=\S+(?:\n  \S+)*\Z)", text)
+        print("\n  ".join(map(printable, [f"error: {head}", *names])), file=sys.stderr)
 
 
 @contextmanager

@@ -131,11 +131,6 @@ def shorten(message: str) -> str:
     return f"{key or 'config'}={brief(value)}: pass a mapping of its arguments, or a file that holds one"
 
 
-def key_in(message: str) -> str:
-    """The keys of a parser's message, joined by dots."""
-    return ".".join(re.findall(r'Parser key "([^"]+)"', message))
-
-
 def given_value(text: str) -> str:
     """The first value in a text; one that a command line gives to an argument of a class is within brackets."""
     match = GIVEN.search(text)

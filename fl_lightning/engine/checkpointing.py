@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
-from fl_lightning.callbacks.base import load_states, states
+from fl_lightning.callbacks.base import named
 from fl_lightning.engine.fingerprint import changes_of, description_of, identity, record, touches
 from fl_lightning.engine.model_io import call_on_load, entries_of_module, restore_data, state_of_data, storable
 from fl_lightning.engine.run import Run
@@ -49,7 +49,7 @@ def save_run(run: Run, folder: Path) -> None:
             "client_schedulers": run.local_training.monitored.state_dict(),
             "scaling": run.local_training.scaling,
             "evaluated": run.worker_module.evaluated,
-            "callbacks": states(run.callbacks),
+            "callbacks": {name: callback.state_dict() for name, callback in named(run.callbacks).items()},
             "changes": run.folder.changes,
             **identity(run),
             "round": done,
@@ -146,7 +146,7 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
 
 
 def restore_callbacks(run: Run, checkpoint: dict[str, Any]) -> None:
-    """Restore each callback that the checkpoint holds with the same class and arguments."""
+    """Restore each callback that the checkpoint holds with the same class and arguments; others get an empty state."""
     if "callbacks" not in checkpoint:
         return
     there = {repr(description): name for name, description in checkpoint["description"]["callbacks"].items()}
@@ -154,4 +154,6 @@ def restore_callbacks(run: Run, checkpoint: dict[str, Any]) -> None:
     if dropped := [name for name in there.values() if checkpoint["callbacks"].get(name)]:
         text = "this run has no callback of this class with these arguments, so the saved state is dropped"
         run.trainer.warn(f"trainer.callbacks: {', '.join(dropped)}: {text}")
-    load_states(run.callbacks, {name: checkpoint["callbacks"][same] for name, same in here.items() if same})
+    saved = {name: checkpoint["callbacks"][same] for name, same in here.items() if same}
+    for name, callback in named(run.callbacks).items():
+        callback.load_state_dict(saved.get(name, {}))

@@ -13,13 +13,12 @@ from fl_lightning.client import Client
 from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.validation import few
-from fl_lightning.errors import UsageError, truncate
-from fl_lightning.lightning_compat import is_overridden, namespace_of
+from fl_lightning.errors import UsageError, require, truncate
+from fl_lightning.lightning_compat import NAMESPACES, is_overridden
 from fl_lightning.state import State, clone, copy_into, tensors, uncompiled_name, uncompiled_names
 from fl_lightning.storage.atomic_io import load, save
 from fl_lightning.storage.checkpoint import client_files, read
-from fl_lightning.storage.hyperparameters import hyperparameters_of_class
-from fl_lightning.storage.serializable import is_storable, on_cpu, require_storable
+from fl_lightning.storage.serializable import is_storable, on_cpu
 
 NAMES_SHOWN = 3
 
@@ -60,9 +59,18 @@ def lightning_checkpoint(run: Run) -> dict[str, Any]:
 
 
 def constructor_arguments(run: Run) -> dict[str, Any]:
-    """Return the module's constructor arguments, from the config or else from its ``hparams``."""
+    """Return the module's constructor arguments, from the config or else from its ``hparams``.
+
+    Those from a config contain, like LightningCLI's, the class path and the function that resolves the classes of the
+    arguments, in the distribution of Lightning whose class the module is a subclass of.
+    """
     module, config = run.client.module, run.trainer.config
-    return hyperparameters_of_class(config["model"], namespace_of(module)) if config else dict(module.hparams)
+    if not config:
+        return dict(module.hparams)
+    entry, roots = config["model"], {base.__module__.split(".")[0] for base in type(module).__mro__}
+    namespace = NAMESPACES["pytorch_lightning" in roots]
+    built = {"_class_path": entry["class_path"], "_instantiator": f"{namespace}.cli.instantiate_module"}
+    return {**(entry.get("init_args") or {}), **(entry.get("dict_kwargs") or {}), **built}
 
 
 def entries_of_module(run: Run) -> dict[str, Any]:
@@ -122,7 +130,10 @@ def state_of_data(data: Any) -> dict[str, Any]:
     """
     own = own_module_of(data)
     state = own.state_dict() if is_overridden("state_dict", own) else {}
-    require_storable(state, f"data: {type(own).__qualname__}.state_dict()")
+    for key, value in state.items():
+        kind, hint = type(value).__name__, "return these, for example a state_dict()"
+        text = f"a {kind} does not consist of tensors and plain values; {hint}"
+        require(is_storable(value), f"data: {type(own).__qualname__}.state_dict()", key, text)
     return {type(own).__qualname__: state} if state else {}
 
 

@@ -9,10 +9,10 @@ from lightning.fabric import Fabric
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 
 from fl_lightning.callbacks import BestCheckpoint, Callback, DomainMetrics, EarlyStopping, ProgressBar, RunRecord
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client.client import Buffers, Weighting
 from fl_lightning.distributed.launcher import build_fabric
 from fl_lightning.engine.argument_checks import as_list, check_arguments, check_device, check_observers
-from fl_lightning.engine.run_access import RunAccess
 from fl_lightning.lightning_compat import Logger
 from fl_lightning.sampling import Sampler, UniformSampler
 from fl_lightning.server import Scope
@@ -20,7 +20,7 @@ from fl_lightning.storage.hyperparameters import only_plain
 from fl_lightning.systems import SystemsHeterogeneity
 
 
-class RunArguments(RunAccess):
+class RunArguments(RunContext):
     """The part of a trainer without commands: keeps its arguments, which ``FederatedTrainer`` explains.
 
     Raises:

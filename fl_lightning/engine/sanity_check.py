@@ -64,21 +64,18 @@ def trial(run: Run, phase: str, step: str, whose: str) -> Iterator[list[Any]]:
         # a step may depend on hooks of the user's methods and callbacks, which are not called here
         parts = (*run.methods.methods, *run.callbacks)
         alone = all(type(part).__module__.startswith("fl_lightning.") for part in parts)
-        if run.trainer.on_client_error == "raise" and (alone or not shown or is_misfit(error)):
+        # whether an operation rejected its inputs, in contrast to an error raised by the user's code
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        explicit = linecache.getline(last.filename, last.lineno or 0).strip().startswith("raise")
+        refused = isinstance(error, (RuntimeError, ValueError, IndexError)) and not isinstance(error, RecursionError)
+        misfit = refused and (last.filename.startswith(torch.__path__[0]) or not explicit)
+        if run.trainer.on_client_error == "raise" and (alone or not shown or misfit):
             model, data = type(run.client.module).__name__, type(own_module_of(run.data)).__name__
             what = f"model={model}: {step} fails on a batch of {whose} {shapes(shown)}" if shown else ""
             what = what or f"data={data}: the first batch of {whose} cannot be read"
             hint = "correct it; trainer.fast_dev_run=true shows the traceback"
             line = f"{what}: {truncate(with_location(error), 120)}; {hint}"
             raise UsageError(f"model={model}: {error}" if isinstance(error, ClientError) else line) from error
-
-
-def is_misfit(error: BaseException) -> bool:
-    """Return whether an operation rejected its inputs, in contrast to an error raised by the user's code."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    explicit = linecache.getline(last.filename, last.lineno or 0).strip().startswith("raise")
-    refused = isinstance(error, (RuntimeError, ValueError, IndexError)) and not isinstance(error, RecursionError)
-    return refused and (last.filename.startswith(torch.__path__[0]) or not explicit)
 
 
 def check_single_example(run: Run) -> None:

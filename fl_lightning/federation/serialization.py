@@ -10,14 +10,15 @@ import io
 import json
 import math
 import zipfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.engine.fingerprint import FREE_OF_TRAINER
+from fl_lightning.code_fingerprint import code_of
+from fl_lightning.engine.fingerprint import FREE_OF_TRAINER, modules_of
 from fl_lightning.engine.update_codec import LONGEST_NAME, MOST_LOGGED, PARTS, TensorSpec, list_tensors
 from fl_lightning.errors import with_location
 from fl_lightning.federation.framing import LARGEST, BadMessageError, check_size
@@ -94,8 +95,9 @@ def check_contents(value: Any, room: int) -> None:
             raise BadMessageError(f"a message holds {hint}")
 
 
-def agreement(config: Mapping[str, Any], code: Any) -> str:
+def agreement(config: Mapping[str, Any], model: Any, methods: Sequence[Any]) -> str:
     """Return as JSON the source code and the part of a config that must be equal on the server and all sites."""
+    code = code_of(modules_of([model, methods]))
     trainer = {key: value for key, value in (config.get("trainer") or {}).items() if key not in OF_THE_MACHINE}
     agreed = {**{key: config.get(key) for key in SECTIONS}, "trainer": trainer, "code": code}
     return json.dumps(agreed, sort_keys=True, default=str)

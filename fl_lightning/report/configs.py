@@ -116,12 +116,6 @@ def method_names(config: Mapping[str, Any]) -> str:
     return ", server ".join(filter(None, [named, class_of(look_up(dict(config), "trainer.server_optimizer"))]))
 
 
-def methods_with_arguments(config: Mapping[str, Any]) -> str:
-    """Return the methods and the server optimizer with their arguments, such as ``FedProx(mu=0.1)``."""
-    named = compact(in_texts(deciding(config)))
-    return ", server ".join(filter(None, [named.get("method", "FedAvg"), named.get("trainer.server_optimizer")]))
-
-
 def differing_between(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the keys whose values differ between configs, in order of appearance."""
     keys = dict.fromkeys(key for one in configs for key in one)

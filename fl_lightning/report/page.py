@@ -37,7 +37,6 @@ from fl_lightning.report.sites import HEADING, parts_tables
 from fl_lightning.report.sources import Found, Study
 from fl_lightning.report.tables import (
     commands,
-    common_config,
     config_table,
     cost_table,
     environment_table,
@@ -106,7 +105,6 @@ class Report:
             one.__name__: one
             for one in (count, data_uri, results_tables, parts_tables, config_table, runs_table, cost_table)
         } | {
-            "common_config": common_config,
             "shared_first": shared_first,
             "count_states": count_states,
             "join": shlex.join,

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.errors import count, printable, text_of, truncate
-from fl_lightning.report.configs import data_set, deciding, max_rounds, method_names, methods_with_arguments
+from fl_lightning.report.configs import compact, data_set, deciding, in_texts, max_rounds, method_names
 from fl_lightning.results import FitResult, History, RunState
 from fl_lightning.storage.tempdirs import is_locked
 from fl_lightning.yaml_files import parse_yaml
@@ -116,15 +116,19 @@ def read_run(folder: Path) -> FitResult:
     state = state_of(folder, history, wanted)
     # the last rounds are among the skipped lines
     state = "stopped" if skipped and state == "finished" and len(history) < (wanted or 0) else state
+    settings, of_folder = deciding(config), folder.resolve().parts[-2:]
+    # with their arguments, such as FedProx(mu=0.1)
+    named = compact(in_texts(settings))
+    methods = filter(None, [named.get("method", "FedAvg"), named.get("trainer.server_optimizer")])
     timed = [row["time/round"] for row in history[1:] if "time/round" in row]
     return FitResult(
-        name=printable("/".join(folder.resolve().parts[-2:])),
+        name=printable("/".join(of_folder)),
         history=history,
         run_dir=folder,
         seed=next((one for one in (config.get("seed_everything"), environment.get("seed")) if type(one) is int), 0),
         state=state,
-        method=methods_with_arguments(config) if config else folder.resolve().parent.name,
-        settings=deciding(config),
+        method=", server ".join(methods) if config else of_folder[0],
+        settings=settings,
         config=config,
         environment=environment,
         notes=notes,

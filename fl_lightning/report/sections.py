@@ -18,7 +18,7 @@ from fl_lightning.bench.results import CellResult, CellState
 from fl_lightning.bench.suite import Cell, Show, Table
 from fl_lightning.bench.table_rendering import with_names
 from fl_lightning.errors import choices, require
-from fl_lightning.report.configs import UNKNOWN, data_set
+from fl_lightning.report.configs import UNKNOWN, data_set, differing_between
 from fl_lightning.report.reading import INFINITE
 from fl_lightning.report.runs import Configuration, by_numbers, configurations
 from fl_lightning.results import FitResult, RunState
@@ -119,6 +119,13 @@ class Section:
     def in_order(self) -> list[Configuration]:
         """The groups, by setting and line."""
         return [group for setting in self.settings for group in self.at(setting)]
+
+    @property
+    def common(self) -> list[tuple[str, str]]:
+        """The keys and values that all configurations share."""
+        configs = [group.config for group in self.groups]
+        differ = set(differing_between(configs))
+        return [(key, value) for key, value in configs[0].items() if key not in differ] if configs else []
 
     @cached_property
     def rounds(self) -> pd.DataFrame:

@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from fl_lightning.bench.cells_csv import stored_lines
 from fl_lightning.bench.comparison import Comparison
@@ -172,7 +171,15 @@ def studies_in_database(url: str, suites: Sequence[Suite], root: Path | None = N
     """
     import optuna
 
-    from fl_lightning.bench.study import decisive, exists, hidden, open_database, result_of_trial, trial_digest
+    from fl_lightning.bench.study import (
+        by_digest,
+        decisive,
+        exists,
+        hidden,
+        open_database,
+        result_of_trial,
+        trial_digest,
+    )
 
     require(exists(url), "STUDY", hidden(url), "no such database")
     with snapshot(url) as copied:
@@ -182,12 +189,10 @@ def studies_in_database(url: str, suites: Sequence[Suite], root: Path | None = N
         known = [summary for summary in summaries if summary.user_attrs.get("suite") == summary.study_name]
         require(len(known) > 0, "STUDY", hidden(url), "no study of a suite in it; pass the output of bench")
         for summary in known:
-            by_cell: dict[str, list[Any]] = {}
-            for trial in optuna.load_study(study_name=summary.study_name, storage=backend).get_trials(deepcopy=False):
-                if (digest := trial_digest(trial)) is not None:
-                    by_cell.setdefault(digest, []).append(trial)
+            study = optuna.load_study(study_name=summary.study_name, storage=backend)
+            digests = filter(None, map(trial_digest, study.get_trials(deepcopy=False)))
             cells = list[StoredCell]()
-            for digest, trials in by_cell.items():
+            for digest, trials in by_digest(study, digests).items():
                 noted = trials[-1].user_attrs
                 cell = Cell(dict(noted["labels"]), int(noted["seed"]), ({},), noted.get("scale", 1.0), digest)
                 cells.append((cell, result_of_trial(cell, decisive(trials))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -128,13 +129,6 @@ def config_table(section: Section) -> TextTable | None:
     return TextTable(caption, [first], [(head, []) for head in heads], lines, key="configs")
 
 
-def common_config(section: Section) -> list[tuple[str, str]]:
-    """Return the keys and values that all configurations share."""
-    configs = [group.config for group in section.groups]
-    differ = set(differing_between(configs))
-    return [(key, value) for key, value in configs[0].items() if key not in differ] if configs else []
-
-
 def shared_first(common: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the most informative common keys, by their last part."""
     known = {key.rsplit(".", 1)[-1]: value for key, value in reversed(common)}
@@ -158,8 +152,12 @@ def cost_table(section: Section) -> TextTable | None:
             *(amount(own[tag], 1e6) for tag in BYTES),
             amount(sent.loc[place] if len(own) else [], 1e6),
             *(amount(own[tag]) for tag in memory),
-            *(short_number(group.first.cost.get(column, NONE)) for column in columns),
         ]
+        for column in columns:
+            text = group.first.cost.get(column, NONE)
+            with suppress(ValueError):  # not a number
+                text = f"{float(text):.4g}"
+            numbers.append(text)
         lines.append([StyledText(group.label), *map(StyledText, numbers)])
     caption = "Cost of a round: median seconds of each phase without the first round, bytes of the last round. "
     caption += "Compare seconds only of runs on one otherwise idle machine."
@@ -174,14 +172,6 @@ def amount(values: Iterable[float | None], unit: float = 1.0) -> str:
     """Return the mean of the known values."""
     known = [value for value in values if value is not None and value == value]
     return f"{np.mean(known) / unit:.3g}" if known else NONE
-
-
-def short_number(text: str) -> str:
-    """Return a number with four digits, and any other text unchanged."""
-    try:
-        return f"{float(text):.4g}"
-    except ValueError:
-        return text
 
 
 def environment_table(runs: Sequence[FitResult]) -> TextTable | None:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,14 +69,6 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         error.filename = error.filename or str(path)  # unlike open(), write() raises errors without a file name
         raise
     os.replace(partial, path)
-
-
-def set_aside(path: Path) -> Path | None:
-    """Rename a file to the first free name of ``name.1.npz``, ``name.2.npz``, ...; None without a file."""
-    if not path.exists():
-        return None
-    places = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
-    return path.rename(next(place for place in places if not place.exists()))
 
 
 def partial_of(path: Path) -> Path:

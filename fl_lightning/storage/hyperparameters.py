@@ -24,22 +24,6 @@ def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def hyperparameters_of_class(entry: Mapping[str, Any], namespace: str) -> dict[str, Any]:
-    """Convert the entry of a class in a config to hyper-parameters from which ``load_from_checkpoint`` builds it.
-
-    Like LightningCLI's, they contain the class path and the function that resolves the classes of the arguments, in
-    the distribution of Lightning called ``namespace``.
-    """
-    built = {"_class_path": entry["class_path"], "_instantiator": f"{namespace}.cli.instantiate_module"}
-    return {**(entry.get("init_args") or {}), **(entry.get("dict_kwargs") or {}), **built}
-
-
-def of_objects(model: Any, trainer: Mapping[str, Any], methods: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyper-parameters of a run without a config: the module's ``hparams`` and the methods' arguments."""
-    of_methods = {name: plain_arguments(method) for name, method in methods.items()}
-    return {"model": only_plain(model.hparams), "method": of_methods, "trainer": only_plain(trainer)}
-
-
 def plain_arguments(owner: Any) -> dict[str, Any]:
     """Return the plain constructor arguments that an object stores under their names."""
     names = inspect.signature(type(owner).__init__).parameters

@@ -5,13 +5,9 @@ Loggers may come from Fabric or either distribution of Lightning, so they are re
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 SEED = "seed_everything"
 # first columns of TensorBoard's page HParams, which initially shows five
@@ -35,22 +31,6 @@ def experiment(logger: Any) -> Any:
 def is_tensorboard(logger: Any) -> bool:
     """Return whether a logger writes TensorBoard events."""
     return hasattr(experiment(logger), "add_custom_scalars")
-
-
-def tensorboard_address(tag: str) -> str:
-    """Return the address at which a local TensorBoard shows a metric first, without smoothing."""
-    cards = json.dumps([{"plugin": "scalars", "tag": tag}], separators=(",", ":"))
-    return f"http://localhost:6006/?pinnedCards={quote(cards, safe=':,/')}&smoothing=0"
-
-
-def wait_for_new_second(folder: Path) -> None:
-    """Wait at most one second, so that a new file of TensorBoard events is read after the folder's existing files.
-
-    Files are read in the order of their names, which contain the second of creation, then a counter as text: within
-    one second, file 10 is read before file 9.
-    """
-    seconds = [int(file.name.split(".")[3]) for file in folder.glob("events.out.tfevents.[0-9]*.*")]
-    time.sleep(min(max(max(seconds, default=0) + 1 - time.time(), 0), 1))
 
 
 def log_hyperparams(logger: Any, params: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -101,7 +102,10 @@ class RunFolder:
         if self.changes and not self.resumed:
             (self.path / "changes.yaml").write_text(yaml.safe_dump(self.changes, sort_keys=False))
         if self.logger is True:
-            loggers.wait_for_new_second(self.path)
+            # TensorBoard reads files of events in the order of their names, which contain the second of creation, then
+            # a counter as text: within one second, it would read file 10 before file 9
+            seconds = [int(file.name.split(".")[3]) for file in self.path.glob("events.out.tfevents.[0-9]*.*")]
+            time.sleep(min(max(max(seconds, default=0) + 1 - time.time(), 0), 1))
             where = (self.path.parents[1], self.path.parent.name, self.path.name)
             others: list[Logger] = [TensorBoardLogger(*where, purge_step=len(history) or None)]
         else:

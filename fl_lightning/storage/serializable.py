@@ -6,15 +6,13 @@ import copy
 import io
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-
-from fl_lightning.errors import require
 
 STORABLE_VALUES = (str, bytes, int, float, complex, bool, type(None), torch.Size, torch.dtype, torch.device)
 
@@ -26,17 +24,6 @@ def is_storable(value: Any) -> bool:
     if type(value) in (list, tuple, set):
         return all(map(is_storable, value))
     return type(value) in (Tensor, nn.Parameter, *STORABLE_VALUES)
-
-
-def require_storable(values: Mapping[str, Any], hook: str) -> None:
-    """Refuse values of a user's hook that cannot be read back from a file.
-
-    Raises:
-        UsageError: a value holds another type. The message names the key.
-    """
-    for key, value in values.items():
-        kind, hint = type(value).__name__, "return these, for example a state_dict()"
-        require(is_storable(value), hook, key, f"a {kind} does not consist of tensors and plain values; {hint}")
 
 
 class _Pickler(pickle.Pickler):

@@ -36,7 +36,10 @@ class TemporaryFolder:
     """
 
     def __init__(self, prefix: str) -> None:
-        remove_leftovers(prefix)
+        for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            with suppress(OSError), (folder / "lock").open("r+") as file:
+                if time.time() > folder.stat().st_mtime + SECONDS_TO_LOCK and lock(file):
+                    shutil.rmtree(folder, ignore_errors=True)
         try:
             self.path = Path(tempfile.mkdtemp(prefix=prefix))
             self._lock = (self.path / "lock").open("w")
@@ -49,14 +52,6 @@ class TemporaryFolder:
         """Remove the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
-
-
-def remove_leftovers(prefix: str) -> None:
-    """Remove this user's folders with this prefix whose process has ended."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with suppress(OSError), (folder / "lock").open("r+") as file:
-            if time.time() > folder.stat().st_mtime + SECONDS_TO_LOCK and lock(file):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def lock(file: IO[str], inherited: bool = True, shared: bool = False) -> bool | None:

@@ -9,7 +9,7 @@ from helpers.errors import assert_names
 
 from fl_lightning.code_fingerprint import code_of
 
-pytest_plugins = ["helpers.bench_fixtures"]
+pytest_plugins = ["helpers.bench_fixtures", "helpers.report_fixtures"]
 
 SUITE = {
     "base": {"model": {"class_path": "Toy"}},
@@ -82,6 +82,14 @@ def test_they_are_run_again_where_that_is_asked_for(run, tmp_path):
     assert run("--only", "seed=0", "--stale", "run").ran == MINE[:1]
     # the other one, of the same row, is of another code
     assert_names(run("--status").out, "seed 1", "another version of my_own_method")
+
+
+def test_a_report_has_their_new_results(run, report, tmp_path):
+    run()
+    edit(tmp_path)
+    run("--stale", "run", value=0.75)
+    files = report(root=tmp_path / "runs")
+    assert (files["runs.csv"].count(",test/accuracy,0.75,"), files["runs.csv"].count(",test/accuracy,0.5,")) == (2, 2)
 
 
 def test_a_cell_that_fails_again_does_not_get_its_old_number_back(run, bench, tmp_path):

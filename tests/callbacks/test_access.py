@@ -219,6 +219,15 @@ def test_should_stop_on_any_worker_ends_the_run_after_the_round(tmp_path):
     assert [row["round"] for row in trainer.history] == [0, 1]
 
 
+def test_a_misspelt_attribute_of_the_trainer_is_refused(tmp_path):
+    class Stops(Callback):
+        def on_round_end(self, trainer):
+            trainer.shuold_stop = True
+
+    with pytest.raises(AttributeError, match=r"trainer\.shuold_stop"):
+        fit(tmp_path, [Stops()], rounds=1)
+
+
 def test_a_run_that_is_ended_evaluates_its_final_model_and_then_has_its_last_round(tmp_path):
     seen = []
 

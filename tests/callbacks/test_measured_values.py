@@ -12,7 +12,7 @@ from helpers.tiny import TinyData, TinyModule, clients
 from torch import nn
 
 from fl_lightning.callbacks import Callback, Drift, LayerAlignment, LayerSimilarity, SpectrumMonitor
-from fl_lightning.engine.run_access import RunAccess
+from fl_lightning.callbacks.context import RunContext
 from fl_lightning.functional import linear_cka
 from fl_lightning.methods import FedBN, Local
 from fl_lightning.models import MLP, ImageClassifier, Projector
@@ -54,7 +54,7 @@ def measured(tmp_path_factory):
     similarity = LayerSimilarity(1, ["early.1", "projector.layers.0"], examples=60)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fl_lightning.plotting.figures.figures", lambda plots: ())
-        patch.setattr(RunAccess, "log_figure", lambda *args: None)
+        patch.setattr(RunContext, "log_figure", lambda *args: None)
         callbacks = [SpectrumMonitor(), LayerAlignment(1, number=12), similarity, Drift(1), seen]
         trainer = fit(tmp_path_factory.mktemp("measured"), *callbacks, model=model)
     model.eval()

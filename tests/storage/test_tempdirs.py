@@ -43,5 +43,5 @@ def test_folders_in_use_new_ones_and_those_of_others_stay(tmp_path, monkeypatch)
     assert {*tmp_path.iterdir()} == {theirs, first.path, second.path}
     first._lock.close()
     monkeypatch.setattr(tempdirs, "SECONDS_TO_LOCK", 60.0)
-    tempdirs.remove_leftovers("mine-")
+    TemporaryFolder("mine-")
     assert first.path.exists()

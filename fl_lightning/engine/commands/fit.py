@@ -41,7 +41,7 @@ from fl_lightning.seeding import rng_scope
 from fl_lightning.state import State
 from fl_lightning.storage.atomic_io import save
 from fl_lightning.storage.checkpoint import LAST, read
-from fl_lightning.storage.hyperparameters import of_config, of_objects
+from fl_lightning.storage.hyperparameters import of_config, only_plain, plain_arguments
 from fl_lightning.storage.metric_format import tagged
 from fl_lightning.storage.run_folder import naming_the_file
 from fl_lightning.storage.serializable import is_storable, on_cpu
@@ -148,9 +148,15 @@ def play_rounds(run: Run, first: int, folder: Path | None) -> None:
 
 def hyperparameters(run: Run) -> dict[str, Any]:
     """Return the hyper-parameters for the loggers: the resolved config, or the arguments of the run's objects."""
-    trainer, methods = run.trainer, dict(zip(run.methods.names, run.methods.methods, strict=True))
-    config = trainer.config
-    params = of_config(config) if config else of_objects(run.client.module, trainer.arguments, methods)
+    if run.trainer.config:
+        params = of_config(run.trainer.config)
+    else:
+        methods = zip(run.methods.names, run.methods.methods, strict=True)
+        params = {
+            "model": only_plain(run.client.module.hparams),
+            "method": {name: plain_arguments(method) for name, method in methods},
+            "trainer": only_plain(run.trainer.arguments),
+        }
     return {"methods": "+".join(run.methods.names) or "fedavg", **params}
 
 

@@ -15,7 +15,7 @@ from fl_lightning.aggregation.reduced import Reduced, addable, reduced, update_e
 from fl_lightning.client import Client
 from fl_lightning.client.logged_value import LogKey, computed
 from fl_lightning.data.client_loaders import ClientLoader
-from fl_lightning.engine.evaluation.metric_states import MetricStates, Note, can_deal_out, names_in_evaluation
+from fl_lightning.engine.evaluation.metric_states import MetricStates, Note, can_merge, metrics_of, names_in_evaluation
 from fl_lightning.seeding import rng_scope
 from fl_lightning.training.device_loaders import Loaders
 from fl_lightning.training.patching import patched
@@ -36,8 +36,14 @@ def can_share(client: Client, stage: str) -> bool:
     """
     hooks = {f"on_{stage}_{name}" for name in (*EPOCH_HOOKS, *BATCH_HOOKS)}
     kind: Any = type(client.module)
-    writes = names_in_evaluation(kind) & {"logger", "loggers"}
-    return not hooks & client.worker_module.hooks and not writes and can_deal_out(client.module)
+    if hooks & client.worker_module.hooks or names_in_evaluation(kind) & {"logger", "loggers"}:
+        return False
+    metrics, kinds = metrics_of(client.module), set[Any](map(type, client.module.modules()))
+    wrapped = any(kind.__module__.startswith("torchmetrics.wrappers") for kind in kinds)
+    # the module's code may read the value of a metric up to a batch
+    if metrics and (wrapped or any("compute" in names_in_evaluation(kind) for kind in kinds)):
+        return False
+    return all(map(can_merge, metrics.values()))
 
 
 class EvaluationLoop:

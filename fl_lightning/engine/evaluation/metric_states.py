@@ -32,16 +32,6 @@ StateName = tuple[str, str]
 EXTREMES: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {dim_zero_max: torch.maximum, dim_zero_min: torch.minimum}
 
 
-def can_deal_out(module: LightningModule) -> bool:
-    """Return whether the torchmetrics objects of a module allow several workers to share an evaluation."""
-    metrics = metrics_of(module)
-    kinds: set[Any] = {type(part) for part in module.modules()}
-    wrapped = any(kind.__module__.startswith("torchmetrics.wrappers") for kind in kinds)
-    # the module's code may read the value up to a batch
-    reads = bool(metrics) and any("compute" in names_in_evaluation(kind) for kind in kinds)
-    return not (metrics and wrapped) and not reads and all(map(can_merge, metrics.values()))
-
-
 def metrics_of(module: nn.Module) -> dict[str, Metric]:
     """Return the torchmetrics objects in a module, by name."""
     return {name: part for name, part in module.named_modules() if isinstance(part, Metric)}
