@@ -17,7 +17,7 @@ from torch.optim import SGD, Optimizer
 
 from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import SharedStateError, UsageError, check_all, require, truncate
-from fl_lightning.functional._precision import needs_gradient
+from fl_lightning.functional.rows import needs_gradient
 from fl_lightning.server import Server
 from fl_lightning.state import State, Weighted
 
