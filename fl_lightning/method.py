@@ -312,8 +312,9 @@ class MethodList:
             if term is None:
                 continue
             number = isinstance(term, Tensor) and term.numel() == 1 and term.is_floating_point()
-            check_returned(number, method, "penalty", term, "return a scalar tensor of real numbers, or None")
-            if not needs_gradient(term) and method.name not in self._warned:
+            if not number:
+                check_returned(False, method, "penalty", term, "return a scalar tensor of real numbers, or None")
+            if not (term.requires_grad or method.name in self._warned or needs_gradient(term)):
                 self._warned.add(method.name)
                 rank_zero_warn(
                     f"method={type(method).__name__}: penalty returned a tensor without gradient, which has no "

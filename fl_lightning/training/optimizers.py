@@ -115,18 +115,15 @@ def take_step(optimizer: Optimizer) -> None:
     For a small model the wrapper takes as long as the step.
     """
     step: Any = type(optimizer).step
-    wrapped = getattr(step, "__code__", None) is WRAPPER and "step" not in vars(optimizer)
-    if wrapped and not is_observed(optimizer):
-        step.__wrapped__(optimizer)
-    else:
+    if getattr(step, "__code__", None) is not WRAPPER or "step" in vars(optimizer):
         optimizer.step()
-
-
-def is_observed(optimizer: Optimizer) -> bool:
-    """Whether a hook or a profiler wants to know of the steps of an optimizer."""
+        return
     of_all = torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks
     own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return bool(of_all or own or torch.autograd._profiler_enabled())
+    if of_all or own or torch.autograd._profiler_enabled():
+        optimizer.step()
+    else:
+        step.__wrapped__(optimizer)
 
 
 def clear_gradients(optimizer: Optimizer) -> None:
