@@ -115,15 +115,18 @@ def take_step(optimizer: Optimizer) -> None:
     For a small model the wrapper takes as long as the step.
     """
     step: Any = type(optimizer).step
-    if getattr(step, "__code__", None) is not WRAPPER or "step" in vars(optimizer):
-        optimizer.step()
-        return
-    of_all = torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks
-    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    if of_all or own or torch.autograd._profiler_enabled():
-        optimizer.step()
-    else:
+    wrapped = getattr(step, "__code__", None) is WRAPPER and "step" not in vars(optimizer)
+    observed = wrapped and (
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+        or torch.autograd._profiler_enabled()
+    )
+    if wrapped and not observed:
         step.__wrapped__(optimizer)
+    else:
+        optimizer.step()
 
 
 def clear_gradients(optimizer: Optimizer) -> None:
