@@ -17,7 +17,7 @@ from torch.optim import SGD, Optimizer
 
 from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import SharedStateError, UsageError, check_all, require, truncate
-from fl_lightning.functional._precision import needs_gradient
+from fl_lightning.functional.rows import needs_gradient
 from fl_lightning.server import Server
 from fl_lightning.state import State, Weighted
 
@@ -317,8 +317,9 @@ class MethodList:
             if term is None:
                 continue
             number = isinstance(term, Tensor) and term.numel() == 1 and term.is_floating_point()
-            check_returned(number, method, "penalty", term, "return a scalar tensor of real numbers, or None")
-            if not needs_gradient(term) and method.name not in self._warned:
+            if not number:
+                check_returned(False, method, "penalty", term, "return a scalar tensor of real numbers, or None")
+            if not (term.requires_grad or method.name in self._warned or needs_gradient(term)):
                 self._warned.add(method.name)
                 rank_zero_warn(
                     f"method={type(method).__name__}: penalty returned a tensor without gradient, which has no "

@@ -1,24 +1,35 @@
-"""Collects ``self.log`` calls, with the arguments, names and reductions of Lightning's ``log``."""
+"""Collects the values of a step: ``self.log`` calls, with Lightning's arguments and names, and the loss's terms."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from functools import cache
 from numbers import Number
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.aggregation import Weighted
-from fl_lightning.aggregation.reduced import Reduced
-from fl_lightning.client.batch import batch_size as size_of
-from fl_lightning.client.batch import count_examples
-from fl_lightning.client.batched_tree import RowIndex
-from fl_lightning.client.lightning.private import LogValidator
-from fl_lightning.client.logged_value import FOLDS, LoggedValue, LogKey, LogSpec, Record, log_spec
+from fl_lightning.aggregation.reduced import EMPTY, Reduced, join
+from fl_lightning.client.batched_tree import RowIndex, numbers_of
+from fl_lightning.client.lightning.private import LogValidator, extract_batch_sizes
+from fl_lightning.client.reductions import (
+    FOLDS,
+    LogKey,
+    LogSpec,
+    computed,
+    log_spec,
+    numbers,
+    one_after_another,
+    row_of,
+)
 from fl_lightning.client.vmap_views import DIFFERS, not_mappable
 from fl_lightning.errors import require
 from fl_lightning.storage.metric_format import is_defined
@@ -27,6 +38,17 @@ from fl_lightning.storage.metric_format import is_defined
 TERM = ""
 # the hook whose defaults hold for the values that methods log
 METHODS_HOOK = "on_train_epoch_end"
+# pending values of a name before they are reduced
+MAX_PENDING = 4096
+
+
+class Record(NamedTuple):
+    """A value that was logged in a mapped step: of each client ``(m,)``, or a number; ``...`` stands for a tensor."""
+
+    key: LogKey
+    spec: LogSpec
+    weight: Any
+    value: Any
 
 
 class MetricLog:
@@ -61,6 +83,8 @@ class MetricLog:
         self.records: list[Record] = []
         self.dataloader_idx: int | None = None
         self._training = examples is not None
+        # where the engine has called no hook
+        self._default_hook = "training_step" if self._training else "validation_step"
         self._examples = 1.0 if examples is None else examples
         self._batch: Any = None
         self._size: int | None = None
@@ -76,7 +100,37 @@ class MetricLog:
         Raises:
             UsageError: the value or the arguments are not allowed, or the hook has logged this name in another way.
         """
-        self._log(self._hook(), name, value, (args, kwargs), batch_size)
+        hook = vars(self.module)["_current_fx_name"] or self._default_hook
+        entry, given = self._entries.get((hook, name, self.dataloader_idx)), (args, kwargs)
+        if entry is None or entry.given != given:
+            entry = self._entry(hook, name, value, given)
+        weight: Any = entry.batch_size if batch_size is None else batch_size
+        if weight is None and entry.once:
+            weight = self._examples
+        elif weight is None:
+            if self._size is None:
+                self._size = 1 if self._batch is None else size_of_batch(self._batch)
+            weight = self._without_size(entry, value) if self._size is None else self._size
+        # tensors first: testing for a metric takes longer
+        if isinstance(value, Tensor):
+            if value.ndim:
+                hint = f"a tensor of one element is logged; try value.mean(), not {tuple(value.shape)}"
+                require(value.numel() == 1, f"self.log({name!r}, ...)", "tensor", hint)
+                value = value.reshape(())
+            if self.size is not None:
+                value = value.detach()
+            else:
+                value = (value.detach() if value.requires_grad else value).clone()  # the module may change it in place
+        elif isinstance(value, Metric):
+            if self.size is not None:
+                why = "a torchmetrics object has the state of one client"
+                raise not_mappable(f"self.log({name!r}, ...)", why)
+            entry.add_metric(value, weight)
+            return
+        else:
+            check_kind(name, value)
+            value = float(value)
+        entry.add(value, weight)
 
     def log_dict(self, dictionary: Mapping[str, Any] | MetricCollection, *args: Any, **kwargs: Any) -> None:
         """Lightning's ``log_dict``: :meth:`log` for each value of a dictionary or a ``MetricCollection``."""
@@ -89,27 +143,29 @@ class MetricLog:
 
     def add(self, name: str, value: Any, weight: Any = None, *args: Any, **kwargs: Any) -> None:
         """Add a value that a method logs; by default it is reduced to the mean over the visit."""
-        self._log(METHODS_HOOK, name, value, (args, kwargs), self.counted if weight is None else weight)
+        if weight is None:
+            weight = self._counted = count_examples(self._batch) if self._counted is None else self._counted
+        attributes = vars(self.module)
+        before, attributes["_current_fx_name"] = attributes["_current_fx_name"], METHODS_HOOK
+        try:
+            self.log(name, value, *args, batch_size=weight, **kwargs)
+        finally:
+            attributes["_current_fx_name"] = before
 
     def add_term(self, name: str, value: Tensor) -> None:
         """Add a term of the loss, which :meth:`first_nonfinite_term` watches."""
         key = (TERM, name, None)
         entry = self._entries.get(key) or self._new(key, LogSpec(name))
-        value, weight = value.detach(), self._counted
-        entry.add(value.reshape(()) if value.ndim else value, self.counted if weight is None else weight)
+        if self._counted is None:
+            self._counted = count_examples(self._batch)
+        value = value.detach()
+        entry.add(value.reshape(()) if value.ndim else value, self._counted)
 
     # ------------------------------------------------------------------ called by the engine
     def begin_batch(self, batch: Any, dataloader_idx: int | None = None) -> None:
         """Start a batch; its size, counted when needed, is the default weight of logged values."""
         self._batch, self.dataloader_idx = batch, dataloader_idx
         self._size = self._counted = None
-
-    @property
-    def counted(self) -> int:
-        """The number of examples of the present batch."""
-        if self._counted is None:
-            self._counted = count_examples(self._batch)
-        return self._counted
 
     def first_nonfinite_term(self) -> tuple[str, int] | None:
         """The term of the loss that was the first to be nan or infinite, and the step; None if all stayed finite."""
@@ -163,7 +219,7 @@ class MetricLog:
             raise not_mappable("self.trainer.callback_metrics", DIFFERS)
         metrics = dict(self._callback)
         # in this hook Lightning has reduced the epoch already
-        ended = self._hook() == "on_train_epoch_end"
+        ended = vars(self.module)["_current_fx_name"] == "on_train_epoch_end"
         for (hook, *_), entry in self._entries.items() if self._training else ():
             if entry.count and hook != TERM:
                 metrics |= entry.shown_step()
@@ -214,8 +270,8 @@ class MetricLog:
 
     def add_records(self, rows: RowIndex, records: Iterable[Record], tensors: Iterator[Tensor]) -> None:
         """Add the values of a step of these clients; ``tensors`` take the places of ``...``."""
-        for key, spec, *numbers in records:
-            weight, value = (next(tensors) if number is ... else number for number in numbers)
+        for key, spec, *parts in records:
+            weight, value = (next(tensors) if part is ... else part for part in parts)
             (self._entries.get(key) or self._new(key, spec)).add(value, weight, rows)
 
     def fill(self, logged: MetricLog, row: int) -> None:
@@ -246,42 +302,8 @@ class MetricLog:
         return added, extremes
 
     # ------------------------------------------------------------------ inside
-    def _log(self, hook: str, name: str, value: Any, given: tuple[tuple, dict], weight: Any) -> None:
-        entry = self._entries.get((hook, name, self.dataloader_idx))
-        if entry is None or entry.given != given:
-            entry = self._entry(hook, name, value, given)
-        if weight is None:
-            weight = entry.batch_size
-        if weight is None:
-            weight = self._weight(entry, value) if entry.once or self._size is None else self._size
-        # tensors first: testing for a metric takes longer
-        if isinstance(value, Tensor):
-            if value.ndim:
-                hint = f"a tensor of one element is logged; try value.mean(), not {tuple(value.shape)}"
-                require(value.numel() == 1, f"self.log({name!r}, ...)", "tensor", hint)
-                value = value.reshape(())
-            if self.size is not None:
-                value = value.detach()
-            else:
-                value = (value.detach() if value.requires_grad else value).clone()  # the module may change it in place
-        elif isinstance(value, Metric):
-            if self.size is not None:
-                why = "a torchmetrics object has the state of one client"
-                raise not_mappable(f"self.log({name!r}, ...)", why)
-            entry.add_metric(value, weight)
-            return
-        else:
-            check_kind(name, value)
-            value = float(value)
-        entry.add(value, weight)
-
-    def _weight(self, entry: LoggedValue, value: Any) -> float:
-        """By Lightning's rule: the size of the batch, which must be known where a mean needs it."""
-        if entry.once:
-            return self._examples
-        self._size = 1 if self._batch is None else size_of(self._batch)
-        if self._size is not None:
-            return self._size
+    def _without_size(self, entry: LoggedValue, value: Any) -> float:
+        """The weight in a batch whose size is unknown: by Lightning's rule it must be known where a mean needs it."""
         needed = entry.spec.on_epoch and entry.spec.kind == "mean" and not isinstance(value, Metric)
         hint = f"its size is unknown for a {type(self._batch).__name__}: give batch_size="
         require(not needed, f"self.log({entry.spec.name!r}, ..., batch_size=...)", None, hint)
@@ -324,14 +346,198 @@ class MetricLog:
         others = [entry for (hook, *_), entry in self._entries.items() if hook != TERM and entry.spec.logger]
         return [*self._terms, *others]
 
-    def _hook(self) -> str:
-        """The hook that runs; the step where the engine has not called one."""
-        return vars(self.module)["_current_fx_name"] or ("training_step" if self._training else "validation_step")
-
     def _reset_metrics(self) -> None:
         for entry in self._entries.values():
             if entry.metric is not None:
                 entry.metric.reset()
+
+
+class LoggedValue:
+    """The values of one name, reduced over the present epoch and over the epochs of a visit.
+
+    A mean is continued over epochs; any other value is the last epoch's. Of ``size`` clients side by side, all numbers
+    are arrays ``(G,)``, and the values of a mapped step go to ``records`` until they are computed.
+    """
+
+    def __init__(
+        self,
+        spec: LogSpec,
+        once: bool = False,
+        size: int | None = None,
+        key: LogKey = ("", "", None),
+        records: list[Record] | None = None,
+    ) -> None:
+        self.spec, self.once, self.size, self.key, self._records = spec, once, size, key, records
+        self.given: Any = None  # arguments of the latest call
+        self.batch_size: Any = None
+        self.metric: Metric | None = None
+        self.count = 0  # values in the present epoch, of all clients
+        self.last: Any = None
+        self.last_weight: Any = 0.0
+        self.epoch: Reduced | None = None  # the last complete epoch
+        self.total: Reduced | None = None  # all complete epochs
+        self.states: dict[str, Any] = {}  # of the metric at the end of the last epoch
+        self.first_bad: Any = -1  # index of the first value that made the total nan or infinite
+        self._pending: list[Any] = []
+        self._weights: list[Any] = []
+        self._rows: list[RowIndex] = []
+        self._read_before: Any = 0
+        self._sum: Any = EMPTY[spec.kind]
+        self._weight: Any = 0.0
+
+    def add(self, value: Any, weight: Any, rows: RowIndex | None = None) -> None:
+        """Add a number, or a tensor of one; of several clients a number or a tensor ``(m,)``, with their rows."""
+        if rows is not None:
+            self._rows.append(rows)
+        elif self.size is None:
+            self.last, self.last_weight = value, weight
+        else:
+            assert self._records is not None
+            self._records.append(Record(self.key, self.spec, weight, value))
+            return
+        # a step only appends to a list; reading the values would wait for the device
+        self._pending.append(value)
+        self._weights.append(weight)
+        self.count += 1
+        if len(self._pending) >= MAX_PENDING:
+            self.read()
+
+    def add_metric(self, metric: Metric, weight: float) -> None:
+        """Note that a torchmetrics object was logged."""
+        self.metric, self.last, self.last_weight = metric, metric._forward_cache, weight
+        self._weight += weight
+        self.count += 1
+
+    def read(self) -> None:
+        """Reduce the pending values."""
+        if self._rows:
+            self._read_rows(len(self._rows), self.size or 0)
+        elif self._pending:
+            # a loop over numbers takes less time than arrays for the few steps of an epoch
+            kind, total = self.spec.kind, self._sum
+            for value, weight in zip(numbers(self._pending), self._weights, strict=True):
+                total = total + weight * value if kind == "mean" else join(kind, total, value)
+                if self.first_bad < 0 and not math.isfinite(total):
+                    self.first_bad = self._read_before
+                self._read_before += 1
+            self._sum, self._weight = total, self._weight + sum(self._weights)
+        self._pending, self._weights, self._rows = [], [], []
+
+    def _read_rows(self, steps: int, size: int) -> None:
+        """Reduce the pending values of several clients, as matrices ``(steps, G)`` and in the order of one client."""
+        kind = self.spec.kind
+        chosen = [numbers_of(rows, size) for rows in self._rows]
+        lengths = [*map(len, chosen)]
+        places = np.repeat(np.arange(steps) * size, lengths) + np.concatenate(chosen)
+
+        def spread(parts: Sequence[Any], empty: float) -> np.ndarray:
+            whole = np.full(steps * size, empty)
+            whole[places] = one_after_another(parts, lengths)
+            return whole.reshape(steps, size)
+
+        values, weights = spread(self._pending, EMPTY[kind]), spread(self._weights, 0.0)
+        there = spread([1.0] * steps, 0.0).astype(bool)
+        parts, fold = values * weights if kind == "mean" else values, FOLDS[kind]
+        self._sum = fold(self._sum, fold.accumulate(parts)[-1]) + 0.0
+        self._weight = self._weight + weights.sum(0)
+        bad = there & ~np.isfinite(parts)
+        if bad.any():
+            index = self._read_before + np.take_along_axis(np.cumsum(there, 0), bad.argmax(0)[None], 0)[0] - 1
+            self.first_bad = np.where(bad.any(0) & (np.asarray(self.first_bad) < 0), index, self.first_bad)
+        self._read_before = self._read_before + there.sum(0)
+        latest = steps - 1 - there[::-1].argmax(0)[None]
+        before = (0.0, 0.0) if self.last is None else (self.last, self.last_weight)
+        self.last, self.last_weight = (
+            np.where(there.any(0), np.take_along_axis(now, latest, 0)[0], old)
+            for now, old in zip((values, weights), before, strict=True)
+        )
+
+    def end_epoch(self) -> None:
+        """Reduce the epoch and begin another; without effect where nothing was logged in it."""
+        if not self.count:
+            return
+        epoch, before = self.partial_value(), self.total
+        if self.metric is not None:
+            # copies, since its reset empties the lists
+            states = {name: copy(value) for name, value in self.metric.metric_state.items()}
+            self.states = states if self.metric.update_called else {}
+        self.assign(epoch)
+        if before is not None and epoch.kind == "mean" and self.metric is None:
+            self.total = Reduced("mean", before.total + epoch.total, before.weight + epoch.weight)
+        elif before is not None and self.size is not None:  # a client without a value in this epoch keeps its last one
+            pairs = ((epoch.total, before.total), (epoch.weight, before.weight))
+            seen = np.asarray(epoch.weight) != 0
+            self.total = Reduced(epoch.kind, *(np.where(seen, new, old) for new, old in pairs))  # type: ignore[arg-type]
+
+    def partial_value(self) -> Reduced:
+        """The reduction over the present epoch so far."""
+        self.read()
+        if self.metric is None:
+            return Reduced(self.spec.kind, self._sum, self._weight)
+        # one that the module has reset by itself has nothing but its latest batch
+        whole = self.metric.update_called or self.last is None
+        value = computed(self.spec.name, self.metric) if whole else float(self.last)
+        return Reduced("mean", self._weight * value, self._weight)
+
+    def assign(self, value: Reduced) -> None:
+        """Set the reduced value, and begin another epoch."""
+        self.epoch = self.total = value
+        self.count, self._sum, self._weight = 0, EMPTY[self.spec.kind], 0.0
+
+    def of_row(self, row: int) -> LoggedValue | None:
+        """The values of one of several clients, after the last epoch; None if it has none."""
+        if self.total is None or not self._read_before[row]:
+            return None
+        one = LoggedValue(self.spec)
+        one.assign(row_of(self.total, row))
+        one.last, one.last_weight = float(self.last[row]), float(self.last_weight[row])
+        one.first_bad = int(np.broadcast_to(self.first_bad, self._read_before.shape)[row])
+        return one
+
+    def shown_step(self) -> dict[str, Any]:
+        """The latest value by Lightning's names, where steps are logged."""
+        known = self.spec.on_step and self.last is not None
+        return {self.spec.plain: self.last, self.spec.step_name: self.last} if known else {}
+
+    def shown_epoch(self, value: Reduced | None) -> dict[str, Any]:
+        """The value of an epoch by Lightning's names, where epochs are logged."""
+        known = self.spec.on_epoch and value is not None
+        return {self.spec.plain: value, self.spec.epoch_name: value} if known else {}
+
+    def last_step(self) -> Reduced | None:
+        """The latest value, with its weight for a mean over clients."""
+        if self.last is None:
+            return None
+        value, weight = float(self.last) if self.size is None else self.last, self.last_weight
+        return Reduced(self.spec.kind, value * weight if self.spec.kind == "mean" else value, weight)
+
+
+def size_of_batch(batch: Any) -> int | None:
+    """The size of a batch by Lightning's rule: the length of the first tensor in it; None without one.
+
+    It warns, once in a process, where there are several lengths.
+    """
+    sizes = list(extract_batch_sizes(batch))
+    size = next((length for length in sizes if length is not None), None)
+    if size is not None and any(length != size for length in sizes[sizes.index(size) :]):
+        _warn_of_ambiguous_size()
+    return size
+
+
+@cache
+def _warn_of_ambiguous_size() -> None:
+    rank_zero_warn(
+        "A batch has parts of several lengths, or without a length: logged values are weighted by the length of its "
+        "first tensor; pass batch_size to self.log"
+    )
+
+
+def count_examples(batch: Any) -> int:
+    """Return the number of examples in a batch: graphs (PyG), or the length of its first tensor; 1 if unknown."""
+    graphs = None if type(batch) in (tuple, list) else getattr(batch, "num_graphs", None)
+    if isinstance(graphs, int):
+        return graphs
+    return next((length for length in extract_batch_sizes(batch) if length is not None), 1)
 
 
 def check_kind(name: str, value: Any) -> None:

@@ -28,7 +28,7 @@ from torch.utils.hooks import RemovableHandle
 from fl_lightning import lightning_compat
 from fl_lightning.data.client_loaders import leaves_of
 from fl_lightning.errors import ClientError, UsageError
-from fl_lightning.functional._precision import is_mapped
+from fl_lightning.functional.rows import is_mapped
 from fl_lightning.method import Method, ServerValue
 from fl_lightning.state import Weighted, tensors
 

@@ -96,12 +96,13 @@ class Taps:
 
     def _hook(self, name: str) -> Callable[[nn.Module, tuple, Any], Any]:
         output_of = FieldSelector(name, self.paths[name])
+        whole = not output_of.fields
 
         @torch.compiler.disable  # a compiler would keep the values of the forward pass that it traced
         def record(module: nn.Module, args: tuple, output: Any) -> Any:
             if not self.recording:
                 return None
-            value, values = output_of.get(output), self.values
+            value, values = output if whole and isinstance(output, Tensor) else output_of.get(output), self.values
             call = values.calls[name] = values.calls.get(name, 0) + 1
             if (torch.is_grad_enabled() or not self.trains) and call <= self._until.get(name, call):
                 values[name], values.places[name], self.shapes[name] = value, call, value.shape[1:]

@@ -61,11 +61,6 @@ class Signals:
         """Begin a round; ``saved`` rounds are in the last checkpoint."""
         self.round, self.keeps_round = round_, saved < round_
 
-    def check(self) -> None:
-        """End the run if a signal has arrived and the round need not be finished."""
-        if self.caught is not None and not self.keeps_round:
-            raise self.stopped()
-
     def agree(self, caught: Iterable[signal.Signals | None]) -> None:
         """Record the signals of all workers."""
         first = next(filter(None, caught), None)

@@ -72,7 +72,8 @@ class Workers:
 
     def check(self) -> None:
         """Raise Stopped if a signal abandons the round, and a LostWorkerError if a forked worker has ended."""
-        self.signals.check()
+        if self.signals.caught is not None and not self.signals.keeps_round:
+            raise self.signals.stopped()
         if self._launcher is not None:
             try:
                 self._launcher.check()

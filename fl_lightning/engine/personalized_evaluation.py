@@ -10,8 +10,7 @@ import torch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
-from fl_lightning.client.logged_value import Record
-from fl_lightning.client.metric_log import MetricLog
+from fl_lightning.client.metric_log import MetricLog, Record
 from fl_lightning.client.module_snapshot import StateBinding
 from fl_lightning.client.vmap_views import not_mappable
 from fl_lightning.data.client_loaders import ClientLoader

@@ -25,7 +25,7 @@ from fl_lightning.callbacks.context import BatchIndex
 from fl_lightning.client import Client, ClientStateStore
 from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.lightning.trainer_shim import ShimConfig, TrainerShim
-from fl_lightning.client.logged_value import LogSpec
+from fl_lightning.client.reductions import LogSpec
 from fl_lightning.client.taps import resolve_taps
 from fl_lightning.client.worker_module import WorkerModule
 from fl_lightning.data.client_loaders import num_batches

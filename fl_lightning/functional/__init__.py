@@ -34,8 +34,7 @@ from fl_lightning.functional.spectrum import (
     singular_values,
     stable_rank,
 )
-from fl_lightning.functional.uniformity import rbf_uniformity
-from fl_lightning.functional.variance import probability_variance_hinge
+from fl_lightning.functional.uniformity import probability_variance_hinge, rbf_uniformity
 
 __all__ = [
     "as_rows",

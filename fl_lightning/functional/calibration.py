@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import require
-from fl_lightning.functional._precision import in_full_precision
+from fl_lightning.functional.rows import in_full_precision
 
 FLOOR = 1e-8
 Missing = Literal["floor", "mask", "clamp"]

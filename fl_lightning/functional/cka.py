@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fl_lightning.errors import require
-from fl_lightning.functional._precision import centered, in_full_precision, linked_zero, needs_gradient, unit_scale
+from fl_lightning.functional.rows import centered, in_full_precision, linked_zero, needs_gradient, unit_scale
 
 LEAST_NORM = 1e-12
 # columns below which products in half precision save nothing; columns of a block, whose products are added in float32;

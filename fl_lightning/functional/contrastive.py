@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
 from fl_lightning.errors import require
-from fl_lightning.functional._precision import in_full_precision, linked_zero
-from fl_lightning.functional.rows import as_rows
+from fl_lightning.functional.rows import as_rows, in_full_precision, linked_zero
 
 
 @in_full_precision

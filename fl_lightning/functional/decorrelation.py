@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.errors import require
-from fl_lightning.functional._precision import centered, in_full_precision, linked_zero
-from fl_lightning.functional.rows import as_rows
+from fl_lightning.functional.rows import as_rows, centered, in_full_precision, linked_zero
 
 LEAST_VARIANCE = 1e-8
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.functional._precision import in_full_precision
-from fl_lightning.functional.rows import as_rows
+from fl_lightning.functional.rows import as_rows, in_full_precision
 
 
 @in_full_precision

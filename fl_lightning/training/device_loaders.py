@@ -149,13 +149,17 @@ class Loaders:
         size = sized_len(loader)
         return min(math.inf if size is None else size, math.inf if self.limit is None else self.limit)
 
-    def _fits(self, part: Any) -> bool:
-        """Whether a part of a batch is a tensor that needs neither a transfer nor a conversion."""
-        known = type(part) is Tensor and self._dtype is not None and part.device.type == "cpu"
-        return known and (part.dtype == self._dtype or not part.is_floating_point())
-
     def to_device(self, batch: Any, dataloader_idx: int = 0) -> Any:
         """A batch on the device, in the precision's type and memory format, as the transfer hooks make it."""
+        checks = self._dtype is not None and not self._hooks and type(batch) in (list, tuple)
+        if checks and all(
+            type(part) is Tensor
+            and part.device.type == "cpu"
+            and (part.dtype == self._dtype or not part.is_floating_point())
+            and (part.ndim != 4 or not self.channels_last or part.is_contiguous(memory_format=torch.channels_last))
+            for part in batch
+        ):
+            return batch  # nothing is left to do
         if self._hooks:
             before, transfer, after = (self._hooks.get(name) for name in TRANSFER_HOOKS)
             batch, device = self._precision.convert_input(batch), self.fabric.device
@@ -164,7 +168,7 @@ class Loaders:
             batch = self.fabric.to_device(batch) if transfer is None else transfer(batch, device, dataloader_idx)
             if after is not None:
                 batch = after(batch, dataloader_idx)
-        elif not (self._as_is or (type(batch) in (list, tuple) and all(map(self._fits, batch)))):
+        elif not self._as_is:
             batch = self._precision.convert_input(self.fabric.to_device(batch))
         return channels_last(batch) if self.channels_last else batch
 

@@ -169,11 +169,11 @@ class LocalTraining:
         optimizer, _ = self.begin_optimizer(1.0, loader)
         fit_progress.local_steps = steps
         for epoch, length in enumerate(fit_progress.passes):
-            fit_progress.epoch = epoch
+            fit_progress.epoch, ends_of_steps = epoch, fit_progress.steps_in(length)
             for index, (rows, batch) in enumerate(self._pass(loader, length)):
                 visit.logged.begin_batch(batch)
-                steps_now = fit_progress.is_step(index, length)
-                (self._step if steps_now else self._compute_gradients)(batch, index, rows, optimizer)
+                steps_now = index in ends_of_steps
+                self._take_step(batch, index, rows, optimizer, steps_now)
                 fit_progress.step += steps_now
 
     def begin_optimizer(self, factor: float, loader: ClientLoader | None) -> tuple[Optimizer, Schedulers]:
@@ -196,26 +196,26 @@ class LocalTraining:
     def _train(self, visit: Visit, loader: ClientLoader, lr_factor: float) -> None:
         """All epochs and batches of a visit, with the hooks of Lightning's training loop in its order."""
         client, fit_progress, logged, watch = self.client, visit.fit_progress, visit.logged, self.stopwatch
-        call, schedules = client.worker_module.call, self.schedules
+        call, hooks, schedules = client.worker_module.call, client.worker_module.hooks, self.schedules
         optimizer, schedulers = self.begin_optimizer(lr_factor, loader)
         call("on_train_start")
         watch.lap("load")
         for epoch, length in enumerate(fit_progress.passes_now):
-            fit_progress.epoch = epoch
+            fit_progress.epoch, ends_of_steps = epoch, fit_progress.steps_in(length)
             call("on_train_epoch_start")
             for index, (rows, batch) in enumerate(self._pass(loader, length)):
                 self.workers.check()
                 watch.lap("data")
                 logged.begin_batch(batch)
-                goes_on = call("on_train_batch_start", batch, index) != -1
-                steps = fit_progress.is_step(index, length) or not goes_on
+                goes_on = "on_train_batch_start" not in hooks or call("on_train_batch_start", batch, index) != -1
+                steps = index in ends_of_steps or not goes_on
                 if goes_on:
-                    (self._step if steps else self._compute_gradients)(batch, index, rows, optimizer)
+                    self._take_step(batch, index, rows, optimizer, steps)
                     visit.num_skipped += self._skips
                     fit_progress.step += steps
                 if schedulers:
                     schedules.after_batch(schedulers, index, steps, index + 1 == length or not goes_on)
-                if goes_on:
+                if goes_on and "on_train_batch_end" in hooks:
                     call("on_train_batch_end", visit.outputs, batch, index)
                 watch.lap("step")
                 if not goes_on:
@@ -242,13 +242,15 @@ class LocalTraining:
             hint = "return the number of batches of every pass; an exhausted iterator has none in the next pass"
             raise ClientError(f"its train_dataloader gave {length - left} of the {length} batches of a pass; {hint}")
 
-    def _step(self, batch: Any, index: int, rows: ExampleIndices | None, optimizer: Optimizer) -> None:
-        """One local step, on this batch and those since the last one."""
-        if self._closes:
+    def _take_step(
+        self, batch: Any, index: int, rows: ExampleIndices | None, optimizer: Optimizer, steps: bool
+    ) -> None:
+        """Add the gradients of a batch, and where it ``steps``, take the local step of the batches since the last."""
+        if steps and self._closes:
             self._step_by_closure(batch, index, rows, optimizer)
             return
         self._compute_gradients(batch, index, rows, optimizer)
-        if self._has_gradients:
+        if steps and self._has_gradients:
             self._prepare(optimizer)
             if self._scaler is None:
                 take_step(optimizer)
@@ -309,41 +311,47 @@ class LocalTraining:
     ) -> torch.Tensor | None:
         """Loss and gradients of a batch; None where the module skips the batch."""
         client, worker_module, fit_progress = self.client, self.client.worker_module, self.client.visit.fit_progress
+        call, hooks = worker_module.call, worker_module.hooks
         with self.fabric.autocast():
             loss = client.training_step(batch, index, rows)
         self._skips = loss is None
         if index % fit_progress.accumulate == 0:
             self._has_gradients = False
-            worker_module.call("on_before_zero_grad", optimizer)
-            if "optimizer_zero_grad" in worker_module.hooks:
-                worker_module.call("optimizer_zero_grad", fit_progress.current_epoch, index, optimizer)
+            if "on_before_zero_grad" in hooks:
+                call("on_before_zero_grad", optimizer)
+            if "optimizer_zero_grad" in hooks:
+                call("optimizer_zero_grad", fit_progress.current_epoch, index, optimizer)
             else:
                 clear_gradients(optimizer)
         if loss is not None:
             share = loss if fit_progress.accumulate == 1 else loss / fit_progress.accumulate
             self._has_gradients = True
-            worker_module.call("on_before_backward", share)
-            if "backward" in worker_module.hooks:
-                worker_module.call("backward", share if self._scaler is None else self._scaler.scale(share))
+            if "on_before_backward" in hooks:
+                call("on_before_backward", share)
+            if "backward" in hooks:
+                call("backward", share if self._scaler is None else self._scaler.scale(share))
             else:
                 self._precision.backward(share, None)
-            worker_module.call("on_after_backward")
+            if "on_after_backward" in hooks:
+                call("on_after_backward")
         self.stopwatch.lap("forward_backward")
         return loss
 
     def _prepare(self, optimizer: Optimizer) -> None:
         """Unscale, correct and clip the gradients; methods do not see the gradients of a lost step."""
         client, worker_module, self._overflows = self.client, self.client.worker_module, False
+        methods, hooks = client.methods, worker_module.hooks
         if self._has_gradients:
             self._precision.unscale_gradients(optimizer)
             if self._scaler is not None:
                 # private, as of torch 2.6 and 2.15: by this the scaler itself decides whether to leave out the step
                 self._overflows = any(map(bool, self._scaler._found_inf_per_device(optimizer).values()))
-        worker_module.call("on_before_optimizer_step", optimizer)
-        if not self._overflows:
-            client.methods.call("on_before_optimizer_step", client, optimizer)
+        if "on_before_optimizer_step" in hooks:
+            worker_module.call("on_before_optimizer_step", optimizer)
+        if methods.having("on_before_optimizer_step") and not self._overflows:
+            methods.call("on_before_optimizer_step", client, optimizer)
         setting = worker_module.trainer_shim.setting
-        if "configure_gradient_clipping" in worker_module.hooks:
+        if "configure_gradient_clipping" in hooks:
             how = {
                 name: getattr(worker_module.trainer_shim, name)
                 for name in ("gradient_clip_val", "gradient_clip_algorithm")
@@ -352,8 +360,8 @@ class LocalTraining:
         elif setting.gradient_clip_val is not None:
             algorithm = worker_module.trainer_shim.gradient_clip_algorithm or GradClipAlgorithmType.NORM
             worker_module.trainer_shim.precision_plugin.clip_gradients(optimizer, setting.gradient_clip_val, algorithm)
-        if not self._overflows:
-            client.methods.call("on_after_clipping", client, optimizer)
+        if methods.having("on_after_clipping") and not self._overflows:
+            methods.call("on_after_clipping", client, optimizer)
         self.stopwatch.lap("correct")
 
 

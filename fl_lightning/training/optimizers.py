@@ -116,17 +116,17 @@ def take_step(optimizer: Optimizer) -> None:
     """
     step: Any = type(optimizer).step
     wrapped = getattr(step, "__code__", None) is WRAPPER and "step" not in vars(optimizer)
-    if wrapped and not is_observed(optimizer):
+    observed = wrapped and (
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+        or torch.autograd._profiler_enabled()
+    )
+    if wrapped and not observed:
         step.__wrapped__(optimizer)
     else:
         optimizer.step()
-
-
-def is_observed(optimizer: Optimizer) -> bool:
-    """Whether a hook or a profiler wants to know of the steps of an optimizer."""
-    of_all = torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks
-    own = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return bool(of_all or own or torch.autograd._profiler_enabled())
 
 
 def clear_gradients(optimizer: Optimizer) -> None:

@@ -112,8 +112,9 @@ class Schedules:
         fit_progress.round, fit_progress.step = round_, 0
         for epoch, length in enumerate(fit_progress.passes):
             fit_progress.epoch = epoch
+            steps = fit_progress.steps_in(length)
             for index in range(length):
-                stepped = fit_progress.is_step(index, length)
+                stepped = index in steps
                 fit_progress.step += stepped
                 self.after_batch(configs, index, stepped, index + 1 == length)
 
@@ -194,9 +195,5 @@ def steps_of(config: LRSchedulerConfig, client: Client) -> int:
     fit_progress = client.worker_module.fit_progress
     if config.interval == "epoch":
         return fit_progress.rounds * len(fit_progress.passes) // config.frequency
-    due = [
-        fit_progress.is_step(index, length) and (index + 1) % config.frequency == 0
-        for length in fit_progress.passes
-        for index in range(length)
-    ]
-    return fit_progress.rounds * sum(due)
+    steps = (index + 1 for length in fit_progress.passes for index in fit_progress.steps_in(length))
+    return fit_progress.rounds * sum(step % config.frequency == 0 for step in steps)

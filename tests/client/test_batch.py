@@ -8,7 +8,7 @@ from helpers.errors import warned
 from lightning.pytorch.utilities.data import extract_batch_size
 
 from fl_lightning.client import targets_of
-from fl_lightning.client.batch import _warn_of_ambiguous_size, batch_size, count_examples
+from fl_lightning.client.metric_log import _warn_of_ambiguous_size, count_examples, size_of_batch
 
 X, Y = torch.zeros(5, 2), torch.arange(5)
 
@@ -29,12 +29,12 @@ BATCHES = [X, (X, Y), [X, Y], {"x": X, "y": Y}, [{"x": [X]}, Y], (["text"], X), 
 @pytest.mark.filterwarnings("ignore:Trying to infer", "ignore:A batch has parts")
 @pytest.mark.parametrize("batch", BATCHES, ids=range(len(BATCHES)))
 def test_the_size_of_a_batch_is_lightnings(batch):
-    assert batch_size(batch) == count_examples(batch) == extract_batch_size(batch)
+    assert size_of_batch(batch) == count_examples(batch) == extract_batch_size(batch)
 
 
 @pytest.mark.parametrize("batch", [object(), "text", [], {}, ["a", 1], None])
 def test_a_batch_without_tensors_has_no_size_and_counts_as_one_example(batch):
-    assert batch_size(batch) is None
+    assert size_of_batch(batch) is None
     assert count_examples(batch) == 1
 
 
@@ -43,7 +43,7 @@ def test_graphs_are_examples_where_a_batch_counts_them():
     assert count_examples(batch) == 3
     _warn_of_ambiguous_size.cache_clear()
     with warned("batch_size") as caught:
-        sizes = [batch_size(one) for one in (batch, (X, torch.zeros(3)))]
+        sizes = [size_of_batch(one) for one in (batch, (X, torch.zeros(3)))]
     assert sizes == [40, 5]
     assert len(caught) == 1
 

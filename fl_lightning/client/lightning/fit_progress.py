@@ -46,9 +46,9 @@ class FitProgress:
             return self.passes
         return self._passes(self.work, None) if self.local_steps is None else self._passes(0, self.work)
 
-    def is_step(self, index: int, length: int) -> bool:
-        """Whether the optimizer steps after batch ``index`` of an epoch of ``length`` batches."""
-        return index + 1 == length or (index + 1) % self.accumulate == 0
+    def steps_in(self, length: int) -> set[int]:
+        """Indices of the batches of an epoch of ``length`` batches after which the optimizer steps."""
+        return {*range(self.accumulate - 1, length, self.accumulate), length - 1}
 
     @property
     def steps_of_visit(self) -> int:

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from fl_lightning.aggregation import Sums
 from fl_lightning.aggregation.reduced import Reduced, addable, reduced, update_extremes
 from fl_lightning.client import Client
-from fl_lightning.client.logged_value import LogKey, computed
+from fl_lightning.client.reductions import LogKey, computed
 from fl_lightning.data.client_loaders import ClientLoader
 from fl_lightning.engine.evaluation.metric_states import MetricStates, Note, can_merge, metrics_of, names_in_evaluation
 from fl_lightning.seeding import rng_scope

@@ -19,8 +19,8 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities import dim_zero_cat, dim_zero_max, dim_zero_min, dim_zero_sum
 
 from fl_lightning.aggregation import Sums, Weighted
-from fl_lightning.client.logged_value import computed
 from fl_lightning.client.metric_log import MetricLog
+from fl_lightning.client.reductions import computed
 from fl_lightning.collectives import Collectives
 from fl_lightning.errors import require
 from fl_lightning.training.patching import patched

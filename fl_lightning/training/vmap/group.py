@@ -27,9 +27,9 @@ from fl_lightning.client.batched_tree import (
 )
 from fl_lightning.client.client import LARGEST_INTEGER, are_exact
 from fl_lightning.client.lightning.fit_progress import FitProgress
-from fl_lightning.client.logged_value import row_of
 from fl_lightning.client.metric_log import MetricLog
 from fl_lightning.client.module_snapshot import StateBinding, values_held
+from fl_lightning.client.reductions import row_of
 from fl_lightning.client.visit import Visit
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, with_location
 from fl_lightning.seeding import rng_scope

@@ -21,8 +21,7 @@ from fl_lightning.client.batched_tree import (
     take_apart,
 )
 from fl_lightning.client.lightning.fit_progress import FitProgress
-from fl_lightning.client.logged_value import Record
-from fl_lightning.client.metric_log import MetricLog
+from fl_lightning.client.metric_log import MetricLog, Record
 from fl_lightning.client.module_snapshot import StateBinding
 from fl_lightning.client.visit import Visit
 from fl_lightning.client.vmap_views import View, not_mappable
