@@ -53,6 +53,8 @@ class ExactSum:
         self.size, self.device = size, torch.device(device)
         self._bins: dict[int, Tensor] = {}
         self._additions = 0
+        # a number that no magnitude in the sum exceeds
+        self._bound = 0.0
         self._looks, self._chunk = self.device.type == "cpu", CHUNK if self.device.type == "cpu" else CHUNK_OF_DEVICE
 
     @property
@@ -69,8 +71,9 @@ class ExactSum:
         self._open(USUAL)
         # 14 bits stay free above the largest number
         if not bound < 2.0 ** (USUAL - 14):
-            values = self._make_room(values)
+            values, bound = self._make_room(values)
         rows = len(values) if values.ndim > 1 else 1
+        self._bound += rows * bound
         # exact additions are independent of the order, also among the rows
         self._additions += rows
         if self._additions > ADDITIONS:
@@ -103,8 +106,10 @@ class ExactSum:
         """
         self._normalise()
         for exponent in sorted(exponents, reverse=True):
-            total = self._open(exponent)
+            total = self._open(exponent).cpu()
             workers.all_reduce(total)
+            self._open(exponent).copy_(total)
+        self._bound = math.inf
         self._normalise()
 
     def _normalise(self) -> None:
@@ -125,9 +130,10 @@ class ExactSum:
                 small.sub_(multiples)
                 total.add_(multiples)
         self._additions = 0
-        if self.size and order and _largest_magnitude(self._bins[order[-1]]) >= 2.0 ** (order[-1] - 13):
-            self._open(order[-1] + STEP)
-            self._normalise()
+        if order and not self._bound < 2.0 ** (order[-1] - 14):
+            if _largest_magnitude(self._bins[order[-1]]) >= 2.0 ** (order[-1] - 13):
+                self._open(order[-1] + STEP)
+                self._normalise()
 
     def _open(self, exponent: int) -> Tensor:
         """Return the bin of ``exponent``, with zeros if it is new."""
@@ -136,9 +142,13 @@ class ExactSum:
             self._bins = dict(sorted(self._bins.items(), reverse=True))
         return self._bins[exponent]
 
-    def _make_room(self, values: Tensor) -> Tensor:
-        """Open the bins that the largest number needs, and add nan and infinity to a separate bin."""
-        largest = _largest_magnitude(values) if self.size else 0.0
+    def _make_room(self, values: Tensor) -> tuple[Tensor, float]:
+        """Open the bins that the largest number needs, and add nan and infinity to a separate bin.
+
+        Returns:
+            The finite values, and their largest magnitude.
+        """
+        largest = _largest_magnitude(values)
         # nan fails this comparison as well
         if not largest < LIMIT:
             usual = values.abs() < LIMIT
@@ -147,7 +157,7 @@ class ExactSum:
         for exponent in range(USUAL, HIGHEST, STEP):
             if largest >= 2.0 ** (exponent - 14):
                 self._open(exponent + STEP)
-        return values
+        return values, largest
 
     def _add_chunk(self, rest: Tensor, begin: int) -> None:
         piece = torch.empty_like(rest)
@@ -168,6 +178,8 @@ class ExactSum:
 
 
 def _largest_magnitude(values: Tensor) -> float:
-    """The largest magnitude, or nan if there is one."""
+    """The largest magnitude, or nan if there is one; 0 of no values."""
+    if not values.numel():
+        return 0.0
     least, most = values.aminmax()
     return float(torch.maximum(-least, most))

@@ -505,9 +505,9 @@ class ClientLifecycle:
         if not client.has_large_model:
             change = select(client.change, client.sent)
         delta = client.methods.transform_client_update(client, change)
-        check_finite({} if delta is change else delta, payload)
+        largest = check_finite({} if delta is change else delta, payload)
         # no entry of a change exceeds its norm
-        bound = visit.drift if delta is change else math.inf
+        bound = visit.drift if delta is change else largest
         if client.methods.attributes is not None and client.methods.attributes.in_place:
             # these may refer to objects that are restored in place at the end of the visit
             delta, payload, memory = clone(delta), cloned(payload), client.memories().visited(visit.info.id)
@@ -584,8 +584,12 @@ def are_exact(values: Tensor) -> bool:
     return values.dtype != torch.int64 or bool((values.clamp(-LARGEST_INTEGER, LARGEST_INTEGER) == values).all())
 
 
-def check_finite(delta: Mapping[str, Tensor], payload: Mapping[str, Mapping[str, Weighted]]) -> None:
-    """Refuse an update that would make the sums over the cohort nan; note the largest magnitude of each total."""
+def check_finite(delta: Mapping[str, Tensor], payload: Mapping[str, Mapping[str, Weighted]]) -> float:
+    """Refuse an update that would make the sums over the cohort nan.
+
+    Returns:
+        The largest magnitude in ``delta``. Those of the payload's totals are noted as their bounds.
+    """
     values = flatten(payload)
     largest = [size for value in values.values() for size in foreach.norms([value.total], math.inf)]
     sizes = numbers_of([*norms(delta, math.inf), *largest])
@@ -594,3 +598,4 @@ def check_finite(delta: Mapping[str, Tensor], payload: Mapping[str, Mapping[str,
             raise ClientError(f"its update is nan or infinite at {name}")
     for value, size in zip(values.values(), sizes[len(delta) :], strict=True):
         value.bound = size
+    return max(sizes[: len(delta)], default=0.0)

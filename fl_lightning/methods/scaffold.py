@@ -108,7 +108,7 @@ class SCAFFOLD(Method):
         # without a step, or with a rate of 0 throughout, a displacement says nothing about the gradient
         if client.num_steps == 0 or (self.variate == "displacement" and not visit.rates):
             return None
-        before, kept = client.memory(self).get("variate", {}), {}
+        before, kept, visit.gap = client.memory(self).get("variate", {}), {}, {}
         for name in client.sent:
             if self.variate == "gradients":
                 total = visit.gradients[name]
