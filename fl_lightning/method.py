@@ -15,6 +15,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from fl_lightning.aggregation import LazyWeighted
 from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import SharedStateError, UsageError, check_all, require, truncate
 from fl_lightning.functional.rows import needs_gradient
@@ -340,7 +341,7 @@ class MethodList:
             sent[method.name] = dict(payload or {})
         return sent
 
-    def transform_client_update(self, client: ClientContext, delta: State) -> State:
+    def transform_client_update(self, client: ClientContext, delta: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Apply the methods' transforms in list order."""
         for method in self.having("transform_client_update"):
             new = call_hook(method, "transform_client_update", client, delta)
@@ -452,7 +453,7 @@ def check_returned(condition: bool, method: Method, hook: str, value: object, hi
         raise UsageError(f"method={type(method).__name__}: {hook} returned {words}; {hint}")
 
 
-def checked_state(method: Method, hook: str, new: Any, state: State) -> State:
+def checked_state(method: Method, hook: str, new: Any, state: Mapping[str, Tensor]) -> State:
     """Return a hook's result for ``state``, if it is a state with the same entries."""
     hint = "return a dictionary with a tensor for each entry that it was given"
     check_returned(isinstance(new, Mapping), method, hook, new, hint)
@@ -468,5 +469,8 @@ def is_payload(name: object, value: object) -> bool:
     """Whether a method may send a value under this name: tensors as ``Weighted``, or a dictionary of them."""
     if isinstance(value, Mapping):
         return isinstance(name, str) and all(is_payload(*item) for item in value.items())
-    tensors = isinstance(value, Weighted) and isinstance(value.total, Tensor) and isinstance(value.weight, Tensor)
+    lazy = isinstance(value, LazyWeighted)
+    tensors = (
+        isinstance(value, Weighted) and (lazy or isinstance(value.total, Tensor)) and isinstance(value.weight, Tensor)
+    )
     return isinstance(name, str) and tensors

@@ -35,13 +35,13 @@ class Server:
 
     Attributes:
         state: the global state w^t that clients receive.
-        parameters: the entries of it that the optimizer moves, in float64.
+        optimized: names of the entries of it that the optimizer moves.
         round: t, from 0.
         cohort: ids of the clients of this round.
         population: number of clients of a uniform draw; 0 for other samplers.
         at_sites: whether its clients are real sites, which all know the run's seed.
         metrics: values for the round's log from server hooks, by tag.
-        moved: names of entries outside :attr:`parameters` that have changed since the start of the run.
+        moved: names of entries outside :attr:`optimized` that have changed since the start of the run.
     """
 
     def __init__(
@@ -63,13 +63,15 @@ class Server:
         self.moved: set[str] = set()
         trained = set(trainable)
         moved = [n for n, v in state.items() if n in trained or (scope == "all_float" and v.is_floating_point())]
-        self.parameters = {name: nn.Parameter(self.state[name].double()) for name in moved}
+        self.optimized = dict.fromkeys(moved)
+        self._parameters = {name: nn.Parameter(self.state[name].double()) for name in moved}
         build = optimizer or (lambda parameters: SGD(parameters, lr=1.0))
-        self.optimizer = build(list(self.parameters.values())) if moved else None
+        self.optimizer = build(list(self._parameters.values())) if moved else None
+        self._empty_parameters()
 
     def zeros(self) -> State:
-        """Zeros in the shapes of :attr:`parameters`, in float64, for a method's server value."""
-        return {name: torch.zeros_like(value.data) for name, value in self.parameters.items()}
+        """Zeros in the shapes of the entries :attr:`optimized`, in float64, for a method's server value."""
+        return {name: torch.zeros_like(self.state[name], dtype=torch.float64) for name in self.optimized}
 
     def begin_round(self, round_: int, cohort: list[int]) -> None:
         """Set the round that begins, and its cohort."""
@@ -79,8 +81,6 @@ class Server:
         """Overwrite entries of the global state."""
         for name, value in state.items():
             self.state[name].copy_(value)
-            if name in self.parameters:
-                self.parameters[name].data.copy_(self.state[name])
 
     def step(self, delta: State, others: State) -> None:
         """Move the parameters by the mean change ``delta``; set the other entries to their means ``others``.
@@ -88,15 +88,16 @@ class Server:
         Raises:
             ClientError: the optimizer made a parameter nan or infinite.
         """
-        delta = delta | {n: mean - self.state[n] for n, mean in others.items() if n in self.parameters}
-        for name, parameter in self.parameters.items():
-            parameter.grad = -delta[name].double() if name in delta else None
+        delta = delta | {n: mean - self.state[n] for n, mean in others.items() if n in self.optimized}
         if self.optimizer is not None and delta:
+            for name, parameter in self._parameters.items():
+                # each step starts from the sent values, also if the module is in float16 or bfloat16
+                parameter.data = self.state[name].double()
+                parameter.grad = -delta[name].double() if name in delta else None
             self.optimizer.step()
-        for name in delta:
-            # the next step starts from the sent values, also if the module is in float64 or bfloat16
-            self.state[name].copy_(self.parameters[name].data)
-            self.parameters[name].data.copy_(self.state[name])
+            for name in delta:
+                self.state[name].copy_(self._parameters[name].data)
+            self._empty_parameters()
         stepped = select(self.state, delta)
         bad = first_not_finite(stepped, {name: value.new_zeros(()) for name, value in stepped.items()})
         if bad is not None and self.optimizer is not None:
@@ -108,6 +109,11 @@ class Server:
         for name in others.keys() - delta.keys():
             self.state[name].copy_(others[name])
         self.moved |= others.keys()
+
+    def _empty_parameters(self) -> None:
+        """Free the memory of the optimizer's parameters, which are the state in float64 during a step."""
+        for parameter in self._parameters.values():
+            parameter.data, parameter.grad = torch.empty(0, dtype=torch.float64, device=parameter.device), None
 
     def state_dict(self) -> dict[str, Any]:
         """The global state, the server optimizer's state and the number of the last round."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fl_lightning import foreach
 from fl_lightning.aggregation import Weighted as Weighted
+from fl_lightning.aggregation.weighted import Difference
 
 State = dict[str, Tensor]
 # integers by their bytes
@@ -60,17 +61,21 @@ def select(state: Mapping[str, Tensor], names: Iterable[str]) -> State:
     return {name: state[name] for name in names}
 
 
-def difference(new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> State:
-    """``new - old`` in float64, where the difference of two float32 numbers is practically exact."""
-    wide_new = [new[name].detach().double() for name in new]
-    wide_old = [old[name].detach().double() for name in new]
-    return dict(zip(new, foreach.subtract(wide_new, wide_old), strict=True))
-
-
 def norm(state: Mapping[str, Tensor]) -> Tensor:
     """Euclidean norm over all entries; 0 for none."""
-    norms = foreach.norms(list(state.values())) or [torch.zeros(())]
-    return torch.linalg.vector_norm(torch.stack(norms))
+    return torch.linalg.vector_norm(torch.stack(norms(state) or [torch.zeros(())]))
+
+
+def norms(state: Mapping[str, Tensor], order: float = 2.0) -> list[Tensor]:
+    """The norm of each entry; those of a lazy :class:`Difference` are computed one after another."""
+    if isinstance(state, Difference):
+        return [size for value in state.values() for size in foreach.norms([value], order)]
+    return foreach.norms(list(state.values()), order)
+
+
+def numbers_of(scalars: Sequence[Tensor]) -> list[float]:
+    """Return the numbers in scalar tensors, for which a GPU is waited for once."""
+    return torch.stack([one.double().to(scalars[0].device) for one in scalars]).tolist() if scalars else []
 
 
 def first_not_finite(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> str | None:
@@ -79,8 +84,7 @@ def first_not_finite(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) 
     An unchanged mask of infinities is allowed.
     """
     values = {name: value for name, value in state.items() if value.is_floating_point() and value.numel()}
-    norms = foreach.norms(list(values.values()), math.inf)
-    if not norms or bool(torch.stack([size.double() for size in norms]).isfinite().all()):
+    if all(map(math.isfinite, numbers_of(norms(values, math.inf)))):
         return None
     bad = ((name, ~value.isfinite()) for name, value in values.items())
     return next((name for name, where in bad if bool((where & before[name].isfinite()).any())), None)

@@ -106,9 +106,6 @@ def test_a_parameter_is_rounded_to_its_own_dtype_and_no_other(dtype):
         server.step({"w": delta}, {})
         assert server.state["w"].dtype == dtype
         assert torch.equal(server.state["w"], expected)
-        # what is stepped next is what was sent, so that a checkpoint, which holds the state alone, has all of it
-        assert torch.equal(server.parameters["w"].to(dtype), expected)
-        assert torch.equal(server.parameters["w"], expected.double())
 
 
 def test_an_optimizer_that_diverges_is_named_with_its_rate():

@@ -2,6 +2,6 @@
 
 from fl_lightning.aggregation.reduced import Reduced
 from fl_lightning.aggregation.update import Totals, Update
-from fl_lightning.aggregation.weighted import Sums, Weighted
+from fl_lightning.aggregation.weighted import LazyWeighted, Sums, Weighted
 
-__all__ = ["Reduced", "Sums", "Totals", "Update", "Weighted"]
+__all__ = ["LazyWeighted", "Reduced", "Sums", "Totals", "Update", "Weighted"]

@@ -33,10 +33,16 @@ NOT_FINITE = 999
 ADDITIONS = 4096
 # numbers processed at a time, so that they stay in a core's cache
 CHUNK = 16384
+# a GPU takes longer to start an operation than to process so many numbers
+CHUNK_OF_DEVICE = 2**26
 
 
 class ExactSum:
     """An exact sum of float64 vectors ``(n,)``; nan and infinity propagate as in a plain sum.
+
+    The bins are opened from the usual exponent downwards once a number needs them. On a CPU, numbers without low bits,
+    such as differences of float32 parameters, thus take two bins of three; another device would have to wait for the
+    answer, and opens all of them.
 
     Args:
         size: n.
@@ -47,32 +53,42 @@ class ExactSum:
         self.size, self.device = size, torch.device(device)
         self._bins: dict[int, Tensor] = {}
         self._additions = 0
-        for exponent in range(LOWEST, USUAL + 1, STEP):
-            self._open(exponent)
+        # a number that no magnitude in the sum exceeds
+        self._bound = 0.0
+        self._looks, self._chunk = self.device.type == "cpu", CHUNK if self.device.type == "cpu" else CHUNK_OF_DEVICE
 
     @property
     def exponents(self) -> list[int]:
         """The exponents of the bins, largest first."""
         return list(self._bins)
 
-    def add(self, values: Tensor) -> None:
-        """Add ``values`` ``(n,)``, or each row of ``(m, n)`` with m at most :data:`ADDITIONS`; overwrites them."""
-        values = self._make_room(values)
+    def add(self, values: Tensor, bound: float = math.inf) -> None:
+        """Add ``values`` ``(n,)``, or each row of ``(m, n)`` with m at most :data:`ADDITIONS`; overwrites them.
+
+        ``bound`` is a number that no magnitude exceeds. If it is small enough, the values are not searched for their
+        largest, for which a GPU would have to wait.
+        """
+        self._open(USUAL)
+        # 14 bits stay free above the largest number
+        if not bound < 2.0 ** (USUAL - 14):
+            values, bound = self._make_room(values)
         rows = len(values) if values.ndim > 1 else 1
+        self._bound += rows * bound
         # exact additions are independent of the order, also among the rows
         self._additions += rows
         if self._additions > ADDITIONS:
             self._normalise()
             self._additions = rows
-        for begin in range(0, self.size, CHUNK // rows + 1):
-            self._add_chunk(values[..., begin : begin + CHUNK // rows + 1], begin)
+        columns = self._chunk // rows + 1
+        for begin in range(0, self.size, columns):
+            self._add_chunk(values[..., begin : begin + columns], begin)
 
-    def value(self) -> Tensor:
-        """Return the sum ``(n,)``."""
+    def value(self, last: bool = False) -> Tensor:
+        """Return the sum ``(n,)``; where it is the ``last`` use, the memory of the bins is freed on the way."""
         self._normalise()
         total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         for exponent in sorted(self._bins):
-            total.add_(self._bins[exponent])
+            total.add_(self._bins.pop(exponent) if last else self._bins[exponent])
         return total
 
     def spread(self, places: Tensor, size: int) -> None:
@@ -82,17 +98,18 @@ class ExactSum:
             self._open(exponent)[places] = values
 
     def all_reduce(self, workers: Collectives, exponents: Iterable[int]) -> None:
-        """Add up the sums of all workers, in one collective.
+        """Add up the sums of all workers, in one collective a bin.
 
         Args:
             workers: the workers; all of them must call this.
             exponents: the exponents of all workers' bins.
         """
-        order = sorted(exponents)
         self._normalise()
-        buffer = torch.stack([self._open(exponent) for exponent in order]).cpu()
-        workers.all_reduce(buffer)
-        self._bins = dict(sorted(zip(order, buffer.to(self.device), strict=True), reverse=True))
+        for exponent in sorted(exponents, reverse=True):
+            total = self._open(exponent).cpu()
+            workers.all_reduce(total)
+            self._open(exponent).copy_(total)
+        self._bound = math.inf
         self._normalise()
 
     def _normalise(self) -> None:
@@ -104,13 +121,18 @@ class ExactSum:
         for low, high in pairwise(order):
             # adding and subtracting a large number leaves the multiples of the unit of the larger bin
             large, unit = 1.5 * 2.0**high, 2.0 ** (high - 52)
-            multiples = (self._bins[low] + large).sub_(large)
-            # half a unit can be rounded either way: keep the positive half
-            multiples.sub_((self._bins[low] - multiples).eq_(-unit / 2), alpha=unit)
-            self._bins[low].sub_(multiples)
-            self._bins[high].add_(multiples)
+            for small, total in zip(
+                self._bins[low].split(self._chunk), self._bins[high].split(self._chunk), strict=True
+            ):
+                multiples = (small + large).sub_(large)
+                # half a unit can be rounded either way: keep the positive half
+                multiples.sub_((small - multiples).eq_(-unit / 2), alpha=unit)
+                small.sub_(multiples)
+                total.add_(multiples)
         self._additions = 0
-        if self.size and float(self._bins[order[-1]].abs().max()) >= 2.0 ** (order[-1] - 13):
+        if not order or self._bound < 2.0 ** (order[-1] - 14):
+            return
+        if _largest_magnitude(self._bins[order[-1]]) >= 2.0 ** (order[-1] - 13):
             self._open(order[-1] + STEP)
             self._normalise()
 
@@ -121,31 +143,44 @@ class ExactSum:
             self._bins = dict(sorted(self._bins.items(), reverse=True))
         return self._bins[exponent]
 
-    def _make_room(self, values: Tensor) -> Tensor:
-        """Open the bins that the largest number needs, and add nan and infinity to a separate bin."""
-        largest = max(abs(float(end)) for end in values.aminmax()) if self.size else 0.0
+    def _make_room(self, values: Tensor) -> tuple[Tensor, float]:
+        """Open the bins that the largest number needs, and add nan and infinity to a separate bin.
+
+        Returns:
+            The finite values, and their largest magnitude.
+        """
+        largest = _largest_magnitude(values)
         # nan fails this comparison as well
         if not largest < LIMIT:
             usual = values.abs() < LIMIT
             self._open(NOT_FINITE).add_((values * math.inf).masked_fill(usual, 0.0).view(-1, self.size).sum(0))
             return self._make_room(values.masked_fill(~usual, 0.0))
-        # 14 bits stay free above the largest number
-        while largest >= 2.0 ** (self._largest() - 14):
-            self._open(self._largest() + STEP)
-        return values
-
-    def _largest(self) -> int:
-        return max(exponent for exponent in self._bins if exponent != NOT_FINITE)
+        for exponent in range(USUAL, HIGHEST, STEP):
+            if largest >= 2.0 ** (exponent - 14):
+                self._open(exponent + STEP)
+        return values, largest
 
     def _add_chunk(self, rest: Tensor, begin: int) -> None:
         piece = torch.empty_like(rest)
-        for exponent, total in self._bins.items():
-            if exponent == NOT_FINITE:
-                continue
+        exponent = max(exponent for exponent in self._bins if exponent != NOT_FINITE)
+        while True:
+            total = self._open(exponent)[begin : begin + rest.shape[-1]]
             # adding and subtracting a large number rounds to a multiple of its unit
             large = 1.5 * 2.0**exponent
             torch.add(rest, large, out=piece)
             piece.sub_(large)
-            total[begin : begin + rest.shape[-1]].add_(piece if piece.ndim == 1 else piece.sum(0))
-            if exponent != LOWEST:
-                rest.sub_(piece)
+            total.add_(piece if piece.ndim == 1 else piece.sum(0))
+            if exponent == LOWEST:
+                return
+            rest.sub_(piece)
+            exponent -= STEP
+            if self._looks and exponent not in self._bins and not rest.count_nonzero():
+                return
+
+
+def _largest_magnitude(values: Tensor) -> float:
+    """The largest magnitude, or nan if there is one; 0 of no values."""
+    if not values.numel():
+        return 0.0
+    least, most = values.aminmax()
+    return float(torch.maximum(-least, most))

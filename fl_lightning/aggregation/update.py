@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,9 +32,10 @@ class Update:
         drift: Euclidean norm of the change of the trained parameters.
         frozen: change of the shared frozen parameters that this client has changed, by name.
         num_bytes: bytes of all these values, in the client's types.
+        bound: a number that no magnitude in ``delta`` exceeds, if one is known.
     """
 
-    delta: dict[str, Tensor]
+    delta: Mapping[str, Tensor]
     others: dict[str, Tensor]
     weight: float
     payload: dict[str, dict[str, Any]]
@@ -40,13 +43,14 @@ class Update:
     drift: float
     frozen: dict[str, Tensor] = field(default_factory=dict)
     num_bytes: int = 0
+    bound: float = math.inf
 
     def weighted(self) -> dict[str, Any]:
         """Return the update as ``Weighted`` values by field, without logged extremes, which cannot be added."""
         return {
             "clients": Weighted.of(1.0),
             "drift": Weighted.of(self.drift, float(self.weight)),
-            "delta": weigh(self.delta, self.weight),
+            "delta": weigh(self.delta, self.weight, self.bound * self.weight),
             "others": weigh(self.others, self.weight),
             "frozen": weigh(self.frozen, self.weight),
             "bytes": Weighted.summed(self.num_bytes, 1.0),
@@ -57,6 +61,8 @@ class Update:
 
 class Totals:
     """The sums over the updates of a cohort, in memory that does not grow with the cohort.
+
+    They are read once the last update has been added; the memory of the sums is then free.
 
     Args:
         device: device of the sums.
@@ -91,19 +97,19 @@ class Totals:
     @property
     def num_clients(self) -> int:
         """Number of clients that have sent an update."""
-        return int(self._field("clients").total) if self._sums.totals else 0
+        return int(self._fields["clients"].total) if self._fields else 0
 
     @property
     def drift(self) -> float:
         """Mean norm of the clients' changes."""
-        return float(self._field("drift").mean()) if self._sums.totals else 0.0
+        return float(self._fields["drift"].mean()) if self._fields else 0.0
 
-    @property
+    @cached_property
     def delta(self) -> dict[str, Tensor]:
         """Mean change of the parameters by name; empty if all weights are 0."""
         return self._present_means("delta")
 
-    @property
+    @cached_property
     def others(self) -> dict[str, Tensor]:
         """Mean of the buffers by name; empty if all weights are 0."""
         return self._present_means("others")
@@ -111,27 +117,32 @@ class Totals:
     @property
     def frozen(self) -> dict[str, Tensor]:
         """Mean change of the frozen parameters that any client has changed; 0 for clients that have not."""
-        changes, weight = self._field("frozen"), self._field("drift").weight if self._sums.totals else 0.0
-        return {name: value.total / weight for name, value in changes.items() if bool(value.weight)}
+        changes = self._fields.get("frozen", {})
+        return {n: one.total / self._fields["drift"].weight for n, one in changes.items() if bool(one.weight)}
 
     @property
     def num_bytes(self) -> int:
         """Bytes that all clients have sent."""
-        return int(self._field("bytes").total) if self._sums.totals else 0
+        return int(self._fields["bytes"].total) if self._fields else 0
 
     @property
     def payload(self) -> dict[str, dict[str, Any]]:
         """Sums of the clients' payloads, by the method's name, nested as the payloads."""
-        return self._field("payload")
+        return self._fields.get("payload", {})
 
     @property
     def logged(self) -> dict[str, float]:
         """Logged values by name: means over examples, and sums, maxima and minima over the clients."""
-        values = {**reduced(self._field("logged"), self._extremes), **self.merged}
+        values = {**reduced(self._fields.get("logged", {}), self._extremes), **self.merged}
         return {name: value for name, value in values.items() if name not in {f"{one}/clients" for one in self.merged}}
 
     def _present_means(self, field: str) -> dict[str, Tensor]:
-        return {name: value.mean() for name, value in self._field(field).items() if bool(value.weight)}
+        # each total is dropped for its mean
+        totals = self._fields.pop(field, {})
+        return {name: value.mean() for name in list(totals) if bool((value := totals.pop(name)).weight)}
 
-    def _field(self, name: str) -> Any:
-        return self._sums.totals.get(name, {})
+    @cached_property
+    def _fields(self) -> dict[str, Any]:
+        fields = self._sums.take()
+        del self._sums  # to which nothing can be added any more
+        return fields

@@ -5,8 +5,10 @@ The server adds exactly and divides once, so that any number of processes comput
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -22,6 +24,8 @@ from fl_lightning.errors import UsageError
 MOST_ROWS = 256
 # most numbers in the vectors that wait to be added together
 MOST_WAITING = 16384
+# totals of at least this many numbers have an exact sum each, to which they are added one after another
+LARGE = 65536
 # the keys of a value in nested dictionaries
 Path = tuple[str, ...]
 # shapes of a total and of its weight
@@ -37,10 +41,17 @@ class Weighted:
         total: :math:`\sum_k p_k v_k`, any shape.
         weight: :math:`\sum_k p_k`, a number or a tensor that broadcasts against ``total`` (per-class prototypes:
             total ``(C, d)``, weight ``(C, 1)``).
+        bound: a number that no magnitude in ``total`` exceeds, if one is known: the sum then need not search for it.
     """
 
     total: Tensor
     weight: Tensor
+    bound: float = field(default=math.inf, kw_only=True)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the total."""
+        return self.total.shape
 
     @classmethod
     def of(cls, value: Tensor | float, weight: Tensor | float = 1.0) -> Weighted:
@@ -65,23 +76,77 @@ class Weighted:
 
     def mean(self) -> Tensor:
         """Return ``total / weight``; 0 where the weight is 0."""
+        if self.weight.ndim == 0 and self.weight.device.type == "cpu":
+            return self.total / self.weight if self.weight else torch.zeros_like(self.total)
         empty = self.weight == 0
         return torch.where(empty, 0.0, self.total / torch.where(empty, 1.0, self.weight))
+
+
+class LazyWeighted(Weighted):
+    """A total that is computed whenever it is read, so that it takes no memory until it is added.
+
+    Args:
+        compute: returns the total as a new tensor, in float64.
+        shape: shape of the total.
+        weight: as ``bound``, as for :class:`Weighted`.
+    """
+
+    def __init__(
+        self, compute: Callable[[], Tensor], shape: torch.Size, weight: Tensor | float = 1.0, bound: float = math.inf
+    ) -> None:
+        self.compute, self._shape, self.bound = compute, shape, bound
+        self.weight = torch.as_tensor(weight, dtype=torch.float64)
+
+    @property
+    def total(self) -> Tensor:  # type: ignore[override]
+        """The total, in float64."""
+        return self.compute()
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the total."""
+        return self._shape
+
+
+class Difference(Mapping[str, Tensor]):
+    """``new - old`` in float64, where the difference of two float32 numbers is practically exact.
+
+    An entry is computed whenever it is read, so that a change takes no memory beside the state.
+    """
+
+    def __init__(self, new: Mapping[str, Tensor], old: Mapping[str, Tensor], names: Iterable[str]) -> None:
+        self.new, self.old, self.names = new, old, dict.fromkeys(names)
+
+    @torch.no_grad()
+    def __getitem__(self, name: str) -> Tensor:
+        return self.new[name].detach().to(torch.float64, copy=True).sub_(self.old[name])
+
+    def times(self, name: str, factor: float) -> Tensor:
+        """Return an entry, multiplied by ``factor``."""
+        return self[name].mul_(factor)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 class Sums:
     """Running sums of :class:`Weighted` values by name, in dictionaries that may be nested.
 
-    The sums are exact: the same bits in any order and over any number of workers. All numbers lie in one flat vector,
-    so memory does not grow with the number of additions.
+    The sums are exact: the same bits in any order and over any number of workers. A total of many numbers has a sum of
+    its own, to which one contribution is added at a time; all other numbers lie in one flat vector. Memory does not
+    grow with the number of additions.
 
     Args:
-        device: device of the vector.
+        device: device of the sums.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._layout: Layout = {}
         self._exact = ExactSum(0, device)
+        self._large: dict[Path, ExactSum] = {}
         # vectors yet to be added: for a small model, adding many takes hardly longer than adding one
         self._waiting: list[Tensor] = []
         self._totals: dict[str, Any] | None = None
@@ -95,14 +160,23 @@ class Sums:
         Raises:
             ArithmeticError: the shape of a value differs from earlier contributions.
         """
-        entries = flatten(values)
+        entries, device = flatten(values), self._exact.device
         if not entries:
             return
-        self._totals = None
-        layout = {path: (value.total.shape, value.weight.shape) for path, value in entries.items()}
-        if layout != self._layout:
-            self._extend(merged(self._layout, layout))
-        self._waiting.append(torch.cat([part for path in self._layout for part in self._flat(path, entries)]))
+        self._extend({path: (value.shape, value.weight.shape) for path, value in entries.items()})
+        for path in self._large.keys() & entries.keys():
+            value = entries[path]
+            # the exact sum overwrites its argument, and the total of a lazy value is a new tensor
+            total = value.total.to(device, torch.float64, copy=not isinstance(value, LazyWeighted))
+            self._large[path].add(total.reshape(-1), value.bound)
+            del total
+        parts: list[Tensor] = []
+        for path, shapes in self._layout.items():
+            if path in entries:
+                parts += (part.to(device, torch.float64).reshape(-1) for part in small_parts(entries[path], shapes))
+            else:
+                parts.append(torch.zeros(length(shapes), dtype=torch.float64, device=device))
+        self._waiting.append(torch.cat(parts))
         if len(self._waiting) == MOST_ROWS or len(self._waiting) * self._exact.size >= MOST_WAITING:
             self._add_waiting()
 
@@ -113,20 +187,19 @@ class Sums:
         Raises:
             ArithmeticError: the shape of a value differs from earlier contributions.
         """
-        entries = flatten(values)
-        self._totals = None
-        layout = {path: (value.total.shape[1:], value.weight.shape[1:]) for path, value in entries.items()}
-        if layout != self._layout:
-            self._extend(merged(self._layout, layout))
-        number, device = len(next(iter(entries.values())).total), self._exact.device
+        entries, device = flatten(values), self._exact.device
+        self._extend({path: (value.shape[1:], value.weight.shape[1:]) for path, value in entries.items()})
+        for path in self._large.keys() & entries.keys():
+            for row in entries[path].total:
+                self._large[path].add(row.to(device, torch.float64, copy=True).reshape(-1))
+        number = len(next(iter(entries.values())).weight)
         flat = torch.zeros(number, self._exact.size, dtype=torch.float64, device=device)
         begin = 0
         for path, shapes in self._layout.items():
             end = begin + length(shapes)
             if path in entries:
-                middle = begin + shapes[0].numel()
-                flat[:, begin:middle] = entries[path].total.reshape(number, -1)
-                flat[:, middle:end] = entries[path].weight.reshape(number, -1)
+                parts = [part.reshape(number, -1) for part in small_parts(entries[path], shapes)]
+                flat[:, begin:end] = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
             begin = end
         for some in flat.split(MOST_ROWS):
             self._exact.add(some)
@@ -136,54 +209,74 @@ class Sums:
         if workers.size == 1:
             return [note]
         self._add_waiting()
-        layout: Layout = {}
-        exponents: set[int] = set()
-        gathered = workers.gather((self._layout, self._exact.exponents, note))
-        for theirs, used, _ in gathered:
-            layout, exponents = merged(layout, theirs), exponents | set(used)
-        self._extend(layout)
-        self._exact.all_reduce(workers, exponents)
+        mine = (
+            self._layout,
+            {(): self._exact.exponents} | {path: sum_.exponents for path, sum_ in self._large.items()},
+        )
+        gathered = workers.gather((*mine, note))
+        exponents: dict[Path, set[int]] = {}
+        for layout, used, _ in gathered:
+            self._extend(layout)
+            for path, theirs in used.items():
+                exponents.setdefault(path, set()).update(theirs)
+        for path in sorted(exponents):
+            (self._large[path] if path else self._exact).all_reduce(workers, exponents[path])
         self._totals = None
-        return [theirs for *_, theirs in gathered]
+        return [note for *_, note in gathered]
 
     @property
     def totals(self) -> dict[str, Any]:
-        """The sums, in dictionaries nested as the contributions."""
+        """The sums, in dictionaries nested as the contributions; single numbers are on the CPU."""
         if self._totals is None:
-            self._add_waiting()
-            shapes = [shape for pair in self._layout.values() for shape in pair]
-            flat = self._exact.value().split([shape.numel() for shape in shapes])
-            parts = iter([part.view(shape) for part, shape in zip(flat, shapes, strict=True)])
-            self._totals = nested({path: Weighted(next(parts), next(parts)) for path in self._layout})
+            self._totals = self._read(last=False)
         return self._totals
+
+    def take(self) -> dict[str, Any]:
+        """Return :attr:`totals`, and free the memory of the sums, to which nothing can be added any more."""
+        return self._read(last=True)
 
     def means(self) -> dict[str, Tensor]:
         """Return the mean by name, for sums without nested dictionaries."""
         return {name: total.mean() for name, total in self.totals.items()}
 
+    def _read(self, last: bool) -> dict[str, Any]:
+        self._add_waiting()
+        flat = self._exact.value(last)
+        numbers, begin, read = flat.cpu(), 0, {}
+        for path, shapes in self._layout.items():
+            parts = []
+            if path in self._large:
+                parts.append((self._large.pop(path) if last else self._large[path]).value(last).view(shapes[0]))
+            for shape in shapes[len(parts) :]:
+                end = begin + shape.numel()
+                parts.append((flat if shape else numbers)[begin:end].view(shape))
+                begin = end
+            read[path] = Weighted(*parts)
+        return nested(read)
+
     def _extend(self, layout: Layout) -> None:
-        """Extend the vector to a superset of the current layout, with zeros for the new values."""
+        """Extend the sums by the values of a layout that they do not have yet, which are 0."""
         if layout == self._layout:
+            return
+        layout, before = merged(self._layout, layout), self._layout
+        self._totals = None
+        if layout == before:
             return
         self._add_waiting()
         ends = dict(zip(layout, accumulate(map(length, layout.values())), strict=True))
-        places = [torch.arange(ends[path] - length(shapes), ends[path]) for path, shapes in self._layout.items()]
+        places = [torch.arange(ends[path] - length(shapes), ends[path]) for path, shapes in before.items()]
         places.append(torch.zeros(0, dtype=torch.int64))  # cat takes no empty list
         self._exact.spread(torch.cat(places), max(ends.values()))
-        self._layout, self._totals = layout, None
+        for path, (shape, _) in layout.items():
+            if is_large(shape) and path not in self._large:
+                self._large[path] = ExactSum(shape.numel(), self._exact.device)
+        self._layout = layout
 
     def _add_waiting(self) -> None:
         if self._waiting:
             first, *others = self._waiting
             self._exact.add(torch.stack(self._waiting) if others else first)
             self._waiting = []
-
-    def _flat(self, path: Path, entries: Mapping[Path, Weighted]) -> tuple[Tensor, ...]:
-        device, value = self._exact.device, entries.get(path)
-        if value is None:
-            return (torch.zeros(length(self._layout[path]), dtype=torch.float64, device=device),)
-        total, weight = value.total.to(device, torch.float64), value.weight.to(device, torch.float64)
-        return total.reshape(-1), weight.reshape(-1)
 
 
 def flatten(values: Mapping[str, Any], path: Path = ()) -> dict[Path, Weighted]:
@@ -234,9 +327,19 @@ def merged(first: Layout, second: Layout) -> Layout:
     return dict(sorted((first | second).items()))
 
 
+def is_large(shape: torch.Size) -> bool:
+    """Whether totals of this shape have an exact sum of their own."""
+    return shape.numel() >= LARGE
+
+
+def small_parts(value: Weighted, shapes: Shapes) -> tuple[Tensor, ...]:
+    """Return the parts of a value that lie in the flat vector: its weight, and a total that is not large."""
+    return (value.weight,) if is_large(shapes[0]) else (value.total, value.weight)
+
+
 def length(shapes: Shapes) -> int:
-    """Return the number of elements of a total and its weight."""
-    return sum(shape.numel() for shape in shapes)
+    """Return the number of elements that a value has in the flat vector."""
+    return sum(shape.numel() for shape in shapes) - is_large(shapes[0]) * shapes[0].numel()
 
 
 def weigh_rows(values: Tensor, weights: Tensor) -> Weighted:
@@ -245,10 +348,11 @@ def weigh_rows(values: Tensor, weights: Tensor) -> Weighted:
 
 
 @torch.no_grad()
-def weigh(values: Mapping[str, Tensor], weight: float) -> dict[str, Weighted]:
-    """Multiply each tensor by its ``weight`` in float64."""
-    if not values:
-        return {}
-    scaled = foreach.multiply([value.detach().double() for value in values.values()], float(weight))
+def weigh(values: Mapping[str, Tensor], weight: float, bound: float = math.inf) -> dict[str, Weighted]:
+    """Multiply each tensor by its ``weight`` in float64; no magnitude in the products exceeds ``bound``."""
     scale = torch.tensor(float(weight), dtype=torch.float64)
-    return {name: Weighted(total, scale) for name, total in zip(values, scaled, strict=True)}
+    if isinstance(values, Difference):
+        shapes = {name: values.new[name].shape for name in values}
+        return {n: LazyWeighted(partial(values.times, n, weight), shapes[n], scale, bound) for n in values}
+    scaled = foreach.multiply([value.detach().double() for value in values.values()], float(weight))
+    return {name: Weighted(total, scale, bound=bound) for name, total in zip(values, scaled, strict=True)}

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from fl_lightning import foreach
 from fl_lightning.aggregation import Update, Weighted
-from fl_lightning.aggregation.weighted import cloned, flatten
+from fl_lightning.aggregation.weighted import LARGE, Difference, cloned, flatten
 from fl_lightning.client.batch_norm import batch_norms, statistics_of
 from fl_lightning.client.client_state import ClientStateStore
 from fl_lightning.client.lightning.fit_progress import FitProgress
@@ -32,7 +32,7 @@ from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.data.labels import label_entries
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.method import Method, MethodList, Step, call_hook, check_returned, overrides
-from fl_lightning.state import State, clone, difference, first_not_finite, norm, select
+from fl_lightning.state import State, clone, first_not_finite, norm, norms, numbers_of, select
 from fl_lightning.storage.metric_format import tagged
 from fl_lightning.storage.serializable import with_tensors
 
@@ -168,11 +168,20 @@ class Client(LightningModule):
 
     @property
     def change(self) -> Mapping[str, Tensor]:
-        """The change y - w^t of the trained parameters in float64, read-only; computed once, after the last step."""
+        """The change y - w^t of the trained parameters in float64, read-only, after the last step.
+
+        Entries of a large model are computed each time they are read.
+        """
         visit = self.visit
         if visit.change is None:
-            visit.change = MappingProxyType(difference(select(self.live, self.trainable), visit.received))
+            change = Difference(self.live, visit.received, self.trainable)
+            visit.change = change if self.has_large_model else MappingProxyType(dict(change))
         return visit.change
+
+    @cached_property
+    def has_large_model(self) -> bool:
+        """Whether copies of the trained parameters take much memory."""
+        return sum(self.live[name].numel() for name in self.trainable) >= LARGE
 
     @property
     def drift(self) -> float:
@@ -183,6 +192,13 @@ class Client(LightningModule):
     def weight(self) -> float:
         """p_k, before it is normalised over the cohort; set before ``on_client_end``."""
         return self.visit.weight
+
+    @property
+    def clips_gradients(self) -> bool:
+        """Whether the trainer or the module clips gradients before :meth:`.Method.on_after_clipping`."""
+        worker_module = self.worker_module
+        clips = worker_module.trainer_shim.setting.gradient_clip_val is not None
+        return clips or "configure_gradient_clipping" in worker_module.hooks
 
     @property
     def epoch(self) -> int:
@@ -471,6 +487,7 @@ class ClientLifecycle:
         visit.outputs = {}
         client.references.end()
         worker_module.commit_buffers()
+        worker_module.clear_gradients()
         self.check_terms()
         visit.drift = float(norm(client.change))
         if not math.isfinite(visit.drift):
@@ -484,8 +501,13 @@ class ClientLifecycle:
             client.memories().visited(visit.info.id)["state"] = clone(select(live, client.kept))
         visit.weight = self._weight()
         payload = client.methods.on_client_end(client)
-        delta = client.methods.transform_client_update(client, select(client.change, client.sent))
-        check_finite(delta, payload)
+        change: Mapping[str, Tensor] = Difference(live, visit.received, client.sent)
+        if not client.has_large_model:
+            change = select(client.change, client.sent)
+        delta = client.methods.transform_client_update(client, change)
+        largest = check_finite({} if delta is change else delta, payload)
+        # no entry of a change exceeds its norm
+        bound = visit.drift if delta is change else largest
         if client.methods.attributes is not None and client.methods.attributes.in_place:
             # these may refer to objects that are restored in place at the end of the visit
             delta, payload, memory = clone(delta), cloned(payload), client.memories().visited(visit.info.id)
@@ -494,13 +516,13 @@ class ClientLifecycle:
         others = clone(select(live, client.sent_others))
         leave_out_large_integers(others, visit.received)
         changed = [name for name in client.sent_frozen if not torch.equal(live[name], visit.received[name])]
-        frozen = difference(select(live, changed), visit.received)
+        frozen = dict(Difference(live, visit.received, changed))
         # payloads are added in float64, but sent in the parameters' type
         bytes_of_number = next((live[name].element_size() for name in client.trainable), 4)
-        numbers = sum(value.total.numel() for value in flatten(payload).values())
+        numbers = sum(value.shape.numel() for value in flatten(payload).values())
         size = sum(live[name].nbytes for name in (*client.sent, *others, *frozen)) + numbers * bytes_of_number
         visit.values = visit.logged.sums()
-        return Update(delta, others, visit.weight, payload, visit.values, visit.drift, frozen, size)
+        return Update(delta, others, visit.weight, payload, visit.values, visit.drift, frozen, size, bound)
 
     def check_terms(self) -> None:
         """Refuse a loss that cannot be trained on."""
@@ -562,9 +584,18 @@ def are_exact(values: Tensor) -> bool:
     return values.dtype != torch.int64 or bool((values.clamp(-LARGEST_INTEGER, LARGEST_INTEGER) == values).all())
 
 
-def check_finite(delta: State, payload: Mapping[str, Mapping[str, Weighted]]) -> None:
-    """Refuse an update that would make the sums over the cohort nan."""
-    sent = {**delta, **{"/".join(path): value.total for path, value in flatten(payload).items()}}
-    for name, size in zip(sent, foreach.norms(list(sent.values()), math.inf), strict=True):
+def check_finite(delta: Mapping[str, Tensor], payload: Mapping[str, Mapping[str, Weighted]]) -> float:
+    """Refuse an update that would make the sums over the cohort nan.
+
+    Returns:
+        The largest magnitude in ``delta``. Those of the payload's totals are noted as their bounds.
+    """
+    values = flatten(payload)
+    largest = [size for value in values.values() for size in foreach.norms([value.total], math.inf)]
+    sizes = numbers_of([*norms(delta, math.inf), *largest])
+    for name, size in zip([*delta, *map("/".join, values)], sizes, strict=True):
         if not math.isfinite(size):
             raise ClientError(f"its update is nan or infinite at {name}")
+    for value, size in zip(values.values(), sizes[len(delta) :], strict=True):
+        value.bound = size
+    return max(sizes[: len(delta)], default=0.0)

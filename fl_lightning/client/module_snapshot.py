@@ -116,19 +116,23 @@ class MethodSnapshot(Snapshot):
         kinds = {kind for method in all_methods for kind in type(method).__mro__ if is_own_class(kind)}
         shared = [value for kind in kinds for value in vars(kind).values() if isinstance(value, CONTAINERS)]
         super().__init__([*methods, *shared], skipped)
-        self.in_place = bool(self._others) or len(self._containers) > len(methods)
+        of_server = (part for _, value in server_values(methods) for _, part in walk(value, set()))
+        containers = len(methods) + sum(isinstance(held_by(part), CONTAINERS) for part in of_server)
+        self.in_place = bool(self._others) or len(self._containers) > containers
+
+
+def server_values(methods: Iterable[Method]) -> Iterator[tuple[str, Any]]:
+    """The server values of methods, each with a name for errors."""
+    for method in methods:
+        for name, value in vars(method).items():
+            if isinstance(getattr(type(method), name, None), ServerValue):
+                yield f"{type(method).__name__}.{name}", value
 
 
 def server_tensors(methods: Iterable[Method]) -> list[tuple[str, Tensor]]:
     """The tensors of server values, each with a name for errors."""
-    return [
-        (f"{type(method).__name__}.{name}", leaf)
-        for method in methods
-        for name, value in vars(method).items()
-        if isinstance(getattr(type(method), name, None), ServerValue)
-        for leaf in leaves_of(value)
-        if isinstance(leaf, Tensor)
-    ]
+    values = server_values(methods)
+    return [(name, leaf) for name, value in values for leaf in leaves_of(value) if isinstance(leaf, Tensor)]
 
 
 def walk(value: Any, known: set[int], name: str = "") -> Iterator[tuple[str, Any]]:

@@ -132,6 +132,10 @@ class WorkerModule:
         """Load a state, and restore everything outside the state to the start of the run, without gradients."""
         self.load(state)
         self._start.restore()
+        self.clear_gradients()
+
+    def clear_gradients(self) -> None:
+        """Free the gradients."""
         for parameter in self._parameters:
             parameter.grad = None
 

@@ -164,7 +164,7 @@ def try_two(run: Run) -> None:
         patched(training, recordings=Recordings()),
     ):
         try:
-            alone = [training.visit(k, 0, state).delta for k in clients]
+            alone = [dict(training.visit(k, 0, state).delta) for k in clients]
         except Exception as error:  # the run says it
             raise VmapUnsupported("a step of one client fails") from error
         run.client.memories().drop_all(clients)
@@ -177,7 +177,7 @@ def try_two(run: Run) -> None:
         try:
             with group.training_all():
                 changed = changed_value(before, values_held(module, methods, known))
-                updates = {member.id: group.update(row).delta for row, member in enumerate(members)}
+                updates = {member.id: dict(group.update(row).delta) for row, member in enumerate(members)}
         except ClientError as error:
             raise VmapUnsupported(truncate(with_location(error.__cause__ or error), 300)) from error
     if changed is not None:

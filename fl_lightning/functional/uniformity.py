@@ -108,9 +108,11 @@ def _by_distances(rows: Tensor, bandwidth_factor: float, detach_bandwidth: bool)
         distances = torch.pdist(rows)
     distances, _ = unit_scale(distances)
     distinct = distances > math.sqrt(torch.finfo(rows.dtype).tiny)
-    # the median of the squares is the square of the median; nan if no rows are distinct
-    median = torch.where(distinct, distances.detach(), torch.nan).nanmedian()
-    some = median > 0
+    # the median of the squares is the square of the median. CUDA's nanmedian would wait for the device
+    number = distinct.sum()
+    ordered = torch.where(distinct, distances.detach(), torch.inf).sort().values
+    median = ordered.gather(0, (number - 1).clamp(min=0)[None] // 2)[0]
+    some = number > 0
     distances, width = torch.where(some, distances, 1), torch.where(some, median, 1)
     if not detach_bandwidth:
         # all distances that equal the median share its gradient

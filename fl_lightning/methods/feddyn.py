@@ -13,11 +13,14 @@ the paper keeps for client k.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
+from fl_lightning.aggregation import LazyWeighted
 from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.method import Method, ServerValue
@@ -75,13 +78,18 @@ class FedDyn(Method):
 
     def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
         memory = client.memory(self)
-        sent = {name: Weighted.of(client.change[name]) for name in client.sent}
+        sent: dict[str, Weighted] = {}
+        for name in client.sent:
+            sent[name] = LazyWeighted(partial(self._change, client, name), client.live[name].shape)
         memory["g"] = {name: g + client.change[name].to(g) for name, g in client.scratch(self).own.items()}
         if self.reported == "all":
             before, now = memory.get("latest", self.initial), clone(select(client.live, client.sent))
             sent |= {f"latest/{name}": Weighted.of(now[name].double() - before[name]) for name in now}
             memory["latest"] = now
         return sent
+
+    def _change(self, client: ClientContext, name: str) -> Tensor:
+        return client.change[name].clone()
 
     def client_weight(self, client: ClientContext) -> float | None:
         return 1.0
@@ -93,7 +101,7 @@ class FedDyn(Method):
                 latest = payload[f"latest/{name}"].total / server.num_clients
                 self.shown[name] = self.shown.get(name, self.initial[name].double()) + latest
             else:
-                self.shown[name] = server.parameters[name].detach() + mean
+                self.shown[name] = server.state[name].double() + mean
         return {name: mean + self.mean_g[name] for name, mean in delta.items()}
 
     def evaluated_state(self, server: Server, state: State) -> State:

@@ -9,11 +9,14 @@ Paper: https://arxiv.org/abs/1910.06378
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
+from fl_lightning.aggregation import LazyWeighted
 from fl_lightning.client_context import ClientContext
 from fl_lightning.method import Method, ServerValue, require_sgd
 from fl_lightning.server import Server
@@ -72,30 +75,29 @@ class SCAFFOLD(Method):
         self._mean_examples = server.num_examples / server.num_clients
 
     def on_client_start(self, client: ClientContext) -> None:
-        visit = client.scratch(self)
+        visit, own = client.scratch(self), client.memory(self).get("variate", {})
         # a client without examples takes no step, and its share does not count
         visit.share = (client.info.num_examples or 1) / self._mean_examples if self.scaled else 1.0
-        visit.of_server = {name: self.global_variate[name].to(client.live[name]) for name in client.sent}
-        zeros = {name: torch.zeros_like(value) for name, value in visit.of_server.items()}
-        visit.own = client.memory(self).get("variate", zeros)
-        visit.gap = {name: value / visit.share - visit.own[name] for name, value in visit.of_server.items()}
-        visit.gradients, visit.clipping, visit.rates = clone(zeros), clone(zeros), 0.0
+        visit.gap = {name: self._of_server(client, name) / visit.share - own.get(name, 0.0) for name in client.sent}
+        visit.rates, visit.gradients, visit.later = 0.0, {}, {}
+        if self.variate == "gradients":
+            visit.gradients = {name: torch.zeros_like(value) for name, value in visit.gap.items()}
+            # clipping and other methods change the gradients after this one
+            if client.clips_gradients or len(client.methods.methods) > 1:
+                visit.later = clone(visit.gradients)
 
     def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         visit = client.scratch(self)
         visit.rates += optimizer.param_groups[0]["lr"]
-        if self.variate == "gradients":
-            client.add_gradients_to(visit.gradients)
+        client.add_gradients_to(visit.gradients)
         if self.correction == "gradient":
             client.add_to_gradients(visit.gap)
-        if self.variate == "gradients":
-            client.add_gradients_to(visit.clipping, -1.0)
+        client.add_gradients_to(visit.later, -1.0)
 
     def on_after_clipping(self, client: ClientContext, optimizer: Optimizer) -> None:
-        # the effect of clipping, gradient after minus before, is summed separately, so that nothing is rounded without
-        # it
-        if self.variate == "gradients":
-            client.add_gradients_to(client.scratch(self).clipping)
+        # the changes after the correction, gradient after minus before, are summed separately, so that nothing is
+        # rounded without them
+        client.add_gradients_to(client.scratch(self).later)
 
     def on_after_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         if self.correction == "post_step":
@@ -106,12 +108,23 @@ class SCAFFOLD(Method):
         # without a step, or with a rate of 0 throughout, a displacement says nothing about the gradient
         if client.num_steps == 0 or (self.variate == "displacement" and not visit.rates):
             return None
-        if self.variate == "gradients":
-            new = {n: (total + visit.clipping[n]) / client.num_steps for n, total in visit.gradients.items()}
-        else:
-            new = {n: visit.own[n] - visit.of_server[n] - client.change[n] / visit.rates for n in client.sent}
-        kept = client.memory(self)["variate"] = {name: value.to(visit.own[name]) for name, value in new.items()}
-        return {name: Weighted.of((value - visit.own[name]) * visit.share) for name, value in kept.items()}
+        before, kept, visit.gap = client.memory(self).get("variate", {}), {}, {}
+        for name in client.sent:
+            if self.variate == "gradients":
+                total = visit.gradients[name]
+                new = (total + visit.later[name] if visit.later else total) / client.num_steps
+            else:
+                new = before.get(name, 0.0) - self._of_server(client, name) - client.change[name] / visit.rates
+            kept[name] = new.to(client.live[name])
+        client.memory(self)["variate"] = kept
+
+        def change(name: str) -> Tensor:
+            return ((kept[name] - before.get(name, 0.0)) * visit.share).double()
+
+        return {name: LazyWeighted(partial(change, name), value.shape) for name, value in kept.items()}
+
+    def _of_server(self, client: ClientContext, name: str) -> Tensor:
+        return self.global_variate[name].to(client.live[name])
 
     def client_weight(self, client: ClientContext) -> float | None:
         return 1.0 if self.weighting == "uniform" else None

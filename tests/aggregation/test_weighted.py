@@ -42,7 +42,6 @@ def update(weight, **logged):
 
 def test_totals_are_means_by_weight_and_logged_values_by_their_reduction():
     totals = Totals()
-    assert (totals.num_clients, totals.drift, totals.num_bytes, totals.delta) == (0, 0.0, 0, {})
     for weight, value in ((1.0, 4.0), (3.0, -2.0)):
         kinds = {kind: Reduced(kind, value, weight) for kind in ("mean", "sum", "max", "min")}
         totals.add(update(weight, **kinds, nothing=Reduced("mean", 0.0, 0.0)))
@@ -51,9 +50,11 @@ def test_totals_are_means_by_weight_and_logged_values_by_their_reduction():
     assert totals.delta["w"].tolist() == [(1 * 1 + 3 * 3) / 4]
     assert totals.others["mean"].item() == (1 * 2 + 3 * 6) / 4
     assert totals.logged == {"mean": 0.5, "sum": 2.0, "max": 4.0, "min": -2.0, "nothing": 0.0}
+    empty = Totals()
+    assert (empty.num_clients, empty.drift, empty.num_bytes, empty.delta) == (0, 0.0, 0, {})
 
 
-def test_the_totals_of_several_workers_are_those_of_all_updates_also_after_they_were_read():
+def test_the_totals_of_several_workers_are_those_of_all_updates():
     updates = [
         update(w, lowest=Reduced("min", -w), mean=Reduced("mean", w, w), **{f"k{w}": Reduced("sum", w)})
         for w in (1.0, 2.0, 5.0)
@@ -63,7 +64,6 @@ def test_the_totals_of_several_workers_are_those_of_all_updates_also_after_they_
         totals = Totals()
         for each in updates[one.rank :: one.size]:
             totals.add(each)
-        assert totals.num_clients <= 2 or one.size == 1
         totals.all_reduce(one)
         return totals.num_clients, totals.drift, totals.num_bytes, totals.delta["w"].tolist(), totals.logged
 

@@ -157,7 +157,7 @@ def test_buffers_enter_no_variate_no_h_and_no_momentum(run, method):
     names = {name for name, _ in model.named_parameters()}
     _, trainer = run([method], model=model, server_optimizer=partial(SGD, lr=1.0, momentum=0.9), max_rounds=1)
     kept = method.global_variate if isinstance(method, SCAFFOLD) else method.mean_g
-    assert set(kept) == set(trainer.server.parameters) == names
+    assert set(kept) == set(trainer.server.optimized) == names
     for memory in trainer.client.memories().values():
         assert set(memory[method.name].get("variate", memory[method.name].get("g"))) == names
     assert len(trainer.server.optimizer.state) == len(names)

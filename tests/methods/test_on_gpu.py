@@ -44,7 +44,7 @@ class Own(Method):
         return {"sum": Weighted.of(torch.stack([value.sum() for value in client.change.values()]))}
 
     def on_fit_start(self, server):
-        self.loaded = next(iter(server.parameters.values())).data.sum()
+        self.loaded = next(iter(server.state.values())).sum()
 
     def on_round_end(self, server, payload):
         self.on_cpu += torch.ones(3)
