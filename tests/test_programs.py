@@ -54,10 +54,8 @@ TINY = {
     "experiments/speed/federation.py": [f"--show {ROOT}/experiments/speed/federation.json"],
     "experiments/speed/groups.py": ["--models Logistic --sizes 1 8 --turns 1 --rounds 2 --output FOLDER/groups.csv"],
     "experiments/speed/limit.py": [f"--pairs 1 {SMALL}"],
-    "experiments/speed/methods.py": [
-        "--methods MOON --cycles 1 --model FedCKACNN --images 64",
-        "--methods MOON --model FedCKACNN --images 64 --child",
-    ],
+    "experiments/speed/footprint.py": ["--methods FedUV --width 64 --clients 1 --places"],
+    "experiments/speed/methods.py": ["--methods MOON --cycles 1 --model FedCKACNN --images 64"],
     "experiments/speed/overhead.py": [f"--pairs 1 {SMALL}"],
     "experiments/speed/peers.py": [
         f"--turns 1 --peers {PEERS} --ours 'float32, channels_last' {SMALL}",

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from fl_lightning import methods
+
 SPEED = Path(__file__).resolve().parent.parent / "experiments" / "speed"
 
 
@@ -73,3 +75,25 @@ def test_the_readme_says_how_many_times_as_long_a_round_takes_elsewhere():
     ratios = [peers.ratio(pair) for pair in pairs if not pair["peer"].startswith("bare loop")]
     readme = (SPEED.parents[1] / "README.md").read_text()
     assert f"[{min(ratios):.1f} to {max(ratios):.1f} times as long](docs/speed.md)" in readme
+
+
+# of methods that keep further copies of the parameters on the server, or send a changed update
+COPIES = ("MOON", "FedCKA", "FedBABU", "FedBN", "FedNova", "Freeze")
+MEMORY = {"SCAFFOLD": 16, "FedDyn": 19, **dict.fromkeys(COPIES, 13)}
+USUAL = {("FedAvg", 1), ("SCAFFOLD", 1), ("FedCKA", 1), ("FedUV", 4)}
+FOOTPRINTS = [
+    pytest.param(name, together, marks=() if (name, together) in USUAL else pytest.mark.thorough)
+    for name in ("FedAvg", *methods.__all__)
+    for together in (1, 4)
+    if name != "Local"
+]
+
+
+@pytest.mark.parametrize(("name", "together"), FOOTPRINTS)
+def test_a_method_waits_for_the_device_and_holds_memory_within_its_budget(name, together):
+    import footprint
+
+    found = footprint.footprint(name, 512 if together == 1 else 128, together=together)
+    step, visit, round_ = found.waits
+    assert step == 0 and visit <= 8 and round_ <= 16, found.places
+    assert together > 1 or found.memory <= MEMORY.get(name, 9), found.memory

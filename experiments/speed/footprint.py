@@ -1,25 +1,27 @@
-"""Count live tensors, operations and waits for the device in a round, by method, on a CPU.
+"""Count the live tensors, the operations and the waits for the device in a round, on a CPU.
 
-python experiments/speed/footprint.py [--methods FedAvg SCAFFOLD] [--width 1024] [--clients 4] [--together 1]
+python experiments/speed/footprint.py [--methods FedAvg SCAFFOLD] [--width 1024] [--clients 2] [--together 1] [--places]
 
-A multilayer perceptron of `width`, trained by SGD without momentum on batches of 8, so that activations are small.
+A perceptron of five layers is trained by SGD without momentum on batches of 8, so that activations are small.
 
-* memory: the most bytes of live tensors, as a multiple of the parameters in float32; without the memories that clients
-  keep between rounds, in brackets with them.
-* operations: calls of ATen in a local step, a visit and a round, which are launches of kernels on a GPU.
-* waits: reads of a number, or of a comparison, that a GPU would have to finish its queue for. The parameters, the
-  batches, and all tensors that are computed from these or made for the device of the run count as being on the device.
+* memory: the most bytes of live tensors, as a multiple of the parameters in float32, without the memories that clients
+  keep between rounds, which are listed as held.
+* operations: calls of ATen, each of which launches one kernel or more on a GPU.
+* waits: reads of a number or a comparison for which a GPU would have to finish its queue. Parameters, batches, all that
+  is computed from these, and tensors made for the device of the run count as being on the device.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import seed_everything
@@ -31,7 +33,9 @@ from torch.utils._pytree import tree_leaves
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from fl_lightning import FederatedTrainer, Method
+from methods import FEDAVG, METHODS  # next to this file
+
+from fl_lightning import FederatedTrainer
 from fl_lightning.callbacks import Callback
 from fl_lightning.data import IID, NpyImages
 from fl_lightning.models import Encoder, ImageClassifier
@@ -40,7 +44,9 @@ from fl_lightning.state import num_bytes
 ATEN = torch.ops.aten
 READS = {ATEN._local_scalar_dense.default, ATEN.equal.default, ATEN.nonzero.default, ATEN.is_nonzero.default}
 TO_HOST = {Tensor.tolist, Tensor.cpu, Tensor.numpy}
-CLASSES, BATCH = 10, 8
+BATCH = 8
+# methods for networks with BatchNorm
+NEED_NORM = ("FedBN", "FixBN")
 # other devices do without the search for low bits, and FedUV's matrix products
 ONLY_ON_CPU = ("aggregation/exact.py _add_chunk", "functional/uniformity.py _squared_distances")
 
@@ -117,11 +123,12 @@ class Copies(TorchFunctionMode):
 
 
 class Perceptron(Encoder):
-    """Four layers of `width`, for images of 32 x 32 pixels, which are averaged to 8 x 8."""
+    """Five layers of ``width``, for images of 32 x 32 pixels, which are averaged to 8 x 8."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, norm: bool) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Linear(192, width), *(nn.Linear(width, width) for _ in range(4))])
+        layers = [nn.Linear(192, width), *(nn.Linear(width, width) for _ in range(4))]
+        self.layers = nn.ModuleList(nn.Sequential(one, nn.BatchNorm1d(width)) if norm else one for one in layers)
         self.early, self.out_features = ("layers.0", "layers.1"), width
 
     def forward(self, x: Tensor) -> Tensor:
@@ -142,38 +149,89 @@ class Watch(Callback):
         if trainer.server.round == 2:
             counts.peak, counts.operations, counts.waits = counts.live, 0, Counter()
         if trainer.server.round == 3:
+            model = sum(4 * parameter.numel() for parameter in trainer.client.module.parameters())
             memories = trainer.client.memories()
-            self.found = counts.peak, counts.operations, Counter(counts.waits)
-            self.memories = sum(num_bytes(memories[k]) for k in memories)
-            self.model = sum(one.numel() * 4 for one in trainer.client.module.parameters())
+            self.operations, self.waits = counts.operations, Counter(counts.waits)
+            self.held = sum(num_bytes(memories[k]) for k in memories) / model
+            self.peak = counts.peak / model
 
 
-def count(method: list[Method], width: int, clients: int, steps: int, together: int) -> Watch:
-    """Count a round of ``clients`` clients with ``steps`` batches each."""
+def count(name: str, width: int, clients: int, steps: int, together: int) -> Watch:
+    """Count the operations of a round in which ``clients`` clients train ``steps`` batches each."""
     with tempfile.TemporaryDirectory() as folder, Counts() as counts, Copies(counts):
         seed_everything(0, verbose=False)
         watch = Watch(counts)
+        sizes = {"train_size": clients * steps * BATCH, "test_size": BATCH, "batch_size": BATCH}
+        data = NpyImages(offline=True, num_clients=clients, partitioner=IID(), **sizes)
+        model = ImageClassifier(Perceptron(width, norm=name in NEED_NORM), optimizer=partial(torch.optim.SGD, lr=0.01))
         trainer = FederatedTrainer(
             max_rounds=4,
+            eval_every_n_rounds=4,
+            clients_per_step=together,
             callbacks=[watch],
             logger=False,
             enable_progress_bar=False,
-            accelerator="cpu",
-            clients_per_step=together,
             default_root_dir=folder,
-            eval_every_n_rounds=4,
+            accelerator="cpu",
         )
-        model = ImageClassifier(Perceptron(width), num_classes=CLASSES, optimizer=partial(torch.optim.SGD, lr=0.01))
-        trainer.fit(
-            model,
-            NpyImages(
-                offline=True,
-                train_size=clients * steps * BATCH,
-                test_size=BATCH,
-                num_clients=clients,
-                batch_size=BATCH,
-                partitioner=IID(),
-            ),
-            method,
-        )
+        trainer.fit(model, data, METHODS.get(name, list)())
     return watch
+
+
+class Footprint(NamedTuple):
+    """Counts of a method; the waits and operations of a step, of a visit beside its steps, and of a round beside both.
+
+    Args:
+        memory: most live bytes as a multiple of the parameters, without the clients' memories.
+        held: bytes of the clients' memories as such a multiple.
+        operations: calls of ATen.
+        waits: reads that wait for the device.
+        places: the waits by function of the package.
+    """
+
+    memory: float
+    held: float
+    operations: list[float]
+    waits: list[float]
+    places: dict[str, list[float]]
+
+
+def footprint(name: str, width: int, clients: int = 2, together: int = 1) -> Footprint:
+    """Count rounds of three sizes, and solve for the parts of a round."""
+    few, long, many = (count(name, width, *size, together) for size in ((clients, 2), (clients, 4), (2 * clients, 2)))
+
+    def parts(read: Callable[[Watch], float]) -> list[float]:
+        step = (read(long) - read(few)) / (2 * clients)
+        visit = (read(many) - read(few)) / clients - 2 * step
+        return [step, visit, read(few) - clients * (visit + 2 * step)]
+
+    places = few.waits.keys() | long.waits.keys() | many.waits.keys()
+    return Footprint(
+        many.peak - many.held,
+        many.held,
+        parts(lambda watch: watch.operations),
+        parts(lambda watch: watch.waits.total()),
+        {place: parts(lambda watch, place=place: watch.waits[place]) for place in sorted(places)},
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="*", default=[FEDAVG, "MOON", "FedCKA", "SCAFFOLD"])
+    parser.add_argument("--width", type=int, default=1024, help="of the layers")
+    parser.add_argument("--clients", type=int, default=2, help="of the smaller rounds; the larger have twice as many")
+    parser.add_argument("--together", type=int, default=1, help="clients that train side by side")
+    parser.add_argument("--places", action="store_true", help="list the functions that wait")
+    args = parser.parse_args()
+    print(f"torch {torch.__version__}, width {args.width}, {args.together} side by side; a step, a visit, a round")
+    print(f"{'method':22}{'memory':>8}{'held':>6}{'operations':>24}{'waits':>21}")
+    for name in args.methods:
+        found = footprint(name, args.width, args.clients, args.together)
+        numbers = "".join(f"{value:8.0f}" for value in found.operations), "".join(f"{v:7.1f}" for v in found.waits)
+        print(f"{name:22}{found.memory:8.1f}{found.held:6.1f}{numbers[0]}{numbers[1]}")
+        for place, waits in found.places.items() if args.places else ():
+            print(f"    {place:60}{''.join(f'{value:7.1f}' for value in waits)}")
+
+
+if __name__ == "__main__":
+    main()

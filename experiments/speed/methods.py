@@ -1,13 +1,13 @@
-"""Measure the cost of methods: seconds a round and peak memory, as ratios to FedAvg, in the same process.
+"""Measure the cost of methods: seconds a round, as ratios to FedAvg, in the same process.
 
 python experiments/speed/methods.py [--model FedUVCNN|ResNet18|FedCKACNN] [--cycles 9] [--methods MOON FedCKA]
                                     [--batch_size 64] [--local_epochs 5] [--precision bf16-mixed] [--channels_last]
-                                    [--cache_references auto|true|false] [--cpu_time] [--memory]
+                                    [--cache_references auto|true|false] [--cpu_time]
 
 Images of 32 px, SGD, one thread. A cycle is one round of FedAvg, one of each method and one of FedAvg again,
 whose ratio shows how far the machine can be trusted. All run in turn, in threads that take turns. Rounds count without
 their evaluation. While other programs are running, the processor time of a thread is more reliable than wall-clock
-time. Peak memory is measured in a process for each method, as the rise over the memory at the start of training.
+time. `footprint.py` measures memory.
 
 FedCKA's and FedUV's papers give seconds a round on FedCKA's network, with 10 local epochs in batches of 128:
 
@@ -18,10 +18,8 @@ python experiments/speed/methods.py --model FedCKACNN --batch_size 128 --local_e
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -134,35 +132,7 @@ def measure(args: argparse.Namespace, folder: str) -> dict[str, list[float]]:
     return {name: turn.seconds[2:] for name, turn in turns.items()}
 
 
-class Rise(Callback):
-    """The rise of resident memory from the first round's start to its peak (Linux)."""
-
-    def on_round_start(self, trainer: FederatedTrainer) -> None:
-        if trainer.server.round == 0:
-            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-            self.before = memory("VmRSS")
-
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
-        self.megabytes = memory("VmHWM") - self.before
-
-
-def memory(key: str) -> float:
-    """An entry of this process's status in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
-
-
-def memory_of(args: argparse.Namespace, name: str) -> float:
-    """Return the rise in a separate process, in MiB."""
-    given = ["--model", args.model, "--methods", name, "--local_epochs", str(args.local_epochs), "--child"]
-    given += ["--precision", args.precision, "--clients", str(args.clients), "--images", str(args.images)]
-    given += ["--batch_size", str(args.batch_size)]
-    given += ["--cache_references", args.cache_references, *(["--channels_last"] if args.channels_last else [])]
-    found = subprocess.run([sys.executable, __file__, *given], capture_output=True, text=True, check=True)
-    return float(json.loads(found.stdout.splitlines()[-1]))
-
-
-def report(args: argparse.Namespace, seconds: dict[str, list[float]], megabytes: dict[str, float]) -> None:
+def report(args: argparse.Namespace, seconds: dict[str, list[float]]) -> None:
     fedavg = seconds[FEDAVG]
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {args.threads} thread")
     print(
@@ -170,12 +140,11 @@ def report(args: argparse.Namespace, seconds: dict[str, list[float]], megabytes:
         f"local epochs {args.local_epochs}, cache_references {args.cache_references}, {args.cycles} cycles; "
         f"FedAvg's fastest round {min(fedavg):.2f} s, median {statistics.median(fedavg):.2f} s"
     )
-    print(f"{'ratio to FedAvg':24}{'fastest':>9}{'median':>9}{'lowest':>9}{'highest':>9}{'peak MiB':>10}")
+    print(f"{'ratio to FedAvg':24}{'fastest':>9}{'median':>9}{'lowest':>9}{'highest':>9}")
     for name, values in seconds.items():
         ratios = [a / b for a, b in zip(values, fedavg, strict=True)]
         columns = (min(values) / min(fedavg), statistics.median(ratios), min(ratios), max(ratios))
-        memory = f"{megabytes[name]:10.0f}" if name in megabytes else ""
-        print(f"{name:24}{''.join(f'{value:9.3f}' for value in columns)}{memory}")
+        print(f"{name:24}{''.join(f'{value:9.3f}' for value in columns)}")
 
 
 def main() -> None:
@@ -193,20 +162,12 @@ def main() -> None:
     parser.add_argument("--cache_references", nargs="?", const="true", **cached)
     parser.add_argument("--cpu_time", action="store_true", help="measure processor time")
     parser.add_argument("--channels_last", action="store_true")
-    parser.add_argument("--memory", action="store_true", help="measure peak memory too")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         seed_everything(0, verbose=False)
         generate(Path(folder), args.clients * args.images, TEST)
-        if args.child:
-            watch = Rise()
-            train(args, folder, args.methods[0], 3, [watch])
-            print(json.dumps(watch.megabytes))
-            return
         seconds = measure(args, folder)
-        megabytes = {name: memory_of(args, name) for name in (FEDAVG, *args.methods)} if args.memory else {}
-    report(args, seconds, megabytes)
+    report(args, seconds)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ from lightning.pytorch import seed_everything
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from limit import arguments, measure  # next to this file
-from methods import memory
 from overhead import machine
 
 from fl_lightning import FederatedTrainer  # found through the path above
@@ -65,6 +64,12 @@ def generate_small(folder: Path, clients: int) -> None:
     for split, number in (("train", clients * 10), ("test", 1000)):
         np.save(folder / f"{split}_images.npy", rng.integers(0, 256, (number, 3, 3, 1), dtype=np.uint8))
         np.save(folder / f"{split}_labels.npy", np.arange(number) % 10)
+
+
+def memory(key: str) -> float:
+    """An entry of this process's status in MiB (Linux)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
 
 
 class Watch(Callback):

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fl_lightning.client.module_snapshot import changed_value
+from fl_lightning.state import numbers_of
 
 aten = torch.ops.aten
 # types of the constant arguments of an operation
@@ -276,11 +277,11 @@ class OpTrace:
 
     def check(self, copies: Sequence[Tensor], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Repeat the program on copies of its inputs; refuse other bits than it had."""
-        repeated = [*self.repeat(copies), *copies]
-        for new, old in zip(repeated, [*outputs, *inputs], strict=True):
-            fits = new.shape == old.shape and new.dtype == old.dtype
-            if not fits or not bool(((new == old) | ((new != new) & (old != old))).all()):  # nan equals nan
-                raise NotRecordable("a repetition gives other bits")
+        pairs = list(zip([*self.repeat(copies), *copies], [*outputs, *inputs], strict=True))
+        fits = all(new.shape == old.shape and new.dtype == old.dtype for new, old in pairs)
+        # nan equals nan
+        if not fits or not all(numbers_of([((a == b) | ((a != a) & (b != b))).all() for a, b in pairs])):
+            raise NotRecordable("a repetition gives other bits")
 
 
 class Recordings:
