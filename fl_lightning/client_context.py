@@ -27,6 +27,7 @@ class ClientContext(Protocol):
     batch_norms: list[str]
     tap_paths: dict[str, str]
     shares_buffers: bool
+    clips_gradients: bool
 
     @property
     def sent(self) -> list[str]: ...
@@ -46,8 +47,6 @@ class ClientContext(Protocol):
     def drift(self) -> float: ...
     @property
     def weight(self) -> float: ...
-    @property
-    def clips_gradients(self) -> bool: ...
     @property
     def epoch(self) -> int: ...
     @property

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fl_lightning import foreach
 from fl_lightning.aggregation import Weighted as Weighted
-from fl_lightning.aggregation.weighted import Difference
+from fl_lightning.aggregation.weighted import LazyDifference
 
 State = dict[str, Tensor]
 # integers by their bytes
@@ -63,17 +63,17 @@ def select(state: Mapping[str, Tensor], names: Iterable[str]) -> State:
 
 def norm(state: Mapping[str, Tensor]) -> Tensor:
     """Euclidean norm over all entries; 0 for none."""
-    return torch.linalg.vector_norm(torch.stack(norms(state) or [torch.zeros(())]))
+    return torch.linalg.vector_norm(torch.stack(entry_norms(state) or [torch.zeros(())]))
 
 
-def norms(state: Mapping[str, Tensor], order: float = 2.0) -> list[Tensor]:
-    """The norm of each entry; those of a lazy :class:`Difference` are computed one after another."""
-    if isinstance(state, Difference):
+def entry_norms(state: Mapping[str, Tensor], order: float = 2.0) -> list[Tensor]:
+    """The norm of each entry; those of a lazy :class:`LazyDifference` are computed one after another."""
+    if isinstance(state, LazyDifference):
         return [size for value in state.values() for size in foreach.norms([value], order)]
     return foreach.norms(list(state.values()), order)
 
 
-def numbers_of(scalars: Sequence[Tensor]) -> list[float]:
+def as_floats(scalars: Sequence[Tensor]) -> list[float]:
     """Return the numbers in scalar tensors, for which a GPU is waited for once."""
     return torch.stack([one.double().to(scalars[0].device) for one in scalars]).tolist() if scalars else []
 
@@ -84,7 +84,7 @@ def first_not_finite(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) 
     An unchanged mask of infinities is allowed.
     """
     values = {name: value for name, value in state.items() if value.is_floating_point() and value.numel()}
-    if all(map(math.isfinite, numbers_of(norms(values, math.inf)))):
+    if all(map(math.isfinite, as_floats(entry_norms(values, math.inf)))):
         return None
     bad = ((name, ~value.isfinite()) for name, value in values.items())
     return next((name for name, where in bad if bool((where & before[name].isfinite()).any())), None)

@@ -108,7 +108,7 @@ class LazyWeighted(Weighted):
         return self._shape
 
 
-class Difference(Mapping[str, Tensor]):
+class LazyDifference(Mapping[str, Tensor]):
     """``new - old`` in float64, where the difference of two float32 numbers is practically exact.
 
     An entry is computed whenever it is read, so that a change takes no memory beside the state.
@@ -351,7 +351,7 @@ def weigh_rows(values: Tensor, weights: Tensor) -> Weighted:
 def weigh(values: Mapping[str, Tensor], weight: float, bound: float = math.inf) -> dict[str, Weighted]:
     """Multiply each tensor by its ``weight`` in float64; no magnitude in the products exceeds ``bound``."""
     scale = torch.tensor(float(weight), dtype=torch.float64)
-    if isinstance(values, Difference):
+    if isinstance(values, LazyDifference):
         shapes = {name: values.new[name].shape for name in values}
         return {n: LazyWeighted(partial(values.times, n, weight), shapes[n], scale, bound) for n in values}
     scaled = foreach.multiply([value.detach().double() for value in values.values()], float(weight))

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from fl_lightning import foreach
 from fl_lightning.aggregation import Update, Weighted
-from fl_lightning.aggregation.weighted import LARGE, Difference, cloned, flatten
+from fl_lightning.aggregation.weighted import LARGE, LazyDifference, cloned, flatten
 from fl_lightning.client.batch_norm import batch_norms, statistics_of
 from fl_lightning.client.client_state import ClientStateStore
 from fl_lightning.client.lightning.fit_progress import FitProgress
@@ -32,7 +32,7 @@ from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.data.labels import label_entries
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.method import Method, MethodList, Step, call_hook, check_returned, overrides
-from fl_lightning.state import State, clone, first_not_finite, norm, norms, numbers_of, select
+from fl_lightning.state import State, as_floats, clone, entry_norms, first_not_finite, norm, select
 from fl_lightning.storage.metric_format import tagged
 from fl_lightning.storage.serializable import with_tensors
 
@@ -81,6 +81,8 @@ class Client(LightningModule):
         others: names of the buffers and frozen parameters.
         frozen: names of the frozen parameters.
         tap_paths: path of the bound submodule by tap name.
+        has_large_model: whether copies of the trained parameters take much memory.
+        clips_gradients: whether the trainer or the module clips gradients before :meth:`.Method.on_after_clipping`.
         batch_norms: paths of the layers whose running statistics training updates.
         shares_buffers: whether the clients' float buffers are averaged, or recomputed for all.
         recomputed: names of the running statistics that the server recomputes, and that therefore travel down only.
@@ -110,6 +112,9 @@ class Client(LightningModule):
         self.others, self.frozen = worker_module.others, worker_module.frozen
         self.tap_paths = {name: submodule(binding) for name, binding in taps.items()}
         self.batch_norms = batch_norms(module)
+        self.has_large_model = sum(self.live[name].numel() for name in self.trainable) >= LARGE
+        clips = worker_module.trainer_shim.setting.gradient_clip_val is not None
+        self.clips_gradients = clips or "configure_gradient_clipping" in worker_module.hooks
         self.shares_buffers = buffers not in ("keep", "local")
         layers = self.batch_norms if buffers == "recalibrate" else []
         self.recomputed = [name for path in layers for name in statistics_of(path) if name in self.live]
@@ -174,14 +179,9 @@ class Client(LightningModule):
         """
         visit = self.visit
         if visit.change is None:
-            change = Difference(self.live, visit.received, self.trainable)
+            change = LazyDifference(self.live, visit.received, self.trainable)
             visit.change = change if self.has_large_model else MappingProxyType(dict(change))
         return visit.change
-
-    @cached_property
-    def has_large_model(self) -> bool:
-        """Whether copies of the trained parameters take much memory."""
-        return sum(self.live[name].numel() for name in self.trainable) >= LARGE
 
     @property
     def drift(self) -> float:
@@ -192,13 +192,6 @@ class Client(LightningModule):
     def weight(self) -> float:
         """p_k, before it is normalised over the cohort; set before ``on_client_end``."""
         return self.visit.weight
-
-    @property
-    def clips_gradients(self) -> bool:
-        """Whether the trainer or the module clips gradients before :meth:`.Method.on_after_clipping`."""
-        worker_module = self.worker_module
-        clips = worker_module.trainer_shim.setting.gradient_clip_val is not None
-        return clips or "configure_gradient_clipping" in worker_module.hooks
 
     @property
     def epoch(self) -> int:
@@ -501,7 +494,7 @@ class ClientLifecycle:
             client.memories().visited(visit.info.id)["state"] = clone(select(live, client.kept))
         visit.weight = self._weight()
         payload = client.methods.on_client_end(client)
-        change: Mapping[str, Tensor] = Difference(live, visit.received, client.sent)
+        change: Mapping[str, Tensor] = LazyDifference(live, visit.received, client.sent)
         if not client.has_large_model:
             change = select(client.change, client.sent)
         delta = client.methods.transform_client_update(client, change)
@@ -516,7 +509,7 @@ class ClientLifecycle:
         others = clone(select(live, client.sent_others))
         leave_out_large_integers(others, visit.received)
         changed = [name for name in client.sent_frozen if not torch.equal(live[name], visit.received[name])]
-        frozen = dict(Difference(live, visit.received, changed))
+        frozen = dict(LazyDifference(live, visit.received, changed))
         # payloads are added in float64, but sent in the parameters' type
         bytes_of_number = next((live[name].element_size() for name in client.trainable), 4)
         numbers = sum(value.shape.numel() for value in flatten(payload).values())
@@ -592,7 +585,7 @@ def check_finite(delta: Mapping[str, Tensor], payload: Mapping[str, Mapping[str,
     """
     values = flatten(payload)
     largest = [size for value in values.values() for size in foreach.norms([value.total], math.inf)]
-    sizes = numbers_of([*norms(delta, math.inf), *largest])
+    sizes = as_floats([*entry_norms(delta, math.inf), *largest])
     for name, size in zip([*delta, *map("/".join, values)], sizes, strict=True):
         if not math.isfinite(size):
             raise ClientError(f"its update is nan or infinite at {name}")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_lightning.aggregation import Update, Weighted
 from fl_lightning.aggregation.reduced import KINDS, Reduced
-from fl_lightning.aggregation.weighted import Difference
+from fl_lightning.aggregation.weighted import LazyDifference
 from fl_lightning.errors import ClientError
 from fl_lightning.state import State, clone, select
 
@@ -79,7 +79,7 @@ def decode_update(contents: Mapping[str, Any], received: State) -> Update:
         if any(one.kind not in KINDS for one in logged.values()):
             raise ValueError("a logged value has no reduction")
         sent = contents.get("parameters")
-        delta = to_float64(contents["change"]) if sent is None else dict(Difference(sent, received, sent))
+        delta = to_float64(contents["change"]) if sent is None else dict(LazyDifference(sent, received, sent))
         others, frozen = dict(contents["buffers"]), to_float64(contents["frozen"])
         payload = {name: decode_weighted(part) for name, part in contents["payload"].items()}
         numbers = float(contents["weight"]), float(contents["drift"]), int(contents["num_bytes"])

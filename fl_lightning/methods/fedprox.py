@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.method import Method
-from fl_lightning.state import Weighted, numbers_of
+from fl_lightning.state import Weighted, as_floats
 
 
 class FedProx(Method):
@@ -42,6 +42,6 @@ class FedProx(Method):
         client.add_to_gradients(client.drift_so_far(client.trainable), self.mu)
 
     def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
-        squares = sum(numbers_of([change.square().sum() for change in client.change.values()]))
+        squares = sum(as_floats([change.square().sum() for change in client.change.values()]))
         client.log(self.name, 0.5 * self.mu * squares, weight=client.info.num_examples)
         return None

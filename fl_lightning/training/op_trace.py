@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fl_lightning.client.module_snapshot import changed_value
-from fl_lightning.state import numbers_of
+from fl_lightning.state import as_floats
 
 aten = torch.ops.aten
 # types of the constant arguments of an operation
@@ -280,7 +280,7 @@ class OpTrace:
         pairs = list(zip([*self.repeat(copies), *copies], [*outputs, *inputs], strict=True))
         fits = all(new.shape == old.shape and new.dtype == old.dtype for new, old in pairs)
         # nan equals nan
-        if not fits or not all(numbers_of([((a == b) | ((a != a) & (b != b))).all() for a, b in pairs])):
+        if not fits or not all(as_floats([((a == b) | ((a != a) & (b != b))).all() for a, b in pairs])):
             raise NotRecordable("a repetition gives other bits")
 
 
