@@ -102,7 +102,10 @@ def _linear_ckas(x: Tensor, *ys: Tensor, debiased: bool) -> Tensor:
     if len(x) < (4 if debiased else 2):
         return torch.stack([linked_zero(x, y) for y in ys])
     if not debiased and len(x) > max(map(_width, (x, *ys))):
-        return torch.stack([_by_columns(_standard(x), _standard(y)) for y in ys])
+        # inner products of columns are the smaller matrices
+        a, others = _standard(x), map(_standard, ys)
+        products = [((a.T @ b).square().sum(), (a.T @ a).norm() * (b.T @ b).norm()) for b in others]
+        return torch.stack([square / (size + LEAST_NORM) for square, size in products])
     k, *ls = (_u_center(gram) if debiased else gram for gram in map(_centered_gram, (x, *ys)))
     return torch.stack([_alignment(k, other) for other in ls])
 
@@ -302,11 +305,6 @@ def _rows(x: Tensor) -> Tensor:
     """Activations ``(n, ...)`` as rows ``(n, p)``; the order of columns does not matter, and this one costs no copy."""
     last = x.ndim == 4 and x.stride(1) == 1
     return (x.permute(0, 2, 3, 1) if last else x).flatten(1)
-
-
-def _by_columns(x: Tensor, y: Tensor) -> Tensor:
-    """CKA from inner products of columns, which are the smaller matrices if there are more rows than columns."""
-    return (x.T @ y).square().sum() / ((x.T @ x).norm() * (y.T @ y).norm() + LEAST_NORM)
 
 
 def _width(x: Tensor) -> int:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.optim import SGD
 
 from fl_lightning.aggregation import Reduced, Update, Weighted
 from fl_lightning.aggregation.weighted import weigh_rows
@@ -37,7 +38,7 @@ from fl_lightning.state import State, norm
 from fl_lightning.training.local_training import LocalTraining
 from fl_lightning.training.optimizers import take_step
 from fl_lightning.training.vmap.group_loader import GroupBatch, GroupLoader
-from fl_lightning.training.vmap.stacked_state import StackedState, counts_steps
+from fl_lightning.training.vmap.stacked_state import StackedState
 from fl_lightning.training.vmap.vmap_step import Results, StepPhase, VmapStep
 
 # numbers in the states of a group beyond which its updates are computed sequentially, to save memory
@@ -181,7 +182,9 @@ class Group:
                 state[name][row] = value
         self.received_own = {name: state[name].clone() for name in client.kept if starts}
         self.stack: StackedState = StackedState(state, client.trainable, client.live, optimizer)
-        self._counts_steps = counts_steps(optimizer)
+        # a step of these depends on the number of earlier steps, which is then equal for clients that take it together
+        dampened = any(group.get("dampening") for group in optimizer.param_groups)
+        self._counts_steps = type(optimizer) is not SGD or dampened
         self.note_settings()
         self._set_tables([references for _, references in own])
 

@@ -21,11 +21,6 @@ from fl_lightning.state import State
 ELEMENTWISE = (SGD, Adam, AdamW, RMSprop, Adagrad)
 
 
-def counts_steps(optimizer: Optimizer) -> bool:
-    """Return whether a step depends on the number of earlier steps, which must then be equal for all clients."""
-    return type(optimizer) is not SGD or any(group["dampening"] for group in optimizer.param_groups)
-
-
 class StackedState:
     """The ``state`` of a group's clients ``(G, ...)`` by name, and of the ``optimizer`` that was made for ``live``.
 
