@@ -199,7 +199,8 @@ def build(
 ) -> Run:
     """Make all parts of a run, each from those before it; ``cleanup`` restores the module."""
     check_precision(fabric.device, trainer.precision)
-    seed, number, stopwatch = base_seed(), data.num_clients, Stopwatch()
+    seed, number = base_seed(), data.num_clients
+    stopwatch = Stopwatch(events=fabric.device.type == "cuda")
     writes = fabric.is_global_zero and not trainer.fast_dev_run
     folder = RunFolder(folder_of_versions(trainer, methods), trainer.logger, writes)
     trainer_shim.configure(
