@@ -10,13 +10,17 @@ from torch import Tensor
 
 
 def transferred(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on the device; a GPU takes it from pinned memory while the host goes on.
+    """A tensor on the device; a GPU takes it from pinned memory while the host goes on."""
+    return pinned(tensor, device).to(device, non_blocking=True)
+
+
+def pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor in pinned memory if it is on its way from main memory to a GPU, else the tensor itself.
 
     PyTorch keeps pinned blocks for later copies, and uses none again before its transfer has ended.
     """
-    if pins(device) and tensor.device.type == "cpu" and tensor.layout == torch.strided:
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    waits = pins(device) and tensor.device.type == "cpu" and tensor.layout == torch.strided
+    return tensor.pin_memory() if waits else tensor
 
 
 def fetched(value: Any, device: torch.device) -> Any:
@@ -24,9 +28,9 @@ def fetched(value: Any, device: torch.device) -> Any:
     if not pins(device):
         return move_data_to_device(value, torch.device("cpu"))
     # such a copy from a GPU ends in pinned memory, which is scarce
-    pinned = apply_to_collection(value, Tensor, Tensor.to, "cpu", non_blocking=True)
+    copied = apply_to_collection(value, Tensor, Tensor.to, "cpu", non_blocking=True)
     torch.cuda.current_stream(device).synchronize()
-    return apply_to_collection(pinned, Tensor, torch.clone)
+    return apply_to_collection(copied, Tensor, torch.clone)
 
 
 def pins(device: torch.device) -> bool:

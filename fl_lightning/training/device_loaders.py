@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,11 @@ from fl_lightning.data.client_loaders import (
 )
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partition_adapter import own_module_of
+from fl_lightning.data.transfer import pinned, pins
 from fl_lightning.errors import require
 from fl_lightning.lightning_compat import LightningDataModule, LightningModule, is_overridden
 from fl_lightning.seeding import derive_seed, numpy_rng
+from fl_lightning.storage.serializable import with_tensors
 from fl_lightning.training.resident_images import ResidentImages
 
 # in the order in which they are called
@@ -173,6 +176,8 @@ class Loaders:
             if after is not None:
                 batch = after(batch, dataloader_idx)
         elif not self._as_is:
+            if pins(self.fabric.device):
+                batch = with_tensors(batch, partial(pinned, device=self.fabric.device))
             batch = self._precision.convert_input(self.fabric.to_device(batch))
         return channels_last(batch) if self.channels_last else batch
 

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -151,6 +152,16 @@ def test_a_transfer_hook_sees_batches_in_main_memory(hook):
             pass
         (test,) = loaders.evaluation("test")
     assert (loader.images is data._train[0]) == (test.images is data._test[0]) == bool(hook)
+
+
+def test_other_batches_go_to_a_gpu_through_pinned_memory(monkeypatch):
+    through = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: through.append(tensor.shape) or tensor)
+    fabric = SimpleNamespace(device=CUDA, strategy=Fabric(accelerator="cpu").strategy, to_device=lambda batch: batch)
+    batch = {"x": torch.rand(2, 3), "more": [torch.arange(2), torch.eye(2).to_sparse(), "text"]}
+    found = Loaders(fabric, small_data(), 0).to_device(batch)
+    assert through == [(2, 3), (2,)] and found["x"] is batch["x"]
 
 
 def test_workers_that_share_a_gpu_share_its_memory():
