@@ -18,17 +18,16 @@ class ResidentImages:
     def __init__(self, device: torch.device, limit: float) -> None:
         self.device, self.limit = device, limit
         # by the original, which they do not keep alive; the least recently used one is the first
-        self._copies, self._seen = WeakTensorKeyDictionary(), WeakTensorKeyDictionary()
+        self._copies, self._number = WeakTensorKeyDictionary(), 0
 
     def of(self, loader: ClientLoader) -> ClientLoader:
         """The loader on copies of its images and labels, or the loader itself where these have to stay."""
         # a subclass may do anything with its images
         if type(loader) is not Batches or not all(augmentation.on_device for augmentation in loader.augment):
             return loader
+        if len(self._copies) < self._number:  # a data module that makes new tensors for every visit, or a part of them
+            self.limit = 0.0
         if loader.images.nbytes + loader.labels.nbytes > self.limit:
-            return loader
-        if loader.images not in self._seen:  # a data module may make new tensors for every visit
-            self._seen[loader.images] = True
             return loader
         return loader.on(self._copy(loader.images), self._copy(loader.labels))
 
@@ -41,4 +40,5 @@ class ResidentImages:
                 held -= self._copies.pop(first).nbytes
             copied = tensor.to(self.device, copy=True)
         self._copies[tensor] = copied
+        self._number = len(self._copies)
         return copied

@@ -35,10 +35,8 @@ def loader_of(number=50, seed=0, **options):
 
 
 def resident(loader, images=None):
-    """The loader on copies, from its second use on."""
-    images = images or ResidentImages(CPU, 1e9)
-    assert images.of(loader) is loader
-    return images.of(loader)
+    """The loader on copies, where it may have some."""
+    return (images or ResidentImages(CPU, 1e9)).of(loader)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -84,6 +82,9 @@ def test_clients_share_copies_which_go_with_their_originals():
     del loader, other, again
     gc.collect()
     assert copied() is None
+    # tensors that do not last are not copied again and again
+    loader = loader_of()
+    assert resident(loader, images) is loader
 
 
 def test_the_least_recently_used_copies_go_first():
