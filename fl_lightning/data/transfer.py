@@ -10,8 +10,8 @@ from torch import Tensor
 
 
 def transferred(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on the device; a GPU takes it from pinned memory while the host goes on."""
-    return pinned(tensor, device).to(device, non_blocking=True)
+    """A tensor of main memory on the device; a GPU takes it from pinned memory while the host goes on."""
+    return tensor if device.type == "cpu" else pinned(tensor, device).to(device, non_blocking=True)
 
 
 def pinned(tensor: Tensor, device: torch.device) -> Tensor:
