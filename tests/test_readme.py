@@ -40,7 +40,7 @@ def test_every_command_is_known_to_a_test():
     known += ["--method+=", "CCVR", "EarlyStopping", "protocols/short.yaml", "cifar10.yaml", "--weights", "torchrun"]
     known += ["cli.py test", "cli.py predict", "cli.py doctor", "cli.py partition", "--ckpt_path last"]
     known += ["--trainer.devices auto", "scaled/seconds.yaml", "--scale 0.02", "download.pytorch.org", "ExponentialLR"]
-    known += ["fl-lightning bench", "fl-lightning completion"]
+    known += ["fl-lightning bench", "fl-lightning completion", "cuda-mps-control", "--trainer.workers_per_device"]
     assert [line for line in LINES if not any(text in line for text in known)] == []
 
 

@@ -2,11 +2,13 @@
 
 python experiments/speed/gpu.py [--turns 7] [--models FedCKACNN FedUVCNN ResNet18] [--workers 1 2 4 8] [--clients 10]
 python experiments/speed/gpu.py --methods [--turns 5]
+python experiments/speed/gpu.py --data [--models ResNet18]
 
 Clients of 1,000 images of 32 px, batch 64, one local epoch, bf16-mixed. Each setting is a separate run, with its
 fastest and median round, and the ratio to one uncompiled worker. The last column is the share of the card's matrix rate
 that training reaches: three times the operations of a forward pass, counted by torch, over the operations of a large
-matrix product in the same time. ``--methods`` compares methods on ResNet-50 instead.
+matrix product in the same time. ``--methods`` compares methods on ResNet-50 instead, and ``--data`` images that stay on
+the GPU with those in main memory, with and without crop and flip.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from overhead import generate, machine  # next to this file
 
 from fl_lightning import FederatedTrainer, methods  # found through the path above
-from fl_lightning.data import NpyImages
+from fl_lightning.data import NpyImages, RandomCrop, RandomFlip
+from fl_lightning.data.augmentation import Augmentation
 from fl_lightning.models import FedCKACNN, FedUVCNN, ImageClassifier, Projector, ResNet18, ResNet50
 
 MODELS = {
@@ -42,6 +45,13 @@ MODELS = {
 IMAGES = 10_000
 
 
+class Stays(Augmentation):
+    """Changes nothing, and keeps the images in main memory."""
+
+    def __call__(self, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return images
+
+
 def build(name: str) -> ImageClassifier:
     return ImageClassifier(*MODELS[name](), optimizer=partial(torch.optim.SGD, lr=0.01))
 
@@ -51,13 +61,9 @@ def rounds(args: argparse.Namespace, model: str, method: str = "", **engine: obj
 
     Each setting runs in a separate process: a process that has used the GPU cannot fork workers.
     """
-    setting = {"model": model, "method": method, "workers": 1, "mode": False, **engine}
-    command = [
-        sys.executable,
-        __file__,
-        "--child",
-        json.dumps({**setting, "turns": args.turns, "clients": args.clients}),
-    ]
+    setting = {"workers": 1, "mode": False, "on_gpu": True, "augmented": False, **engine}
+    setting |= {"model": model, "method": method, "turns": args.turns, "clients": args.clients}
+    command = [sys.executable, __file__, "--child", json.dumps(setting)]
     found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(found.stdout.splitlines()[-1])
 
@@ -80,7 +86,8 @@ def run(setting: dict) -> list[float]:
             enable_progress_bar=False,
             default_root_dir=Path(folder, "runs"),
         )
-        data = NpyImages(folder, num_clients=setting["clients"], batch_size=64)
+        augment = [RandomCrop(), RandomFlip()] * setting["augmented"] + [Stays()] * (not setting["on_gpu"])
+        data = NpyImages(folder, num_clients=setting["clients"], batch_size=64, augment=augment)
         trainer.fit(build(setting["model"]), data, [getattr(methods, setting["method"])()] if setting["method"] else [])
     return [metrics["time/train"] + metrics["time/server"] for metrics in trainer.history[1:]]
 
@@ -119,6 +126,18 @@ def by_engine(args: argparse.Namespace) -> None:
             line(f"{model}, {setting}", seconds, min(found[0]), operations(model) / min(seconds) / rate)
 
 
+def by_place(args: argparse.Namespace) -> None:
+    rate = matrix_rate()
+    for model in args.models:
+        for augmented in (False, True):
+            base = 0.0
+            for on_gpu in (False, True):
+                seconds = rounds(args, model, on_gpu=on_gpu, augmented=augmented)
+                base = base or min(seconds)
+                title = f"{model}, {'on the GPU' if on_gpu else 'main memory'}{', crop, flip' * augmented}"
+                line(title, seconds, base, operations(model) / min(seconds) / rate)
+
+
 def by_method(args: argparse.Namespace) -> None:
     rate, base = matrix_rate(), 0.0
     for name in ("", "FedCKA", "MOON", "FedUV", "FedDecorr"):
@@ -134,6 +153,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--methods", action="store_true", help="compare methods on ResNet-50")
+    parser.add_argument("--data", action="store_true", help="compare images on the GPU with images in main memory")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -143,7 +163,7 @@ def main() -> None:
         return
     print(machine(), torch.cuda.get_device_name(0))
     print(f"{'':36}{'fastest':>10}{'median':>10}{'ratio':>10}{'share':>10}")
-    (by_method if args.methods else by_engine)(args)
+    (by_method if args.methods else by_place if args.data else by_engine)(args)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.fabric.utilities.apply_func import apply_to_collection
+from torch import Tensor
 
 from fl_lightning.code_fingerprint import file_sha256
 from fl_lightning.collectives import Collectives
+from fl_lightning.data.transfer import fetched, transferred
 from fl_lightning.state import State, num_bytes
 from fl_lightning.storage.atomic_io import dump, flush, flush_folder, in_parallel, load, partial_of, save
 from fl_lightning.storage.serializable import packed, unpacked, with_tensors
@@ -99,7 +101,7 @@ class ClientStateStore(Mapping[int, Memory]):
         if k not in self._visited:
             memory = self._held[k] if k in self._held else load(self._on_disk[k]) if k in self._on_disk else {}
             if self.device.type != "cpu":
-                memory = move_data_to_device(memory, self.device)
+                memory = apply_to_collection(memory, Tensor, transferred, self.device)
             elif k in self._held:  # writes into a memory-mapped tensor do not reach its file
                 memory = with_tensors(memory, torch.clone)
             self._visited[k] = memory
@@ -201,7 +203,7 @@ class ClientStateStore(Mapping[int, Memory]):
     def _enforce_limit(self, k: int) -> None:
         """Count the size of a new memory, and write the oldest memories to disk until the others fit."""
         if self.device.type != "cpu":
-            self._held[k] = move_data_to_device(self._held[k], torch.device("cpu"))
+            self._held[k] = fetched(self._held[k], self.device)
         self._held.move_to_end(k)
         self._count(k, num_bytes(self._held[k]))
         self._forget_file(k)

@@ -10,11 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, pad
 
+from fl_lightning.data.transfer import transferred
 from fl_lightning.errors import require
 
 
 class Augmentation(ABC):
-    """Changes a batch of uint8 images ``(B, C, H, W)`` before normalisation. Subclasses implement ``__call__``."""
+    """Changes a batch of uint8 images ``(B, C, H, W)`` before normalisation. Subclasses implement ``__call__``.
+
+    Attributes:
+        on_device: whether the images may lie on a GPU, where the augmentation gives the same bits. ``generator`` is
+            always a CPU's.
+    """
+
+    on_device = False
 
     @abstractmethod
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
@@ -29,6 +37,8 @@ class RandomCrop(Augmentation):
         mode: pad with ``zeros``, or ``reflect`` the image at its edges.
     """
 
+    on_device = True
+
     def __init__(self, padding: int = 4, mode: Literal["zeros", "reflect"] = "zeros") -> None:
         require(1 <= padding <= 512, "RandomCrop.padding", padding, "give 1 or more, up to 512")
         require(mode in ("zeros", "reflect"), "RandomCrop.mode", mode, "choose zeros or reflect")
@@ -39,9 +49,10 @@ class RandomCrop(Augmentation):
         fits = self.mode != "reflect" or self.padding < min(height, width)
         require(fits, "RandomCrop.padding", self.padding, f"reflection of {height} x {width} pixels needs less padding")
         padded = pad(images, [self.padding] * 4, mode=self.mode)
-        top, left = torch.randint(0, 2 * self.padding + 1, (2, size), generator=generator)
+        corners = torch.randint(0, 2 * self.padding + 1, (2, size), generator=generator)
+        top, left = transferred(corners, images.device)
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: (B, C, tops, lefts, H, W)
-        return windows[torch.arange(size), :, top, left]
+        return windows[torch.arange(size, device=images.device), :, top, left]
 
 
 class RandomFlip(Augmentation):
@@ -51,12 +62,16 @@ class RandomFlip(Augmentation):
         p: probability, in [0, 1].
     """
 
+    on_device = True
+
     def __init__(self, p: float = 0.5) -> None:
         require(0 <= p <= 1, "RandomFlip.p", p, "use a probability in [0, 1]")
         self.p = p
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        flips = torch.rand(len(images), generator=generator) < self.p
+        chosen = torch.rand(len(images), generator=generator) < self.p
+        # numbers instead of a mask, whose sum a GPU would be waited for
+        flips = transferred(chosen.nonzero()[:, 0], images.device)
         flipped = images.clone()
         flipped[flips] = images[flips].flip(-1)
         return flipped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from abc import ABC, abstractmethod
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from fl_lightning.data.augmentation import Augmentation
+from fl_lightning.data.transfer import transferred
 from fl_lightning.errors import UsageError, require, with_location
 
 # number of batches of combined loaders, by mode of a CombinedLoader
@@ -296,8 +298,8 @@ class Batches(IndexedLoader):
     """Batches ``x (B, C, H, W)`` float32 and ``y (B,)`` int64 of some rows of one uint8 array.
 
     Args:
-        images: ``(N, H, W, C)`` uint8, possibly memory-mapped.
-        labels: ``(N,)`` int64.
+        images: ``(N, H, W, C)`` uint8, possibly memory-mapped. On a GPU, the batches are computed there.
+        labels: ``(N,)`` int64, on the same device.
         rows: indices ``(n,)`` into both.
         batch_size: B.
         shuffle: whether each pass has its own random order.
@@ -326,6 +328,12 @@ class Batches(IndexedLoader):
         self.mean, self.std, self.noise = tuple(mean), tuple(std), noise
         self.deterministic = not self.augment and not noise
 
+    def on(self, images: Tensor, labels: Tensor) -> Batches:
+        """This loader, with the same generator, on copies of its images and labels on another device."""
+        other = copy.copy(self)
+        other.images, other.labels = images, labels
+        return other
+
     def is_like(self, other: Any) -> bool:
         """Return whether another loader returns the same batches for the same rows; never for a random loader."""
         if not (isinstance(other, Batches) and self.deterministic and other.deterministic):
@@ -349,28 +357,32 @@ class Batches(IndexedLoader):
 
     def gather(self, rows: Tensor, channels_last: bool = False) -> tuple[Tensor, Tensor]:
         """A batch of any rows ``(m,)``; augmentation and noise draw from :attr:`generator`."""
+        device = self.images.device
+        rows = transferred(rows, device)
         images = self.images.index_select(0, rows).permute(0, 3, 1, 2)
         for augmentation in self.augment:
             images = augmentation(images, self.generator)
         size = tuple(images.shape[-2:]) if channels_last else (1, 1)
-        scale, shift = scaling(self.mean, self.std, size, channels_last)
+        scale, shift = scaling(self.mean, self.std, size, channels_last, device)
         # one pass over the memory changes type and layout, two more work in place
         x = images.permute(0, 2, 3, 1) if channels_last else images
         x = x.to(torch.float32, memory_format=torch.contiguous_format).mul_(scale).add_(shift)
         x = x.permute(0, 3, 1, 2) if channels_last else x
         if self.noise:
             deviation = torch.tensor(self.std).view(-1, 1, 1)
-            x.add_(torch.randn(x.shape, generator=self.generator).mul_(self.noise / deviation))
+            noise = torch.randn(x.shape, generator=self.generator).mul_(self.noise / deviation)
+            x.add_(transferred(noise, device))
         return x, self.labels[rows]
 
 
 @lru_cache(maxsize=16)
 def scaling(
-    mean: tuple[float, ...], std: tuple[float, ...], size: tuple[int, int], channels_last: bool
+    mean: tuple[float, ...], std: tuple[float, ...], size: tuple[int, int], channels_last: bool, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Factor and summand that normalise 0 to 255: ``(C, H, W)``, or ``(H, W, C)`` if ``channels_last``."""
     deviation = torch.tensor(std).view(-1, 1, 1)
     by_channel = (1 / (255 * deviation), -torch.tensor(mean).view(-1, 1, 1) / deviation)
     expanded = [part.expand(-1, *size) for part in by_channel]
-    factor, summand = [part.permute(1, 2, 0).contiguous() if channels_last else part for part in expanded]
+    parts = [part.permute(1, 2, 0).contiguous() if channels_last else part for part in expanded]
+    factor, summand = [part.to(device) for part in parts]
     return factor, summand

@@ -102,7 +102,7 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
     totals.all_reduce(run.workers)
     totals.merged = outcome.metrics.merged(run.workers)
     run.stopwatch.lap("wait")
-    seconds = run.workers.gather(dict(run.stopwatch.seconds))
+    seconds = run.workers.gather(run.stopwatch.read())
     run.metrics.update({f"time/{p}": sum(s.get(p, 0.0) for s in seconds) / len(seconds) for p in VISIT_PHASES})
     return totals, arrived
 

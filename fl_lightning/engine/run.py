@@ -199,7 +199,8 @@ def build(
 ) -> Run:
     """Make all parts of a run, each from those before it; ``cleanup`` restores the module."""
     check_precision(fabric.device, trainer.precision)
-    seed, number, stopwatch = base_seed(), data.num_clients, Stopwatch()
+    seed, number = base_seed(), data.num_clients
+    stopwatch = Stopwatch(events=fabric.device.type == "cuda")
     writes = fabric.is_global_zero and not trainer.fast_dev_run
     folder = RunFolder(folder_of_versions(trainer, methods), trainer.logger, writes)
     trainer_shim.configure(
@@ -254,7 +255,9 @@ def build(
     scope = trainer.server_optimizer_scope
     validation.check_server_optimizer(trainer, select(client.live, client.trainable))
     server = Server(client.live, client.trainable, trainer.server_optimizer, number, examples, scope, seed)
-    loaders = Loaders(fabric, data, seed, model, channels_last, trainer.limit_batches)
+    on_cpu = fabric.device.type == "cpu"
+    resident = 0.0 if on_cpu else memory_share(workers, fabric.device, available_memory(fabric.device))
+    loaders = Loaders(fabric, data, seed, model, channels_last, trainer.limit_batches, resident)
     how = (trainer.client_schedulers, validation.lr_factors(trainer.client_lr_scheduler, trainer.max_rounds))
     local_training = LocalTraining(fabric, client, loaders, workers, stopwatch, optimizers, *how)
     evaluator = Evaluator(client, loaders, workers, partial(fabric.call, trainer=trainer))
@@ -340,7 +343,8 @@ def prepare(data: Any, model: LightningModule, workers: Workers | None = None) -
     data.setup("fit")
 
 
-# of the memory that is available when a run begins, for all workers that share it
+# of the memory that is available when a run begins, for all workers that share it: for cached taps, and on a GPU the
+# same again for images
 SHARE = 0.25
 # packages whose modules give, in eval mode, the same outputs for the same examples
 KNOWN = ("fl_lightning.", "torch.nn.")
@@ -356,10 +360,14 @@ def cache_limit(
     if trainer.cache_references != "auto":
         return math.inf if trainer.cache_references else 0.0
     free = available_memory(device) if gives_same_taps(model, data, device) else 0.0
+    return min(memory_share(workers, device, free), trainer.client_memory * 2**30)
+
+
+def memory_share(workers: Workers, device: torch.device, free: float) -> float:
+    """The bytes for each worker where a device has ``free`` ones, the same on all workers, which all call this."""
     places = workers.gather((platform.node(), str(device), free))
     sharing = [place[:2] for place in places]
-    free = min(free / sharing.count((node, where)) for node, where, free in places)
-    return min(SHARE * free, trainer.client_memory * 2**30)
+    return SHARE * min(free / sharing.count((node, where)) for node, where, free in places)
 
 
 def gives_same_taps(model: LightningModule, data: Any, device: torch.device) -> bool:

@@ -180,7 +180,7 @@ class Site:
                 "skipped": client.visit.num_skipped,
                 "lost": client.visit.num_lost,
                 "scalings": client.visit.scalings,
-                "seconds": dict(run.stopwatch.seconds),
+                "seconds": run.stopwatch.read(),
             }
             client.lifecycle.end_round()
         self.forget(shared, {*own.get("keep", []), own.get("memory"), round_})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,12 @@ from fl_lightning.data.client_loaders import (
 )
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partition_adapter import own_module_of
+from fl_lightning.data.transfer import pinned, pins
 from fl_lightning.errors import require
 from fl_lightning.lightning_compat import LightningDataModule, LightningModule, is_overridden
 from fl_lightning.seeding import derive_seed, numpy_rng
+from fl_lightning.storage.serializable import with_tensors
+from fl_lightning.training.resident_images import ResidentImages
 
 # in the order in which they are called
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -44,7 +48,8 @@ TYPES = {"32-true": torch.float32, "64-true": torch.float64}
 class Loaders:
     """Batches of the clients' training data and of the evaluation data, on the device.
 
-    ``limit`` is the most batches of a visit or of a pass over evaluation data.
+    ``limit`` is the most batches of a visit or of a pass over evaluation data. Images of up to ``resident`` bytes stay
+    on the device.
     """
 
     def __init__(
@@ -55,11 +60,13 @@ class Loaders:
         module: LightningModule | None = None,
         channels_last: bool = False,
         limit: int | None = None,
+        resident: float = 0.0,
     ) -> None:
         self.fabric, self.data, self.seed = fabric, data, seed
         self.channels_last, self.limit = channels_last, limit
         self._precision = fabric.strategy.precision
         self._hooks = {name: hook for name in TRANSFER_HOOKS if (hook := transfer_hook(name, module, data)) is not None}
+        self._images = ResidentImages(fabric.device, resident if self.plain else 0.0)
         # on a CPU nothing is moved, and autocast converts what mixed precision needs
         self._as_is = fabric.device.type == "cpu" and not str(self._precision.precision).endswith("true")
         self._dtype = TYPES.get(str(self._precision.precision)) if fabric.device.type == "cpu" else None
@@ -72,7 +79,7 @@ class Loaders:
     @contextmanager
     def train(self, k: int, round_: int, purpose: str = "batches") -> Iterator[ClientLoader]:
         """The loader of client ``k``, seeded for ``purpose`` in a round, and closed at the end of the block."""
-        loader = as_client_loader(self.data.train_dataloader(k))
+        loader = self._images.of(as_client_loader(self.data.train_dataloader(k)))
         loader.seed(derive_seed(self.seed, purpose, round_, k))
         try:
             yield loader
@@ -100,7 +107,7 @@ class Loaders:
             require(not self.missing_test_data_reason, "data", type(self.data).__name__, self.missing_test_data_reason)
             loaders = self.data.test_dataloader(client)  # type: ignore[call-arg]
         key = f"data={type(own_module_of(self.data)).__name__}: {phase}_dataloader"
-        return [as_client_loader(part) for part in flattened(loaders, key)]
+        return [self._images.of(as_client_loader(part)) for part in flattened(loaders, key)]
 
     def share(self, loader: ClientLoader, rank: int, size: int) -> Iterator[tuple[int, Any]]:
         """The batches of worker ``rank`` of ``size``, each with its index in the pass.
@@ -169,6 +176,8 @@ class Loaders:
             if after is not None:
                 batch = after(batch, dataloader_idx)
         elif not self._as_is:
+            if pins(self.fabric.device):
+                batch = with_tensors(batch, partial(pinned, device=self.fabric.device))
             batch = self._precision.convert_input(self.fabric.to_device(batch))
         return channels_last(batch) if self.channels_last else batch
 

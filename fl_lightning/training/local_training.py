@@ -381,23 +381,48 @@ def looks_at(function: Callable[..., Any], place: int) -> bool:
 
 
 class Stopwatch:
-    """Seconds by phase: a lap is the time since the last one."""
+    """Seconds by phase: a lap is the time since the last one.
 
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self._last = time.perf_counter()
+    With ``events``, laps end with events in the stream of the GPU, which is waited for only when the seconds are read.
+    They include the time in which the GPU has nothing to do.
+    """
+
+    def __init__(self, events: bool = False) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._events, self._laps = events, list[tuple[str, Any, Any]]()
+        self._last = self._now()
 
     def reset(self) -> None:
         """Begin a round."""
-        self.seconds.clear()
+        self._seconds.clear()
+        self._laps.clear()
         self.start()
 
     def start(self) -> None:
         """Begin a lap; the time since the last one counts for no phase."""
-        self._last = time.perf_counter()
+        self._last = self._now()
 
     def lap(self, phase: str) -> None:
         """Add the time since the last lap to ``phase``."""
-        now = time.perf_counter()
-        self.seconds[phase] += now - self._last
+        now = self._now()
+        if self._events:
+            self._laps.append((phase, self._last, now))
+        else:
+            self._seconds[phase] += now - self._last
         self._last = now
+
+    def read(self) -> dict[str, float]:
+        """The seconds by phase since the round began."""
+        if self._laps:
+            self._last.synchronize()
+        for phase, begin, end in self._laps:
+            self._seconds[phase] += begin.elapsed_time(end) / 1000  # of milliseconds
+        self._laps.clear()
+        return dict(self._seconds)
+
+    def _now(self) -> Any:
+        if not self._events:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event

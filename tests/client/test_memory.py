@@ -7,9 +7,11 @@ import torch
 from helpers.notes import noted
 from helpers.runs import small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
+from helpers.without_values import WithoutValues
 
 from fl_lightning import Method
 from fl_lightning.callbacks import Callback
+from fl_lightning.client import ClientStateStore
 from fl_lightning.systems import SystemsHeterogeneity
 
 
@@ -82,3 +84,30 @@ class LooksAtMemory(Method):
 
 def test_a_client_that_remembers_nothing_takes_no_place(tmp_path):
     assert len(fit(tmp_path, LooksAtMemory()).client.memories()) == 0
+
+
+def test_a_memory_moves_to_a_gpu_and_back_through_pinned_memory_with_one_wait(monkeypatch):
+    pinned, waits = [], []
+
+    class Stream:
+        def __init__(self, device):
+            self.device = device
+
+        def synchronize(self):
+            waits.append(self.device)
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor.shape) or tensor)
+    device = torch.device("cuda", 0)
+    with WithoutValues():
+        store = ClientStateStore(device=device)
+        for visit in range(2):
+            with store.visit(3):
+                memory = store.visited(3)
+                assert all(value.device == device for value in memory.get("own", {}).get("w", []))
+                memory["own"] = {"w": [torch.zeros(2, 3, device=device), torch.zeros(5, device=device)], "n": visit}
+            assert len(waits) == visit + 1
+            kept = store[3]["own"]
+            assert kept["n"] == visit and {value.device.type for value in kept["w"]} == {"cpu"}
+    assert pinned == [(2, 3), (5,)] and waits == [device] * 2

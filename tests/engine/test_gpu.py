@@ -1,5 +1,6 @@
 """Faults of GPUs that show on a CPU: with a patched ``torch.cuda``, and with tensors without values."""
 
+import time
 import weakref
 
 import pytest
@@ -11,8 +12,10 @@ from lightning.fabric.accelerators import MPSAccelerator
 
 from fl_lightning.callbacks import CostLedger
 from fl_lightning.engine import cohort_training
+from fl_lightning.engine import run as run_module
 from fl_lightning.engine.argument_checks import check_precision
 from fl_lightning.errors import ClientError
+from fl_lightning.training.local_training import Stopwatch
 from fl_lightning.training.vmap.group import Group
 
 CUDA = torch.device("cuda", 0)
@@ -107,3 +110,56 @@ def test_clients_whose_dropout_draws_on_a_gpu_do_not_share_a_program_unasked(tmp
     trainer = small_trainer(tmp_path, max_rounds=1, devices=1)
     trainer.fit(Drops(), clients(TinyData(48), *[6] * 8))
     assert "random numbers" in trainer.run.local_training.choice.reason
+
+
+class Event:
+    """An event in the stream of a GPU that is never behind; notes waits and the events of which times are read."""
+
+    clock, waits = staticmethod(time.perf_counter), 0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = self.clock()
+
+    def synchronize(self):
+        Event.waits += 1
+
+    def elapsed_time(self, other):
+        return 1000 * (other.at - self.at)
+
+
+@pytest.fixture
+def events(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(Event, "waits", 0)
+    return Event
+
+
+def test_the_stopwatch_of_a_gpu_waits_once_a_round(events, monkeypatch):
+    moments = iter([-1.0, 0.0, 1.0, 3.0, 10.0, 14.0, 15.0, 20.0, 22.0])
+    monkeypatch.setattr(events, "clock", staticmethod(lambda: next(moments)))
+    watch = Stopwatch(events=True)
+    watch.reset()
+    watch.lap("data")
+    watch.lap("step")
+    watch.start()  # the 7 seconds before it are of no phase
+    watch.lap("data")
+    assert events.waits == 0
+    assert watch.read() == {"data": 5.0, "step": 2.0} and events.waits == 1
+    watch.lap("wait")
+    assert watch.read() == watch.read() == {"data": 5.0, "step": 2.0, "wait": 1.0}
+    watch.reset()
+    watch.lap("data")
+    assert watch.read() == {"data": 2.0}
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+def test_the_times_of_a_round_are_those_of_the_events(events, tmp_path, monkeypatch, clients_per_step):
+    monkeypatch.setattr(run_module, "Stopwatch", lambda events: Stopwatch(events=True))
+    _, trainer = train(tmp_path, max_rounds=2, clients_per_step=clients_per_step)
+    assert events.waits == 2
+    for row in trainer.history:
+        parts = [row[f"time/{phase}"] for phase in ("data", "forward_backward", "step", "collect")]
+        assert min(parts) > 0 and sum(parts) <= row["time/train"]

@@ -5,6 +5,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 aten = torch.ops.aten
 
+# the first backward pass starts a thread for each GPU, which the mode below feigns, and a process with them cannot fork
+torch.zeros(1, requires_grad=True).sum().backward()
+
 
 class WithoutValues(FakeTensorMode):
     """Creates all tensors in its block without values; code that reads a value gets 1 or true."""
