@@ -80,7 +80,7 @@ class DPFedAvg(Method):
         return 1.0
 
     def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
-        changed = [n for n in client.sent_frozen if not torch.equal(client.live[n], client.received[n])]
+        changed = client.changed_frozen()
         hint = "a frozen parameter that changes in a visit would be sent without noise; do not change it"
         require(not (self.noise and changed), "DPFedAvg with frozen parameters", changed[:1], hint)
         return {"clients": Weighted.summed(1.0, 1.0)}
