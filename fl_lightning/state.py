@@ -53,7 +53,7 @@ def copy_into(live: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
 
 
 def clone(state: Mapping[str, Tensor]) -> State:
-    """A detached copy of a state; tensors with lazy copies have one more."""
+    """A detached copy of a state, in which lazy copies stay lazy."""
     return {name: lazy_copy(value) if is_lazy(value) else value.detach().clone() for name, value in state.items()}
 
 

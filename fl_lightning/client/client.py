@@ -147,16 +147,16 @@ class Client(LightningModule):
         """Names of the frozen parameters that travel once a client changes them."""
         return [name for name in self.frozen if self.shares_buffers and self.methods.exchanges(name)]
 
+    def changed_frozen(self) -> list[str]:
+        """Names of the frozen parameters that travel, since this visit has changed them."""
+        pairs = ((name, self.live[name], self.received[name]) for name in self.sent_frozen)
+        return [name for name, now, before in pairs if not (share_memory(now, before) or torch.equal(now, before))]
+
     @cached_property
     def kept(self) -> list[str]:
         """Names of the entries of the state that stay with each client; none in a run with one global model."""
         local = set(self.others) if self._policy == "local" else set()
         return [name for name in self.live if not self.methods.exchanges(name) or name in local]
-
-    def changed_frozen(self) -> list[str]:
-        """Names of the frozen parameters that travel since this visit has changed them."""
-        pairs = ((name, self.live[name], self.received[name]) for name in self.sent_frozen)
-        return [name for name, now, before in pairs if not (share_memory(now, before) or torch.equal(now, before))]
 
     # ------------------------------------------------------------------ what methods use
     @property
@@ -237,6 +237,11 @@ class Client(LightningModule):
     def state(self) -> State:
         """A copy of the state that the module has now."""
         return self.worker_module.state()
+
+    def own_state(self) -> State:
+        """A copy of the state without what the next visit receives again: unchanged frozen parameters that travel."""
+        again = {*self.sent_frozen} - {*self.changed_frozen()}
+        return {name: value for name, value in self.state().items() if name not in again}
 
     def memory(self, method: Method) -> dict[str, Any]:
         """Return the memory of ``method`` for this client between rounds: tensors and plain values.
