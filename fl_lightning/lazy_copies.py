@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 _copy: Any = getattr(torch, "_lazy_clone", None)
+# of the storage, wherever the tensor begins in it
 _address: Any = getattr(torch._C, "_data_address", None)
 _is_lazy: Any = getattr(torch._C, "_is_cow_tensor", None)
 SUPPORTED = None not in (_copy, _address, _is_lazy)
@@ -40,7 +41,8 @@ def share_memory(one: Tensor, other: Tensor) -> bool:
         is_lazy(one)
         and is_lazy(other)
         and _address(one) == _address(other)
-        and (one.shape, one.dtype, one.stride()) == (other.shape, other.dtype, other.stride())
+        and (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+        and one.storage_offset() == other.storage_offset()
     )
 
 
@@ -52,9 +54,8 @@ def readable(value: Tensor, known: dict[int, Tensor]) -> Tensor:
     """
     if not is_lazy(value) or value.device.type != "cpu":
         return value
-    start = _address(value) - value.storage_offset() * value.element_size()
+    start = _address(value)
     if start not in known:
         memory = (ctypes.c_byte * value.untyped_storage().nbytes()).from_address(start)
         known[start] = torch.frombuffer(memory, dtype=torch.uint8)
-    where = known[start].untyped_storage(), value.storage_offset(), value.shape, value.stride()
-    return value.detach().new_empty(0).set_(*where)
+    return known[start].view(value.dtype).as_strided(value.shape, value.stride(), value.storage_offset())
