@@ -7,32 +7,29 @@ that may write to it. Only this module uses them. Where they are missing, or can
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-_copy: Any = getattr(torch, "_lazy_clone", None)
-# of the storage, wherever the tensor begins in it
-_address: Any = getattr(torch._C, "_data_address", None)
-_is_lazy: Any = getattr(torch._C, "_is_cow_tensor", None)
-SUPPORTED = None not in (_copy, _address, _is_lazy)
+_C: Any = torch._C
+_is_lazy: Any = getattr(_C, "_is_cow_tensor", lambda value: False)
 
 
 def lazy_copy(value: Tensor) -> Tensor:
     """A detached copy of a tensor, in the same memory if the tensor has all of it, on a CPU or a GPU of CUDA."""
     value = value.detach()
-    if SUPPORTED and value.device.type in ("cpu", "cuda") and 0 < value.nbytes == value.untyped_storage().nbytes():
-        try:
-            return _copy(value)
-        except RuntimeError:  # memory of NumPy or of a file
-            pass
+    if type(value) is Tensor and value.device.type in ("cpu", "cuda"):
+        with suppress(AttributeError, RuntimeError):  # refused for memory of NumPy or of a file
+            if 0 < value.nbytes == value.untyped_storage().nbytes():
+                return torch._lazy_clone(value)
     return value.clone()
 
 
 def is_lazy(value: Tensor) -> bool:
-    """Whether a tensor is or was a lazy copy, or has one, and has not been written to since."""
-    return SUPPORTED and _is_lazy(value)
+    """Whether a tensor is a lazy copy, or has one, and has not been written to since."""
+    return type(value) in (Tensor, nn.Parameter) and _is_lazy(value)
 
 
 def share_memory(one: Tensor, other: Tensor) -> bool:
@@ -40,7 +37,7 @@ def share_memory(one: Tensor, other: Tensor) -> bool:
     return (
         is_lazy(one)
         and is_lazy(other)
-        and _address(one) == _address(other)
+        and _C._data_address(one) == _C._data_address(other)  # of the storages
         and (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
         and one.storage_offset() == other.storage_offset()
     )
@@ -54,7 +51,7 @@ def readable(value: Tensor, known: dict[int, Tensor]) -> Tensor:
     """
     if not is_lazy(value) or value.device.type != "cpu":
         return value
-    start = _address(value)
+    start = _C._data_address(value)  # of the storage
     if start not in known:
         memory = (ctypes.c_byte * value.untyped_storage().nbytes()).from_address(start)
         known[start] = torch.frombuffer(memory, dtype=torch.uint8)

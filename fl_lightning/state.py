@@ -98,10 +98,8 @@ def first_not_finite(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same shape, type and bits, on any devices."""
-    if (one.shape, one.dtype) != (other.shape, other.dtype):
-        return False
-    whole = _INTEGERS[one.element_size()]
-    return torch.equal(one.detach().cpu().view(whole), other.detach().cpu().view(whole))
+    same, whole = (one.shape, one.dtype) == (other.shape, other.dtype), _INTEGERS[one.element_size()]
+    return same and torch.equal(one.detach().cpu().view(whole), other.detach().cpu().view(whole))
 
 
 def checksums(state: Mapping[str, Tensor]) -> dict[str, int]:

@@ -40,16 +40,13 @@ def save_run(run: Run, folder: Path) -> None:
     memories, done = run.client.memories(), run.server.round + 1
     memories.write(folder / "clients", done, run.workers)
     if run.folder.checkpoints is not None:
-        server, evaluated = run.server.state_dict(), run.methods.evaluated_state(run.server)
+        states = run.methods.evaluated_state(run.server), run.server.state
         frozen = run.folder.checkpoints.keep_frozen(select(run.server.state, run.client.frozen))
         apart = {id(run.server.state[name]) for name in frozen.get("names", ())}
-        evaluated, server["state"] = (
-            {name: value for name, value in whole.items() if id(value) not in apart}
-            for whole in (evaluated, server["state"])
-        )
+        evaluated, begun = ({name: v for name, v in state.items() if id(v) not in apart} for state in states)
         state = {
             "state_dict": uncompiled_names(evaluated),
-            "server": server,
+            "server": {**run.server.state_dict(), "state": begun},
             "frozen": frozen,
             "methods": run.methods.state_dict(),
             "module": storable(entries_of_module(run)),

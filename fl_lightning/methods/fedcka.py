@@ -85,9 +85,7 @@ class FedCKA(Method):
             or the model cannot be copied.
     """
 
-    memory_keys: ClassVar = {
-        "previous": "the client's model after its last visit, as a state without unchanged frozen parameters"
-    }
+    memory_keys: ClassVar = {"previous": "the client's last model, as a state without unchanged frozen parameters"}
 
     def __init__(
         self,

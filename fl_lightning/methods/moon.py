@@ -41,9 +41,7 @@ class MOON(Method):
     """
 
     requires = ("representation",)
-    memory_keys: ClassVar = {
-        "pool": "the client's last models, newest last, as states without unchanged frozen parameters"
-    }
+    memory_keys: ClassVar = {"pool": "the client's last models, newest last, without unchanged frozen parameters"}
 
     def __init__(
         self,

@@ -88,11 +88,11 @@ class CheckpointFolder:
             if not path.is_file():
                 save(frozen, path)
                 flush(path)
-            held = load(path)
-            same = (name for name, value in frozen.items() if name in held and same_bits(value, held[name]))
+            begun = load(path)
+            same = (name for name, value in frozen.items() if name in begun and same_bits(value, begun[name]))
             self._frozen = {name: lazy_copy(frozen[name]) for name in same}, file_sha256(path)
         held, digest = self._frozen or ({}, "")
-        names = [name for name, value in frozen.items() if name in held and share_memory(value, held[name])]
+        names = [name for name, value in held.items() if name in frozen and share_memory(value, frozen[name])]
         return {"names": names, "sha256": digest} if names else {}
 
     def save(self, contents: dict[str, Any], history: Sequence[Mapping[str, float]], best: bool = False) -> None:
@@ -235,14 +235,13 @@ def verify(path: Path) -> None:
     if isinstance(contents, dict) and not contents.keys().isdisjoint(("server", "failure")):
         hint = "another version of fl_lightning has written it; resume with that version, or pass it as weights"
         require(contents.get("format") == FORMAT, "ckpt_path", str(path), hint)
-    digests = {file: contents["clients"][k][1] for k, file in client_files(path, contents).items()}
-    for file, digest in {**digests, **frozen_file(path, contents)}.items():
-        _compare(file, digest)
+    for k, file in client_files(path, contents).items():
+        _compare(file, contents["clients"][k][1], f"clients/{file.name}")
+    frozen_of(path, contents, verifies=True)
 
 
-def _compare(file: Path, digest: str) -> None:
+def _compare(file: Path, digest: str, name: str) -> None:
     if not file.is_file() or file_sha256(file) != digest:
-        name = file.name if file.name == FROZEN else f"clients/{file.name}"
         raise DamagedFileError(f"{name} {'was altered' if file.is_file() else 'is missing'}")
 
 
@@ -270,10 +269,18 @@ def client_files(path: Path, contents: Any) -> dict[int, Path]:
     return {k: path.parent / "clients" / Path(name).name for k, (name, _) in clients.items()}
 
 
-def frozen_file(path: Path, contents: Any) -> dict[Path, str]:
-    """Return the file beside a checkpoint with frozen parameters, and its digest; empty if there is none."""
-    frozen = contents.get("frozen") if isinstance(contents, dict) and "server" in contents else None
-    return {path.parent / FROZEN: frozen["sha256"]} if frozen else {}
+def frozen_of(path: Path, contents: Any, verifies: bool) -> State:
+    """Return the entries of a checkpoint's state that are in the file beside it, which is read in whole to verify it.
+
+    Raises:
+        DamagedFileError: the file is missing or altered.
+    """
+    if not isinstance(contents, dict) or "server" not in contents or not (frozen := contents.get("frozen")):
+        return {}
+    if verifies:
+        _compare(path.with_name(FROZEN), frozen["sha256"], FROZEN)
+    held = load(path.with_name(FROZEN))
+    return {name: held[name] for name in frozen["names"]}
 
 
 def read(path: Path, key: str = "ckpt_path") -> dict[str, Any]:
@@ -294,13 +301,9 @@ def read(path: Path, key: str = "ckpt_path") -> dict[str, Any]:
             contents = load_file(path)
         else:
             contents = _load_verified(path) if given else load(path)
-            for file, digest in frozen_file(path, contents).items():
-                if given:
-                    _compare(file, digest)
-                held = load(file)
-                held = {name: held[name] for name in contents["frozen"]["names"]}
-                contents["state_dict"] = uncompiled_names(held) | contents["state_dict"]
-                contents["server"]["state"] |= held
+            if frozen := frozen_of(path, contents, verifies=given):
+                contents["state_dict"] = uncompiled_names(frozen) | contents["state_dict"]
+                contents["server"]["state"] |= frozen
     except ImportError as error:
         raise UsageError(f"{key}={str(path)!r}: install safetensors to read it, or pass a .pt file") from error
     except Exception as error:  # safetensors raises errors of many types
