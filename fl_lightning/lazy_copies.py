@@ -34,13 +34,14 @@ def is_lazy(value: Tensor) -> bool:
 
 def share_memory(one: Tensor, other: Tensor) -> bool:
     """Whether one of two tensors is a lazy copy of the other, and neither has been written to: they are equal."""
-    return (
-        is_lazy(one)
-        and is_lazy(other)
-        and _C._data_address(one) == _C._data_address(other)  # of the storages
-        and (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
-        and one.storage_offset() == other.storage_offset()
+    if not (is_lazy(one) and is_lazy(other)):
+        return False
+    # the address is that of the storage
+    first, second = (
+        (_C._data_address(value), value.storage_offset(), value.dtype, value.shape, value.stride())
+        for value in (one, other)
     )
+    return first == second
 
 
 def readable(value: Tensor, known: dict[int, Tensor]) -> Tensor:
