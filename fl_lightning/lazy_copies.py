@@ -45,15 +45,16 @@ def share_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def readable(value: Tensor, known: dict[int, Tensor]) -> Tensor:
-    """The tensor, or in the place of a lazy copy another one in its memory, for code that only reads.
+    """The tensor, or in the place of a lazy copy another one in its memory, for code that only reads, on the CPU.
 
     ``torch.save`` and NumPy ask for an address that they could write to, which would make an ordinary copy. ``known``
     has the memory by address, so that tensors that share it do so in the result.
     """
-    if not is_lazy(value) or value.device.type != "cpu":
+    if not is_lazy(value):
         return value
-    start = _C._data_address(value)  # of the storage
-    if start not in known:
-        memory = (ctypes.c_byte * value.untyped_storage().nbytes()).from_address(start)
-        known[start] = torch.frombuffer(memory, dtype=torch.uint8)
+    start, size = _C._data_address(value), value.untyped_storage().nbytes()  # of the storage
+    if start not in known and value.device.type == "cpu":
+        known[start] = torch.frombuffer((ctypes.c_byte * size).from_address(start), dtype=torch.uint8)
+    elif start not in known:
+        known[start] = value.as_strided((size // value.element_size(),), (1,), 0).cpu().view(torch.uint8)
     return known[start].view(value.dtype).as_strided(value.shape, value.stride(), value.storage_offset())

@@ -9,6 +9,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 from fl_lightning.lazy_copies import is_lazy, lazy_copy, readable, share_memory
 from fl_lightning.storage.atomic_io import dump, load
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
 
 def through_numpy(value):
     value.numpy()[0, 0] += 1
@@ -26,25 +28,30 @@ WRITES = {
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=[*WRITES])
 @pytest.mark.parametrize("written", [0, 1])
-def test_a_write_to_either_leaves_the_other_and_ends_the_sharing(write, written):
-    first = torch.ones(3, 4)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_write_to_either_leaves_the_other_and_ends_the_sharing(write, written, device):
+    if write is through_numpy and device != "cpu":
+        pytest.skip("NumPy has arrays on the CPU")
+    first = torch.ones(3, 4, device=device)
     pair = first, lazy_copy(first)
     assert share_memory(*pair)
     write(pair[written])
     assert not share_memory(*pair)
-    assert torch.equal(pair[1 - written], torch.ones(3, 4)) and not torch.equal(*pair)
+    assert torch.equal(pair[1 - written].cpu(), torch.ones(3, 4)) and not torch.equal(*pair)
 
 
-def test_code_that_reads_keeps_the_sharing(tmp_path):
-    layer = nn.Linear(4, 4).requires_grad_(False)
+@pytest.mark.parametrize("device", DEVICES)
+def test_code_that_reads_keeps_the_sharing(tmp_path, device):
+    layer = nn.Linear(4, 4).requires_grad_(False).to(device)
     copy = lazy_copy(layer.weight)
-    layer(torch.ones(2, 4, requires_grad=True)).sum().backward()
+    layer(torch.ones(2, 4, device=device, requires_grad=True)).sum().backward()
     contents = {"a": layer.weight.detach(), "b": [copy, copy.t(), copy[1:]]}
     dump(contents, tmp_path / "file.pt")
     assert share_memory(layer.weight, copy)
     assert (tmp_path / "file.pt").stat().st_size < 3000
     held = load(tmp_path / "file.pt")
-    assert all(map(torch.equal, [held["a"], *held["b"]], [contents["a"], *contents["b"]]))
+    for after, before in zip([held["a"], *held["b"]], [contents["a"], *contents["b"]], strict=True):
+        assert torch.equal(after, before.cpu())
     assert readable(copy, {}).numpy().sum() == pytest.approx(float(copy.sum())) and share_memory(layer.weight, copy)
 
 
