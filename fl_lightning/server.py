@@ -10,7 +10,8 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from fl_lightning.errors import ClientError
-from fl_lightning.state import State, clone, first_not_finite, select
+from fl_lightning.lazy_copies import lazy_copy, share_memory
+from fl_lightning.state import State, first_not_finite, is_frozen, select
 
 Scope = Literal["parameters", "all_float"]
 
@@ -24,7 +25,7 @@ class Server:
     plain mean, and integers its whole part in their dtype.
 
     Args:
-        state: the initial global state by name.
+        state: the initial global state by name; frozen parameters are shared with it until one of them changes.
         trainable: names of the parameters that clients train.
         optimizer: builds the server optimizer from parameters; None is ``SGD(lr=1)``.
         num_clients: N.
@@ -54,7 +55,7 @@ class Server:
         scope: Scope = "parameters",
         seed: int = 0,
     ) -> None:
-        self.state = clone(state)
+        self.state = {n: lazy_copy(v) if is_frozen(v) else v.detach().clone() for n, v in state.items()}
         self.num_clients, self.num_examples, self.seed = num_clients, num_examples, seed
         self.round = 0
         self.cohort: list[int] = []
@@ -80,7 +81,16 @@ class Server:
     def assign(self, state: State) -> None:
         """Overwrite entries of the global state."""
         for name, value in state.items():
-            self.state[name].copy_(value)
+            if not share_memory(self.state[name], value):
+                self.state[name].copy_(value)
+
+    @torch.no_grad()
+    def share(self, live: State) -> None:
+        """Set the frozen parameters of the module to those of the global state, and share their memory again."""
+        for name, value in live.items():
+            if is_frozen(value) and not share_memory(value, self.state[name]):
+                value.copy_(self.state[name])
+                self.state[name] = lazy_copy(value)
 
     def step(self, delta: State, others: State) -> None:
         """Move the parameters by the mean change ``delta``; set the other entries to their means ``others``.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fl_lightning import foreach
 from fl_lightning.aggregation import Weighted as Weighted
 from fl_lightning.aggregation.weighted import LazyDifference
+from fl_lightning.lazy_copies import is_lazy, lazy_copy, share_memory
 
 State = dict[str, Tensor]
 # integers by their bytes
@@ -47,13 +48,24 @@ def uncompiled_name(name: str) -> str:
 @torch.no_grad()
 def copy_into(live: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     """Copy ``state`` into the tensors of ``live`` in place; other entries do not change."""
-    names = [name for name in live if name in state]
+    names = [name for name in live if name in state and not share_memory(live[name], state[name])]
     foreach.copy_([live[name] for name in names], [state[name] for name in names])
 
 
 def clone(state: Mapping[str, Tensor]) -> State:
-    """A detached copy of a state."""
-    return {name: value.detach().clone() for name, value in state.items()}
+    """A detached copy of a state, in which lazy copies stay lazy."""
+    return {name: lazy_copy(value) if is_lazy(value) else value.detach().clone() for name, value in state.items()}
+
+
+def differing(state: Mapping[str, Tensor], before: Mapping[str, Tensor], names: Iterable[str]) -> list[str]:
+    """Return the ``names`` of entries that differ between two states; lazy copies of each other are not compared."""
+    pairs = ((name, state[name], before[name]) for name in names)
+    return [name for name, now, old in pairs if not (share_memory(now, old) or torch.equal(now, old))]
+
+
+def is_frozen(value: Tensor) -> bool:
+    """Whether an entry of a module's state is a frozen parameter."""
+    return isinstance(value, nn.Parameter) and not value.requires_grad
 
 
 def select(state: Mapping[str, Tensor], names: Iterable[str]) -> State:
@@ -88,6 +100,12 @@ def first_not_finite(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) 
         return None
     bad = ((name, ~value.isfinite()) for name, value in values.items())
     return next((name for name, where in bad if bool((where & before[name].isfinite()).any())), None)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same shape, type and bits, on any devices."""
+    same, whole = (one.shape, one.dtype) == (other.shape, other.dtype), _INTEGERS[one.element_size()]
+    return same and torch.equal(one.detach().cpu().view(whole), other.detach().cpu().view(whole))
 
 
 def checksums(state: Mapping[str, Tensor]) -> dict[str, int]:

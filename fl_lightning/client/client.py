@@ -31,8 +31,9 @@ from fl_lightning.data.client_loaders import ExampleIndices
 from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.data.labels import label_entries
 from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.lazy_copies import share_memory
 from fl_lightning.method import Method, MethodList, Step, call_hook, check_returned, overrides
-from fl_lightning.state import State, as_floats, clone, entry_norms, first_not_finite, norm, select
+from fl_lightning.state import State, as_floats, clone, differing, entry_norms, first_not_finite, norm, select
 from fl_lightning.storage.metric_format import tagged
 from fl_lightning.storage.serializable import with_tensors
 
@@ -221,9 +222,15 @@ class Client(LightningModule):
         """
         return {tagged("train", name): value.value for name, value in self.visit.values.items()}
 
-    def state(self) -> State:
-        """A copy of the state that the module has now."""
-        return self.worker_module.state()
+    def state(self, own: bool = False) -> State:
+        """Return a copy of the state that the module has now.
+
+        Args:
+            own: leave out what the next visit receives again, frozen parameters that travel and have not changed.
+        """
+        state = self.worker_module.state()
+        again = {*self.sent_frozen} - {*differing(state, self.received, self.sent_frozen)} if own else ()
+        return {name: value for name, value in state.items() if name not in again}
 
     def memory(self, method: Method) -> dict[str, Any]:
         """Return the memory of ``method`` for this client between rounds: tensors and plain values.
@@ -486,7 +493,8 @@ class ClientLifecycle:
         if not math.isfinite(visit.drift):
             bad = next(name for name, value in client.change.items() if not torch.isfinite(value).all())
             raise ClientError(f"the weights of {bad} became nan or infinite after local step {client.num_steps - 1}")
-        entry = first_not_finite(select(live, client.others), visit.received) if client.others else None
+        others = [name for name in client.others if not share_memory(live[name], visit.received[name])]
+        entry = first_not_finite(select(live, others), visit.received) if others else None
         if entry is not None:
             kind = "frozen parameter" if entry in client.frozen else "buffer"
             raise ClientError(f"the {kind} {entry} became nan or infinite within {client.num_steps} local steps")
@@ -506,16 +514,15 @@ class ClientLifecycle:
             delta, payload, memory = clone(delta), cloned(payload), client.memories().visited(visit.info.id)
             memory.update(with_tensors(memory, torch.clone))
         # copies, so that later changes of the module do not change the update
-        others = clone(select(live, client.sent_others))
-        leave_out_large_integers(others, visit.received)
-        changed = [name for name in client.sent_frozen if not torch.equal(live[name], visit.received[name])]
-        frozen = dict(LazyDifference(live, visit.received, changed))
+        buffers = clone(select(live, client.sent_others))
+        leave_out_large_integers(buffers, visit.received)
+        frozen = dict(LazyDifference(live, visit.received, differing(live, visit.received, client.sent_frozen)))
         # payloads are added in float64, but sent in the parameters' type
         bytes_of_number = next((live[name].element_size() for name in client.trainable), 4)
         numbers = sum(value.shape.numel() for value in flatten(payload).values())
-        size = sum(live[name].nbytes for name in (*client.sent, *others, *frozen)) + numbers * bytes_of_number
+        size = sum(live[name].nbytes for name in (*client.sent, *buffers, *frozen)) + numbers * bytes_of_number
         visit.values = visit.logged.sums()
-        return Update(delta, others, visit.weight, payload, visit.values, visit.drift, frozen, size, bound)
+        return Update(delta, buffers, visit.weight, payload, visit.values, visit.drift, frozen, size, bound)
 
     def check_terms(self) -> None:
         """Refuse a loss that cannot be trained on."""

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.apply_func import apply_to_collection
 from lightning.pytorch import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_lightning.client.module_snapshot import ModuleSnapshot, StateBinding, uncopyable
 from fl_lightning.client.taps import Taps
 from fl_lightning.data.client_loaders import ExampleIndices
 from fl_lightning.errors import ClientError, UsageError, text_of, truncate
+from fl_lightning.lazy_copies import is_lazy, lazy_copy
 from fl_lightning.state import State, copy_into, tensors
 
 Observation = dict[str, Tensor]
@@ -210,9 +211,10 @@ def frozen_copy(module: LightningModule, shared: object) -> LightningModule:
     Raises:
         UsageError: the module cannot be copied, although its parts can.
     """
+    lazy = {id(part): nn.Parameter(lazy_copy(part), False) for part in module.parameters() if is_lazy(part)}
     compiled = module.__dict__.pop("forward", None)  # it is bound to the module, so the copy must not call it
     try:
-        frozen: Any = copy.deepcopy(module, uncopyable(module, shared))
+        frozen: Any = copy.deepcopy(module, uncopyable(module, shared) | lazy)
     except Exception as error:
         why = f"it cannot be copied, and a reference model is a copy: {truncate(text_of(error), 80)}"
         raise UsageError(f"model={type(module).__name__}: {why}; fix __deepcopy__ of its parts") from error

@@ -13,7 +13,7 @@ from fl_lightning.engine.fingerprint import changes_of, description_of, identity
 from fl_lightning.engine.model_io import call_on_load, entries_of_module, restore_data, state_of_data, storable
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import UsageError
-from fl_lightning.state import uncompiled_names
+from fl_lightning.state import select, uncompiled_names
 from fl_lightning.storage.checkpoint import (
     client_files,
     find_checkpoint,
@@ -40,9 +40,14 @@ def save_run(run: Run, folder: Path) -> None:
     memories, done = run.client.memories(), run.server.round + 1
     memories.write(folder / "clients", done, run.workers)
     if run.folder.checkpoints is not None:
+        states = run.methods.evaluated_state(run.server), run.server.state
+        frozen = run.folder.checkpoints.keep_frozen(select(run.server.state, run.client.frozen))
+        apart = {id(run.server.state[name]) for name in frozen.get("names", ())}
+        evaluated, begun = ({name: v for name, v in state.items() if id(v) not in apart} for state in states)
         state = {
-            "state_dict": uncompiled_names(run.methods.evaluated_state(run.server)),
-            "server": run.server.state_dict(),
+            "state_dict": uncompiled_names(evaluated),
+            "server": {**run.server.state_dict(), "state": begun},
+            "frozen": frozen,
             "methods": run.methods.state_dict(),
             "module": storable(entries_of_module(run)),
             "datamodule": state_of_data(run.data),

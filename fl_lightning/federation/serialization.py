@@ -23,6 +23,7 @@ from fl_lightning.engine.update_codec import LONGEST_NAME, MOST_LOGGED, PARTS, T
 from fl_lightning.errors import with_location
 from fl_lightning.federation.framing import LARGEST, BadMessageError, check_size
 from fl_lightning.foreach import norms
+from fl_lightning.lazy_copies import readable
 from fl_lightning.storage.serializable import packed, unpacked, with_tensors
 
 # limits on the nesting depth of a message and on its number of values
@@ -158,7 +159,7 @@ def digest_of_state(state: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, value in state.items():
         digest.update(f"{name} {value.dtype} {tuple(value.shape)};".encode())
-        array = value.detach().cpu().contiguous().reshape(-1)
+        array = readable(value.detach(), {}).cpu().contiguous().reshape(-1)
         digest.update(array.view(torch.uint8).numpy().tobytes() if array.numel() else b"")
     return digest.hexdigest()
 

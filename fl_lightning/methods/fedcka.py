@@ -85,7 +85,7 @@ class FedCKA(Method):
             or the model cannot be copied.
     """
 
-    memory_keys: ClassVar = {"previous": "the client's model at the end of its last visit, as a state"}
+    memory_keys: ClassVar = {"previous": "the client's last model, as a state without unchanged frozen parameters"}
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class FedCKA(Method):
         client.scratch(self).compares = previous is not None
         if previous is not None:
             client.load_reference("global", client.received, self.requires)
-            client.load_reference("previous", previous, self.requires)
+            client.load_reference("previous", client.received | previous, self.requires)
 
     def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
         if not client.scratch(self).compares:
@@ -129,5 +129,5 @@ class FedCKA(Method):
         return self.mu * torch.stack(terms).mean()
 
     def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
-        client.memory(self)["previous"] = client.state()
+        client.memory(self)["previous"] = client.state(own=True)
         return None

@@ -41,7 +41,7 @@ class MOON(Method):
     """
 
     requires = ("representation",)
-    memory_keys: ClassVar = {"pool": "the client's last models, as a list of states, the newest last"}
+    memory_keys: ClassVar = {"pool": "the client's last models, newest last, without unchanged frozen parameters"}
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class MOON(Method):
         names = ["previous", *(f"previous.{age}" for age in range(1, len(pool)))][: len(pool)]
         client.scratch(self).names = names
         for name, state in zip(names, reversed(pool), strict=True):
-            client.load_reference(name, state, self.requires)
+            client.load_reference(name, client.received | state, self.requires)
         if pool:
             client.load_reference("global", client.received, self.requires)
 
@@ -78,7 +78,7 @@ class MOON(Method):
 
     def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
         pool = client.memory(self).get("pool", [])
-        client.memory(self)["pool"] = [*pool, client.state()][-self.pool_size :]
+        client.memory(self)["pool"] = [*pool, client.state(own=True)][-self.pool_size :]
         return None
 
     def _first_pool(self, client: ClientContext) -> list[State]:

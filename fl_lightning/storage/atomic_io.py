@@ -12,6 +12,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from fl_lightning.lazy_copies import readable
+from fl_lightning.storage.serializable import with_tensors
+
 Result = TypeVar("Result")
 # files handled in parallel, so that the file system commits its journal once for several of them
 MAX_THREADS = 16
@@ -34,9 +37,10 @@ def dump(contents: Any, path: Path) -> None:
     Raises:
         OSError: the file cannot be written, for example because the disk is full.
     """
+    known: dict[int, torch.Tensor] = {}
     with path.open("wb") as file:
         try:
-            torch.save(contents, file)
+            torch.save(with_tensors(contents, lambda tensor: readable(tensor, known)), file)
         except RuntimeError as error:
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 

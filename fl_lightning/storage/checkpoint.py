@@ -1,7 +1,8 @@
 """Checkpoints of a run: ``last.ckpt``, ``previous.ckpt``, ``best.ckpt``, and a file for each client's memory.
 
 A checkpoint holds the metrics of all rounds, and the names and SHA-256 digests of its client files. A CRC-32 follows
-the archive of ``torch.save``, since the archive's own checksums do not cover its directory.
+the archive of ``torch.save``, since the archive's own checksums do not cover its directory. Frozen parameters that have
+not changed since the first checkpoint are in one file, ``frozen.pt``, for all checkpoints.
 """
 
 from __future__ import annotations
@@ -21,16 +22,30 @@ from torch import Tensor
 
 from fl_lightning.code_fingerprint import file_sha256
 from fl_lightning.errors import UsageError, choices, require
-from fl_lightning.storage.atomic_io import NO_CHECKPOINT, DamagedFileError, dump, flush, flush_folder, load, partial_of
+from fl_lightning.lazy_copies import is_lazy, lazy_copy, share_memory
+from fl_lightning.state import State, same_bits, uncompiled_names
+from fl_lightning.storage.atomic_io import (
+    NO_CHECKPOINT,
+    DamagedFileError,
+    dump,
+    flush,
+    flush_folder,
+    load,
+    partial_of,
+    save,
+)
 from fl_lightning.version import __version__
 
-LAST, PREVIOUS, BEST = "last.ckpt", "previous.ckpt", "best.ckpt"
+LAST, PREVIOUS, BEST, FROZEN = "last.ckpt", "previous.ckpt", "best.ckpt", "frozen.pt"
 # layout of the contents, and package version
-FORMAT = f"4 of {__version__}"
+FORMAT = f"5 of {__version__}"
 # digits of the CRC-32 at the end of a checkpoint
 DIGITS = 8
 # files left by killed processes
-LEFTOVERS = ("last.partial", "best.partial", "model.partial", "ccvr.partial", "clients/[0-9]*-[0-9]*.p*t*")
+LEFTOVERS = (
+    *("last.partial", "best.partial", "frozen.partial", "model.partial", "ccvr.partial"),
+    "clients/[0-9]*-[0-9]*.p*t*",
+)
 
 
 class CheckpointFolder:
@@ -48,6 +63,8 @@ class CheckpointFolder:
         self._rows = PackedRows()
         # client files of each checkpoint
         self._clients: dict[str, set[Path]] = {}
+        # the contents of frozen.pt as lazy copies of the state, and its digest; None before the first checkpoint
+        self._frozen: tuple[State, str] | None = None
 
     def resume(self, path: Path) -> None:
         """Continue after a valid checkpoint of this folder: make it the last one, and remove unreferenced files."""
@@ -59,6 +76,24 @@ class CheckpointFolder:
         known = set[Path]().union(*self._clients.values())
         for pattern in LEFTOVERS:
             _remove({*self.path.glob(pattern)} - known)
+
+    def keep_frozen(self, frozen: State) -> dict[str, Any]:
+        """Write frozen parameters into their file at the first checkpoint of the run.
+
+        Returns:
+            The ``names`` of those whose values the file holds, and its ``sha256``; empty if it holds none.
+        """
+        path, frozen = self.path / FROZEN, {name: value for name, value in frozen.items() if is_lazy(value)}
+        if self._frozen is None and frozen:
+            if not path.is_file():
+                save(frozen, path)
+                flush(path)
+            begun = load(path)
+            same = (name for name, value in frozen.items() if name in begun and same_bits(value, begun[name]))
+            self._frozen = {name: lazy_copy(frozen[name]) for name in same}, file_sha256(path)
+        held, digest = self._frozen or ({}, "")
+        names = [name for name, value in held.items() if name in frozen and share_memory(value, frozen[name])]
+        return {"names": names, "sha256": digest} if names else {}
 
     def save(self, contents: dict[str, Any], history: Sequence[Mapping[str, float]], best: bool = False) -> None:
         """Write the last checkpoint; the old one becomes the previous one.
@@ -201,8 +236,13 @@ def verify(path: Path) -> None:
         hint = "another version of fl_lightning has written it; resume with that version, or pass it as weights"
         require(contents.get("format") == FORMAT, "ckpt_path", str(path), hint)
     for k, file in client_files(path, contents).items():
-        if not file.is_file() or file_sha256(file) != contents["clients"][k][1]:
-            raise DamagedFileError(f"clients/{file.name} {'was altered' if file.is_file() else 'is missing'}")
+        _compare(file, contents["clients"][k][1], f"clients/{file.name}")
+    frozen_of(path, contents, verifies=True)
+
+
+def _compare(file: Path, digest: str, name: str) -> None:
+    if not file.is_file() or file_sha256(file) != digest:
+        raise DamagedFileError(f"{name} {'was altered' if file.is_file() else 'is missing'}")
 
 
 def _load_verified(path: Path) -> Any:
@@ -229,6 +269,20 @@ def client_files(path: Path, contents: Any) -> dict[int, Path]:
     return {k: path.parent / "clients" / Path(name).name for k, (name, _) in clients.items()}
 
 
+def frozen_of(path: Path, contents: Any, verifies: bool) -> State:
+    """Return the entries of a checkpoint's state that are in the file beside it, which is read in whole to verify it.
+
+    Raises:
+        DamagedFileError: the file is missing or altered.
+    """
+    if not isinstance(contents, dict) or "server" not in contents or not (frozen := contents.get("frozen")):
+        return {}
+    if verifies:
+        _compare(path.with_name(FROZEN), frozen["sha256"], FROZEN)
+    held = load(path.with_name(FROZEN))
+    return {name: held[name] for name in frozen["names"]}
+
+
 def read(path: Path, key: str = "ckpt_path") -> dict[str, Any]:
     """Read a checkpoint that :func:`valid_checkpoint` has returned; for the key ``weights`` also any file of weights.
 
@@ -247,6 +301,9 @@ def read(path: Path, key: str = "ckpt_path") -> dict[str, Any]:
             contents = load_file(path)
         else:
             contents = _load_verified(path) if given else load(path)
+            if frozen := frozen_of(path, contents, verifies=given):
+                contents["state_dict"] = uncompiled_names(frozen) | contents["state_dict"]
+                contents["server"]["state"] |= frozen
     except ImportError as error:
         raise UsageError(f"{key}={str(path)!r}: install safetensors to read it, or pass a .pt file") from error
     except Exception as error:  # safetensors raises errors of many types

@@ -422,8 +422,8 @@ def is_equivalent(target: OpOverload, function: Any, args: Sequence[Any], kwargs
 
 
 def storage(tensor: Tensor) -> int:
-    """The address of a tensor's memory."""
-    return tensor.untyped_storage().data_ptr()
+    """A number that tells the memory of one tensor from that of another; it does not write out lazy copies."""
+    return tensor.untyped_storage()._cdata
 
 
 def is_alias(one: Tensor, other: Tensor) -> bool:

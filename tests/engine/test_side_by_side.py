@@ -286,6 +286,13 @@ DEFAULT_MODELS = {
     "GroupNorm": {"model": lambda: mlp(encoder=MOONCNN(1, 16, norm="group")), **IMAGES},
     "tied weights": {"model": Tied, "data": rows},
     "frozen parts": {"model": Frozen, "data": rows},
+    "frozen parts of reference models": {
+        "model": Frozen,
+        "data": rows,
+        "methods": lambda: [MOON()],
+        "taps": {"representation": "head"},
+        "max_rounds": 3,
+    },
     "buffers": {"model": Buffers, "data": rows},
     "unused parameters": {"model": Unused, "data": rows},
     # the last batches of the clients of 34 and 26 examples wait for each other

@@ -22,11 +22,12 @@ RUNS = {
     "fedbn": {"method": ["FedBN"]},
     "fednova": {"method": ["FedNova"]},
     "dpfedavg": {"method": [{"class_path": "DPFedAvg", "init_args": {"clip": 0.1, "noise": 0.0}}]},
+    "moon on a frozen base": {"method": ["MOON"], "model": {"class_path": "helpers.sites.Based"}},
     "bfloat16": {"trainer": {"precision": "bf16-true"}},
     "cohorts": {"trainer": {"cohort_size": 2}},
 }
 pytestmark = pytest.mark.usefixtures("one_parser", "undrawn")
-DEFAULT = ("scaffold, feddecorr and fedprox, with a schedule", "fedbn", "cohorts")
+DEFAULT = ("scaffold, feddecorr and fedprox, with a schedule", "fedbn", "moon on a frozen base", "cohorts")
 
 
 def config_of(name):
@@ -48,6 +49,15 @@ def test_a_run_at_sites_is_the_same_as_in_one_process(name, tmp_path):
     sent = [num_bytes(decoded(answer)["update"]) for answer in link.updates]
     assert len(sent) == sum(row["clients"] for row in ours.history) and max(sent) == announced
     assert fitted.history and numbers_of(ours.history) == numbers_of(fitted.history)
+
+
+def test_frozen_parameters_that_sites_change_travel(tmp_path):
+    config = config_of("moon on a frozen base")
+    config["model"]["class_path"] = "helpers.sites.Moving"
+    ours, link = run_here(tmp_path, config)
+    assert_same_bits(ours.server.state, alone(tmp_path, config).server.state)
+    sizes = [num_bytes(decoded(answer)["update"]) for answer in link.updates]
+    assert {*sizes[SITES:]} == {sizes[0] + 4 * 16}
 
 
 def test_the_end_of_a_run_has_a_row_for_each_site(tmp_path, capsys):

@@ -56,6 +56,23 @@ class Watching(ImageClassifier):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "test/loss"}}
 
 
+class Based(ImageClassifier):
+    """Trains its projector and its head on a frozen encoder."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.encoder.requires_grad_(False)
+
+
+class Moving(Based):
+    """Changes biases of its frozen encoder from the second round on."""
+
+    def on_train_end(self):
+        for name, value in self.encoder.named_parameters():
+            if self.current_epoch > 1 and name.endswith("bias"):
+                value.data.add_(0.1)
+
+
 class Here:
     """Reaches sites in this process, which answer at once: node k is the site k.
 

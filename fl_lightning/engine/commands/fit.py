@@ -118,6 +118,7 @@ def begin_fit(run: Run, fresh: bool) -> None:
         run.worker_module.call("on_fit_start")
     if fresh and "on_fit_start" in run.worker_module.hooks:
         run.server.assign(run.client.state())
+    run.server.share(run.client.live)
     run.worker_module.begin_run()
     number = sum(not part.training for part in run.client.module.modules())
     if number:  # as Lightning does

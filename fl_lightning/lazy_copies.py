@@ -1,0 +1,60 @@
+"""Copies of tensors that share their memory until one of them is written to, whoever writes and however.
+
+These are private functions of torch, as of torch 2.6 and 2.15, which copy the memory of a tensor at the first access
+that may write to it. Only this module uses them. Where they are missing, or cannot share, all copies are ordinary ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_C: Any = torch._C
+_is_lazy: Any = getattr(_C, "_is_cow_tensor", lambda value: False)
+
+
+def lazy_copy(value: Tensor) -> Tensor:
+    """A detached copy of a tensor, in the same memory if the tensor has all of it, on a CPU or a GPU of CUDA."""
+    value = value.detach()
+    if type(value) is Tensor and value.device.type in ("cpu", "cuda"):
+        with suppress(AttributeError, RuntimeError):  # refused for memory of NumPy or of a file
+            if 0 < value.nbytes == value.untyped_storage().nbytes():
+                return torch._lazy_clone(value)
+    return value.clone()
+
+
+def is_lazy(value: Tensor) -> bool:
+    """Whether a tensor is a lazy copy, or has one, and has not been written to since."""
+    return type(value) in (Tensor, nn.Parameter) and _is_lazy(value)
+
+
+def share_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether one of two tensors is a lazy copy of the other, and neither has been written to: they are equal."""
+    if not (is_lazy(one) and is_lazy(other)):
+        return False
+    # the address is that of the storage
+    first, second = (
+        (_C._data_address(value), value.storage_offset(), value.dtype, value.shape, value.stride())
+        for value in (one, other)
+    )
+    return first == second
+
+
+def readable(value: Tensor, known: dict[int, Tensor]) -> Tensor:
+    """The tensor, or in the place of a lazy copy another one in its memory, for code that only reads, on the CPU.
+
+    ``torch.save`` and NumPy ask for an address that they could write to, which would make an ordinary copy. ``known``
+    has the memory by address, so that tensors that share it do so in the result.
+    """
+    if not is_lazy(value):
+        return value
+    start, size = _C._data_address(value), value.untyped_storage().nbytes()  # of the storage
+    if start not in known and value.device.type == "cpu":
+        known[start] = torch.frombuffer((ctypes.c_byte * size).from_address(start), dtype=torch.uint8)
+    elif start not in known:
+        known[start] = value.as_strided((size // value.element_size(),), (1,), 0).cpu().view(torch.uint8)
+    return known[start].view(value.dtype).as_strided(value.shape, value.stride(), value.storage_offset())
