@@ -57,7 +57,7 @@ def clone(state: Mapping[str, Tensor]) -> State:
     return {name: lazy_copy(value) if is_lazy(value) else value.detach().clone() for name, value in state.items()}
 
 
-def differing(state: Mapping[str, Tensor], before: Mapping[str, Tensor], names: Iterable[str]) -> list[str]:
+def changed_entries(state: Mapping[str, Tensor], before: Mapping[str, Tensor], names: Iterable[str]) -> list[str]:
     """Return the ``names`` of entries that differ between two states; lazy copies of each other are not compared."""
     pairs = ((name, state[name], before[name]) for name in names)
     return [name for name, now, old in pairs if not (share_memory(now, old) or torch.equal(now, old))]

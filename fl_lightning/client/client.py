@@ -33,7 +33,7 @@ from fl_lightning.data.labels import label_entries
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.lazy_copies import share_memory
 from fl_lightning.method import Method, MethodList, Step, call_hook, check_returned, overrides
-from fl_lightning.state import State, as_floats, clone, differing, entry_norms, first_not_finite, norm, select
+from fl_lightning.state import State, as_floats, changed_entries, clone, entry_norms, first_not_finite, norm, select
 from fl_lightning.storage.metric_format import tagged
 from fl_lightning.storage.serializable import with_tensors
 
@@ -229,7 +229,7 @@ class Client(LightningModule):
             own: leave out what the next visit receives again, frozen parameters that travel and have not changed.
         """
         state = self.worker_module.state()
-        again = {*self.sent_frozen} - {*differing(state, self.received, self.sent_frozen)} if own else ()
+        again = {*self.sent_frozen} - {*changed_entries(state, self.received, self.sent_frozen)} if own else ()
         return {name: value for name, value in state.items() if name not in again}
 
     def memory(self, method: Method) -> dict[str, Any]:
@@ -516,7 +516,7 @@ class ClientLifecycle:
         # copies, so that later changes of the module do not change the update
         buffers = clone(select(live, client.sent_others))
         leave_out_large_integers(buffers, visit.received)
-        frozen = dict(LazyDifference(live, visit.received, differing(live, visit.received, client.sent_frozen)))
+        frozen = dict(LazyDifference(live, visit.received, changed_entries(live, visit.received, client.sent_frozen)))
         # payloads are added in float64, but sent in the parameters' type
         bytes_of_number = next((live[name].element_size() for name in client.trainable), 4)
         numbers = sum(value.shape.numel() for value in flatten(payload).values())

@@ -20,7 +20,7 @@ from fl_lightning.errors import require
 from fl_lightning.method import Method, ServerValue, overrides
 from fl_lightning.seeding import torch_rng
 from fl_lightning.server import Server
-from fl_lightning.state import State, Weighted, differing, norm
+from fl_lightning.state import State, Weighted, changed_entries, norm
 
 # orders of the Renyi divergence that are tried
 ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512)
@@ -80,7 +80,7 @@ class DPFedAvg(Method):
         return 1.0
 
     def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
-        changed = differing(client.live, client.received, client.sent_frozen)
+        changed = changed_entries(client.live, client.received, client.sent_frozen)
         hint = "a frozen parameter that changes in a visit would be sent without noise; do not change it"
         require(not (self.noise and changed), "DPFedAvg with frozen parameters", changed[:1], hint)
         return {"clients": Weighted.summed(1.0, 1.0)}
