@@ -56,10 +56,7 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
     results = with_notes(cells, results)
     comparisons = [Comparison(suite, table, cells, results) for table in suite.tables]
     if form == "csv":
-        entries = [line for at, comparison in enumerate(comparisons, 1) for line in csv_lines(at, comparison)]
-        # a table of scores has an additional column
-        columns = max((list(entry) for entry in entries), key=len, default=[])
-        return in_columns(columns, entries)
+        return comparisons_csv(comparisons)
     lines = list(about(suite, cells, results))
     of_readings = readings_tables(suite, comparisons)
     if form == "tex":
@@ -411,6 +408,23 @@ def summary_lines(comparison: Comparison) -> Iterator[str]:
         scaled = AT_THIS_SCALE * any(entry.scale != 1 for entry in comparison.entries.values())
         yield f"Verdicts relative to {comparison.baseline}{scaled}, as numbers of columns:"
         yield from ("", *lines, "")
+
+
+def comparisons_csv(comparisons: Sequence[Comparison], titled: bool = False) -> str:
+    """Return CSV with a line for each row and column of each table, numbers unrounded.
+
+    Args:
+        comparisons: the tables.
+        titled: whether a first column has the titles of the suites.
+    """
+    entries = [
+        {**({"title": comparison.suite.title} if titled else {}), **line}
+        for at, comparison in enumerate(comparisons, 1)
+        for line in csv_lines(at, comparison)
+    ]
+    # a table of scores has an additional column
+    columns = max((list(entry) for entry in entries), key=len, default=[])
+    return in_columns(columns, entries)
 
 
 def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fl_lightning.errors import printable
 
@@ -91,6 +92,19 @@ class TextTable:
     title: str = ""
     key: str = "table"
     note: str = ""
+
+
+def plain_table(
+    caption: str,
+    names: Sequence[str],
+    heads: Iterable[str | tuple[str, Sequence[str]]],
+    rows: Iterable[Sequence[object]],
+    **more: Any,
+) -> TextTable:
+    """Return a table of texts in one style, from its heads, which may be groups, and its rows."""
+    groups = [(head, []) if isinstance(head, str) else head for head in heads]
+    lines = [[one if isinstance(one, StyledText) else StyledText(str(one)) for one in row] for row in rows]
+    return TextTable(caption, names, groups, lines, **more)
 
 
 def renamed(table: TextTable, names: Mapping[str, str]) -> TextTable:

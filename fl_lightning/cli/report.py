@@ -79,7 +79,7 @@ def report(options: argparse.Namespace) -> None:
     command += ["--names", *options.names] if options.names else []
     of_page = {"minimize": options.minimize, "names": names, "title": options.title, "command": command}
     made = make_report(read_sources(options.sources, options.suite), **how, **of_page)
-    cards = {card.name: card for *_, card in made.cards} if options.figure or options.figures else {}
+    cards = {card.name: card for cards in made.cards for card in cards} if options.figure or options.figures else {}
     if options.figure:
         name = options.figure
         require(name in cards, "--figure", name, f"no such figure; available: {choices(cards, name)}")

@@ -49,6 +49,8 @@ class Card:
         caption: how to read it.
         drawings: functions that draw into axes, by name of the file.
         table: data; by default the values of the drawn curves, bars and maps.
+        heading: heading above it on the page.
+        setting: setting of its runs.
     """
 
     name: str
@@ -56,6 +58,8 @@ class Card:
     caption: str
     drawings: Mapping[str, Draw]
     table: pd.DataFrame | None = None
+    heading: str = ""
+    setting: str = ""
 
     @cached_property
     def figures(self) -> list[Figure]:
