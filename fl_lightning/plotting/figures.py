@@ -16,6 +16,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
+from fl_lightning.errors import printable
 from fl_lightning.plotting.drawing import MARKS, MOST_NAMES, Curve, Draw, bars, curves, cut, heat, in_style
 from fl_lightning.plotting.values import Reduce, over
 
@@ -56,7 +57,8 @@ class ShownFigure(Figure):
     def savefig(self, fname: Any, **kwargs: Any) -> None:
         """Save the figure, with the arguments of matplotlib."""
         kwargs.setdefault("transparent", matplotlib.rcParams["savefig.transparent"])
-        with in_style():
+        # equal figures are equal files
+        with in_style(), matplotlib.rc_context({"svg.hashsalt": "fl_lightning"}):
             super().savefig(fname, **kwargs)
 
     def _repr_png_(self) -> bytes:
@@ -228,7 +230,7 @@ def laid_out(
         panels = [figure.add_subplot(rows, columns, place + 1) for place in range(len(drawings))]
         for axes, draw in zip(panels, drawings, strict=True):
             draw(axes)
-            axes.set_title("\n".join(fill(line, int(11 * width)) for line in axes.get_title().splitlines()))
+            axes.set_title("\n".join(fill(printable(line), int(11 * width)) for line in axes.get_title().split("\n")))
         legends, below = [legend_entries(axes) for axes in panels], 0.0
         shared = {label: handle for entries in legends for label, handle in entries.items()}
         if not all(not entries or list(entries) == list(shared) for entries in legends):
@@ -241,7 +243,7 @@ def laid_out(
             below = 0.2 * math.ceil(len(shared) / across)
             how: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "handlelength": 2.4, "borderpad": 0.1}
             figure.legend(shared.values(), shared.keys(), loc="lower center", ncols=across, **how)
-        title = fill(title, int(11 * width * columns))
+        title = fill(printable(title), int(11 * width * columns))
         above, titles = 0.25 * len(title.splitlines()), max(len(axes.get_title().splitlines()) for axes in panels)
         turned = [len(text.get_text()) for axes in panels for text in axes.get_xticklabels() if text.get_rotation()]
         wide, high = width * columns, (height + 0.05 * max(turned, default=0)) * rows + above + below

@@ -36,7 +36,6 @@ def cautions(section: Section) -> Iterator[str]:
             told = "; ".join(f"{line}: {len(one)} ({one[0]} to {one[-1]})" for line, one in seeds.items())
             yield f"The seeds are not the same for all{where}: {told}. Differences are of the seeds that both have."
         yield from (f"The order depends on the score{where}: {sides}." for sides in of_scores(part))
-    yield from of_versions(section.runs)
 
 
 def rounds_done(run: FitResult) -> str:
@@ -102,17 +101,3 @@ def of_scores(section: Section) -> Iterator[str]:
         ahead, behind = (", ".join(gaps.index[sides]) for sides in (gaps > 0, gaps < 0))
         if ahead and behind:
             yield f"{one} is ahead by {ahead}; {other} is ahead by {behind}"
-
-
-def of_versions(runs: Sequence[FitResult]) -> Iterator[str]:
-    """Warn of different code, software and machines of the runs."""
-    known = [run.environment for run in runs if run.environment]
-    revisions = {str(one.get("git_revision")) for one in known if one.get("git_revision")}
-    torch = {(one.get("versions") or {}).get("torch") for one in known}
-    if len(revisions) > 1:
-        yield f"The runs come from {len(revisions)} revisions of the code; see Environment."
-    if len(torch) > 1:
-        yield f"The runs used different versions of torch: {', '.join(sorted(map(str, torch)))}."
-    machines = {run.machine for run in runs if run.machine}
-    if len(machines) > 1:
-        yield f"The runs used {len(machines)} kinds of machines: do not compare their seconds."

@@ -1,29 +1,26 @@
-"""The figures of a section: metrics, partitions, measurements of callbacks, and costs."""
+"""The figures of a section: metrics, partitions, and measurements of callbacks."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fl_lightning.plotting.drawing import MOST_LONG, Curve, Draw, curves, heat, stacked
+from fl_lightning.plotting.drawing import MOST_LONG, Curve, Draw, curves, heat
 from fl_lightning.plotting.plots import PLOTS
-from fl_lightning.report.figures import Card, number_drawings
+from fl_lightning.report.figures import Card
 from fl_lightning.report.measurements import array_files, measured, plan_of, plot_of, up_to_common_round
-from fl_lightning.report.sections import BYTES, OF_GROUP, OF_RUN, Section, in_percent
-from fl_lightning.report.sites import parts_cards
-from fl_lightning.results import FitResult
+from fl_lightning.report.sections import BYTES, Section, in_percent
 
 # settings with figures at most; further settings have tables alone
 SETTINGS = 6
 # drawings of one figure, and bands of one drawing
 PANELS, MOST_BANDS = 6, 8
-SECONDS = ["time/round"]
-UNITS = {"bytes": {"GB": 1e9, "MB": 1e6, "kB": 1e3}, "seconds": {"hours": 3600.0, "minutes": 60.0, "seconds": 1.0}}
 # families of metrics without curves
 ELSEWHERE = ("time", "placed", "spectrum", "bytes", "memory", "round", "step", "clients", "batches", "lr")
 LEARNING = ("train/accuracy", "train/loss", "test/accuracy", "test/loss", "val/accuracy")
@@ -33,8 +30,6 @@ FAMILIES = {
     "rank": "Ranks of classifier and representation",
     "drift": "Drift of the clients",
 }
-ROUND_PHASES = ("train", "evaluate", "server", "log")
-VISITS = ("load", "data", "forward_backward", "correct", "step", "collect", "wait")
 
 
 def cards_of(section: Section, prefix: str = "") -> Iterator[Card]:
@@ -44,13 +39,13 @@ def cards_of(section: Section, prefix: str = "") -> Iterator[Card]:
         section: the section.
         prefix: beginning of the figures' names in a report of several sections.
     """
-    for makers in ((metric_cards, parts_cards), (partition_cards, tag_cards, measured_cards, cost_cards)):
-        for part in section.parts[:SETTINGS]:
-            for card in (card for make in makers for card in make(part)):
-                words = filter(None, (prefix, part.setting, card.name))
-                name = "-".join(re.sub(r"[^a-zA-Z0-9.]+", "-", word).strip("-") for word in words).lower()
-                title = ", ".join(filter(None, [card.title, part.setting]))
-                yield replace(card, name=name, title=title, setting=part.setting)
+    for part in section.parts[:SETTINGS]:
+        makers = (metric_cards, partition_cards, tag_cards, measured_cards)
+        for card in chain.from_iterable(make(part) for make in makers):
+            words = filter(None, (prefix, part.setting, card.name))
+            name = "-".join(re.sub(r"[^a-zA-Z0-9.]+", "-", word).strip("-") for word in words).lower()
+            title = ", ".join(filter(None, [card.title, part.setting]))
+            yield replace(card, name=name, title=title, setting=part.setting)
 
 
 # ------------------------------------------------------------------ metrics
@@ -96,26 +91,22 @@ def metric_cards(section: Section) -> Iterator[Card]:
     metric, rounds = section.metric, section.rounds
     if metric.tag not in rounds:
         return
-    points = points_of(rounds, metric.tag)
-    costs = {"bytes": spent(rounds, BYTES), "seconds": spent(rounds, SECONDS)}
-    points = points.join(pd.DataFrame(costs), on=["line", "round"])
-    drawings = {"rounds": drawn(section, points, "round", metric.unit, xlabel="round", ylabel=metric.label)}
-    for name, units in UNITS.items():
-        if points[name].notna().any():
-            # the largest unit in which the greatest value is at least 1
-            unit = next((unit for unit, size in units.items() if points[name].max() >= size), list(units)[-1])
-            label = f"{unit} sent down and up" if name == "bytes" else f"{unit} spent"
-            scaled = points.assign(**{name: points[name] / units[unit]})
-            drawings[name] = drawn(section, scaled, name, metric.unit, xlabel=label, ylabel=metric.label)
-    head = ["curve", "round", metric.tag, "deviation", "seeds", "bytes", "seconds"]
+    costs = {"bytes": spent(rounds, BYTES) / 1e6, "seconds": spent(rounds, ["time/round"])}
+    points = points_of(rounds, metric.tag).join(pd.DataFrame(costs), on=["line", "round"])
+    labels = {"round": "round", "bytes": "MB sent down and up", "seconds": "seconds spent"}
+    drawings = {
+        "rounds" if x == "round" else x: drawn(section, points, x, metric.unit, xlabel=label, ylabel=metric.label)
+        for x, label in labels.items()
+        if points[x].notna().any()
+    }
+    head = ["curve", "round", metric.tag, "deviation", "seeds", "MB", "seconds"]
     table = points.sort_values("line", key=lambda lines: lines.map(section.lines.index), kind="stable")
     table = table.set_axis(head, axis=1).astype(object).where(points.notna().to_numpy(), "")
     *first, last = drawings
     title = f"{metric.called} against {' and '.join(filter(None, [', '.join(first), last]))}"
     fewer = "Where some seeds have fewer rounds, the last part of a line is the mean over the others."
     caption = f"{about_band(section)} {fewer * bool((points.groupby('line')['count'].nunique() > 1).any())}".strip()
-    heading = "Accuracy" if metric.tag.endswith("accuracy") else "Metric"
-    yield Card(metric.tag, title, caption, drawings, table, heading)
+    yield Card(metric.tag, title, caption, drawings, table, "Results")
 
 
 def tag_cards(section: Section) -> Iterator[Card]:
@@ -146,27 +137,22 @@ def tag_cards(section: Section) -> Iterator[Card]:
 
 # ------------------------------------------------------------------ who holds what
 def partition_cards(section: Section) -> Iterator[Card]:
-    """Yield the partition of the smallest seed, and each different partition of another method."""
-    known = [(line, run) for line, run in zip(section.found["line"], section.runs, strict=True)]
-    known = [(line, run) for line, run in known if plan_of(run)[0] is not None]
-    partitions: dict[str, tuple[str, FitResult]] = {}
-    for line, run in known:
-        if run.seed == min(run.seed for _, run in known):
-            partitions.setdefault(run.plan, (line, run))
-    drawings: dict[str, Draw] = {}
-    for digest, (line, run) in list(partitions.items())[:PANELS]:
-        counts, names = plan_of(run)
-        assert counts is not None
-        classes, sites = names.get("class_names", []), names.get("domains", [])
-        # the names of sites replace the numbers of clients where each client is a site
-        sited = len(sites) == len(set(sites)) == len(counts) <= MOST_LONG and all(sites)
-        along = (classes if len(classes) == counts.shape[1] else None, sites if sited else None)
-        labels: dict[str, Any] = {"xlabel": "site" if sited else "client", "ylabel": "class"}
-        title = f"partition {digest[:8]}{f' of {line}' * (len(partitions) > 1)}, seed {run.seed}"
-        drawings[digest[:8]] = heat(counts.T.astype(float), "samples", along, log=True, title=title, **labels)
-    if drawings:
-        caption = "Samples of each class at each client, on a logarithmic scale; empty fields have none."
-        yield Card("partition", "Who holds what", caption, drawings, heading="Who holds what")
+    """Yield the partition of the smallest seed."""
+    known = [run for run in section.runs if plan_of(run)[0] is not None]
+    if not known:
+        return
+    run = min(known, key=lambda run: run.seed)
+    counts, names = plan_of(run)
+    assert counts is not None
+    classes, sites = names.get("class_names", []), names.get("domains", [])
+    # the names of sites replace the numbers of clients where each client is a site
+    sited = len(sites) == len(set(sites)) == len(counts) <= MOST_LONG and all(sites)
+    along = (classes if len(classes) == counts.shape[1] else None, sites if sited else None)
+    labels: dict[str, Any] = {"xlabel": "site" if sited else "client", "ylabel": "class"}
+    labels["title"] = f"partition {run.plan[:8]}, seed {run.seed}"
+    caption = "Samples of each class at each client, on a logarithmic scale; empty fields have none."
+    draw = heat(counts.T.astype(float), "samples", along, log=True, **labels)
+    yield Card("partition", "Who holds what", caption, {"1": draw}, heading="Who holds what")
 
 
 # ------------------------------------------------------------------ files of arrays
@@ -189,26 +175,5 @@ def measured_cards(section: Section) -> Iterator[Card]:
                 more = f" The first {PANELS} of {len(one.drawings)} are drawn." * (len(one.drawings) > PANELS)
                 title = ": ".join(filter(None, [heading, one.title]))
                 name = f"{file.removesuffix('.npz')}-{one.name.rpartition('/')[2]}"
-                drawings = number_drawings(one.drawings[:PANELS])
+                drawings = {str(at): draw for at, draw in enumerate(one.drawings[:PANELS], 1)}
                 yield Card(name, title, f"{caption}{more}", drawings, heading=heading)
-
-
-# ------------------------------------------------------------------ cost
-def cost_cards(section: Section) -> Iterator[Card]:
-    """Yield the seconds of a round by phase."""
-    means = phases_of(section.rounds).droplevel("setting")
-    lines = [line for line in section.lines if line in means.index]
-    parts = [(phase, means.loc[lines, phase].fillna(0.0).to_numpy()) for phase in (*VISITS, *ROUND_PHASES[1:])]
-    if lines:
-        bars = stacked([(phase, lengths) for phase, lengths in parts if lengths.any()], lines, "seconds a round")
-        caption = "Median seconds of a round by phase without the first round, mean over seeds and workers. "
-        caption += "For runs without a folder: seconds of the last round."
-        yield Card("seconds", "Seconds of a round", caption, number_drawings([bars]), heading="Cost")
-
-
-def phases_of(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Return the seconds of a round by phase: medians of each run without its first round, averaged over the runs."""
-    phases = [*VISITS, *ROUND_PHASES]
-    later = rounds[rounds["round"] > 0].rename(columns={f"time/{phase}": phase for phase in phases})
-    known = later.reindex(columns=[*OF_RUN, *phases])
-    return known.groupby(OF_RUN).median().groupby(OF_GROUP).mean().dropna(how="all")

@@ -51,19 +51,17 @@ def measured(run: FitResult, file: str) -> tuple[Arrays, str]:
             return {}, ""
         if loaded["rounds"].dtype.kind not in "iu":
             raise ValueError("rounds are not whole numbers")
-        arrays = {name: shown_values(array) for name, array in loaded.items() if array.dtype.kind in "fiubUS"}
+        arrays = {}
+        for name, array in loaded.items():
+            if array.dtype.kind in "US":
+                texts = [printable(str(text)) for text in array.ravel().tolist()]
+                arrays[name] = np.array(texts, dtype=str).reshape(array.shape)
+            elif array.dtype.kind in "fiub":
+                arrays[name] = np.where(np.abs(array) < INFINITE, array, np.nan) if array.dtype.kind == "f" else array
         list(plot_of(file)[1]({"run": up_to_common_round([arrays])}))
     except Exception as error:  # a damaged file raises errors of many kinds
         return {}, f"{printable(file)} is skipped: {why(error)}"
     return arrays, ""
-
-
-def shown_values(array: np.ndarray) -> np.ndarray:
-    """Return an array without infinite numbers, or with printable texts."""
-    if array.dtype.kind in "US":
-        texts = [printable(str(text)) for text in array.ravel().tolist()]
-        return np.array(texts, dtype=str).reshape(array.shape)
-    return np.where(np.abs(array) < INFINITE, array, np.nan) if array.dtype.kind == "f" else array
 
 
 def rounds_of(arrays: Arrays, name: str) -> list[int]:
@@ -75,7 +73,7 @@ def rounds_of(arrays: Arrays, name: str) -> list[int]:
 def up_to_common_round(seeds: Sequence[Arrays]) -> list[Arrays]:
     """Return the arrays of each seed up to the last round that all seeds measured; empty without such a round."""
     made = [{name: array for name, array in arrays.items() if array.dtype.kind in "US"} for arrays in seeds]
-    for name in dict.fromkeys(name for arrays in seeds for name, array in arrays.items() if not is_rounds(name, array)):
+    for name in dict.fromkeys(name for arrays in seeds for name in arrays):
         having = [pair for pair in zip(made, seeds, strict=True) if name in pair[1] and name not in pair[0]]
         common = set.intersection(*(set(rounds_of(arrays, name)) for _, arrays in having)) if having else set()
         for own, arrays in having if common else ():
@@ -83,8 +81,3 @@ def up_to_common_round(seeds: Sequence[Arrays]) -> list[Arrays]:
             end = rounds.index(max(common)) + 1
             own |= {name: arrays[name][:end], "rounds": np.array(rounds[:end])}
     return [arrays for arrays in made if "rounds" in arrays]
-
-
-def is_rounds(name: str, array: np.ndarray) -> bool:
-    """Return whether an array has the rounds of others, as ``local_rounds``."""
-    return name == "rounds" or (name.endswith("_rounds") and array.dtype.kind in "iu" and array.ndim == 1)

@@ -1,4 +1,4 @@
-// What the page does beyond being read: light or dark, tables that sort and filter, curves that tell
+// What the page does beyond being read: light or dark, tables that sort, curves that tell
 // their values. It fetches nothing; without scripts, all that the page says is there.
 (() => {
   "use strict";
@@ -50,20 +50,6 @@
         sortBy(table, rows, column, {ascending: 1, descending: -1, none: 0}[next]);
       });
     });
-    if (rows.length < 6) continue;
-    const field = make("input", {type: "search", className: "filter", placeholder: "Filter rows"});
-    const count = make("span", {className: "quiet"});
-    field.setAttribute("aria-label", "Show the rows that have these words");
-    count.setAttribute("aria-live", "polite");
-    field.addEventListener("input", () => {
-      const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
-      for (const row of rows) row.hidden = !words.every(word => row.textContent.toLowerCase().includes(word));
-      const left = rows.filter(row => !row.hidden).length;
-      count.textContent = words.length ? ` ${left} of ${rows.length}` : "";
-    });
-    const line = make("p", {className: "filters"});
-    line.append(field, count);
-    table.parentElement.before(line);
   }
 
   // ---------------------------------------------------------------- curves

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,9 +30,9 @@ from fl_lightning.plotting.style import DARK, LIGHT, LINE_COLOURS, LINES_DARK, v
 from fl_lightning.report.cautions import cautions
 from fl_lightning.report.figures import Card
 from fl_lightning.report.gallery import SETTINGS, cards_of
-from fl_lightning.report.sections import Section, choose_metric, sections_of, with_other_names
-from fl_lightning.report.sites import HEADING, parts_tables
-from fl_lightning.report.sources import Found, Study
+from fl_lightning.report.sections import METRICS, Section, choose_metric, sections_of, with_other_names
+from fl_lightning.report.sites import parts_tables
+from fl_lightning.report.sources import Study
 from fl_lightning.report.tables import (
     commands,
     config_table,
@@ -45,8 +43,6 @@ from fl_lightning.report.tables import (
     runs_table,
 )
 
-# headings of the figures that follow the results of a setting
-WITH_RESULTS = ("Accuracy", "Metric", HEADING)
 READINGS = "Readings that are consistent with the source"
 
 
@@ -60,7 +56,7 @@ class Report:
         warnings: warnings for the reader.
         names: other names of methods, settings and metrics.
         title: title of the page.
-        command: command line that makes the report, without ``--output``.
+        command: command line that makes the report.
     """
 
     sections: list[Section]
@@ -68,7 +64,7 @@ class Report:
     warnings: list[str]
     names: Mapping[str, str] = field(default_factory=dict)
     title: str = "Report"
-    command: Sequence[str] = ("fl-lightning", "report")
+    command: str = "fl-lightning report"
 
     @cached_property
     def cards(self) -> list[list[Card]]:
@@ -99,10 +95,10 @@ class Report:
         """
         environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         # tables and figures are made where the template shows them
-        functions = (count, data_uri, results_tables, parts_tables, config_table, runs_table, cost_table, count_states)
+        functions = (count, results_tables, parts_tables, config_table, runs_table, cost_table, count_states)
         environment.globals |= {function.__name__: function for function in functions}
         runs = [run for section in self.sections for run in section.runs]
-        with in_style(in_browser=True):
+        with in_style():
             return environment.from_string(package_text("page.html.j2")).render(
                 report=self,
                 runs=runs,
@@ -113,10 +109,8 @@ class Report:
                 script=package_text("page.js"),
                 environment=environment_table(runs),
                 commands=[f"{line}  # {n} runs" if n > 1 else line for line, n in commands(runs)[:60]],
-                command=shlex.join(self.command),
                 files=files,
                 most_settings=SETTINGS,
-                with_results=WITH_RESULTS,
             )
 
     def tables_of(self, study: Study) -> Iterator[tuple[str, list[TextTable], list[str]]]:
@@ -156,7 +150,7 @@ class Report:
 
 
 def make_report(
-    found: Found,
+    studies: list[Study],
     metric: str | None = None,
     minimize: bool = False,
     baseline: str | None = None,
@@ -167,7 +161,7 @@ def make_report(
     """Make the report of runs and studies.
 
     Args:
-        found: the runs and studies.
+        studies: the runs and studies.
         metric: tag of the metric of the comparison; None for the usual one.
         minimize: whether smaller values are better.
         baseline: label of the method that others are compared with; None for FedAvg.
@@ -180,12 +174,12 @@ def make_report(
             methods would have one name.
     """
     other, sections = dict(names or {}), list[Section]()
-    if found.runs:
-        sections += sections_of(found.runs, choose_metric(found.runs, metric, minimize, target), baseline)
-    for study in found.studies:
+    for study in studies:
         suite, more = study.suite, dict[str, Any]()
+        if not (study.runs or study.name):
+            continue
         lower = suite.minimize if suite and metric is None else minimize
-        of_study = choose_metric(study.runs, metric, lower, target, (study.metric,))
+        of_study = choose_metric(study.runs, metric, lower, target, (study.metric,) if study.metric else METRICS)
         if suite:
             # seeds that were added until a pair was decided have no interval of Student's
             intervals = {"interval": suite.interval, "confidence": suite.confidence, "decide": suite.decide}
@@ -195,22 +189,17 @@ def make_report(
     hint = f"no such method; available: {', '.join(lines)}"
     require(baseline is None or baseline in lines, "--baseline", baseline, hint)
     known = [*lines, *(text for section in sections for text in (*section.settings, *section.rounds))]
-    axes = [pair for study in found.studies if study.suite for pair in study.suite.axes.items()]
+    axes = [pair for study in studies if study.suite for pair in study.suite.axes.items()]
     known += [text for axis, labels in axes for text in (axis, *labels)]
     for old in other:
         hint = "no such method, setting or metric; use a name from the report"
         require(any(with_names(text, {old: ""}) != text for text in known), "--names", old, hint)
     sections = [with_other_names(section, {**section.names, **other}) for section in sections]
-    warnings = [f"{note}." for note in (*found.notes, *(note for study in found.studies for note in study.notes))]
+    warnings = [f"{note}." for note in (note for study in studies for note in study.notes)]
     for section in sections:
         of = f"{section.title}: " if len(sections) > 1 else ""
         warnings += [f"{of}{one}" for one in cautions(section)]
-    return Report(sections, found.studies, list(dict.fromkeys(warnings)), other, **of_page)
-
-
-def data_uri(text: str) -> str:
-    """Return a table as an address that a browser saves."""
-    return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(text.encode(errors='backslashreplace')).decode()}"
+    return Report(sections, studies, list(dict.fromkeys(warnings)), other, **of_page)
 
 
 def package_text(name: str) -> str:

@@ -24,6 +24,7 @@ from fl_lightning.yaml_files import parse_yaml
 
 METRICS, ENVIRONMENT, CONFIG, PLAN = "metrics.csv", "environment.json", "config.yaml", "plan.npz"
 MOST_ROUNDS = 2**31
+STEPS = ("round", "step")
 # larger values count as infinite, since their squares and sums would be
 INFINITE = 1e100
 # without locks, seconds after its last sign of life in which a run counts as running
@@ -101,6 +102,7 @@ def read_run(folder: Path) -> FitResult:
     # with their arguments, such as FedProx(mu=0.1)
     named = compact(in_texts(settings))
     methods = filter(None, [named.get("method", "FedAvg"), named.get("trainer.server_optimizer")])
+    costs: list[dict[str, str]] = read("cost.csv", read_csv_by_round, ([], 0))[0]
     timed = [row["time/round"] for row in history[1:] if "time/round" in row]
     return FitResult(
         name=printable("/".join(of_folder)),
@@ -116,7 +118,8 @@ def read_run(folder: Path) -> FitResult:
         plan=printable(str(environment.get("plan_hash") or "")),
         machine=machine_of(environment),
         seconds=statistics.median(timed) if timed else None,
-        cost=read("cost.csv", read_cost, {}),
+        # what the methods have cost up to the last round
+        cost={key: printable(text) for line in costs[-1:] for key, text in line.items() if key not in STEPS and text},
     )
 
 
@@ -199,13 +202,6 @@ def read_metrics(path: Path) -> tuple[History, int]:
         except (ValueError, OverflowError):
             skipped += 1
     return History(rows.values()), skipped
-
-
-def read_cost(path: Path) -> dict[str, str]:
-    """Return the last line of a ``cost.csv``."""
-    lines, _ = read_csv_by_round(path)
-    last = lines[-1] if lines else {}
-    return {key: printable(value) for key, value in last.items() if key and value and key not in ("round", "step")}
 
 
 def read_changes(path: Path) -> list[str]:

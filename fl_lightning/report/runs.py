@@ -95,7 +95,7 @@ class Runs(list[FitResult]):
                 groups[", ".join([one.name, *settings])].append(one)
             return groups, ""
         begun = [one for one in self if one.history]
-        for (setting, line), one in zip(named(begun), begun, strict=True):
+        for (setting, line), one in zip(settings_and_lines(begun), begun, strict=True):
             groups[with_setting(line, setting)].append(one)
         averaged = any(len(some) > 1 for some in groups.values())
         counted = {f"{label}{f' ({len(some)} runs)' * (len(some) > 1)}": some for label, some in groups.items()}
@@ -178,7 +178,7 @@ def warn_of(run: FitResult) -> None:
 
 
 # ------------------------------------------------------------------ names
-def named(runs: Sequence[FitResult]) -> list[tuple[str, str]]:
+def settings_and_lines(runs: Sequence[FitResult]) -> list[tuple[str, str]]:
     """Return the setting of each run and its line, the label of its curve, by the keys in which the configs differ.
 
     The line is the method with its coefficients; the other keys make the setting. A key whose value follows from the
@@ -189,7 +189,9 @@ def named(runs: Sequence[FitResult]) -> list[tuple[str, str]]:
     # a study without methods compares the labels of its first axis
     by_label = "method" if "method" in axes else "".join(axes[:1])
     configs = [dict(run.labels) or in_texts(run.settings) for run in runs]
-    lines = [config.get(by_label) or name_of(run) for config, run in zip(configs, runs, strict=True)]
+    folders = [run.name if run.run_dir is None else run.run_dir.parent.name for run in runs]
+    methods = [method_names(run.config) if run.settings else folder for run, folder in zip(runs, folders, strict=True)]
+    lines = [config.get(by_label) or method for config, method in zip(configs, methods, strict=True)]
     for name in set(lines):
         alike = [at for at, line in enumerate(lines) if line == name]
         short = short_keys([key for key in differing_between([configs[at] for at in alike]) if is_of_method(key)])
@@ -212,13 +214,6 @@ def named(runs: Sequence[FitResult]) -> list[tuple[str, str]]:
     if len(set(lines)) == 1 and not axes:  # the settings are compared
         return [("", text or line) for text, line in zip(texts, lines, strict=True)]
     return list(zip(texts, lines, strict=True))
-
-
-def name_of(run: FitResult) -> str:
-    """Return the methods of a run; the name of its folder without a config."""
-    if run.settings:
-        return method_names(run.config)
-    return run.run_dir.parent.name if run.run_dir is not None else run.name
 
 
 def telling_keys(keys: Sequence[str], configs: Sequence[Flat]) -> list[str]:

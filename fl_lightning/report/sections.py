@@ -21,7 +21,7 @@ from fl_lightning.bench.table_rendering import with_names
 from fl_lightning.errors import choices, require
 from fl_lightning.report.configs import UNKNOWN, data_set, differing_between, in_texts
 from fl_lightning.report.reading import INFINITE
-from fl_lightning.report.runs import named, with_setting
+from fl_lightning.report.runs import settings_and_lines, with_setting
 from fl_lightning.results import FitResult, RunState
 from fl_lightning.storage.metric_format import is_share
 
@@ -247,7 +247,7 @@ def sections_of(
         by_data[run.labels.get("data") or data_set(run.config)].append(run)
     wanted = "FedAvg" if baseline is None else baseline
     for data, some in by_data.items():
-        found = pd.DataFrame(named(some), columns=OF_GROUP)
+        found = pd.DataFrame(settings_and_lines(some), columns=OF_GROUP)
         found["seed"], found["run"] = [run.seed for run in some], some
         lines = sorted(dict.fromkeys(found["line"]), key=lambda line: line != wanted)
         # of several runs with one seed, the one with most progress counts

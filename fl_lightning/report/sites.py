@@ -1,4 +1,4 @@
-"""The accuracy of each site and each client, as tables and bars."""
+"""The accuracy of each site and each client, as tables."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ import numpy as np
 import pandas as pd
 
 from fl_lightning.bench.table_rendering import NONE, TextTable, plain_table
-from fl_lightning.plotting.drawing import MOST_NAMES, bars
 from fl_lightning.plotting.values import MODELS
-from fl_lightning.report.figures import Card, number_drawings
 from fl_lightning.report.measurements import measured, plan_of
 from fl_lightning.report.sections import Section, in_percent
 from fl_lightning.storage.metric_format import few_digits
 
-# bars next to each other at most
-BARS = 4
-HEADING = "Sites and clients"
 EXAMPLES = "training examples"
 
 
@@ -96,19 +91,3 @@ def parts_tables(section: Section) -> Iterator[TextTable]:
             groups.setdefault(label, []).extend([line] * (line != "" and len(lines) > 1))
         rows = zip(frame.index, *columns.values(), strict=True)
         yield plain_table(caption, [kind], groups.items(), rows, title=section.full_title, key=f"{kind}s")
-
-
-def parts_cards(section: Section) -> Iterator[Card]:
-    """Yield bars of the accuracies, or of the first metric if no accuracy was logged."""
-    for kind, caption, frame in sites_and_clients(section):
-        labels = list(dict.fromkeys(label for label, _ in frame))
-        for label in [one for one in labels if " in %" in one] or labels[:1]:
-            values, drawings = frame[label], []
-            for first in range(0, len(values), MOST_NAMES):
-                part = values.iloc[first : first + MOST_NAMES]
-                heights = [(section.lines.index(line), part[line].to_numpy(), line) for line in part]
-                for start in range(0, len(heights), BARS):
-                    some = heights[start : start + BARS]
-                    drawings.append(bars(some, list(part.index), ylabel=label, xlabel=kind))
-            name = f"{kind}s-{label.replace(' in %', '')}"
-            yield Card(name, f"{label} by {kind}", caption, number_drawings(drawings), heading=HEADING)

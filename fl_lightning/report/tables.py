@@ -16,12 +16,14 @@ from fl_lightning.bench.table_rendering import NONE, STAR, StyledText, TextTable
 from fl_lightning.errors import count, printable
 from fl_lightning.report.cautions import rounds_done
 from fl_lightning.report.configs import ABSENT, compact, differing_between
-from fl_lightning.report.gallery import ROUND_PHASES, phases_of
 from fl_lightning.report.runs import with_setting
 from fl_lightning.report.sections import BYTES, OF_GROUP, OF_RUN, Section
 from fl_lightning.results import FitResult
 
 ENVIRONMENT = ("processor", "cores", "gpus", "device", "workers", "threads", "platform", "python", "git_revision")
+
+
+PHASES = ["train", "evaluate", "server", "log"]
 
 
 def results_tables(section: Section) -> Iterator[TextTable]:
@@ -104,11 +106,13 @@ def config_table(section: Section) -> TextTable | None:
 def cost_table(section: Section) -> TextTable | None:
     """Return the costs of the configurations; None without costs."""
     memory = [tag for tag in section.rounds if tag.startswith("memory/")]
+    later = section.rounds[section.rounds["round"] > 0].rename(columns={f"time/{phase}": phase for phase in PHASES})
+    phases = later.reindex(columns=[*OF_RUN, *PHASES]).groupby(OF_RUN).median().groupby(OF_GROUP).mean()
     last = section.rounds.reindex(columns=[*OF_RUN, *BYTES, *memory]).groupby(OF_RUN).last().groupby(OF_GROUP).mean()
     runs = section.by_run.groupby(OF_GROUP, sort=False)[["seconds", "bytes"]].mean()
-    known = runs.join(phases_of(section.rounds)).join(last)
+    known = runs.join(phases).join(last)
     heads = {
-        **{phase: f"{phase}, s" for phase in ROUND_PHASES},
+        **{phase: f"{phase}, s" for phase in PHASES},
         **{"seconds": "round, s", "bytes/down": "down, MB", "bytes/up": "up, MB", "bytes": "all rounds, MB"},
         **{tag: tag for tag in memory},
     }
@@ -116,7 +120,8 @@ def cost_table(section: Section) -> TextTable | None:
     texts = known[list(heads)].map(three_digits).set_axis(list(heads.values()), axis=1)
     # the columns of a cost.csv, from the run of the smallest seed
     costs = pd.DataFrame([runs[0].cost for _, runs in section.groups()], texts.index)
-    texts = texts.join(costs.map(four_digits))
+    numbers = costs.apply(pd.to_numeric, errors="coerce")
+    texts = texts.join(numbers.map("{:.4g}".format).where(numbers.notna(), costs.fillna(NONE)))
     texts = texts.loc[:, (texts != NONE).any()]
     caption = "Cost of a round: median seconds of each phase without the first round, bytes of the last round. "
     caption += "Compare seconds only of runs on one otherwise idle machine."
@@ -124,14 +129,6 @@ def cost_table(section: Section) -> TextTable | None:
         caption += " For runs without a folder: phases of the last round."
     rows = [[with_setting(line, setting), *row] for (setting, line), *row in texts.itertuples()]
     return plain_table(caption, ["configuration"], list(texts), rows, key="cost") if len(texts.columns) else None
-
-
-def four_digits(text: object) -> str:
-    """Return a number in a text with four digits, any other text as it is, and a dash for nan."""
-    try:
-        return NONE if text != text else f"{float(str(text)):.4g}"
-    except ValueError:
-        return str(text)
 
 
 def environment_table(runs: Sequence[FitResult]) -> TextTable | None:
