@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -25,6 +25,7 @@ from fl_lightning.bench.table_rendering import (
     in_markdown,
     latex_tables,
     markdown,
+    plain_table,
     renamed,
     with_names,
 )
@@ -126,22 +127,16 @@ def readings_tables(suite: Suite, comparisons: Sequence[Comparison]) -> list[Tex
 def text_tables(comparison: Comparison) -> Iterator[TextTable]:
     """Yield the table of our numbers and the published numbers, and the table of differences to the baseline."""
     notes: dict[str, str] = {}
-    entries, common = comparison.entries.values(), common_notes(comparison)
+    entries = comparison.entries.values()
     published = any(entry.published for entry in entries)
     inner = ["ours", "paper"] if published else []
     groups = [(column_name(comparison, column), inner) for column in comparison.columns]
-    # rows with a run that reached the target, or with a published number
-    told = {tuple(n.cell.labels[axis] for axis in comparison.table.rows) for n in comparison.numbers if not n.missed}
-    told |= {row for (row, _), entry in comparison.entries.items() if entry.published}
-    rows = [row for row in comparison.rows if row in told]
-    silent = [row for row in comparison.rows if row not in told]
     lines = []
-    for row in rows:
+    for row in comparison.rows:
         line = [StyledText(label) for label in row]
         for column in comparison.columns:
             entry = comparison.entries.get((row, column))
-            own = [note for note in entry.notes if note not in common] if entry else []
-            line.append(ours(entry, comparison, footnotes(own, notes)) if entry else StyledText(NONE))
+            line.append(ours(entry, comparison, footnotes(entry.notes, notes)) if entry else StyledText(NONE))
             if published:
                 numbers = entry.published if entry and entry.published else ()
                 texts = [number_text(number, comparison) for number in numbers if number is not None]
@@ -150,27 +145,12 @@ def text_tables(comparison: Comparison) -> Iterator[TextTable]:
     mean = overall(comparison) if comparison.table.show == "rank" and len(groups) > 1 else {}
     if mean:
         groups.append(("mean of the columns", ["ours", ""] if published else []))
-        for row, line in zip(rows, lines, strict=True):
+        for row, line in zip(comparison.rows, lines, strict=True):
             line += [StyledText(mean.get(row, NONE)), *([StyledText("")] if published else [])]
-    left_out = [f"Omitted, since no run reaches the target: {'; '.join(map(', '.join, silent))}."] if silent else []
-    key, note = f"{comparison.suite.name}-{comparison.table.show}", " ".join([*common.values(), *left_out])
-    caption = caption_of(comparison)
-    yield TextTable(caption, comparison.table.rows, groups, lines, notes, comparison.table.caption, key, note)
+    key, title = f"{comparison.suite.name}-{comparison.table.show}", comparison.table.caption
+    yield TextTable(caption_of(comparison), comparison.table.rows, groups, lines, notes, title, key)
     if comparison.suite.baseline and any(map(differs, entries)):
         yield differences_table(comparison, notes)
-
-
-def common_notes(comparison: Comparison) -> dict[str, str]:
-    """Return the notes of all entries, or of all except the baseline, each as a sentence about the table."""
-    base = tuple(comparison.suite.baseline.items())
-    entries = list(comparison.entries.values())
-    others = [entry for entry in entries if not base or not set(base) <= set(entry.labels.items())]
-    made = dict[str, str]()
-    for some, of in ((entries, ""), (others, f"All except {comparison.baseline}: ")):
-        for note in some[0].notes if len(some) > 1 else ():
-            if all(note in entry.notes for entry in some):
-                made.setdefault(note, f"{first_upper(f'{of}{note}')}.")
-    return made
 
 
 def footnotes(texts: Iterable[str], notes: dict[str, str]) -> tuple[str, ...]:
@@ -231,7 +211,7 @@ def differs(entry: TableEntry) -> bool:
 def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextTable:
     """Return the differences to the baseline, one line for each row and column; footnotes continue ``notes``."""
     suite, table, decide = comparison.suite, comparison.table, comparison.suite.decide
-    both, common = dict(notes), common_notes(comparison)
+    both = dict(notes)
     judged = bool(table.published) or any(entry.verdict for entry in comparison.entries.values())
     heads = ["difference", f"{100 * suite.confidence:g} % interval", "pairs = looks" if decide else "pairs"]
     if decide:
@@ -243,7 +223,7 @@ def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextT
         if entry is None or not differs(entry):
             continue
         line = [StyledText(label) for label in (*row, *(label for _, label in of_columns(comparison, column)))]
-        line += difference_texts(entry, comparison, common, both)
+        line += difference_texts(entry, comparison, both)
         line += [StyledText(signed(entry.published_difference, comparison))] * bool(table.published)
         text = verdict_at_scale(entry) or NONE
         if entry.published_difference == 0:
@@ -264,23 +244,16 @@ def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextT
         texts += [f"No difference: within {decide.margin:g}."] * (table.show in OF_METRIC)
     names = (*table.rows, *(axis for axis, _ in of_columns(comparison, comparison.columns[0])))
     own = {number: note for number, note in both.items() if number not in notes}
-    key, note = f"{suite.name}-{table.show}-differences", " ".join(common[one] for one in common if NOT_COMPARED in one)
-    return TextTable(" ".join(texts), names, [(head, []) for head in heads], lines, own, key=key, note=note)
+    return plain_table(" ".join(texts), names, heads, lines, notes=own, key=f"{suite.name}-{table.show}-differences")
 
 
-def difference_texts(
-    entry: TableEntry, comparison: Comparison, common: Container[str], notes: dict[str, str]
-) -> list[StyledText]:
-    """Return our difference, its interval and number of pairs, with footnotes except the ``common`` ones."""
-    marks = footnotes((note for note in entry.notes if NOT_COMPARED in note and note not in common), notes)
+def difference_texts(entry: TableEntry, comparison: Comparison, notes: dict[str, str]) -> list[StyledText]:
+    """Return our difference, its interval and number of pairs, with footnotes."""
+    marks = footnotes((note for note in entry.notes if NOT_COMPARED in note), notes)
     apart = entry.difference
     if apart is None:
-        return [
-            StyledText(NONE, marks=marks),
-            StyledText(NONE),
-            StyledText("0"),
-            *[StyledText(NONE)] * (3 * bool(comparison.suite.decide)),
-        ]
+        without = [NONE, "0", *[NONE] * (3 * bool(comparison.suite.decide))]
+        return [StyledText(NONE, marks=marks), *map(StyledText, without)]
     mean = f"{apart.bound} {signed(apart.mean, comparison)}".strip()
     own, student = (
         NONE if ends is None else f"[{', '.join(signed(end, comparison) for end in ends)}]"

@@ -184,20 +184,6 @@ def test_a_suite_without_a_baseline_compares_nothing(make):
     assert float(line["mean"]) == pytest.approx(2.4) and line["shows"] == "seconds a round"
 
 
-def test_rows_that_never_reach_the_target_are_left_out(make):
-    finals = {**FINALS, ("0.1", "MOON"): [0.2] * 3, ("1", "MOON"): [0.3] * 3}
-    suite = make(tables=[{"show": "rounds_to", "target": 0.6}])
-    numbers, differences = md_of(suite, finals).split("Difference to")
-    assert "| MOON |" not in numbers and "reaches the target: MOON." in numbers and "| FedProx |" in numbers
-    # the pairs in which the baseline reaches it say something
-    assert row_of(differences, "MOON", "0.1")[0].startswith("> ")
-    assert csv_of(suite, finals)["1", "0.1", "MOON"]["lower_bound"] == "True"
-    nobody = make(tables=[{"show": "rounds_to", "target": 0.99}])
-    ended = {key: [0.5] * 3 for key in FINALS}
-    assert "reaches the target: FedAvg; FedProx; MOON." in md_of(nobody, ended)
-    assert "tabular" not in md_of(nobody, ended, form="tex")
-
-
 def test_tables_call_things_by_the_names_of_the_suite(make):
     suite = make(names={"FedAvg": "Averaging", "alpha": "skew", "test/accuracy": "Accuracy"})
     text = md_of(suite)
