@@ -59,20 +59,39 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
     if form == "csv":
         return comparisons_csv(comparisons)
     lines = list(about(suite, cells, results))
-    of_readings = readings_tables(suite, comparisons)
     if form == "tex":
         plain = [line.lstrip("#- ") for line in lines]
-        made = [*of_readings, *(text_table for comparison in comparisons for text_table in text_tables(comparison))]
-        tables = latex_tables(renamed(text_table, suite.names) for text_table in made)
+        tables = latex_tables(table for _, some, _ in suite_tables(suite, comparisons, suite.names) for table in some)
         return "\n".join([PACKAGES, *(f"% {line}" for line in plain if line), *tables])
-    for text_table in of_readings:
-        lines += markdown(renamed(text_table, suite.names))
-        lines += [line for text in conclusions(suite, comparisons) for line in (in_markdown(text), "")]
-    for comparison in comparisons:
-        lines += [f"## {in_markdown(with_names(heading(comparison), suite.names))}", ""]
-        lines += [line for text_table in text_tables(comparison) for line in markdown(renamed(text_table, suite.names))]
-        lines += [in_markdown(with_names(line, suite.names)) for line in summary_lines(comparison)]
+    for title, some, below in suite_tables(suite, comparisons, suite.names):
+        lines += [f"## {in_markdown(title)}", ""] if title else []
+        lines += [line for table in some for line in markdown(table)]
+        lines += map(in_markdown, below)
     return "\n".join(lines)
+
+
+def suite_tables(
+    suite: Suite, comparisons: Sequence[Comparison], names: Mapping[str, str]
+) -> Iterator[tuple[str, list[TextTable], list[str]]]:
+    """Yield the title of each part of a suite's tables, its tables and the lines below them.
+
+    The first part of a suite of readings compares the readings, and has no title.
+
+    Args:
+        suite: the suite.
+        comparisons: its tables.
+        names: other names of labels, axes and the metric.
+    """
+    if suite.has_readings and comparisons:
+        sentences = [line for text in conclusions(suite, comparisons) for line in (text, "")]
+        yield "", [renamed(readings_table(suite, comparisons), names)], sentences
+    for comparison in comparisons:
+        tables = [renamed(text_table, names) for text_table in text_tables(comparison)]
+        below = [with_names(line, names) for line in summary_lines(comparison)]
+        table = comparison.table
+        page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
+        title = f"{table.caption or first_upper(what_is_shown(comparison))}{f' ({page})' if page is not None else ''}"
+        yield with_names(title, names), tables, below
 
 
 def write_tables(
@@ -110,18 +129,6 @@ def count_states(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> st
     """Return the number of cells in each state."""
     states = Counter(results[cell.digest].state if cell.digest in results else "waiting" for cell in cells)
     return ", ".join(f"{states[state]} {state}" for state in ("done", "running", "waiting", "failed") if states[state])
-
-
-def heading(comparison: Comparison) -> str:
-    """Return the heading of a table, with its page in the source."""
-    table = comparison.table
-    page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
-    return f"{table.caption or first_upper(what_is_shown(comparison))}{f' ({page})' if page is not None else ''}"
-
-
-def readings_tables(suite: Suite, comparisons: Sequence[Comparison]) -> list[TextTable]:
-    """Return the table of readings, for a suite of readings."""
-    return [readings_table(suite, comparisons)] if suite.has_readings and comparisons else []
 
 
 def text_tables(comparison: Comparison) -> Iterator[TextTable]:

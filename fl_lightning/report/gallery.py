@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,8 @@ from fl_lightning.plotting.drawing import MOST_LONG, Curve, Draw, curves, heat
 from fl_lightning.plotting.plots import PLOTS
 from fl_lightning.report.figures import Card
 from fl_lightning.report.measurements import array_files, measured, plan_of, plot_of, up_to_common_round
-from fl_lightning.report.sections import BYTES, Section, in_percent
+from fl_lightning.report.sections import BYTES, Section
+from fl_lightning.storage.metric_format import in_percent
 
 # settings with figures at most; further settings have tables alone
 SETTINGS = 6
@@ -40,8 +40,8 @@ def cards_of(section: Section, prefix: str = "") -> Iterator[Card]:
         prefix: beginning of the figures' names in a report of several sections.
     """
     for part in section.parts[:SETTINGS]:
-        makers = (metric_cards, partition_cards, tag_cards, measured_cards)
-        for card in chain.from_iterable(make(part) for make in makers):
+        cards = (*metric_cards(part), *partition_cards(part), *tag_cards(part), *measured_cards(part))
+        for card in cards:
             words = filter(None, (prefix, part.setting, card.name))
             name = "-".join(re.sub(r"[^a-zA-Z0-9.]+", "-", word).strip("-") for word in words).lower()
             title = ", ".join(filter(None, [card.title, part.setting]))

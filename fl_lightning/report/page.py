@@ -13,15 +13,13 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from fl_lightning import __version__
-from fl_lightning.bench.protocol_variants import conclusions
-from fl_lightning.bench.table import comparisons_csv, count_states, heading, readings_tables, summary_lines, text_tables
+from fl_lightning.bench.table import comparisons_csv, count_states, suite_tables
 from fl_lightning.bench.table_rendering import (
     PACKAGES,
     TextTable,
     in_markdown,
     latex_tables,
     markdown,
-    renamed,
     with_names,
 )
 from fl_lightning.errors import count, printable, require
@@ -115,15 +113,12 @@ class Report:
 
     def tables_of(self, study: Study) -> Iterator[tuple[str, list[TextTable], list[str]]]:
         """Yield the tables of a study's suite: a heading, its tables, and its verdicts as Markdown."""
-        suite, compared = study.suite, study.comparisons
-        if suite is None:
+        if study.suite is None:
             return
-        other = {**suite.names, **self.names}
-        for table in readings_tables(suite, compared):
-            yield with_names(READINGS, other), [renamed(table, other)], list(conclusions(suite, compared))
-        for one in compared:
-            verdicts = [with_names(line.removeprefix("- "), other) for line in summary_lines(one) if line]
-            yield with_names(heading(one), other), [renamed(table, other) for table in text_tables(one)], verdicts
+        names = {**study.suite.names, **self.names}
+        for title, tables, below in suite_tables(study.suite, study.comparisons, names):
+            verdicts = [line.removeprefix("- ") for line in below if line]
+            yield title or with_names(READINGS, names), tables, verdicts
 
     def tables(self) -> Iterator[tuple[str, TextTable]]:
         """Yield all tables, each with its heading."""

@@ -23,7 +23,7 @@ from fl_lightning.report.configs import UNKNOWN, data_set, differing_between, in
 from fl_lightning.report.reading import INFINITE
 from fl_lightning.report.runs import settings_and_lines, with_setting
 from fl_lightning.results import FitResult, RunState
-from fl_lightning.storage.metric_format import is_share
+from fl_lightning.storage.metric_format import in_percent
 
 ACCURACIES, LOSSES = ("{}/accuracy", "{}_accuracy", "{}/acc", "{}_acc"), ("{}/loss", "{}_loss")
 # usual metrics of a report, the first choice first
@@ -200,12 +200,6 @@ class Section:
             **self.intervals,
         )
         return {table.show: Comparison(suite, table, cells, results) for table in suite.tables}
-
-
-def in_percent(tag: str, values: Iterable[float] = ()) -> bool:
-    """Return whether a metric is shown in percent: its name denotes a share, and its values lie in [0, 1]."""
-    known = [value for value in values if math.isfinite(value)]
-    return is_share(tag) and all(0 <= value <= 1 for value in known)
 
 
 def choose_metric(

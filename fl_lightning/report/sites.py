@@ -10,8 +10,8 @@ import pandas as pd
 from fl_lightning.bench.table_rendering import NONE, TextTable, plain_table
 from fl_lightning.plotting.values import MODELS
 from fl_lightning.report.measurements import measured, plan_of
-from fl_lightning.report.sections import Section, in_percent
-from fl_lightning.storage.metric_format import few_digits
+from fl_lightning.report.sections import Section
+from fl_lightning.storage.metric_format import few_digits, in_percent
 
 EXAMPLES = "training examples"
 
