@@ -402,9 +402,10 @@ def comparisons_csv(comparisons: Sequence[Comparison], titled: bool = False) -> 
         for at, comparison in enumerate(comparisons, 1)
         for line in csv_lines(at, comparison)
     ]
-    # a table of scores has an additional column
-    columns = max((list(entry) for entry in entries), key=len, default=[])
-    return in_columns(columns, entries)
+    # a table of scores has an additional column, and other suites have other axes
+    longest: Mapping[str, Any] = max(entries, key=len, default={})
+    columns = dict.fromkeys(column for entry in (longest, *entries) for column in entry)
+    return in_columns(list(columns), entries)
 
 
 def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:

@@ -36,6 +36,9 @@ def cautions(section: Section) -> Iterator[str]:
             told = "; ".join(f"{line}: {len(one)} ({one[0]} to {one[-1]})" for line, one in seeds.items())
             yield f"The seeds are not the same for all{where}: {told}. Differences are of the seeds that both have."
         yield from (f"The order depends on the score{where}: {sides}." for sides in of_scores(part))
+    machines = {run.machine for run in section.runs if run.machine}
+    if len(machines) > 1:
+        yield f"The runs used {len(machines)} kinds of machines: do not compare their seconds."
 
 
 def rounds_done(run: FitResult) -> str:
