@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fl_lightning.errors import choices, count, require
-from fl_lightning.storage.metric_format import best, final, format_value, is_share, names_to_show
+from fl_lightning.storage.metric_format import best, final, format_value, in_percent, names_to_show
 
 if TYPE_CHECKING:
     import pandas
@@ -157,7 +157,7 @@ def curves_of(groups: Mapping[str, Sequence[FitResult]], tags: Sequence[str] = (
     drawings = []
     for tag in wanted:
         require(tag in known, "plot", tag, f"no such metric; available: {choices(known, tag)}")
-        percent = is_share(tag) and all(0 <= value <= 1 for one in results for value in one.values(tag).values())
+        percent = in_percent(tag, [value for one in results for value in one.values(tag).values()])
         lines = []
         for at, (label, some) in enumerate(groups.items()):
             table = pandas.DataFrame({place: one.values(tag) for place, one in enumerate(some)}).dropna()

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import sys
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -89,29 +88,6 @@ def stored_cells(path: str | Path, suite: Suite) -> list[Cell]:
     return cells
 
 
-def finished_cells(path: Path, suite: Suite, cells: Sequence[Cell]) -> dict[str, CellResult]:
-    """The finished results of a file, by digest, for ``--load``."""
-    # cells with different labels may have one config
-    own, done = defaultdict[str, list[Cell]](list), dict[str, CellResult]()
-    for cell in cells:
-        own[cell.digest].append(cell)
-    for stored, result in stored_lines(path, suite.axes):
-        where, alike = f"{path}: {truncate(result.cell, LONGEST_VALUE)}", own.get(result.digest, [])
-        same = not alike or any((cell.labels, cell.seed) == (stored.labels, stored.seed) for cell in alike)
-        hint = f"is the digest of {' or '.join(cell.name for cell in alike)}; use the unchanged file"
-        require(same, where, result.digest, hint)
-        if result.state == "done":
-            last = result.values[max(result.values)]
-            logged = float(result.metrics.get(suite.metric, last))
-            hint = f"its last value is {last}; use the unchanged file"
-            require(not alike or str(logged) == str(last), f"{where}: {suite.metric}", logged, hint)
-            done[result.digest] = result
-    hint = f"none of its {len(done)} finished cells is one of this suite with this --scale, --seeds and --config; "
-    hint += "leave the file out, or give those that it was made with"
-    require(not own.keys().isdisjoint(done), "--load", str(path), hint)
-    return done
-
-
 def stored_lines(path: Path, axes: Collection[str] = ()) -> Iterator[tuple[Cell, CellResult]]:
     """The cells of a file, with the labels, seeds and configs that they were run with, and their results."""
     before = csv.field_size_limit(sys.maxsize)  # the values of many rounds are one field
@@ -146,11 +122,8 @@ def line_of(line: Mapping[str, str]) -> tuple[Cell, CellResult]:
     if None in line or None in line.values():
         raise ValueError("it has another number of fields than the header")
     values = {int(round_): float(value) for round_, value in json.loads(line["values"]).items()}
-    shown = float(line["value"]) if line["value"] else None
     if line["state"] not in get_args(CellState) or (line["state"] == "done" and not values):
         raise ValueError(f"state={truncate(line['state'], LONGEST_VALUE)!r}: has {len(values)} rounds")
-    if str(shown) != str(values[max(values)] if values else None):  # nan equals itself as a text alone
-        raise ValueError(f"value={shown}: the last of its rounds has another one")
     result = CellResult(
         **{key: line[key] for key in ("cell", "digest", "reason", "plan", "machine", "run_dir")},
         state=line["state"],  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from fl_lightning.bench.statistics import (
     summarize,
     verdict,
 )
-from fl_lightning.bench.suite import OF_METRIC, SCORE, SCORES, Cell, Decide, Labels, Suite, Table, first_seeds
+from fl_lightning.bench.suite import OF_METRIC, SCORE, SCORES, Cell, Labels, Suite, Table, first_seeds
 from fl_lightning.errors import printable, truncate
 
 NOT_COMPARED = "not compared"
@@ -33,35 +33,6 @@ DIVERGED_BEYOND = 1e150
 # labels of a row, or of a column
 Part = tuple[str, ...]
 Published = tuple[float, float | None]
-
-
-@dataclass(frozen=True)
-class Terms:
-    """The terms of a comparison of runs outside a suite; a suite has the same attributes.
-
-    Args:
-        title: the data set, or the study.
-        axes: the labels of each axis, in the order of a table.
-        metric: tag of the metric.
-        minimize: whether smaller values are better.
-        percent: whether tables show 100 times its value.
-        baseline: labels of the cells that others are compared with.
-        interval: ``t``, ``bootstrap`` or ``sequence``.
-        confidence: level of the intervals, in (0, 1).
-        decide: when a pair has enough seeds; None for all seeds.
-    """
-
-    title: str
-    axes: Mapping[str, Collection[str]]
-    metric: str
-    minimize: bool
-    percent: bool
-    baseline: Labels
-    interval: str = "t"
-    confidence: float = 0.95
-    decide: Decide | None = None
-    seeds: tuple[int, ...] = ()
-    name: str = "report"
 
 
 @dataclass(eq=False)
@@ -142,7 +113,7 @@ class Comparison:
     """A table's numbers and entries.
 
     Args:
-        suite: the suite, or the terms of other runs.
+        suite: the suite.
         table: one of its tables.
         cells: cells to show.
         results: results by the digest of the cell; a cell without one waits.
@@ -154,9 +125,7 @@ class Comparison:
         entries: entries by the labels of row and column.
     """
 
-    def __init__(
-        self, suite: Suite | Terms, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]
-    ) -> None:
+    def __init__(self, suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> None:
         if table.show == "scores":
             suite, table, cells = by_score(suite, table, cells, results)
         self.suite, self.table = suite, table
@@ -371,8 +340,8 @@ class Comparison:
 
 
 def by_score(
-    suite: Suite | Terms, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]
-) -> tuple[Suite | Terms, Table, list[Cell]]:
+    suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]
+) -> tuple[Suite, Table, list[Cell]]:
     """Return suite, table and cells with the scores as an additional axis.
 
     Args:
@@ -390,7 +359,7 @@ def by_score(
     return replace(suite, axes=axes), wider, made
 
 
-def unequal_settings(suite: Suite | Terms, cells: Sequence[Cell]) -> dict[Part, str]:
+def unequal_settings(suite: Suite, cells: Sequence[Cell]) -> dict[Part, str]:
     """Return a text about the keys outside ``method`` in which rows of a table differ, by labels.
 
     A row is compared with the baseline's method, or the first method, in the same setting. A key that the file of a

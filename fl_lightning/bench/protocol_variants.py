@@ -18,7 +18,7 @@ from fl_lightning.bench.comparison import Comparison, TableEntry
 from fl_lightning.bench.statistics import Difference, SeedSummary
 from fl_lightning.bench.suite import OF_METRIC, READING, Suite
 from fl_lightning.bench.suite_file import load_suite
-from fl_lightning.bench.table_rendering import NONE, StyledText, TextTable
+from fl_lightning.bench.table_rendering import NONE, TextTable, plain_table
 from fl_lightning.errors import UsageError, require
 
 
@@ -113,7 +113,7 @@ def consistency(parts: Sequence[Fit], margin: float) -> tuple[str, ...]:
 def readings_table(suite: Suite, comparisons: Sequence[Comparison]) -> TextTable:
     """Return a table with a row for each reading and score: the number of published values it fits, and its verdict."""
     assert suite.open is not None
-    margin, lines = suite.open.margin, []
+    margin, rows = suite.open.margin, []
     for (reading, score), parts in fits(comparisons).items():
         texts = []
         for fit in parts:
@@ -122,15 +122,13 @@ def readings_table(suite: Suite, comparisons: Sequence[Comparison]) -> TextTable
             texts += [some, f"{max(fit.distances):.2f}"] if fit.distances else [NONE, NONE]
         words = consistency(parts, margin)
         state = "unknown so far" if len(words) == 3 else " or ".join(words)
-        lines.append([StyledText(text) for text in (reading, score, *texts, state)])
+        rows.append([reading, score, *texts, state])
     caption = (
         f"Number of published numbers, and of published differences to {comparisons[0].baseline}, that each reading "
         f"reaches within {margin:g}."
     )
-    heads: list[tuple[str, list[str]]] = [
-        (head, []) for head in ("numbers", "farthest", "differences", "farthest", "consistent with")
-    ]
-    return TextTable(caption, (READING, "score"), heads, lines, key=f"{suite.name}-readings")
+    heads = ["numbers", "farthest", "differences", "farthest", "consistent with"]
+    return plain_table(caption, (READING, "score"), heads, rows, key=f"{suite.name}-readings")
 
 
 def conclusions(suite: Suite, comparisons: Sequence[Comparison]) -> Iterator[str]:

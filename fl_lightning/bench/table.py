@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -25,6 +25,7 @@ from fl_lightning.bench.table_rendering import (
     in_markdown,
     latex_tables,
     markdown,
+    plain_table,
     renamed,
     with_names,
 )
@@ -56,25 +57,41 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
     results = with_notes(cells, results)
     comparisons = [Comparison(suite, table, cells, results) for table in suite.tables]
     if form == "csv":
-        entries = [line for at, comparison in enumerate(comparisons, 1) for line in csv_lines(at, comparison)]
-        # a table of scores has an additional column
-        columns = max((list(entry) for entry in entries), key=len, default=[])
-        return in_columns(columns, entries)
+        return comparisons_csv(comparisons)
     lines = list(about(suite, cells, results))
-    of_readings = readings_tables(suite, comparisons)
     if form == "tex":
         plain = [line.lstrip("#- ") for line in lines]
-        made = [*of_readings, *(text_table for comparison in comparisons for text_table in text_tables(comparison))]
-        tables = latex_tables(renamed(text_table, suite.names) for text_table in made)
+        tables = latex_tables(table for _, some, _ in suite_tables(suite, comparisons, suite.names) for table in some)
         return "\n".join([PACKAGES, *(f"% {line}" for line in plain if line), *tables])
-    for text_table in of_readings:
-        lines += markdown(renamed(text_table, suite.names))
-        lines += [line for text in conclusions(suite, comparisons) for line in (in_markdown(text), "")]
-    for comparison in comparisons:
-        lines += [f"## {in_markdown(with_names(heading(comparison), suite.names))}", ""]
-        lines += [line for text_table in text_tables(comparison) for line in markdown(renamed(text_table, suite.names))]
-        lines += [in_markdown(with_names(line, suite.names)) for line in summary_lines(comparison)]
+    for title, some, below in suite_tables(suite, comparisons, suite.names):
+        lines += [f"## {in_markdown(title)}", ""] if title else []
+        lines += [line for table in some for line in markdown(table)]
+        lines += map(in_markdown, below)
     return "\n".join(lines)
+
+
+def suite_tables(
+    suite: Suite, comparisons: Sequence[Comparison], names: Mapping[str, str]
+) -> Iterator[tuple[str, list[TextTable], list[str]]]:
+    """Yield the title of each part of a suite's tables, its tables and the lines below them.
+
+    The first part of a suite of readings compares the readings, and has no title.
+
+    Args:
+        suite: the suite.
+        comparisons: its tables.
+        names: other names of labels, axes and the metric.
+    """
+    if suite.has_readings and comparisons:
+        sentences = [line for text in conclusions(suite, comparisons) for line in (text, "")]
+        yield "", [renamed(readings_table(suite, comparisons), names)], sentences
+    for comparison in comparisons:
+        tables = [renamed(text_table, names) for text_table in text_tables(comparison)]
+        below = [with_names(line, names) for line in summary_lines(comparison)]
+        table = comparison.table
+        page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
+        title = f"{table.caption or first_upper(what_is_shown(comparison))}{f' ({page})' if page is not None else ''}"
+        yield with_names(title, names), tables, below
 
 
 def write_tables(
@@ -114,37 +131,19 @@ def count_states(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> st
     return ", ".join(f"{states[state]} {state}" for state in ("done", "running", "waiting", "failed") if states[state])
 
 
-def heading(comparison: Comparison) -> str:
-    """Return the heading of a table, with its page in the source."""
-    table = comparison.table
-    page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
-    return f"{table.caption or first_upper(what_is_shown(comparison))}{f' ({page})' if page is not None else ''}"
-
-
-def readings_tables(suite: Suite, comparisons: Sequence[Comparison]) -> list[TextTable]:
-    """Return the table of readings, for a suite of readings."""
-    return [readings_table(suite, comparisons)] if suite.has_readings and comparisons else []
-
-
 def text_tables(comparison: Comparison) -> Iterator[TextTable]:
     """Yield the table of our numbers and the published numbers, and the table of differences to the baseline."""
     notes: dict[str, str] = {}
-    entries, common = comparison.entries.values(), common_notes(comparison)
+    entries = comparison.entries.values()
     published = any(entry.published for entry in entries)
     inner = ["ours", "paper"] if published else []
     groups = [(column_name(comparison, column), inner) for column in comparison.columns]
-    # rows with a run that reached the target, or with a published number
-    told = {tuple(n.cell.labels[axis] for axis in comparison.table.rows) for n in comparison.numbers if not n.missed}
-    told |= {row for (row, _), entry in comparison.entries.items() if entry.published}
-    rows = [row for row in comparison.rows if row in told]
-    silent = [row for row in comparison.rows if row not in told]
     lines = []
-    for row in rows:
+    for row in comparison.rows:
         line = [StyledText(label) for label in row]
         for column in comparison.columns:
             entry = comparison.entries.get((row, column))
-            own = [note for note in entry.notes if note not in common] if entry else []
-            line.append(ours(entry, comparison, footnotes(own, notes)) if entry else StyledText(NONE))
+            line.append(ours(entry, comparison, footnotes(entry.notes, notes)) if entry else StyledText(NONE))
             if published:
                 numbers = entry.published if entry and entry.published else ()
                 texts = [number_text(number, comparison) for number in numbers if number is not None]
@@ -153,27 +152,12 @@ def text_tables(comparison: Comparison) -> Iterator[TextTable]:
     mean = overall(comparison) if comparison.table.show == "rank" and len(groups) > 1 else {}
     if mean:
         groups.append(("mean of the columns", ["ours", ""] if published else []))
-        for row, line in zip(rows, lines, strict=True):
+        for row, line in zip(comparison.rows, lines, strict=True):
             line += [StyledText(mean.get(row, NONE)), *([StyledText("")] if published else [])]
-    left_out = [f"Omitted, since no run reaches the target: {'; '.join(map(', '.join, silent))}."] if silent else []
-    key, note = f"{comparison.suite.name}-{comparison.table.show}", " ".join([*common.values(), *left_out])
-    caption = caption_of(comparison)
-    yield TextTable(caption, comparison.table.rows, groups, lines, notes, comparison.table.caption, key, note)
+    key, title = f"{comparison.suite.name}-{comparison.table.show}", comparison.table.caption
+    yield TextTable(caption_of(comparison), comparison.table.rows, groups, lines, notes, title, key)
     if comparison.suite.baseline and any(map(differs, entries)):
         yield differences_table(comparison, notes)
-
-
-def common_notes(comparison: Comparison) -> dict[str, str]:
-    """Return the notes of all entries, or of all except the baseline, each as a sentence about the table."""
-    base = tuple(comparison.suite.baseline.items())
-    entries = list(comparison.entries.values())
-    others = [entry for entry in entries if not base or not set(base) <= set(entry.labels.items())]
-    made = dict[str, str]()
-    for some, of in ((entries, ""), (others, f"All except {comparison.baseline}: ")):
-        for note in some[0].notes if len(some) > 1 else ():
-            if all(note in entry.notes for entry in some):
-                made.setdefault(note, f"{first_upper(f'{of}{note}')}.")
-    return made
 
 
 def footnotes(texts: Iterable[str], notes: dict[str, str]) -> tuple[str, ...]:
@@ -234,7 +218,7 @@ def differs(entry: TableEntry) -> bool:
 def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextTable:
     """Return the differences to the baseline, one line for each row and column; footnotes continue ``notes``."""
     suite, table, decide = comparison.suite, comparison.table, comparison.suite.decide
-    both, common = dict(notes), common_notes(comparison)
+    both = dict(notes)
     judged = bool(table.published) or any(entry.verdict for entry in comparison.entries.values())
     heads = ["difference", f"{100 * suite.confidence:g} % interval", "pairs = looks" if decide else "pairs"]
     if decide:
@@ -246,7 +230,7 @@ def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextT
         if entry is None or not differs(entry):
             continue
         line = [StyledText(label) for label in (*row, *(label for _, label in of_columns(comparison, column)))]
-        line += difference_texts(entry, comparison, common, both)
+        line += difference_texts(entry, comparison, both)
         line += [StyledText(signed(entry.published_difference, comparison))] * bool(table.published)
         text = verdict_at_scale(entry) or NONE
         if entry.published_difference == 0:
@@ -267,23 +251,16 @@ def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextT
         texts += [f"No difference: within {decide.margin:g}."] * (table.show in OF_METRIC)
     names = (*table.rows, *(axis for axis, _ in of_columns(comparison, comparison.columns[0])))
     own = {number: note for number, note in both.items() if number not in notes}
-    key, note = f"{suite.name}-{table.show}-differences", " ".join(common[one] for one in common if NOT_COMPARED in one)
-    return TextTable(" ".join(texts), names, [(head, []) for head in heads], lines, own, key=key, note=note)
+    return plain_table(" ".join(texts), names, heads, lines, notes=own, key=f"{suite.name}-{table.show}-differences")
 
 
-def difference_texts(
-    entry: TableEntry, comparison: Comparison, common: Container[str], notes: dict[str, str]
-) -> list[StyledText]:
-    """Return our difference, its interval and number of pairs, with footnotes except the ``common`` ones."""
-    marks = footnotes((note for note in entry.notes if NOT_COMPARED in note and note not in common), notes)
+def difference_texts(entry: TableEntry, comparison: Comparison, notes: dict[str, str]) -> list[StyledText]:
+    """Return our difference, its interval and number of pairs, with footnotes."""
+    marks = footnotes((note for note in entry.notes if NOT_COMPARED in note), notes)
     apart = entry.difference
     if apart is None:
-        return [
-            StyledText(NONE, marks=marks),
-            StyledText(NONE),
-            StyledText("0"),
-            *[StyledText(NONE)] * (3 * bool(comparison.suite.decide)),
-        ]
+        without = [NONE, "0", *[NONE] * (3 * bool(comparison.suite.decide))]
+        return [StyledText(NONE, marks=marks), *map(StyledText, without)]
     mean = f"{apart.bound} {signed(apart.mean, comparison)}".strip()
     own, student = (
         NONE if ends is None else f"[{', '.join(signed(end, comparison) for end in ends)}]"
@@ -411,6 +388,24 @@ def summary_lines(comparison: Comparison) -> Iterator[str]:
         scaled = AT_THIS_SCALE * any(entry.scale != 1 for entry in comparison.entries.values())
         yield f"Verdicts relative to {comparison.baseline}{scaled}, as numbers of columns:"
         yield from ("", *lines, "")
+
+
+def comparisons_csv(comparisons: Sequence[Comparison], titled: bool = False) -> str:
+    """Return CSV with a line for each row and column of each table, numbers unrounded.
+
+    Args:
+        comparisons: the tables.
+        titled: whether a first column has the titles of the suites.
+    """
+    entries = [
+        {**({"title": comparison.suite.title} if titled else {}), **line}
+        for at, comparison in enumerate(comparisons, 1)
+        for line in csv_lines(at, comparison)
+    ]
+    # a table of scores has an additional column, and other suites have other axes
+    longest: Mapping[str, Any] = max(entries, key=len, default={})
+    columns = dict.fromkeys(column for entry in (longest, *entries) for column in entry)
+    return in_columns(list(columns), entries)
 
 
 def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:

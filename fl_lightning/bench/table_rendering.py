@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fl_lightning.errors import printable
 
@@ -80,7 +81,6 @@ class TextTable:
         notes: footnotes by number.
         title: beginning of its caption in LaTeX; in Markdown it stands above.
         key: beginning of its label in LaTeX, after ``tab:``.
-        note: remark on the whole table; empty for none.
     """
 
     caption: str
@@ -90,7 +90,19 @@ class TextTable:
     notes: dict[str, str] = field(default_factory=dict)
     title: str = ""
     key: str = "table"
-    note: str = ""
+
+
+def plain_table(
+    caption: str,
+    names: Sequence[str],
+    heads: Iterable[str | tuple[str, Sequence[str]]],
+    rows: Iterable[Sequence[object]],
+    **more: Any,
+) -> TextTable:
+    """Return a table of texts in one style, from its heads, which may be groups, and its rows."""
+    groups = [(head, []) if isinstance(head, str) else head for head in heads]
+    lines = [[one if isinstance(one, StyledText) else StyledText(str(one)) for one in row] for row in rows]
+    return TextTable(caption, names, groups, lines, **more)
 
 
 def renamed(table: TextTable, names: Mapping[str, str]) -> TextTable:
@@ -109,7 +121,6 @@ def renamed(table: TextTable, names: Mapping[str, str]) -> TextTable:
         lines=[[replace(text, text=shown(text.text)) for text in line] for line in table.lines],
         notes={number: shown(note) for number, note in table.notes.items()},
         title=shown(table.title),
-        note=shown(table.note),
     )
 
 
@@ -131,8 +142,6 @@ def markdown(table: TextTable) -> Iterator[str]:
         yield f"|{' --- |' * len(table.names)}{' ---: |' * (len(heads) - len(table.names))}"
         yield from (f"| {' | '.join(map(marked, line))} |" for line in table.lines)
         yield ""
-    if table.note:
-        yield from (in_markdown(table.note), "")
     for number, note in table.notes.items():
         yield f"- [{number}] {in_markdown(note)}"
     if table.notes:
@@ -165,7 +174,7 @@ def latex(table: TextTable, label: str) -> Iterator[str]:
     """Yield the lines of a table in LaTeX; a table without rows becomes a comment."""
     caption = f"{table.title}. {table.caption}" if table.title else table.caption
     if not table.lines:
-        yield from (f"% {printable(text)}" for text in (caption, table.note) if text)
+        yield f"% {printable(caption)}"
         return
     names = [name for group, inner in table.groups for name in (inner or [group])]
     columns = [[text.text for text in column] for column in zip(*table.lines, strict=True)]
@@ -185,7 +194,7 @@ def latex(table: TextTable, label: str) -> Iterator[str]:
         yield f"{'{}' * row.startswith(('[', '*'))}{row} \\\\"
     yield from (r"\bottomrule", r"\end{tabular}}")
     marked_notes = [f"$^{{{number}}}$ {in_latex(note)}" for number, note in table.notes.items()]
-    yield from (f"\n\\smallskip{{\\footnotesize {text}}}" for text in (in_latex(table.note), *marked_notes) if text)
+    yield from (f"\n\\smallskip{{\\footnotesize {text}}}" for text in marked_notes)
     yield from (f"\\end{{{environment}}}", "")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from optuna.study import Study
 
 from fl_lightning.bench import Cell, Suite, load_suite
-from fl_lightning.bench.cells_csv import finished_cells
+from fl_lightning.bench.cells_csv import read_cells
 from fl_lightning.bench.comparison import unequal_settings
 from fl_lightning.bench.config_fragments import Fragment, config_digest, fragments_of, look_up
 from fl_lightning.bench.protocol_variants import with_readings
@@ -130,7 +130,12 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     whole = suite.cells(options.scale, extra, first_seeds(suite.seeds, number))
     select = partial(paired_cells, suite) if options.until_decided else selected_cells
     cells = select([cell for cell in whole if cell.seed in seeds], options.only)
-    loaded = {path: finished_cells(path, suite, whole) for path in options.load}
+    loaded = {path: read_cells(path, suite.axes) for path in options.load}
+    for path, results in loaded.items():
+        loaded[path] = {digest: result for digest, result in results.items() if result.state == "done"}
+        hint = f"none of its {len(loaded[path])} finished cells is one of this suite with this --scale, --seeds and "
+        hint += "--config; leave the file out, or give those that it was made with"
+        require(any(cell.digest in loaded[path] for cell in whole), "--load", str(path), hint)
     only_look = options.status or options.dry_run
     database = open_database(options.storage) if exists(options.storage) else None
     before = find_study(suite, database, options.output if options.own_output else None) if database else None

@@ -43,11 +43,16 @@ def report_parser() -> argparse.ArgumentParser:
 
 def main(args: Sequence[str]) -> None:
     """Run ``report``. Bad input ends the program with one line and exit status 2, without writing a file."""
-    end_with_status(lambda: report(report_parser().parse_args(args[1:])))
+    command = shlex.join([*shlex.split(program()), *args])
+    end_with_status(lambda: report(report_parser().parse_args(args[1:]), command))
 
 
-def report(options: argparse.Namespace) -> None:
+def report(options: argparse.Namespace, command: str) -> None:
     """Write the page and its tables, or one figure, and print their paths.
+
+    Args:
+        options: the arguments.
+        command: the command line, which the page shows.
 
     Raises:
         UsageError: an option or a source is wrong, or a file cannot be written.
@@ -70,16 +75,9 @@ def report(options: argparse.Namespace) -> None:
     from fl_lightning.report.page import make_report
     from fl_lightning.report.sources import read_sources
 
-    how = {key: getattr(options, key) for key in ("metric", "baseline", "target")}
-    # the command line that makes the same report
-    command = [*shlex.split(program()), "report", *options.sources]
-    command += [part for key, value in how.items() if value is not None for part in (f"--{key}", str(value))]
-    command += ["--minimize"] * options.minimize
-    command += ["--suite", *map(str, options.suite)] if options.suite else []
-    command += ["--names", *options.names] if options.names else []
-    of_page = {"minimize": options.minimize, "names": names, "title": options.title, "command": command}
-    made = make_report(read_sources(options.sources, options.suite), **how, **of_page)
-    cards = {card.name: card for *_, card in made.cards} if options.figure or options.figures else {}
+    how = {key: getattr(options, key) for key in ("metric", "minimize", "baseline", "target", "title")}
+    made = make_report(read_sources(options.sources, options.suite), names=names, command=command, **how)
+    cards = {card.name: card for cards in made.cards for card in cards} if options.figure or options.figures else {}
     if options.figure:
         name = options.figure
         require(name in cards, "--figure", name, f"no such figure; available: {choices(cards, name)}")

@@ -5,24 +5,21 @@ Importing this module imports matplotlib, which takes a while.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
-from matplotlib.font_manager import fontManager, get_font
-from matplotlib.text import Text
+from matplotlib.font_manager import fontManager
 from matplotlib.ticker import AutoLocator, Formatter, LogLocator, MaxNLocator, NullLocator
 
 from fl_lightning.errors import printable
-from fl_lightning.plotting.style import FALLBACKS, FONT, HATCHES, LIGHT, LINE_COLOURS, SETTINGS, line_style
+from fl_lightning.plotting.style import FALLBACKS, HATCHES, LIGHT, LINE_COLOURS, SETTINGS, line_style
 from fl_lightning.plotting.values import VISIBLE
 
 # names along an axis at most, and long ones below it
@@ -31,8 +28,6 @@ MOST_NAMES, MOST_LONG = 24, 12
 LONGEST_NAME = 24
 MARKS = "os^Dv<>Pp*hX"
 Draw = Callable[[Axes], None]
-_set_text = Text.set_text
-_escaped: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -58,47 +53,12 @@ class Curve:
 
 # ------------------------------------------------------------------ style and texts
 @contextmanager
-def in_style(in_browser: bool = False) -> Iterator[None]:
-    r"""Draw and save figures in the style of the package, in which ``$`` and ``^`` are ordinary characters.
-
-    A character that no font has is drawn as an escape such as ``\u5b9e``, with one line in the log.
-
-    Args:
-        in_browser: whether a browser draws the texts, with its fonts; then only control characters are escaped.
-    """
-    if Text.set_text is not _set_text:  # an outer context counts
-        yield
-        return
+def in_style() -> Iterator[None]:
+    """Draw and save figures in the style of the package, in which ``$`` and ``^`` are ordinary characters."""
     installed = set(fontManager.get_font_names())
-    fonts = (FONT,) if in_browser else (FONT, *(name for name in FALLBACKS if name in installed))
-    missing = set[str]()
-
-    def set_shown(self: Text, text: Any) -> None:
-        text = "" if text is None else str(text)
-        for char in set(text) - {"\n"} if not (text.isascii() and text.isprintable()) else ():
-            if not (char.isprintable() and (in_browser or has_glyph(char, fonts))):
-                text = text.replace(char, char.encode("unicode_escape").decode())
-                missing.update(char * char.isprintable())
-        _set_text(self, text)
-
-    settings: Any = {**SETTINGS, "font.family": ["sans-serif", *fonts[1:]]}
+    settings: Any = {**SETTINGS, "font.family": ["sans-serif", *(name for name in FALLBACKS if name in installed)]}
     with matplotlib.rc_context(settings):
-        try:
-            Text.set_text = set_shown  # type: ignore
-            yield
-        finally:
-            Text.set_text = _set_text  # type: ignore[method-assign]
-    if missing - _escaped:
-        some = " ".join(sorted(missing - _escaped)[:8])
-        message = f"no installed font has {some}, which figures show as escapes; install a font such as Noto Sans CJK"
-        logging.getLogger(__name__).warning(message)
-        _escaped.update(missing)
-
-
-@cache
-def has_glyph(char: str, fonts: tuple[str, ...]) -> bool:
-    """Return whether one of some fonts has a character."""
-    return any(get_font(fontManager.findfont(font)).get_char_index(ord(char)) for font in fonts)
+        yield
 
 
 def cut(name: str, longest: int = LONGEST_NAME) -> str:
@@ -217,24 +177,6 @@ def bars(heights: Sequence[tuple[int, np.ndarray, str]], names: Sequence[str], *
         few_numbers(axes)
         axes.grid(axis="x", visible=False)
         axes.set(**labels)
-
-    return draw
-
-
-def stacked(parts: Sequence[tuple[str, np.ndarray]], names: Sequence[str], xlabel: str) -> Draw:
-    """Draw horizontal stacked bars from the names of the parts and their lengths in each bar ``(n,)``."""
-
-    def draw(axes: Axes) -> None:
-        begin = np.zeros(len(names))
-        for at, (part, lengths) in enumerate(parts):
-            label = in_legend(part.replace("_", " and "))
-            axes.barh(np.arange(len(names)), lengths, 0.7, begin, label=label, **bar_style(at))
-            begin = begin + lengths
-        name_ticks(axes.yaxis, names)
-        axes.set_ylim(max(len(names), 6) - 0.5, -0.5)
-        axes.grid(axis="y", visible=False)
-        few_numbers(axes)
-        axes.set_xlabel(xlabel)
 
     return draw
 

@@ -16,6 +16,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
+from fl_lightning.errors import printable
 from fl_lightning.plotting.drawing import MARKS, MOST_NAMES, Curve, Draw, bars, curves, cut, heat, in_style
 from fl_lightning.plotting.values import Reduce, over
 
@@ -56,7 +57,8 @@ class ShownFigure(Figure):
     def savefig(self, fname: Any, **kwargs: Any) -> None:
         """Save the figure, with the arguments of matplotlib."""
         kwargs.setdefault("transparent", matplotlib.rcParams["savefig.transparent"])
-        with in_style():
+        # equal figures are equal files
+        with in_style(), matplotlib.rc_context({"svg.hashsalt": "fl_lightning"}):
             super().savefig(fname, **kwargs)
 
     def _repr_png_(self) -> bytes:
@@ -224,11 +226,11 @@ def laid_out(
     columns = columns or (len(drawings) if len(drawings) <= 3 else math.ceil(math.sqrt(len(drawings))))
     rows, (width, height) = math.ceil(len(drawings) / columns), size or (ALONE if len(drawings) == 1 else SIDE)
     with in_style():
-        figure = ShownFigure()
+        figure = ShownFigure(layout="constrained")
         panels = [figure.add_subplot(rows, columns, place + 1) for place in range(len(drawings))]
         for axes, draw in zip(panels, drawings, strict=True):
             draw(axes)
-            axes.set_title("\n".join(fill(line, int(11 * width)) for line in axes.get_title().splitlines()))
+            axes.set_title("\n".join(fill(printable(line), int(11 * width)) for line in axes.get_title().split("\n")))
         legends, below = [legend_entries(axes) for axes in panels], 0.0
         shared = {label: handle for entries in legends for label, handle in entries.items()}
         if not all(not entries or list(entries) == list(shared) for entries in legends):
@@ -240,21 +242,13 @@ def laid_out(
             across = max(1, int(width * columns / (0.6 + 0.07 * max(map(len, shared)))))
             below = 0.2 * math.ceil(len(shared) / across)
             how: dict[str, Any] = {"frameon": False, "fontsize": 8.5, "handlelength": 2.4, "borderpad": 0.1}
-            figure.legend(shared.values(), shared.keys(), loc="lower center", ncols=across, **how)
-        title = fill(title, int(11 * width * columns))
-        above, titles = 0.25 * len(title.splitlines()), max(len(axes.get_title().splitlines()) for axes in panels)
+            figure.legend(shared.values(), shared.keys(), loc="outside lower center", ncols=across, **how)
+        title = fill(printable(title), int(11 * width * columns))
+        if title:
+            figure.suptitle(title, fontsize=11)
         turned = [len(text.get_text()) for axes in panels for text in axes.get_xticklabels() if text.get_rotation()]
-        wide, high = width * columns, (height + 0.05 * max(turned, default=0)) * rows + above + below
-        figure.set_size_inches(wide, high)
-        figure.suptitle(title, fontsize=11, y=1 - 0.06 / high)
-        named = any(names_along(axes.xaxis) or names_along(axes.yaxis) for axes in panels)
-        if named or len(figure.axes) > len(panels) or any(axes.images or axes.get_legend() for axes in panels):
-            figure.set_layout_engine("tight", pad=0.4, h_pad=1.0, rect=(0, below / high, 1, 1 - above / high))
-        else:  # measuring all texts takes as long as drawing them
-            left, right, bottom, top = 0.72, 0.12, 0.48, 0.14 + 0.16 * titles
-            wspace, hspace = (left + right) / (width - left - right), (bottom + top) / (height - bottom - top)
-            ends = left / wide, (below + bottom) / high, 1 - right / wide, 1 - (above + top) / high
-            figure.subplots_adjust(*ends, wspace, hspace)
+        high = (height + 0.05 * max(turned, default=0)) * rows + 0.25 * len(title.splitlines()) + below
+        figure.set_size_inches(width * columns, high)
     return figure
 
 

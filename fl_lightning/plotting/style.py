@@ -44,7 +44,7 @@ SETTINGS: dict[str, Any] = {
     **dict.fromkeys(_INK, LIGHT["ink"]),
     # TrueType fonts in PDFs, as journals require, instead of Type 3
     "pdf.fonttype": 42,
-    **{"svg.fonttype": "none", "svg.hashsalt": "fl_lightning", "text.parse_math": False},
+    **{"svg.fonttype": "none", "text.parse_math": False},
     **{"font.sans-serif": [FONT], "font.size": 9, "axes.titlesize": 9.5},
     **{"axes.grid": True, "grid.color": LIGHT["grid"], "grid.linewidth": 0.7, "axes.axisbelow": True},
     **{"axes.spines.top": False, "axes.spines.right": False, "lines.linewidth": 1.6, "hatch.linewidth": 0.6},

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from fl_lightning.report.configs import max_rounds
-from fl_lightning.report.gallery import not_drawn
-from fl_lightning.report.reading import INFINITE, array_files
+from fl_lightning.report.measurements import array_files, measured
+from fl_lightning.report.reading import INFINITE
 from fl_lightning.report.sections import Section
 from fl_lightning.results import FitResult
 
@@ -22,23 +21,24 @@ SKIPPED = {
 
 def cautions(section: Section) -> Iterator[str]:
     """Yield the warnings of a section, the gravest first."""
-    for group in section.groups:
-        for run in (*group.runs.values(), *group.repeats):
-            yield from of_run(section, run)
+    for run in (*section.runs, *section.repeats):
+        yield from of_run(section, run)
     yield from of_skipped(section.runs)
-    for setting in section.settings:
-        yield from of_partitions(section, setting)
-    for group in section.groups:
-        if group.repeats:
-            names = ", ".join(run.name for run in group.repeats)
-            yield f"{names}: not in the means, since another run has the same config, seed and at least as many rounds."
-    for setting in section.settings:
-        where, seeds = f" ({setting})" * bool(setting), {g.line: sorted(g.runs) for g in section.at(setting)}
+    for part in section.parts:
+        yield from of_partitions(part)
+    if section.repeats:
+        names = ", ".join(run.name for run in section.repeats)
+        yield f"{names}: not in the means, since another run has the same config, seed and at least as many rounds."
+    for part in section.parts:
+        where = f" ({part.setting})" * bool(part.setting)
+        seeds = {line: list(some) for line, some in part.found.groupby("line", sort=False)["seed"]}
         if len({tuple(one) for one in seeds.values()}) > 1:
             told = "; ".join(f"{line}: {len(one)} ({one[0]} to {one[-1]})" for line, one in seeds.items())
             yield f"The seeds are not the same for all{where}: {told}. Differences are of the seeds that both have."
-        yield from (f"The order depends on the score{where}: {sides}." for sides in of_scores(section, setting))
-    yield from of_versions(section.runs)
+        yield from (f"The order depends on the score{where}: {sides}." for sides in of_scores(part))
+    machines = {run.machine for run in section.runs if run.machine}
+    if len(machines) > 1:
+        yield f"The runs used {len(machines)} kinds of machines: do not compare their seconds."
 
 
 def rounds_done(run: FitResult) -> str:
@@ -50,6 +50,7 @@ def rounds_done(run: FitResult) -> str:
 
 def of_run(section: Section, run: FitResult) -> Iterator[str]:
     """Yield the warnings of one run."""
+    tag = section.metric.tag
     if run.state == "running":
         yield f"{run.name} is still running, {rounds_done(run)}: it is not in the means."
     if run.state == "stopped":
@@ -57,69 +58,49 @@ def of_run(section: Section, run: FitResult) -> Iterator[str]:
         yield f"{run.name} was stopped: {rounds_done(run)}, {last}; it is not in the means."
     if run.state == "failed":
         yield f"{run.name} failed: {run.reason or 'for an unknown reason'}."
-    of_arrays = [note for file in array_files(run) for note in not_drawn(run, file)]
-    yield from (f"{run.name}: {note}." for note in (*run.notes, *of_arrays))
+    skipped = (measured(run, file)[1] for file in array_files(run))
+    yield from (f"{run.name}: {note}." for note in (*run.notes, *skipped) if note)
     # the metric of the report and all losses
-    for tag in dict.fromkeys(tag for row in run.history for tag in row if tag == section.metric.tag or "loss" in tag):
-        values = run.values(tag)
-        bad = next((round_ for round_, value in values.items() if not abs(value) < INFINITE), None)
+    for name in dict.fromkeys(name for row in run.history for name in row if name == tag or "loss" in name):
+        bad = next(((at, value) for at, value in run.values(name).items() if not abs(value) < INFINITE), None)
         if bad is not None:
-            yield f"{run.name}: {tag} was {values[bad]} in round {bad}."
+            yield f"{run.name}: {name} was {bad[1]} in round {bad[0]}."
     # a callback such as EarlyStopping may have ended it
     whole = run.run_dir is None or any(key.startswith("trainer.callbacks.") for key in run.settings)
     if run.state == "finished" and 0 < run.rounds < (max_rounds(run.config) or 0) and not whole:
         yield f"{run.name} is finished after {rounds_done(run)}: it stopped early, or its metrics.csv is cut."
-    if run.state == "finished" and not run.values(section.metric.tag):
-        yield f"{run.name} has no {section.metric.tag}."
+    if run.state == "finished" and not run.values(tag):
+        yield f"{run.name} has no {tag}."
 
 
 def of_skipped(runs: Sequence[FitResult]) -> Iterator[str]:
     """Warn of clients and batches that were skipped."""
     for tag, skipped in SKIPPED.items():
-        numbers = [(sum(run.values(tag).values()), run.name) for run in runs]
-        some = [pair for pair in numbers if pair[0]]
+        some = {run.name: number for run in runs if (number := sum(run.values(tag).values()))}
         if some:
-            most, name = max(some, key=lambda pair: pair[0])
-            where = name if len(some) == 1 else f"{len(some)} runs, {most:g} of them in {name}"
-            yield f"{sum(number for number, _ in some):g} {skipped} in {where}."
+            most = max(some, key=some.__getitem__)
+            where = most if len(some) == 1 else f"{len(some)} runs, {some[most]:g} of them in {most}"
+            yield f"{sum(some.values()):g} {skipped} in {where}."
 
 
-def of_partitions(section: Section, setting: str) -> Iterator[str]:
+def of_partitions(section: Section) -> Iterator[str]:
     """Warn of different partitions of the runs that a reader compares."""
-    plans: dict[int, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for group in section.at(setting):
-        for seed, run in group.runs.items():
-            if run.plan:
-                plans[seed][run.plan].append(group.line)
-    for seed, found in plans.items():
-        if len(found) > 1:
-            told = "; ".join(f"{digest[:8]} of {', '.join(lines)}" for digest, lines in found.items())
-            where = f"{setting}, seed {seed}" if setting else f"seed {seed}"
+    runs = section.by_run[section.by_run["plan"] != ""]
+    for seed, some in runs.groupby("seed", sort=False):
+        plans = some.groupby("plan", sort=False)["line"].agg(", ".join)
+        if len(plans) > 1:
+            told = "; ".join(f"{digest[:8]} of {lines}" for digest, lines in plans.items())
+            where = ", ".join(filter(None, [section.setting, f"seed {seed}"]))
             yield f"Different partitions are compared ({where}): {told}. No differences are taken between them."
 
 
-def of_scores(section: Section, setting: str) -> Iterator[str]:
+def of_scores(section: Section) -> Iterator[str]:
     """Yield pairs of lines whose order depends on the score of the callback ``Scores``."""
-    rounds = section.rounds_at(setting)
-    tags = sorted(tag for tag in rounds if tag.startswith("scores/"))
-    last = rounds.groupby(["line", "seed"])[tags].last()
+    tags = sorted(tag for tag in section.rounds if tag.startswith("scores/"))
+    last = section.rounds.groupby(["line", "seed"])[tags].last()
     for one, other in combinations([line for line in section.lines if tags and line in last.index], 2):
         # over the seeds that both have
         gaps = (last.loc[one] - last.loc[other]).sum().rename(lambda tag: tag.removeprefix("scores/"))
         ahead, behind = (", ".join(gaps.index[sides]) for sides in (gaps > 0, gaps < 0))
         if ahead and behind:
             yield f"{one} is ahead by {ahead}; {other} is ahead by {behind}"
-
-
-def of_versions(runs: Sequence[FitResult]) -> Iterator[str]:
-    """Warn of different code, software and machines of the runs."""
-    known = [run.environment for run in runs if run.environment]
-    revisions = {str(one.get("git_revision")) for one in known if one.get("git_revision")}
-    torch = {(one.get("versions") or {}).get("torch") for one in known}
-    if len(revisions) > 1:
-        yield f"The runs come from {len(revisions)} revisions of the code; see Environment."
-    if len(torch) > 1:
-        yield f"The runs used different versions of torch: {', '.join(sorted(map(str, torch)))}."
-    machines = {run.machine for run in runs if run.machine}
-    if len(machines) > 1:
-        yield f"The runs used {len(machines)} kinds of machines: do not compare their seconds."

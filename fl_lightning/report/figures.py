@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -36,6 +38,7 @@ AROUND = re.compile(
     r' id="[\w.]+_\d+"|<metadata>.*?</metadata>|<style type="text/css">.*?</style>|<!--.*?-->', re.DOTALL
 )
 COORDINATES, NUMBERS = re.compile(r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*'), re.compile(r"-?\d+\.\d{3,}")
+OF_TEXT = re.compile(rf"'{FONT}', sans-serif(, '[^']*')*")
 SIZE = re.compile(r'<svg [^>]*?viewBox="([^"]+)"[^>]*>')
 
 
@@ -49,6 +52,8 @@ class Card:
         caption: how to read it.
         drawings: functions that draw into axes, by name of the file.
         table: data; by default the values of the drawn curves, bars and maps.
+        heading: heading above it on the page.
+        setting: setting of its runs.
     """
 
     name: str
@@ -56,6 +61,8 @@ class Card:
     caption: str
     drawings: Mapping[str, Draw]
     table: pd.DataFrame | None = None
+    heading: str = ""
+    setting: str = ""
 
     @cached_property
     def figures(self) -> list[Figure]:
@@ -78,17 +85,17 @@ class Card:
             table = pd.DataFrame([row for figure in self.figures for row in data_of(figure.axes[0])], columns=head)
         return table.to_csv(index=False, float_format="%.6g", na_rep="nan", lineterminator="\n")
 
+    def csv_address(self) -> str:
+        """Return the data as an address that a browser saves."""
+        encoded = base64.b64encode(self.csv().encode(errors="backslashreplace"))
+        return f"data:text/csv;charset=utf-8;base64,{encoded.decode()}"
+
     def printed(self) -> Iterator[tuple[str, Figure]]:
         """Yield the file name of each drawing, and a figure as wide as a column of a paper."""
         for name, draw in self.drawings.items():
             own = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
             own = own.removeprefix(f"{self.name.rsplit('-', 1)[-1]}-")  # drift-client, not drift-drift-client
             yield f"{self.name}-{own}" if len(self.drawings) > 1 else self.name, laid_out([draw], size=COLUMN)
-
-
-def number_drawings(drawings: Iterable[Draw]) -> dict[str, Draw]:
-    """Return drawings by their numbers from 1."""
-    return {str(at): draw for at, draw in enumerate(drawings, 1)}
 
 
 # ------------------------------------------------------------------ data
@@ -132,11 +139,13 @@ def inline(figure: Figure, name: str, told: str) -> str:
     figure.patch.set_visible(False)
     for axes in figure.axes:
         axes.patch.set_visible(False)
-    with matplotlib.rc_context({"svg.hashsalt": name}):
+    with matplotlib.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
+        # a browser has its own fonts
+        warnings.filterwarnings("ignore", "Glyph")
         FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None})
     text = AROUND.sub("", file.getvalue()[file.getvalue().index("<svg") :])
     text = OF_PAGE.sub(lambda found: f"var(--{COLOURS[found[0]]})", text)
-    text = text.replace(f"'{FONT}', sans-serif", "var(--font)").replace("xlink:href", "href")
+    text = OF_TEXT.sub("var(--font)", text).replace("xlink:href", "href")
     # a hundredth of a point
     text = COORDINATES.sub(lambda found: NUMBERS.sub(lambda one: f"{float(one[0]):.2f}", found[0]), text)
     values = "".join(f" data-axes='{escape(json.dumps(one))}'" for one in curves_in(figure))

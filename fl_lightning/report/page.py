@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
 from itertools import groupby
@@ -15,15 +13,13 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from fl_lightning import __version__
-from fl_lightning.bench.protocol_variants import conclusions
-from fl_lightning.bench.table import count_states, heading, readings_tables, summary_lines, text_tables
+from fl_lightning.bench.table import comparisons_csv, count_states, suite_tables
 from fl_lightning.bench.table_rendering import (
     PACKAGES,
     TextTable,
     in_markdown,
     latex_tables,
     markdown,
-    renamed,
     with_names,
 )
 from fl_lightning.errors import count, printable, require
@@ -32,23 +28,19 @@ from fl_lightning.plotting.style import DARK, LIGHT, LINE_COLOURS, LINES_DARK, v
 from fl_lightning.report.cautions import cautions
 from fl_lightning.report.figures import Card
 from fl_lightning.report.gallery import SETTINGS, cards_of
-from fl_lightning.report.sections import Section, choose_metric, sections_of, with_other_names
-from fl_lightning.report.sites import HEADING, parts_tables
-from fl_lightning.report.sources import Found, Study
+from fl_lightning.report.sections import METRICS, Section, choose_metric, sections_of, with_other_names
+from fl_lightning.report.sites import parts_tables
+from fl_lightning.report.sources import Study
 from fl_lightning.report.tables import (
     commands,
     config_table,
     cost_table,
     environment_table,
-    numbers_csv,
     results_tables,
     runs_csv,
     runs_table,
-    shared_first,
 )
 
-# headings of the figures that follow the results of a setting
-WITH_RESULTS = ("Accuracy", "Metric", HEADING)
 READINGS = "Readings that are consistent with the source"
 
 
@@ -62,7 +54,7 @@ class Report:
         warnings: warnings for the reader.
         names: other names of methods, settings and metrics.
         title: title of the page.
-        command: command line that makes the report, without ``--output``.
+        command: command line that makes the report.
     """
 
     sections: list[Section]
@@ -70,27 +62,27 @@ class Report:
     warnings: list[str]
     names: Mapping[str, str] = field(default_factory=dict)
     title: str = "Report"
-    command: Sequence[str] = ("fl-lightning", "report")
+    command: str = "fl-lightning report"
 
     @cached_property
-    def cards(self) -> list[tuple[Section, str, str, Card]]:
-        """All figures, each with its section, setting and heading; their names differ."""
-        several, taken, made = len(self.sections) > 1, Counter[str](), []
-        for section in self.sections:
-            for setting, of_heading, card in cards_of(section, section.title if several else ""):
-                taken[card.name] += 1
-                number = taken[card.name]
-                own = card if number == 1 else replace(card, name=f"{card.name}-{number}")
-                made.append((section, setting, of_heading, own))
+    def cards(self) -> list[list[Card]]:
+        """The figures of each section; their names differ."""
+        several, taken = len(self.sections) > 1, Counter[str]()
+        made = [list(cards_of(section, section.title if several else "")) for section in self.sections]
+        for card in (card for cards in made for card in cards):
+            taken[card.name] += 1
+            card.name += f"-{taken[card.name]}" if taken[card.name] > 1 else ""
         return made
 
     def files(self, stem: str) -> dict[str, str]:
         """Return the texts of all files of the report by name, the page first."""
         made = {f"{stem}.md": self.in_markdown(), f"{stem}.tex": self.in_latex()}
-        made[f"{stem}.csv"] = numbers_csv([one for section in self.sections for one in section.comparisons.values()])
+        tables = [one for section in self.sections for one in section.comparisons.values()]
+        made[f"{stem}.csv"] = comparisons_csv(tables, titled=True)
         made[f"{stem}.runs.csv"] = runs_csv(self.sections)
-        if any(study.comparisons for study in self.studies):
-            made[f"{stem}.paper.csv"] = numbers_csv([one for study in self.studies for one in study.comparisons])
+        papers = [one for study in self.studies for one in study.comparisons]
+        if papers:
+            made[f"{stem}.paper.csv"] = comparisons_csv(papers, titled=True)
         return {f"{stem}.html": self.in_html(list(made)), **made}
 
     def in_html(self, files: Sequence[str]) -> str:
@@ -101,16 +93,10 @@ class Report:
         """
         environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
         # tables and figures are made where the template shows them
-        environment.globals |= {
-            one.__name__: one
-            for one in (count, data_uri, results_tables, parts_tables, config_table, runs_table, cost_table)
-        } | {
-            "shared_first": shared_first,
-            "count_states": count_states,
-            "join": shlex.join,
-        }
+        functions = (count, results_tables, parts_tables, config_table, runs_table, cost_table, count_states)
+        environment.globals |= {function.__name__: function for function in functions}
         runs = [run for section in self.sections for run in section.runs]
-        with in_style(in_browser=True):
+        with in_style():
             return environment.from_string(package_text("page.html.j2")).render(
                 report=self,
                 runs=runs,
@@ -125,29 +111,14 @@ class Report:
                 most_settings=SETTINGS,
             )
 
-    def figures_at(self, section: Section, setting: str, headings: Sequence[str]) -> list[Card]:
-        """Return the figures of a setting below some headings."""
-        return [card for of, where, head, card in self.cards if of is section and where == setting and head in headings]
-
-    def other_figures(self, section: Section) -> dict[str, list[Card]]:
-        """Return the figures that follow the results of all settings, by heading."""
-        rest: dict[str, list[Card]] = {}
-        for of, _, head, card in self.cards:
-            if of is section and head not in WITH_RESULTS:
-                rest.setdefault(head, []).append(card)
-        return rest
-
     def tables_of(self, study: Study) -> Iterator[tuple[str, list[TextTable], list[str]]]:
         """Yield the tables of a study's suite: a heading, its tables, and its verdicts as Markdown."""
-        suite, compared = study.suite, study.comparisons
-        if suite is None:
+        if study.suite is None:
             return
-        other = {**suite.names, **self.names}
-        for table in readings_tables(suite, compared):
-            yield with_names(READINGS, other), [renamed(table, other)], list(conclusions(suite, compared))
-        for one in compared:
-            verdicts = [with_names(line.removeprefix("- "), other) for line in summary_lines(one) if line]
-            yield with_names(heading(one), other), [renamed(table, other) for table in text_tables(one)], verdicts
+        names = {**study.suite.names, **self.names}
+        for title, tables, below in suite_tables(study.suite, study.comparisons, names):
+            verdicts = [line.removeprefix("- ") for line in below if line]
+            yield title or with_names(READINGS, names), tables, verdicts
 
     def tables(self) -> Iterator[tuple[str, TextTable]]:
         """Yield all tables, each with its heading."""
@@ -155,9 +126,8 @@ class Report:
             for head, some, _ in self.tables_of(study):
                 yield from ((f"{study.title}: {head}", table) for table in some)
         for section in self.sections:
-            for setting, part in zip(section.settings, section.parts, strict=True):
-                named = ", ".join(filter(None, [section.title, setting]))
-                yield from ((named, table) for table in (*results_tables(part), *parts_tables(section, setting)))
+            for part in section.parts:
+                yield from ((part.full_title, table) for table in (*results_tables(part), *parts_tables(part)))
             made = (config_table(section), runs_table(section), cost_table(section))
             yield from ((section.title, table) for table in made if table is not None)
 
@@ -175,7 +145,7 @@ class Report:
 
 
 def make_report(
-    found: Found,
+    studies: list[Study],
     metric: str | None = None,
     minimize: bool = False,
     baseline: str | None = None,
@@ -186,7 +156,7 @@ def make_report(
     """Make the report of runs and studies.
 
     Args:
-        found: the runs and studies.
+        studies: the runs and studies.
         metric: tag of the metric of the comparison; None for the usual one.
         minimize: whether smaller values are better.
         baseline: label of the method that others are compared with; None for FedAvg.
@@ -199,37 +169,32 @@ def make_report(
             methods would have one name.
     """
     other, sections = dict(names or {}), list[Section]()
-    if found.runs:
-        sections += sections_of(found.runs, choose_metric(found.runs, metric, minimize, target), baseline)
-    warnings = [f"{note}." for note in (*found.notes, *(note for study in found.studies for note in study.notes))]
-    for study in found.studies:
-        suite, intervals = study.suite, dict[str, Any]()
+    for study in studies:
+        suite, more = study.suite, dict[str, Any]()
+        if not (study.runs or study.name):
+            continue
         lower = suite.minimize if suite and metric is None else minimize
-        of_study = choose_metric(study.runs, metric, lower, target, (study.metric,))
+        of_study = choose_metric(study.runs, metric, lower, target, (study.metric,) if study.metric else METRICS)
         if suite:
             # seeds that were added until a pair was decided have no interval of Student's
-            intervals |= {"interval": suite.interval, "confidence": suite.confidence, "decide": suite.decide}
-        some = sections_of(study.runs, of_study, baseline, study.title, **intervals)
-        sections += [replace(section, names=suite.names if suite else {}) for section in some]
+            intervals = {"interval": suite.interval, "confidence": suite.confidence, "decide": suite.decide}
+            more = {"names": suite.names, "intervals": intervals}
+        sections += sections_of(study.runs, of_study, baseline, study.title, **more)
     lines = list(dict.fromkeys(line for section in sections for line in section.lines))
     hint = f"no such method; available: {', '.join(lines)}"
     require(baseline is None or baseline in lines, "--baseline", baseline, hint)
     known = [*lines, *(text for section in sections for text in (*section.settings, *section.rounds))]
-    axes = [pair for study in found.studies if study.suite for pair in study.suite.axes.items()]
+    axes = [pair for study in studies if study.suite for pair in study.suite.axes.items()]
     known += [text for axis, labels in axes for text in (axis, *labels)]
     for old in other:
         hint = "no such method, setting or metric; use a name from the report"
         require(any(with_names(text, {old: ""}) != text for text in known), "--names", old, hint)
     sections = [with_other_names(section, {**section.names, **other}) for section in sections]
+    warnings = [f"{note}." for note in (note for study in studies for note in study.notes)]
     for section in sections:
         of = f"{section.title}: " if len(sections) > 1 else ""
         warnings += [f"{of}{one}" for one in cautions(section)]
-    return Report(sections, found.studies, list(dict.fromkeys(warnings)), other, **of_page)
-
-
-def data_uri(text: str) -> str:
-    """Return a table as an address that a browser saves."""
-    return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(text.encode(errors='backslashreplace')).decode()}"
+    return Report(sections, studies, list(dict.fromkeys(warnings)), other, **of_page)
 
 
 def package_text(name: str) -> str:

@@ -11,8 +11,6 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,27 +24,11 @@ from fl_lightning.yaml_files import parse_yaml
 
 METRICS, ENVIRONMENT, CONFIG, PLAN = "metrics.csv", "environment.json", "config.yaml", "plan.npz"
 MOST_ROUNDS = 2**31
+STEPS = ("round", "step")
 # larger values count as infinite, since their squares and sums would be
 INFINITE = 1e100
 # without locks, seconds after its last sign of life in which a run counts as running
 PATIENCE = 1800.0
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The arrays of a file of measurements.
-
-    Args:
-        values: arrays of numbers by name, with an entry for each of their rounds along the first axis.
-        rounds: the rounds of each array.
-        names: lists of names, such as names of layers.
-        problems: reasons why the file or an array in it is not used.
-    """
-
-    values: dict[str, np.ndarray] = field(default_factory=dict)
-    rounds: dict[str, np.ndarray] = field(default_factory=dict)
-    names: dict[str, list[str]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
 
 
 # ------------------------------------------------------------------ folders
@@ -120,6 +102,7 @@ def read_run(folder: Path) -> FitResult:
     # with their arguments, such as FedProx(mu=0.1)
     named = compact(in_texts(settings))
     methods = filter(None, [named.get("method", "FedAvg"), named.get("trainer.server_optimizer")])
+    costs: list[dict[str, str]] = read("cost.csv", read_csv_by_round, ([], 0))[0]
     timed = [row["time/round"] for row in history[1:] if "time/round" in row]
     return FitResult(
         name=printable("/".join(of_folder)),
@@ -135,7 +118,8 @@ def read_run(folder: Path) -> FitResult:
         plan=printable(str(environment.get("plan_hash") or "")),
         machine=machine_of(environment),
         seconds=statistics.median(timed) if timed else None,
-        cost=read("cost.csv", read_cost, {}),
+        # what the methods have cost up to the last round
+        cost={key: printable(text) for line in costs[-1:] for key, text in line.items() if key not in STEPS and text},
     )
 
 
@@ -220,13 +204,6 @@ def read_metrics(path: Path) -> tuple[History, int]:
     return History(rows.values()), skipped
 
 
-def read_cost(path: Path) -> dict[str, str]:
-    """Return the last line of a ``cost.csv``."""
-    lines, _ = read_csv_by_round(path)
-    last = lines[-1] if lines else {}
-    return {key: printable(value) for key, value in last.items() if key and value and key not in ("round", "step")}
-
-
 def read_changes(path: Path) -> list[str]:
     """Return a line for each time that a run resumed with changes."""
     return [
@@ -264,50 +241,3 @@ def read_plan(path: Path) -> tuple[np.ndarray | None, dict[str, list[str]]]:
     }
     names = {name: [printable(str(text)) for text in array.tolist()] for name, array in texts.items()}
     return counts if counts.size else None, names
-
-
-@lru_cache(maxsize=1000)
-def plan_of(run: FitResult) -> tuple[np.ndarray | None, dict[str, list[str]]]:
-    """Return samples and names of a run's plan; None and no names without a readable plan."""
-    try:
-        return (None, {}) if run.run_dir is None else read_plan(run.run_dir / PLAN)
-    except Exception:  # read_run made a note
-        return None, {}
-
-
-def array_files(run: FitResult) -> list[str]:
-    """Return the names of the files of measurements in the folder of a run."""
-    found = run.run_dir.glob("*.npz") if run.run_dir is not None else ()
-    return sorted(path.name for path in found if path.name != PLAN)
-
-
-@lru_cache(maxsize=1000)
-def measured(run: FitResult, file: str) -> Measured:
-    """Return the measurements in a file; none if it has no array ``rounds``."""
-    made = Measured()
-    try:
-        there = run.run_dir is not None and (run.run_dir / file).is_file()
-        loaded = load_arrays(run.run_dir / file) if run.run_dir is not None and there else {}
-        if "rounds" not in loaded:
-            return made
-        whole = {name: array for name, array in loaded.items() if array.ndim == 1 and array.dtype.kind in "iu"}
-        progresses = {name: array for name, array in whole.items() if name == "rounds" or name.endswith("_rounds")}
-        if "rounds" not in progresses or any(((one < 0) | (one >= MOST_ROUNDS)).any() for one in progresses.values()):
-            raise ValueError("rounds are not whole numbers from 0")
-    except Exception as error:  # many kinds, as above
-        return Measured(problems=[f"cannot be read and is skipped: {why(error)}"])
-    for name, array in loaded.items():
-        # the rounds of local_classifier are in local_rounds
-        own = progresses.get(f"{name.split('_')[0]}_rounds", progresses["rounds"])
-        fitting = next((one for one in (own, *progresses.values()) if array.ndim and len(one) == len(array) > 0), None)
-        if array.dtype.kind in "US":
-            # names are the same in every measurement; the names of a pair become one
-            last = array[-1] if array.ndim > 1 and len(array) else np.atleast_1d(array)
-            texts = (" to ".join(map(str, entry)) if isinstance(entry, list) else str(entry) for entry in last.tolist())
-            made.names[name] = list(map(printable, texts))
-        elif array.dtype.kind not in "fiub" or fitting is None:
-            made.problems.append(f"{name} of shape {array.shape} is not drawn")
-        elif name not in progresses:
-            made.values[name] = np.where(np.abs(array) < INFINITE, array, np.nan)
-            made.rounds[name] = fitting.astype(int)
-    return made

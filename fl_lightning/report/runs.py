@@ -1,14 +1,12 @@
-"""Several runs: read from their folders, grouped by configuration, as one frame and as curves."""
+"""Several runs: read from their folders, named by their configuration, as one frame and as curves."""
 
 from __future__ import annotations
 
 import glob
-import math
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,37 +31,6 @@ OF_SETTING = (
 )
 # runs with a curve each at most; with more runs, each configuration has one curve
 MOST_CURVES = 12
-
-
-@dataclass
-class Configuration:
-    """The runs of one configuration, which differ only in the seed.
-
-    Args:
-        line: label of its curve, such as the method.
-        setting: keys and values that distinguish its setting, as one text.
-        runs: by seed, in ascending order.
-        config: its config by dotted key.
-        repeats: further runs of a seed, which do not count.
-        own: all keys and values in which its setting differs from others.
-    """
-
-    line: str
-    setting: str
-    runs: dict[int, FitResult]
-    config: Flat
-    repeats: list[FitResult] = field(default_factory=list)
-    own: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def first(self) -> FitResult:
-        """The run of the smallest seed."""
-        return next(iter(self.runs.values()))
-
-    @property
-    def label(self) -> str:
-        """Its line and its setting."""
-        return ", ".join(filter(None, [self.line, self.setting]))
 
 
 class Runs(list[FitResult]):
@@ -127,11 +94,12 @@ class Runs(list[FitResult]):
                 settings = [f"{key}={value}" for key, value in told.items() if key not in FIRST]
                 groups[", ".join([one.name, *settings])].append(one)
             return groups, ""
-        for group in configurations([one for one in self if one.history]):
-            some = [*group.runs.values(), *group.repeats]
-            groups[f"{group.label}{f' ({len(some)} runs)' * (len(some) > 1)}"] += some
+        begun = [one for one in self if one.history]
+        for (setting, line), one in zip(settings_and_lines(begun), begun, strict=True):
+            groups[with_setting(line, setting)].append(one)
         averaged = any(len(some) > 1 for some in groups.values())
-        return groups, "mean and range of the runs of each configuration" * averaged
+        counted = {f"{label}{f' ({len(some)} runs)' * (len(some) > 1)}": some for label, some in groups.items()}
+        return counted, "mean and range of the runs of each configuration" * averaged
 
 
 # ------------------------------------------------------------------ reading
@@ -209,67 +177,43 @@ def warn_of(run: FitResult) -> None:
         warnings.warn(f"{run.run_dir}: {note}", stacklevel=3)
 
 
-# ------------------------------------------------------------------ configurations
-def configurations(runs: Iterable[FitResult]) -> list[Configuration]:
-    """Group runs by configuration, and name each by its method and by the keys in which the configs differ.
+# ------------------------------------------------------------------ names
+def settings_and_lines(runs: Sequence[FitResult]) -> list[tuple[str, str]]:
+    """Return the setting of each run and its line, the label of its curve, by the keys in which the configs differ.
 
-    Cells of a study are grouped and named by their labels, and runs without a config by their folder.
+    The line is the method with its coefficients; the other keys make the setting. A key whose value follows from the
+    method belongs to the method, such as a learning rate tuned for each method. Labels of a study, data, network and
+    the amount of training always make a setting. Runs without a config are named by their folder.
     """
-    by_config: dict[tuple[object, ...], list[FitResult]] = defaultdict(list)
-    for run in runs:
-        config = run.labels or in_texts(run.settings)
-        parent = () if config or run.run_dir is None else (str(run.run_dir.parent),)
-        by_config[(*parent, *sorted(config.items()))].append(run)
-    groups = []
-    for some in by_config.values():
-        # of several runs with one seed, the one with most progress counts
-        progress = sorted(some, key=lambda run: (run.state == "finished", run.state == "running", run.rounds))
-        chosen = {run.seed: run for run in progress}
-        repeats = [run for run in some if chosen[run.seed] is not run]
-        groups.append(Configuration("", "", dict(sorted(chosen.items())), in_texts(some[0].settings), repeats))
-    name_groups(groups)
-    return groups
-
-
-def name_groups(groups: Sequence[Configuration]) -> None:
-    """Name configurations by the keys in which they differ: method and coefficients, then the setting.
-
-    A key whose value follows from the method belongs to the method, such as a learning rate tuned for each method.
-    Labels of a study, data, network and the amount of training always make a setting.
-    """
-    axes = {axis for group in groups for axis in group.first.labels}
-    configs = [dict(group.first.labels) or group.config for group in groups]
-    by_name: dict[str, list[int]] = defaultdict(list)
-    for at, group in enumerate(groups):
-        run, labels = group.first, group.first.labels
-        of_folder = run.run_dir.parent.name if run.run_dir is not None else run.name
-        of_config = method_names(run.config) if group.config else of_folder
-        by_name[labels.get("method", next(iter(labels.values()))) if labels else of_config].append(at)
-    for name, alike in by_name.items():
-        own = [key for key in differing_between([configs[at] for at in alike]) if is_of_method(key)]
-        short = short_keys(own)
+    axes = list(dict.fromkeys(axis for run in runs for axis in run.labels))
+    # a study without methods compares the labels of its first axis
+    by_label = "method" if "method" in axes else "".join(axes[:1])
+    configs = [dict(run.labels) or in_texts(run.settings) for run in runs]
+    folders = [run.name if run.run_dir is None else run.run_dir.parent.name for run in runs]
+    methods = [method_names(run.config) if run.settings else folder for run, folder in zip(runs, folders, strict=True)]
+    lines = [config.get(by_label) or method for config, method in zip(configs, methods, strict=True)]
+    for name in set(lines):
+        alike = [at for at, line in enumerate(lines) if line == name]
+        short = short_keys([key for key in differing_between([configs[at] for at in alike]) if is_of_method(key)])
         for at in alike:
-            groups[at].line = " ".join(
-                [name, *(f"{short[key]}={configs[at][key]}" for key in own if key in configs[at])]
-            )
-    lines = [group.line for group in groups]
+            own = (f"{short[key]}={configs[at][key]}" for key in short if key in configs[at])
+            lines[at] = " ".join([name, *own])
 
     def makes_setting(key: str) -> bool:
         """Return whether a key is outside the methods, and its value does not follow from the method."""
-        told = len(set(zip(lines, (config.get(key) for config in configs), strict=True))) == len(set(lines))
+        if is_of_method(key) or key == by_label:
+            return False
+        follows = len(set(zip(lines, (config.get(key) for config in configs), strict=True))) == len(set(lines))
         always = key in axes or key == "model" or f"{key}.".startswith(tuple(f"{one}." for one in OF_SETTING))
-        return not is_of_method(key) and (always or len(set(lines)) == 1 or not told)
+        return always or len(set(lines)) == 1 or not follows
 
-    # a study without methods compares the labels of its first axis
-    by_label = "method" if "method" in axes else next(iter(groups[0].first.labels), "")
-    differing = differing_between(configs)
-    settings = [key for key in differing if makes_setting(key) and not (key in axes and key in (by_label, "data"))]
-    short, telling = short_keys(settings), telling_keys(settings, configs)
-    for group, config in zip(groups, configs, strict=True):
-        group.own = {short[key]: config[key] for key in settings if key in config}
-        group.setting = ", ".join(f"{short[key]}={config.get(key, 'not set')}" for key in telling)
-        if len(set(lines)) == 1 and settings and not axes:  # the settings are compared
-            group.line, group.setting, group.own = group.setting or group.line, "", {}
+    settings = [key for key in differing_between(configs) if makes_setting(key) and not (key == "data" and axes)]
+    telling = telling_keys(settings, configs)
+    short = short_keys(settings)
+    texts = [", ".join(f"{short[key]}={config.get(key, 'not set')}" for key in telling) for config in configs]
+    if len(set(lines)) == 1 and not axes:  # the settings are compared
+        return [("", text or line) for text, line in zip(texts, lines, strict=True)]
+    return list(zip(texts, lines, strict=True))
 
 
 def telling_keys(keys: Sequence[str], configs: Sequence[Flat]) -> list[str]:
@@ -291,13 +235,6 @@ def telling_keys(keys: Sequence[str], configs: Sequence[Flat]) -> list[str]:
     return [key for key in ordered if key in chosen]
 
 
-def by_numbers(setting: str) -> list[tuple[float, str]]:
-    """Return a key that sorts alpha=0.1 before alpha=10."""
-
-    def key(part: str) -> tuple[float, str]:
-        try:
-            return float(part), ""
-        except ValueError:
-            return math.inf, part
-
-    return [key(part) for pair in setting.split(", ") for part in reversed(pair.rpartition("=")[::2])]
+def with_setting(line: str, setting: str) -> str:
+    """Return the label of a configuration: its line and its setting."""
+    return ", ".join(filter(None, [line, setting]))

@@ -1,28 +1,29 @@
-"""The sections of a report: the runs of one data set, by setting, method and seed."""
+"""The sections of a report: the runs of one data set as frames of pandas, by setting, method and seed."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from fl_lightning.bench.comparison import Comparison, Terms
+from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.results import CellResult, CellState
-from fl_lightning.bench.suite import Cell, Show, Table
+from fl_lightning.bench.suite import Cell, Show, Suite, Table
 from fl_lightning.bench.table_rendering import with_names
 from fl_lightning.errors import choices, require
-from fl_lightning.report.configs import UNKNOWN, data_set, differing_between
+from fl_lightning.report.configs import UNKNOWN, data_set, differing_between, in_texts
 from fl_lightning.report.reading import INFINITE
-from fl_lightning.report.runs import Configuration, by_numbers, configurations
+from fl_lightning.report.runs import settings_and_lines, with_setting
 from fl_lightning.results import FitResult, RunState
-from fl_lightning.storage.metric_format import is_share
+from fl_lightning.storage.metric_format import in_percent
 
 ACCURACIES, LOSSES = ("{}/accuracy", "{}_accuracy", "{}/acc", "{}_acc"), ("{}/loss", "{}_loss")
 # usual metrics of a report, the first choice first
@@ -39,6 +40,10 @@ CELL_STATES: Mapping[RunState, CellState] = {
     "stopped": "waiting",
     "failed": "failed",
 }
+BYTES = ["bytes/down", "bytes/up"]
+# columns that say which configuration, and which run, a row is of
+OF_GROUP = ["setting", "line"]
+OF_RUN = [*OF_GROUP, "seed"]
 
 
 @dataclass(frozen=True)
@@ -50,19 +55,14 @@ class Metric:
         minimize: whether smaller values are better.
         target: value for which the needed rounds are counted; None for no target.
         percent: whether it is shown in percent.
-        name: name that replaces the tag; empty for none.
+        called: its name in tables and figures.
     """
 
     tag: str
     minimize: bool
     target: float | None
     percent: bool
-    name: str = ""
-
-    @property
-    def called(self) -> str:
-        """Its name, or else its tag."""
-        return self.name or self.tag
+    called: str
 
     @property
     def label(self) -> str:
@@ -74,115 +74,132 @@ class Metric:
         """Factor of the values that are shown."""
         return 100.0 if self.percent else 1.0
 
-    def text(self, value: float | None) -> str:
-        """Return a value as a table shows it."""
-        return "-" if value is None else f"{self.unit * value:.{2 if self.percent else 4}f}"
-
 
 @dataclass
 class Section:
-    """The runs of one data set.
+    """The runs of one data set, or of one setting of it.
 
     Args:
         title: the data set, or the study.
-        groups: the configurations.
+        found: a row for each run with the columns ``setting``, ``line`` (the label of its curve), ``seed`` and ``run``,
+            by setting, line and seed.
+        lines: the labels of all curves, the baseline first.
         metric: the metric of the comparison.
         baseline: line that the others are compared with; empty for none.
+        repeats: further runs of a configuration and a seed, which do not count.
+        setting: the setting of a section of one setting.
         names: other names of methods, settings and metrics.
-        intervals: ``interval``, ``confidence`` and ``decide`` of a study, as for :class:`Terms`.
+        intervals: ``interval``, ``confidence`` and ``decide`` of the suite of a study.
     """
 
     title: str
-    groups: list[Configuration]
+    found: pd.DataFrame
+    lines: list[str]
     metric: Metric
     baseline: str = ""
+    repeats: Sequence[FitResult] = ()
+    setting: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
     intervals: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def lines(self) -> list[str]:
-        """The labels of the curves, the baseline first."""
-        labels = dict.fromkeys(group.line for group in self.groups)
-        return sorted(labels, key=lambda label: label != self.baseline)
-
-    @property
     def settings(self) -> list[str]:
         """The settings, by the numbers in them."""
-        return sorted(dict.fromkeys(group.setting for group in self.groups), key=by_numbers)
+        return list(dict.fromkeys(self.found["setting"]))
 
     @property
     def runs(self) -> list[FitResult]:
         """The runs without repeats."""
-        return [run for group in self.groups for run in group.runs.values()]
+        return list(self.found["run"])
 
     @property
-    def in_order(self) -> list[Configuration]:
-        """The groups, by setting and line."""
-        return [group for setting in self.settings for group in self.at(setting)]
-
-    @property
-    def common(self) -> list[tuple[str, str]]:
-        """The keys and values that all configurations share."""
-        configs = [group.config for group in self.groups]
-        differ = set(differing_between(configs))
-        return [(key, value) for key, value in configs[0].items() if key not in differ] if configs else []
-
-    @cached_property
-    def rounds(self) -> pd.DataFrame:
-        """The metrics of all rounds, with the columns ``setting``, ``line`` and ``seed``."""
-        rows = [
-            {"setting": group.setting, "line": group.line, "seed": seed, **row}
-            for group in self.in_order
-            for seed, run in group.runs.items()
-            for row in run.history
-        ]
-        first = ["setting", "line", "seed", "round"]
-        frame = pd.DataFrame(rows, columns=None if rows else first)
-        numbers = frame.drop(columns=first)
-        return frame[first].join(numbers.where(numbers.abs() < INFINITE))
-
-    def rounds_at(self, setting: str) -> pd.DataFrame:
-        """Return the rounds of a setting, without empty columns."""
-        own = self.rounds[self.rounds["setting"] == setting]
-        return own.dropna(axis=1, how="all") if len(own) else own
+    def full_title(self) -> str:
+        """Its title and its setting."""
+        return ", ".join(filter(None, [self.title, self.setting]))
 
     @cached_property
     def parts(self) -> list[Section]:
         """A section for each setting."""
-        groups = [self.at(setting) for setting in self.settings]
-        lines = [{group.line for group in of_setting} for of_setting in groups]
-        named = [self.baseline if self.baseline in of_setting else "" for of_setting in lines]
-        return [replace(self, groups=some, baseline=one) for some, one in zip(groups, named, strict=True)]
+        return [
+            replace(self, found=some, setting=setting, baseline=self.baseline * (self.baseline in set(some["line"])))
+            for setting, some in self.found.groupby("setting", sort=False)
+        ]
 
-    def at(self, setting: str) -> list[Configuration]:
-        """Return the groups of a setting, in the order of their lines."""
-        return [group for line in self.lines for group in self.groups if (group.line, group.setting) == (line, setting)]
+    def groups(self) -> Iterator[tuple[str, list[FitResult]]]:
+        """Yield the runs of each configuration, which differ only in the seed, with its line and setting."""
+        for (setting, line), some in self.found.groupby(OF_GROUP, sort=False):
+            yield with_setting(line, setting), list(some["run"])
+
+    @cached_property
+    def configs(self) -> dict[str, dict[str, str]]:
+        """The config of each configuration by dotted key."""
+        return {label: in_texts(runs[0].settings) for label, runs in self.groups()}
+
+    @property
+    def common(self) -> dict[str, str]:
+        """The keys and values that all configurations share."""
+        configs = list(self.configs.values())
+        differ = set(differing_between(configs))
+        return {key: value for key, value in configs[0].items() if key not in differ} if configs else {}
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """The metrics of all rounds, with the columns ``setting``, ``line`` and ``seed``."""
+        places = self.found[OF_RUN].to_dict("records")
+        rows = [{**place, **row} for place, run in zip(places, self.runs, strict=True) for row in run.history]
+        frame = pd.DataFrame(rows, columns=None if rows else [*OF_RUN, "round"])
+        numbers = frame.drop(columns=[*OF_RUN, "round"])
+        # a part has no columns that are empty in its setting
+        return frame[[*OF_RUN, "round"]].join(numbers.where(numbers.abs() < INFINITE).dropna(axis=1, how="all"))
+
+    @cached_property
+    def by_run(self) -> pd.DataFrame:
+        """A row for each run: its state, its last and best value so far, finished or not, and its cost."""
+        rows = []
+        for run in self.runs:
+            values = run.values(self.metric.tag)
+            known = [value for value in values.values() if value == value]
+            best = (min if self.metric.minimize else max)(known, default=None)
+            last = values[max(values)] if values else None
+            rows.append(
+                {
+                    **{"state": run.state, "rounds": run.rounds, "metric": self.metric.tag, "last": last, "best": best},
+                    **{"seconds": run.seconds, "plan": run.plan, "machine": run.machine, "name": run.name},
+                }
+            )
+        known = self.rounds.reindex(columns=[*OF_RUN, *BYTES])
+        sent = known.groupby(OF_RUN)[BYTES].agg(lambda column: column.sum(skipna=False)).sum(axis=1, skipna=False)
+        made = self.found[OF_RUN].join(pd.DataFrame(rows, self.found.index))
+        made = made.astype({"last": float, "best": float, "seconds": float})
+        return made.join(sent.rename("bytes"), on=OF_RUN)
 
     @cached_property
     def comparisons(self) -> dict[Show, Comparison]:
         """The tables of ``final`` and ``best`` values and, with a target, of ``rounds_to``."""
         settings = {"setting": self.settings} if len(self.settings) > 1 else {}
-        axes, metric = {"method": self.lines, **settings}, self.metric
         cells, results = list[Cell](), dict[str, CellResult]()
-        for group in self.groups:
-            labels = {"method": group.line, **({"setting": group.setting} if settings else {})}
-            for seed, run in group.runs.items():
-                cell = Cell(labels, seed, (dict(run.settings),), known=f"{group.label} {seed}")
-                known: Any = {"plan": run.plan, "machine": run.machine, "seconds": run.seconds, "reason": run.reason}
-                known |= {"values": run.values(metric.tag)}
-                cells.append(cell)
-                results[cell.digest] = CellResult(cell.name, cell.digest, CELL_STATES[run.state], **known)
-        baseline = {"method": self.baseline} if self.baseline else {}
-        terms = Terms(self.title, axes, metric.tag, metric.minimize, metric.percent, baseline, **self.intervals)
-        shows: tuple[Show, ...] = ("final", "best", *(() if metric.target is None else ("rounds_to",)))
-        tables = [Table(show, ("method",), tuple(settings), target=metric.target) for show in shows]
-        return {table.show: Comparison(terms, table, cells, results) for table in tables}
-
-
-def in_percent(tag: str, values: Iterable[float] = ()) -> bool:
-    """Return whether a metric is shown in percent: its name denotes a share, and its values lie in [0, 1]."""
-    known = [value for value in values if math.isfinite(value)]
-    return is_share(tag) and all(0 <= value <= 1 for value in known)
+        for setting, line, seed, run in self.found[[*OF_RUN, "run"]].itertuples(index=False):
+            labels = {"method": line, **({"setting": setting} if settings else {})}
+            cell = Cell(labels, seed, (dict(run.settings),), known=f"{line}, {setting}, {seed}")
+            known: Any = {"plan": run.plan, "machine": run.machine, "seconds": run.seconds, "reason": run.reason}
+            known |= {"values": run.values(self.metric.tag)}
+            cells.append(cell)
+            results[cell.digest] = CellResult(cell.name, cell.digest, CELL_STATES[run.state], **known)
+        shows: tuple[Show, ...] = ("final", "best", *(() if self.metric.target is None else ("rounds_to",)))
+        suite = Suite(
+            path=Path("report.yaml"),
+            title=self.title,
+            base=(),
+            axes={axis: dict.fromkeys(labels, ()) for axis, labels in {"method": self.lines, **settings}.items()},
+            seeds=(),
+            tables=tuple(Table(show, ("method",), tuple(settings), target=self.metric.target) for show in shows),
+            metric=self.metric.tag,
+            minimize=self.metric.minimize,
+            percent=self.metric.percent,
+            baseline={"method": self.baseline} if self.baseline else {},
+            **self.intervals,
+        )
+        return {table.show: Comparison(suite, table, cells, results) for table in suite.tables}
 
 
 def choose_metric(
@@ -200,7 +217,7 @@ def choose_metric(
         require(tag in known, "--metric", tag, f"no run has this metric; the nearest of {len(some)} are: {near}")
     chosen = tag or next((metric for metric in usual if metric in known), usual[0])
     values = [value for run in runs for value in run.values(chosen).values()]
-    metric = Metric(chosen, minimize or "loss" in chosen, target, in_percent(chosen, values))
+    metric = Metric(chosen, minimize or "loss" in chosen, target, in_percent(chosen, values), chosen)
     if target is not None:
         hint = "use the scale of the logged values, such as 0.6 for 60 %"
         require(math.isfinite(target) and not (metric.percent and target > 1), "--target", target, hint)
@@ -208,27 +225,48 @@ def choose_metric(
 
 
 def sections_of(
-    runs: Iterable[FitResult], metric: Metric, baseline: str | None, title: str = "", **intervals: Any
-) -> list[Section]:
-    """Return the sections of some runs, one for each data set.
+    runs: Iterable[FitResult], metric: Metric, baseline: str | None, title: str = "", **more: Any
+) -> Iterator[Section]:
+    """Yield the sections of some runs, one for each data set.
 
     Args:
         runs: the runs, either all with labels of one study or all without labels.
         metric: the metric of the comparison.
         baseline: line to compare with; None for FedAvg, if it exists.
         title: beginning of the titles, such as the title of a study.
-        intervals: as for :class:`Section`.
+        more: ``names`` and ``intervals`` of :class:`Section`.
     """
     by_data: dict[str, list[FitResult]] = defaultdict(list)
     for run in runs:
         by_data[run.labels.get("data") or data_set(run.config)].append(run)
-    made, wanted = [], "FedAvg" if baseline is None else baseline
+    wanted = "FedAvg" if baseline is None else baseline
     for data, some in by_data.items():
-        groups = configurations(some)
-        named = title if data == UNKNOWN and title else ": ".join(filter(None, [title, data]))
-        known = wanted if wanted in {group.line for group in groups} else ""
-        made.append(Section(named, groups, metric, known, intervals=intervals))
-    return made
+        found = pd.DataFrame(settings_and_lines(some), columns=OF_GROUP)
+        found["seed"], found["run"] = [run.seed for run in some], some
+        lines = sorted(dict.fromkeys(found["line"]), key=lambda line: line != wanted)
+        # of several runs with one seed, the one with most progress counts
+        progress = [(run.state == "finished", run.state == "running", run.rounds) for run in some]
+        found = found.iloc[sorted(range(len(some)), key=progress.__getitem__)]
+        repeated = found.duplicated(OF_RUN, keep="last")
+        order = sorted(
+            found.index[~repeated],
+            key=lambda at: (by_numbers(found["setting"][at]), lines.index(found["line"][at]), found["seed"][at]),
+        )
+        whole = title if data == UNKNOWN and title else ": ".join(filter(None, [title, data]))
+        repeats = list(found["run"][repeated])
+        yield Section(whole, found.loc[order], lines, metric, wanted * (wanted in lines), repeats, **more)
+
+
+def by_numbers(setting: str) -> list[tuple[float, str]]:
+    """Return a key that sorts alpha=0.1 before alpha=10."""
+
+    def key(part: str) -> tuple[float, str]:
+        try:
+            return float(part), ""
+        except ValueError:
+            return math.inf, part
+
+    return [key(part) for pair in setting.split(", ") for part in reversed(pair.rpartition("=")[::2])]
 
 
 def with_other_names(section: Section, names: Mapping[str, str]) -> Section:
@@ -240,8 +278,12 @@ def with_other_names(section: Section, names: Mapping[str, str]) -> Section:
     lines = {line: with_names(line, names) for line in section.lines}
     hint = f"two methods would have one name; methods: {', '.join(lines)}"
     require(len(set(lines.values())) == len(lines), "--names", " ".join(map("=".join, names.items())), hint)
-    for group in section.groups:
-        group.line, group.setting = lines[group.line], with_names(group.setting, names)
-        group.own = {with_names(key, names): value for key, value in group.own.items()}
-    metric = replace(section.metric, name=names.get(section.metric.tag, ""))
-    return replace(section, metric=metric, baseline=lines.get(section.baseline, ""), names=names)
+    settings = [with_names(setting, names) for setting in section.found["setting"]]
+    return replace(
+        section,
+        found=section.found.assign(line=section.found["line"].map(lines), setting=settings),
+        lines=list(lines.values()),
+        metric=replace(section.metric, called=names.get(section.metric.tag, section.metric.tag)),
+        baseline=lines.get(section.baseline, ""),
+        names=names,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,27 +29,27 @@ RUN_STATES: dict[str, RunState] = {"done": "finished", "running": "running", "fa
 StoredCell = tuple[Cell, CellResult]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Study:
-    """A study, at one scale.
+    """A study at one scale, or the runs outside studies.
 
     Args:
-        name: its name.
+        name: its name; empty for runs outside studies.
         metric: tag of its metric.
         suite: the suite; None if its file is unknown.
         cells: the cells.
         results: results by digest.
         runs: the runs of the cells that have started.
-        notes: warnings about it.
+        notes: warnings about it, such as skipped runs with reasons.
     """
 
-    name: str
-    metric: str
-    suite: Suite | None
-    cells: list[Cell]
-    results: dict[str, CellResult]
-    runs: list[FitResult]
-    notes: tuple[str, ...] = ()
+    name: str = ""
+    metric: str = ""
+    suite: Suite | None = None
+    cells: Sequence[Cell] = ()
+    results: Mapping[str, CellResult] = field(default_factory=dict)
+    runs: list[FitResult] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
@@ -63,53 +63,40 @@ class Study:
         return self.suite.title if self.suite else self.name
 
 
-@dataclass
-class Found:
-    """The content of the sources.
-
-    Args:
-        runs: runs outside studies.
-        studies: studies of suites, with their runs.
-        notes: skipped runs, with reasons.
-    """
-
-    runs: list[FitResult] = field(default_factory=list)
-    studies: list[Study] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-def read_sources(given: Sequence[str], suites: Sequence[Path]) -> Found:
-    """Read the sources of a report; each run counts once.
+def read_sources(given: Sequence[str], suites: Sequence[Path]) -> list[Study]:
+    """Read the sources of a report: the runs outside studies, and the studies. Each run counts once.
 
     Raises:
         UsageError: a source contains neither runs nor studies.
     """
-    found, known = Found(), [suite for path in suites for suite in suites_in(path)]
-    folders: dict[Path, Path] = {}
+    single, studies, folders = Study(), list[Study](), dict[Path, Path]()
+    known = [suite for path in suites for suite in suites_in(path)]
     for one in given:
         if "://" in one:
-            found.studies += studies_in_database(one, known)
+            studies += studies_in_database(one, known)
         elif Path(one).is_file():
-            found.studies += studies_in_file(Path(one), known)
+            studies += studies_in_file(Path(one), known)
         else:
-            folders |= {folder.resolve(): folder for folder in read_folder(Path(one), known, found)}
-    of_studies = [run for study in found.studies for run in study.runs]
+            found, runs = read_folder(Path(one), known, single.notes)
+            studies += found
+            folders |= {folder.resolve(): folder for folder in runs}
+    of_studies = [run for study in studies for run in study.runs]
     in_studies = {run.run_dir.resolve() for run in of_studies if run.run_dir is not None}
     for resolved, folder in folders.items():
         if resolved not in in_studies:
             try:
-                found.runs.append(read_run(folder))
+                single.runs.append(read_run(folder))
             except ValueError as error:
                 name = printable("/".join(resolved.parts[-2:]))
-                found.notes.append(f"{name} cannot be read and is skipped: {why(error)}")
-    if not (found.runs or found.studies):
-        raise UsageError(f"{truncate('; '.join(found.notes), 200)}; {HINT}")
-    name_runs([*found.runs, *of_studies])
-    return found
+                single.notes.append(f"{name} cannot be read and is skipped: {why(error)}")
+    if not (single.runs or studies):
+        raise UsageError(f"{truncate('; '.join(single.notes), 200)}; {HINT}")
+    name_runs([*single.runs, *of_studies])
+    return [single, *studies]
 
 
-def read_folder(path: Path, suites: Sequence[Suite], found: Found) -> list[Path]:
-    """Read the studies at and below a folder, and return the folders of the runs there.
+def read_folder(path: Path, suites: Sequence[Suite], notes: list[str]) -> tuple[list[Study], list[Path]]:
+    """Return the studies at and below a folder and the folders of the runs there; ``notes`` gets what is skipped.
 
     Raises:
         UsageError: it cannot be read, or contains neither runs nor studies.
@@ -120,20 +107,19 @@ def read_folder(path: Path, suites: Sequence[Suite], found: Found) -> list[Path]
         raise UsageError(f"{path}: cannot be read: {error.strerror}; {HINT}") from error
     # outputs of bench may be anywhere below
     databases = sorted(Path(folder) / DATABASE for folder, _, files in os.walk(path) if DATABASE in files)
+    studies, runs = list[Study](), find_runs(path, notes)
     for database in databases:
         try:
-            found.studies += studies_in_database(f"sqlite:///{database}", suites, database.parent)
+            studies += studies_in_database(f"sqlite:///{database}", suites, database.parent)
         except UsageError as error:
             if database.parent == path:
                 raise
-            found.notes.append(f"{printable(str(database))} is skipped, and its runs count as single runs: {error}")
-    runs = find_runs(path, found.notes)
+            notes.append(f"{printable(str(database))} is skipped, and its runs count as single runs: {error}")
     cells = [] if databases or runs else sorted(path.glob(f"*{CELLS}"))
-    for file in cells:
-        found.studies += studies_in_file(file, suites)
+    studies += [study for file in cells for study in studies_in_file(file, suites)]
     if not (databases or runs or cells):
         raise UsageError(f"{path}: no run in this folder or below it; {HINT}")
-    return runs
+    return studies, runs
 
 
 def studies_in_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
@@ -266,7 +252,7 @@ def studies_of(
             results[result.digest] = replace(result, state="waiting") if interrupted else result
             runs += [run] if run is not None else []
         cells = [*{cell.name: cell for cell, _ in fitting}.values(), *waiting]
-        yield Study(name, suite.metric if suite else metric, suite, cells, results, runs, tuple(notes))
+        yield Study(name, suite.metric if suite else metric, suite, cells, results, runs, notes)
 
 
 def run_of(cell: Cell, result: CellResult, metric: str, root: Path | None) -> FitResult | None:

@@ -1,75 +1,61 @@
-"""The tables of a report, as sheets for HTML, Markdown and LaTeX, and as CSV."""
+"""The tables of a report, as text tables for HTML, Markdown and LaTeX, and as CSV."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from fl_lightning.bench.cells_csv import in_columns
 from fl_lightning.bench.comparison import NOT_COMPARED, Comparison
 from fl_lightning.bench.config_fragments import is_of_method
-from fl_lightning.bench.table import csv_lines, differences_table, differs, footnotes, ours
-from fl_lightning.bench.table_rendering import NONE, STAR, StyledText, TextTable
+from fl_lightning.bench.table import differences_table, differs, footnotes, ours
+from fl_lightning.bench.table_rendering import NONE, STAR, StyledText, TextTable, plain_table
 from fl_lightning.errors import count, printable
 from fl_lightning.report.cautions import rounds_done
 from fl_lightning.report.configs import ABSENT, compact, differing_between
-from fl_lightning.report.gallery import BYTES, ROUND_PHASES, phases_of
-from fl_lightning.report.sections import Section
+from fl_lightning.report.runs import with_setting
+from fl_lightning.report.sections import BYTES, OF_GROUP, OF_RUN, Section
 from fl_lightning.results import FitResult
 
 ENVIRONMENT = ("processor", "cores", "gpus", "device", "workers", "threads", "platform", "python", "git_revision")
-# common keys that are shown without unfolding, by their last part
-SHARED_FIRST = (
-    *("partitioner", "alpha", "num_clients", "batch_size", "model", "encoder", "optimizer", "lr", "momentum"),
-    *("max_rounds", "local_epochs", "local_steps", "participation", "cohort_size"),
-)
-OF_RUN = ["setting", "line", "seed"]
+
+
+PHASES = ["train", "evaluate", "server", "log"]
 
 
 def results_tables(section: Section) -> Iterator[TextTable]:
     """Yield the results of a section of one setting, and its differences to the baseline."""
-    compared, metric, notes = section.comparisons, section.metric, dict[str, str]()
-    sent, lines = bytes_by_run(section), []
-    for group in section.in_order:
-        numbers = [entry_text(comparison, (group.line,), notes) for comparison in compared.values()]
-        runs = list(group.runs.values())
-        rounds = sorted({run.rounds for run in runs})
-        done = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-        of_round = [sent.get((group.setting, group.line, run.seed), np.nan) / max(run.rounds, 1) for run in runs]
-        spent = (str(len(runs)), done, amount([run.seconds for run in runs]), amount(of_round, 1e6))
-        lines.append([StyledText(group.line), *numbers, *map(StyledText, spent)])
-    heads = [f"final {metric.label}", f"best {metric.label}"]
-    said = ["Values of finished runs."]
-    if any(len(group.runs) > 1 for group in section.groups):
-        said = ["Mean ± standard deviation over the seeds of finished runs."]
-    said += ["Bold: best value."] * any(text.bold for line in lines for text in line)
-    starred = any(STAR in text.marks for line in lines for text in line)
+    metric, notes, rows = section.metric, dict[str, str](), []
+    for line, runs in section.by_run.groupby("line", sort=False):
+        done = runs["rounds"]
+        spent = [
+            str(len(runs)),
+            str(done.min()) if done.min() == done.max() else f"{done.min()} to {done.max()}",
+            three_digits(runs["seconds"].mean()),
+            three_digits((runs["bytes"] / done.clip(lower=1)).mean() / 1e6),
+        ]
+        rows.append([line, *(entry_text(one, (line,), notes) for one in section.comparisons.values()), *spent])
+    heads = ["method", f"final {metric.label}", f"best {metric.label}"]
+    several = not section.found["line"].is_unique
+    said = ["Mean ± standard deviation over the seeds of finished runs." if several else "Values of finished runs."]
+    texts = [text for row in rows for text in row if isinstance(text, StyledText)]
+    said += ["Bold: best value."] * any(text.bold for text in texts)
+    starred = any(STAR in text.marks for text in texts)
     said += [f"Star: the interval of the difference to {section.baseline} excludes 0."] * starred
     if metric.target is not None:
         heads.append(f"rounds to {metric.unit * metric.target:g}{' %' * metric.percent}")
         said.append("A run that misses the target counts with all its rounds, and > marks a lower bound.")
     heads += ["seeds", "rounds", "seconds a round", "MB a round"]
-    title = ", ".join(filter(None, [section.title, *section.settings]))
-    groups: list[tuple[str, Sequence[str]]] = [(head, []) for head in heads]
-    yield without_empty(TextTable(" ".join(said), ["method"], groups, lines, notes, title, "results"))
-    final = compared["final"]
+    known = [at for at in range(len(heads)) if any(str(row[at]) != NONE for row in rows)]
+    kept = [[row[at] for at in known] for row in rows]
+    shown = [heads[at] for at in known[1:]]
+    yield plain_table(" ".join(said), heads[:1], shown, kept, notes=notes, title=section.full_title, key="results")
+    final = section.comparisons["final"]
     if section.baseline and any(map(differs, final.entries.values())):
         yield replace(differences_table(final, notes), key="differences")
-
-
-def without_empty(table: TextTable) -> TextTable:
-    """Return a table without empty columns."""
-    first = len(table.names)
-    kept = [at for at in range(len(table.groups)) if any(line[first + at].text != NONE for line in table.lines)]
-    lines = [[*line[:first], *(line[first + at] for at in kept)] for line in table.lines]
-    return replace(table, groups=[table.groups[at] for at in kept], lines=lines)
 
 
 def entry_text(comparison: Comparison, row: tuple[str], notes: dict[str, str]) -> StyledText:
@@ -84,113 +70,82 @@ def entry_text(comparison: Comparison, row: tuple[str], notes: dict[str, str]) -
     return replace(text, text=text.text.replace("waiting", "stopped"))
 
 
-def bytes_by_run(section: Section) -> pd.Series:
-    """Return the bytes of all rounds by setting, line and seed; nan where a round has none."""
-    known = section.rounds.reindex(columns=[*OF_RUN, *BYTES])
-    return known.groupby(OF_RUN)[BYTES].agg(lambda column: column.sum(skipna=False)).sum(axis=1, skipna=False)
-
-
-def final_and_best(section: Section, run: FitResult) -> tuple[float | None, float | None]:
-    """Return the last and the best value of a run, so far."""
-    values = run.values(section.metric.tag)
-    finite = [value for value in values.values() if value == value]
-    last = values[max(values)] if values else None
-    return last, (min if section.metric.minimize else max)(finite, default=None)
+def three_digits(value: float) -> str:
+    """Return a number with three digits, and a dash for nan."""
+    return f"{value:.3g}" if value == value else NONE
 
 
 def runs_table(section: Section) -> TextTable:
     """Return the table of the runs."""
-    lines = []
-    for group in section.in_order:
-        for seed, run in group.runs.items():
-            values = map(section.metric.text, final_and_best(section, run))
-            state = f"{run.state}, {rounds_done(run)}"
-            texts = (group.label, str(seed), state, *values, run.plan[:8] or NONE, run.name)
-            lines.append(list(map(StyledText, texts)))
-    heads = ["last", "best", "partition", "folder"]
+    metric, rows = section.metric, []
+    for told, run in zip(section.by_run.to_dict("records"), section.runs, strict=True):
+        values = (metric.unit * told[key] for key in ("last", "best"))
+        shown = [f"{value:.{2 if metric.percent else 4}f}" if value == value else NONE for value in values]
+        state = f"{run.state}, {rounds_done(run)}"
+        label = with_setting(told["line"], told["setting"])
+        rows.append([label, run.seed, state, *shown, run.plan[:8] or NONE, run.name])
     caption = "Every run with its last and best value so far, finished or not."
-    return TextTable(caption, ["configuration", "seed", "state"], [(head, []) for head in heads], lines, key="runs")
+    heads = ["last", "best", "partition", "folder"]
+    return plain_table(caption, ["configuration", "seed", "state"], heads, rows, key="runs")
 
 
 def config_table(section: Section) -> TextTable | None:
     """Return the keys in which the configurations differ; None if they do not differ."""
-    groups = section.in_order
-    configs = [compact(group.config) for group in groups]
-    keys = sorted(differing_between(configs), key=lambda key: not is_of_method(key))
-    if not keys:
-        return None
+    configs = {label: compact(config) for label, config in section.configs.items()}
+    keys = sorted(differing_between(list(configs.values())), key=lambda key: not is_of_method(key))
     caption = "Keys in which the configs differ, without keys that cannot change a result."
-    cells = [[StyledText(config.get(key, ABSENT)) for key in keys] for config in configs]
-    first, rows, heads = "configuration", [group.label for group in groups], keys
-    if len(groups) < len(keys):
-        cells = [list(column) for column in zip(*cells, strict=True)]
-        first, rows, heads = "key", heads, rows
-    lines = [[StyledText(row), *line] for row, line in zip(rows, cells, strict=True)]
-    return TextTable(caption, [first], [(head, []) for head in heads], lines, key="configs")
-
-
-def shared_first(common: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the most informative common keys, by their last part."""
-    known = {key.rsplit(".", 1)[-1]: value for key, value in reversed(common)}
-    return [(name, known[name]) for name in SHARED_FIRST if name in known]
+    rows = [[config.get(key, ABSENT) for key in keys] for config in configs.values()]
+    first, names, heads = "configuration", list(configs), keys
+    if len(configs) < len(keys):
+        rows = [list(column) for column in zip(*rows, strict=True)]
+        first, names, heads = "key", keys, names
+    rows = [[name, *row] for name, row in zip(names, rows, strict=True)]
+    return plain_table(caption, [first], heads, rows, key="configs") if keys else None
 
 
 def cost_table(section: Section) -> TextTable | None:
     """Return the costs of the configurations; None without costs."""
-    phases, sent = phases_of(section.rounds), bytes_by_run(section)
     memory = [tag for tag in section.rounds if tag.startswith("memory/")]
-    last = section.rounds.reindex(columns=[*OF_RUN, *BYTES, *memory]).groupby(OF_RUN).last()
-    columns = dict.fromkeys(column for group in section.groups for column in group.first.cost)
-    heads = [*(f"{phase}, s" for phase in ROUND_PHASES), "round, s", "down, MB", "up, MB", "all rounds, MB"]
-    lines = []
-    for group in section.in_order:
-        place = group.setting, group.line
-        own = last.loc[place] if place in last.index.droplevel("seed") else last.iloc[:0]
-        numbers = [
-            *(amount([phases[phase].get(place)]) for phase in ROUND_PHASES),
-            amount([run.seconds for run in group.runs.values()]),
-            *(amount(own[tag], 1e6) for tag in BYTES),
-            amount(sent.loc[place] if len(own) else [], 1e6),
-            *(amount(own[tag]) for tag in memory),
-        ]
-        for column in columns:
-            text = group.first.cost.get(column, NONE)
-            with suppress(ValueError):  # not a number
-                text = f"{float(text):.4g}"
-            numbers.append(text)
-        lines.append([StyledText(group.label), *map(StyledText, numbers)])
+    later = section.rounds[section.rounds["round"] > 0].rename(columns={f"time/{phase}": phase for phase in PHASES})
+    phases = later.reindex(columns=[*OF_RUN, *PHASES]).groupby(OF_RUN).median().groupby(OF_GROUP).mean()
+    last = section.rounds.reindex(columns=[*OF_RUN, *BYTES, *memory]).groupby(OF_RUN).last().groupby(OF_GROUP).mean()
+    runs = section.by_run.groupby(OF_GROUP, sort=False)[["seconds", "bytes"]].mean()
+    known = runs.join(phases).join(last)
+    heads = {
+        **{phase: f"{phase}, s" for phase in PHASES},
+        **{"seconds": "round, s", "bytes/down": "down, MB", "bytes/up": "up, MB", "bytes": "all rounds, MB"},
+        **{tag: tag for tag in memory},
+    }
+    known[[*BYTES, "bytes"]] /= 1e6
+    texts = known[list(heads)].map(three_digits).set_axis(list(heads.values()), axis=1)
+    # the columns of a cost.csv, from the run of the smallest seed
+    costs = pd.DataFrame([runs[0].cost for _, runs in section.groups()], texts.index)
+    numbers = costs.apply(pd.to_numeric, errors="coerce")
+    texts = texts.join(numbers.map("{:.4g}".format).where(numbers.notna(), costs.fillna(NONE)))
+    texts = texts.loc[:, (texts != NONE).any()]
     caption = "Cost of a round: median seconds of each phase without the first round, bytes of the last round. "
     caption += "Compare seconds only of runs on one otherwise idle machine."
     if any(run.run_dir is None for run in section.runs):
         caption += " For runs without a folder: phases of the last round."
-    groups: list[tuple[str, Sequence[str]]] = [(head, []) for head in (*heads, *memory, *columns)]
-    table = without_empty(TextTable(caption, ["configuration"], groups, lines, key="cost"))
-    return table if table.groups else None
-
-
-def amount(values: Iterable[float | None], unit: float = 1.0) -> str:
-    """Return the mean of the known values."""
-    known = [value for value in values if value is not None and value == value]
-    return f"{np.mean(known) / unit:.3g}" if known else NONE
+    rows = [[with_setting(line, setting), *row] for (setting, line), *row in texts.itertuples()]
+    return plain_table(caption, ["configuration"], list(texts), rows, key="cost") if len(texts.columns) else None
 
 
 def environment_table(runs: Sequence[FitResult]) -> TextTable | None:
     """Return the machines and the software of the runs; None if unknown."""
     known = [run.environment for run in runs if run.environment]
-    if not known:
-        return None
-    versions: list[Mapping[str, str]] = [environment.get("versions") or {} for environment in known]
-    keys = [(key, [environment.get(key) for environment in known]) for key in ENVIRONMENT]
-    for name in dict.fromkeys(name for installed in versions for name in installed):
-        keys.append((f"version of {name}", [installed.get(name) for installed in versions]))
+    rows: dict[str, list[object]] = {key: [one.get(key) for one in known] for key in ENVIRONMENT}
+    for name in dict.fromkeys(name for one in known for name in one.get("versions") or {}):
+        rows[f"version of {name}"] = [(one.get("versions") or {}).get(name) for one in known]
     lines = []
-    for key, values in keys:
+    for key, values in rows.items():
         texts = [", ".join(map(str, value)) or "none" if isinstance(value, list) else value for value in values]
         counts = Counter(NONE if text is None else printable(str(text)) for text in texts)
-        if set(counts) != {NONE}:
+        if set(counts) - {NONE}:
             of = [f"{value} ({count(n, 'run')})" if len(counts) > 1 else value for value, n in counts.most_common()]
-            lines.append([StyledText(key), StyledText("; ".join(of))])
-    return TextTable(f"The machine and the software of {count(len(known), 'run')}.", ["key"], [("value", [])], lines)
+            lines.append([key, "; ".join(of)])
+    about = f"The machine and the software of {count(len(known), 'run')}."
+    return plain_table(about, ["key"], ["value"], lines) if known else None
 
 
 def commands(runs: Sequence[FitResult]) -> list[tuple[str, int]]:
@@ -200,39 +155,18 @@ def commands(runs: Sequence[FitResult]) -> list[tuple[str, int]]:
     return list(lines.items())
 
 
-def numbers_csv(comparisons: Sequence[Comparison]) -> str:
-    """Return CSV with a line for each row and column of each table, numbers unrounded."""
-    return in_lines(
-        {"title": comparison.suite.title, **line}
-        for at, comparison in enumerate(comparisons, 1)
-        for line in csv_lines(at, comparison)
-    )
-
-
 def runs_csv(sections: Sequence[Section]) -> str:
     """Return CSV with a line for each run: state, last and best value, cost, and the keys that differ."""
-    lines = list[dict[str, Any]]()
+    heads = {
+        **{"data": "data", "line": "method", "setting": "setting", "seed": "seed", "state": "state"},
+        **{"rounds": "rounds", "metric": "metric", "last": "last", "best": "best", "seconds": "seconds_a_round"},
+        **{"bytes": "bytes", "plan": "partition", "machine": "machine", "name": "run"},
+    }
+    frames = [pd.DataFrame(columns=list(heads.values()))] * (not sections)
     for section in sections:
-        keys = differing_between([group.config for group in section.groups])
-        sent = bytes_by_run(section)
-        for group in section.in_order:
-            for seed, run in group.runs.items():
-                last, best = final_and_best(section, run)
-                of_run = sent.get((group.setting, group.line, seed), np.nan)
-                lines.append(
-                    {
-                        **{"data": section.title, "method": group.line, "setting": group.setting, "seed": seed},
-                        **{"state": run.state, "rounds": run.rounds, "metric": section.metric.tag, "last": last},
-                        **{"best": best, "seconds_a_round": run.seconds, "bytes": of_run if of_run == of_run else None},
-                        **{"partition": run.plan, "machine": run.machine, "run": run.name},
-                        **{f"config {key}": group.config.get(key, "") for key in keys},
-                    }
-                )
-    return in_lines(lines)
-
-
-def in_lines(lines: Iterable[Mapping[str, Any]]) -> str:
-    """Return a table as CSV with the columns of all its lines."""
-    made = list(lines)
-    columns = dict.fromkeys(column for line in made for column in line)
-    return in_columns(list(columns), made)
+        table = section.by_run.assign(data=section.title)[list(heads)].set_axis(list(heads.values()), axis=1)
+        for key in differing_between(list(section.configs.values())):
+            labels = map(with_setting, table["method"], table["setting"])
+            table[f"config {key}"] = [section.configs[label].get(key, "") for label in labels]
+        frames.append(table)
+    return pd.concat(frames).to_csv(index=False, lineterminator="\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 # words in the names of metrics to minimise, and of metrics to maximise, which lie between 0 and 1
 LESS = ("loss", "error", "mse", "mae", "perplexity")
@@ -69,6 +69,11 @@ def format_value(name: str, value: float) -> str:
 def is_share(name: str) -> bool:
     """Return whether a metric is a share, such as accuracy or F1, judged by its name."""
     return name.startswith(OF_SHARES) or (has_word(name, MORE) and not has_word(name, LESS))
+
+
+def in_percent(name: str, values: Iterable[float]) -> bool:
+    """Return whether a metric is shown in percent: it is a share, and its finite values lie in [0, 1]."""
+    return is_share(name) and all(0 <= value <= 1 for value in values if math.isfinite(value))
 
 
 def few_digits(value: float) -> str:

@@ -71,29 +71,13 @@ def test_labels_come_back_as_they_are(tmp_path):
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("state", "bogus"), ("seed", "1.5"), ("config", "[1]"), ("values", "{}"), ("values", "3"), ("value", "0.6")],
+    [("state", "bogus"), ("seed", "1.5"), ("config", "[1]"), ("values", "{}"), ("values", "3")],
 )
 def test_a_line_that_bench_does_not_write_is_refused(file, suite, column, value):
     path = file(3, **{column: value})
     with refused(str(path), "line 4") as caught:
         stored(path, suite)
     assert len(str(caught.value).splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("columns", "named"),
-    [
-        ({"method": "B"}, "method=A,seed=-3"),
-        ({"seed": "5"}, "method=A,seed=-3"),
-        ({"value": "0.75", "values": '{"0": 0.25, "1": 0.75}'}, "test/accuracy=0.5"),
-    ],
-)
-def test_a_line_that_contradicts_its_digest_or_its_metrics_is_not_loaded(bench, file, suite, columns, named):
-    path = file(metrics='{"test/accuracy": 0.5}')
-    assert bench(suite.path, "--load", path, "--status").status == 0
-    ended = bench(suite.path, "--load", file(metrics='{"test/accuracy": 0.5}', **columns), "--status")
-    assert ended.status == 2 and ended.err.count("\n") == 1
-    assert_names(ended.err, path.name, named)
 
 
 @pytest.mark.parametrize(

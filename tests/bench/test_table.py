@@ -9,6 +9,9 @@ import pytest
 from helpers.benches import result, tables_of, toy_suite
 from helpers.errors import refused
 
+from fl_lightning.bench.comparison import Comparison
+from fl_lightning.bench.table import comparisons_csv
+
 # the 97.5 % quantiles of Student's t for 1 and 2 degrees of freedom, from a printed table
 T = {2: 12.7062, 3: 4.30265}
 BASE = {
@@ -184,20 +187,6 @@ def test_a_suite_without_a_baseline_compares_nothing(make):
     assert float(line["mean"]) == pytest.approx(2.4) and line["shows"] == "seconds a round"
 
 
-def test_rows_that_never_reach_the_target_are_left_out(make):
-    finals = {**FINALS, ("0.1", "MOON"): [0.2] * 3, ("1", "MOON"): [0.3] * 3}
-    suite = make(tables=[{"show": "rounds_to", "target": 0.6}])
-    numbers, differences = md_of(suite, finals).split("Difference to")
-    assert "| MOON |" not in numbers and "reaches the target: MOON." in numbers and "| FedProx |" in numbers
-    # the pairs in which the baseline reaches it say something
-    assert row_of(differences, "MOON", "0.1")[0].startswith("> ")
-    assert csv_of(suite, finals)["1", "0.1", "MOON"]["lower_bound"] == "True"
-    nobody = make(tables=[{"show": "rounds_to", "target": 0.99}])
-    ended = {key: [0.5] * 3 for key in FINALS}
-    assert "reaches the target: FedAvg; FedProx; MOON." in md_of(nobody, ended)
-    assert "tabular" not in md_of(nobody, ended, form="tex")
-
-
 def test_tables_call_things_by_the_names_of_the_suite(make):
     suite = make(names={"FedAvg": "Averaging", "alpha": "skew", "test/accuracy": "Accuracy"})
     text = md_of(suite)
@@ -249,6 +238,17 @@ def test_scaled_numbers_are_marked_and_judged_at_their_scale(make):
     assert row_of(text, "FedProx", "0.1")[0] == "+3.33†"
     assert "relative to FedAvg at this scale" in text
     assert "†" not in md_of(make(tables=[table]))
+
+
+def test_csv_of_several_suites_has_the_axes_of_all(make):
+    methods = BASE["axes"]["method"]
+    longer, shorter = (
+        make(axes={"method": methods, **{axis: {"key": axis, "values": [1]} for axis in axes}})
+        for axes in (("alpha", "size"), ("rate",))
+    )
+    text = comparisons_csv([Comparison(suite, suite.tables[0], suite.cells(), {}) for suite in (longer, shorter)])
+    found = list(csv.DictReader(io.StringIO(text)))
+    assert [(one["alpha"], one["size"], one["rate"]) for one in found] == [("1", "1", "")] * 3 + [("", "", "1")] * 3
 
 
 def test_a_row_ends_with_how_often_it_has_each_verdict(make):

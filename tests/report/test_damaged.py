@@ -2,7 +2,6 @@
 
 import io
 import os
-import shutil
 import zipfile
 
 import numpy as np
@@ -107,24 +106,6 @@ def test_names_of_folders_and_files_are_texts(name, tmp_path, capsys, monkeypatc
     for ending, content in files.items():
         assert "\x1b" not in content and "a\nb" not in content
         assert ending.endswith(("csv", "tex")) or "<b>" not in content
-
-
-def test_a_run_that_vanishes_after_it_was_found_is_left_out(tmp_path, report, monkeypatch):
-    from fl_lightning.report import sources
-
-    for name in "ab":
-        whole_run(tmp_path / name / "version_0")
-    read_run = sources.read_run
-
-    def vanishing(folder):
-        if folder.parent.name == "a":
-            shutil.rmtree(folder)
-        return read_run(folder)
-
-    monkeypatch.setattr(sources, "read_run", vanishing)
-    files = report()
-    assert "b/version_0" in files["runs.csv"] and "a/version_0" not in files["runs.csv"]
-    assert any(one.startswith("a/version_0") for one in warnings_of(files))
 
 
 def test_where_no_run_is_left_one_line_tells_why(tmp_path, report, capsys):

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from helpers.reports import figures_of, report_of, write_run
+from helpers.reports import report_of, write_run
 
 pytest_plugins = ["helpers.report_fixtures"]
 
@@ -74,14 +74,6 @@ def test_every_client_has_a_row_with_its_site(files):
     clients = [row for at in range(30) for row in rows_of(files, f"{at} (")]
     assert [row[0] for row in clients] == [f"{at} ({site})" for at, site in enumerate(SITES)]
     assert (clients[0][1], clients[-1][2]) == ("20.00", "80.00")
-
-
-def test_bars_are_of_all_sites_and_clients(files):
-    figures = figures_of(files)
-    assert "domain" not in figures  # what was measured once is no curve
-    for name, parts in (("sites-accuracy", SITES), ("clients-accuracy-as-it-is", map(str, range(30)))):
-        _, rows = figures[name]
-        assert len(rows) - 1 == 60 and {row[-2].split(" (")[0] for row in rows[1:]} == {*parts}
 
 
 def test_the_drawings_name_sites_and_classes(root, tmp_path):
