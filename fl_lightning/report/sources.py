@@ -224,7 +224,7 @@ def studies_of(
         some = [(cell, result) for cell, result in stored if cell.scale == scale]
         fitting, notes, waiting = some, list[str](), list[Cell]()
         if suite is None:
-            notes.append(f"{name}: unknown suite: numbers are shown as {metric}, without published ones; pass --suite FILE")
+            notes.append(f"{name}: unknown suite: its metric is shown as {metric}, without published numbers; pass --suite")
         else:
             fitting = [
                 (replace(cell, labels={axis: cell.labels[axis] for axis in suite.axes}), result)
