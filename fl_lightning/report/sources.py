@@ -224,7 +224,8 @@ def studies_of(
         some = [(cell, result) for cell, result in stored if cell.scale == scale]
         fitting, notes, waiting = some, list[str](), list[Cell]()
         if suite is None:
-            notes.append(f"{name}: unknown suite: its metric is shown as {metric}, without published numbers; pass --suite")
+            shown = f"its metric is shown as {metric}, without published numbers"
+            notes.append(f"{name}: unknown suite: {shown}; pass --suite FILE")
         else:
             fitting = [
                 (replace(cell, labels={axis: cell.labels[axis] for axis in suite.axes}), result)
