@@ -358,7 +358,7 @@ class Batches(IndexedLoader):
     def gather(self, rows: Tensor, channels_last: bool = False) -> tuple[Tensor, Tensor]:
         """A batch of any rows ``(m,)``; augmentation and noise draw from :attr:`generator`."""
         device = self.images.device
-        rows = transferred(rows, device)
+        rows = rows if device.type == "cpu" else transferred(rows, device)
         images = self.images.index_select(0, rows).permute(0, 3, 1, 2)
         for augmentation in self.augment:
             images = augmentation(images, self.generator)

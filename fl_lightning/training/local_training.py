@@ -389,8 +389,10 @@ class Stopwatch:
 
     def __init__(self, events: bool = False) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._events, self._laps = events, list[tuple[str, Any, Any]]()
-        self._last = self._now()
+        self._laps: list[tuple[str, Any, Any]] = []
+        self._events = events
+        self._now: Callable[[], Any] = recorded_event if events else time.perf_counter
+        self._last: Any = self._now()
 
     def reset(self) -> None:
         """Begin a round."""
@@ -420,9 +422,9 @@ class Stopwatch:
         self._laps.clear()
         return dict(self._seconds)
 
-    def _now(self) -> Any:
-        if not self._events:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+
+def recorded_event() -> torch.cuda.Event:
+    """An event in the stream of the GPU, now."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
