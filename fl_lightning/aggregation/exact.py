@@ -55,7 +55,8 @@ class ExactSum:
         self._additions = 0
         # a number that no magnitude in the sum exceeds
         self._bound = 0.0
-        self._looks, self._chunk = self.device.type == "cpu", CHUNK if self.device.type == "cpu" else CHUNK_OF_DEVICE
+        self._looks = self.device.type == "cpu"
+        self._chunk = CHUNK if self._looks else CHUNK_OF_DEVICE
 
     @property
     def exponents(self) -> list[int]:

@@ -88,7 +88,8 @@ class LazyWeighted(Weighted):
     Args:
         compute: returns the total as a new tensor, in float64.
         shape: shape of the total.
-        weight: as ``bound``, as for :class:`Weighted`.
+        weight: weight of the total, as for :class:`Weighted`.
+        bound: a number that no magnitude in the total exceeds, if one is known.
     """
 
     def __init__(
@@ -163,6 +164,7 @@ class Sums:
         entries, device = flatten(values), self._exact.device
         if not entries:
             return
+        self._totals = None
         self._extend({path: (value.shape, value.weight.shape) for path, value in entries.items()})
         for path in self._large.keys() & entries.keys():
             value = entries[path]
@@ -188,6 +190,7 @@ class Sums:
             ArithmeticError: the shape of a value differs from earlier contributions.
         """
         entries, device = flatten(values), self._exact.device
+        self._totals = None
         self._extend({path: (value.shape[1:], value.weight.shape[1:]) for path, value in entries.items()})
         for path in self._large.keys() & entries.keys():
             for row in entries[path].total:

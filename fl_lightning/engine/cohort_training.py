@@ -6,13 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
 import torch
 
 from fl_lightning.aggregation import Totals, Update
+from fl_lightning.aggregation.weighted import cloned
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.distributed.workers import schedule
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
@@ -199,6 +200,9 @@ def add_update(
     arrives = simulated.lost is None and client.num_steps > 0
     if arrives:
         if is_watched(run):
+            if client.has_large_model:
+                # callbacks may load another state into the module, from which lazy values would then be computed
+                update = replace(update, delta=dict(update.delta), payload=cloned(update.payload))
             show_client(run, k, round_)
         try:
             totals.add(update)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fl_lightning.aggregation import Sums, Weighted
 from fl_lightning.aggregation.exact import ADDITIONS, ExactSum
-from fl_lightning.aggregation.weighted import MOST_ROWS
+from fl_lightning.aggregation.weighted import LARGE, MOST_ROWS
 
 
 def mixed(number, size, lowest=-40, highest=12):
@@ -138,3 +138,11 @@ def test_vectors_that_wait_to_be_added_have_the_bits_of_rows():
     assert one_by_one.totals["b"].total.item() == 1.0
     assert one_by_one.totals["a"].total.equal(together.totals["a"].total)
     assert one_by_one.totals["a"].weight.equal(together.totals["a"].weight)
+
+
+def test_sums_are_read_between_additions_also_large_ones():
+    sums, values = Sums(), {"small": torch.ones(2), "large": torch.full((LARGE,), 0.1)}
+    for number in (1, 2, 3):
+        sums.add({name: Weighted.of(value) for name, value in values.items()})
+        assert sums.totals["small"].total.tolist() == [number, number]
+        assert sums.totals["large"].total.unique().tolist() == [math.fsum([float(values["large"][0])] * number)]

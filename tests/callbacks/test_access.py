@@ -1,6 +1,7 @@
 """What callbacks may ask of a trainer: it changes nothing, and any number of workers gives the same."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.methods import SCAFFOLD, FedBN, FedLC
+from fl_lightning.models import MLP, ImageClassifier
 
 
 class Asks(Callback):
@@ -217,6 +219,23 @@ def test_should_stop_on_any_worker_ends_the_run_after_the_round(tmp_path):
 
     trainer = fit(tmp_path, [Stops()], rounds=5, devices=2)
     assert [row["round"] for row in trainer.history] == [0, 1]
+
+
+def test_a_callback_that_writes_to_a_large_module_does_not_change_the_update(tmp_path):
+    class Overwrites(Callback):
+        def on_client_end(self, trainer, client):
+            with torch.no_grad():
+                for name in client.trainable:
+                    client.live[name].zero_()
+
+    def fitted(name, callbacks):
+        torch.manual_seed(0)
+        model = ImageClassifier(MLP(64, [1200]), optimizer=partial(torch.optim.SGD, lr=0.01))
+        trainer = fit(tmp_path / name, callbacks, [SCAFFOLD()], model)
+        assert trainer.client.has_large_model
+        return trainer.server.state
+
+    assert_same_bits(fitted("alone", []), fitted("watched", [Overwrites()]))
 
 
 def test_a_misspelt_attribute_of_the_trainer_is_refused(tmp_path):
