@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from numbers import Real
-from typing import Any, ClassVar, Generic, TypeVar, overload
+from typing import Any, ClassVar, Generic, Literal, TypeVar, overload
 
 import torch
 from lightning.fabric.utilities.apply_func import apply_to_collection, move_data_to_device
@@ -20,7 +20,7 @@ from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import SharedStateError, UsageError, check_all, require, truncate
 from fl_lightning.functional.rows import needs_gradient
 from fl_lightning.server import Server
-from fl_lightning.state import State, Weighted
+from fl_lightning.state import State, Weighted, select
 
 Value = TypeVar("Value")
 # values of a method by name: ``Weighted``, or dictionaries of them to any depth
@@ -93,6 +93,11 @@ class Method:
         requires: names of the taps it reads, checked before round 0.
         needs_label_counts: whether it reads ``client.info.label_counts``, checked before round 0.
         needs_exchange: whether it needs a run that exchanges weights, checked before round 0.
+        has_personal_models: whether it gives each client a model of its own, which only one method of a list may do;
+            a method with :meth:`personal_state` does so in any case.
+        evaluation_point: when in a round :meth:`personal_state` is the client's model, which the tags of callbacks
+            name: what it would begin its next visit with (``received``), what its local steps have ended with, before
+            the aggregation (``trained``), or what some steps make of the global model (``adapted``).
     """
 
     name = ""
@@ -100,6 +105,8 @@ class Method:
     requires: tuple[str, ...] = ()
     needs_label_counts = False
     needs_exchange = False
+    has_personal_models = False
+    evaluation_point: Literal["received", "trained", "adapted"] = "received"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -197,6 +204,15 @@ class Method:
         """The global state that is evaluated and saved, where it is not the one that is sent."""
         return state
 
+    def personal_state(self, client: ClientContext) -> State | None:
+        """The state that is evaluated for a client, where it is not the one that its next visit would begin with.
+
+        It is called between rounds, also for a client without a visit so far. It depends only on ``client.info``, on
+        ``client.memory(self)`` and on ``client.received``: the global model as it is evaluated, with the entries that
+        stay with the client. Entries that it leaves out are as received; None is for all of them.
+        """
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         """Server-side state: a copy of every :class:`ServerValue`."""
         return {value.name: copy.deepcopy(getattr(self, value.name)) for value in self._server_values()}
@@ -274,6 +290,9 @@ class MethodList:
         """Let each method refuse what does not fit it, then refuse what does not fit together."""
         check_all(partial(method.setup, client, optimizer) for method in self.methods)
         self.client_weight(client)  # raises if two methods disagree
+        owners = [type(m).__name__ for m in self.methods if m.has_personal_models or overrides(m, "personal_state")]
+        hint = "each gives a client a model of its own; keep one of them"
+        require(len(owners) <= 1, "method", owners, hint)
         needing = [type(method).__name__ for method in self.methods if method.needs_exchange]
         silent = [type(method).__name__ for method in self.methods if not any(map(method.exchanges, client.trainable))]
         if needing and not client.sent:
@@ -398,6 +417,22 @@ class MethodList:
         for method in self._with_new_attributes():
             state = checked_state(method, "evaluated_state", method.evaluated_state(server, state), state)
         return state
+
+    def personal_state(self, client: ClientContext) -> State:
+        """The entries in which the state that is evaluated for a client differs from ``client.received``."""
+        for method in self.having("personal_state"):
+            state = call_hook(method, "personal_state", client)
+            hint = "return entries of client.received by name, or None"
+            known = isinstance(state, Mapping) and state.keys() <= client.received.keys()
+            check_returned(state is None or known, method, "personal_state", state, hint)
+            return checked_state(method, "personal_state", state, select(client.received, state)) if state else {}
+        return {}
+
+    @property
+    def evaluation_point(self) -> str:
+        """The beginning of tags of what is measured on the clients' models; empty for received models."""
+        points = (method.evaluation_point for method in self.having("personal_state"))
+        return next((f"{point}/" for point in points if point != "received"), "")
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """The server-side state of each method."""

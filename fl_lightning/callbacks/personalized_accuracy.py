@@ -38,8 +38,11 @@ from fl_lightning.storage.metric_format import aligned, format_value
 class PersonalAccuracy(Measurement):
     """Measures the accuracy on each client's test data and on each domain.
 
-    The model is the global model or, if entries of the state stay with the clients, each client's personalized model. A
-    client's test data come from ``data.test_dataloader(k)``: the test data of its domain, or the largest subset with
+    The model is the one that a client would begin its next visit with: the global model or, if entries of the state
+    stay with the clients, each client's personalized model. A method may give the clients others
+    (:meth:`.Method.personal_state`); unless they are for the next visit too, the tags say so:
+    ``personal/trained/accuracy`` and ``personal/adapted/accuracy`` in place of ``personal/accuracy``. A client's test
+    data come from ``data.test_dataloader(k)``: the test data of its domain, or the largest subset with
     the proportions of its labels.
 
     In ``personal.npz``, for R measurements, m clients and V domains:
@@ -129,7 +132,7 @@ class PersonalAccuracy(Measurement):
         measured: dict[str, Any] = {"clients": np.array(self.clients)}
         for what in next(iter(values.values())):
             measured[what] = np.array([of_client[what] for of_client in values.values()])
-            prefix = "personal/" if what == "own" else f"personal/{what}/"
+            prefix = f"personal/{trainer.methods.evaluation_point}" if what == "own" else f"personal/{what}/"
             log_finite(trainer, spread_over_clients(measured[what]), prefix)
         self._lines = [["client", "domain", *(MODELS[what] for what in measured if what in MODELS)]]
         for k, of_client in values.items():

@@ -158,6 +158,11 @@ class Client(LightningModule):
         local = set(self.others) if self._policy == "local" else set()
         return [name for name in self.live if not self.methods.exchanges(name) or name in local]
 
+    @property
+    def has_own_models(self) -> bool:
+        """Whether the clients' models differ from the global one, by entries that stay or by ``personal_state``."""
+        return bool(self.kept or self.methods.having("personal_state"))
+
     # ------------------------------------------------------------------ what methods use
     @property
     def info(self) -> ClientInfo:
@@ -414,6 +419,23 @@ class ClientLifecycle:
         own = client.memories().visited(info.id).get("state", {}) if client.kept else {}
         client.visit = visit = Visit(info, {**received, **own}, fit_progress, logged, client.methods.attributes.server)
         return visit, own
+
+    def personal_entries(self, info: ClientInfo, state: State) -> State:
+        """The entries in which the model of a client differs from the evaluated global ``state``, from its memory.
+
+        They are those that stay with it, or what a method's ``personal_state`` gives.
+        """
+        client, memories = self.client, self.client.memories()
+        if not client.methods.having("personal_state"):
+            return memories.own_entries(info.id)
+        with self.attributes_restored(), memories.unchanged(info.id):
+            before, own = client.visit, memories.visited(info.id).get("state", {})
+            server = client.methods.attributes.server
+            client.visit = Visit(info, {**state, **own}, before.fit_progress, before.logged, server)
+            try:
+                return {**own, **client.methods.personal_state(client)}
+            finally:
+                client.visit = before
 
     def starting(
         self, info: ClientInfo, received: State, fit_progress: FitProgress

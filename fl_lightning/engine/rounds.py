@@ -100,17 +100,12 @@ def evaluate(run: Run) -> None:
     """Evaluate the global model, or the clients' own models where entries of the state do not travel."""
     state, client = run.methods.evaluated_state(run.server), run.client
     with run.metrics.timed("evaluate"):
-        groups = groups_of_own_models(run)
+        own = bool(client.kept and client.memories().owners)
+        groups = groups_of_own_models(run, run.local_training.choice) if own else []
         for phase in PHASES:
             try:
-                if groups is not None:
-                    own = metrics_of_own_models(run, phase, state, groups)
-                    run.metrics.update(run.evaluator.means(own))
-                elif client.kept and client.memories().owners:
-                    # read in turn: those on disk need not fit into memory together
-                    memories = client.memories()
-                    models = ((k, entries) for k in memories if (entries := memories.own_entries(k)))
-                    run.metrics.update(run.evaluator.evaluate_local_models(phase, state, models))
+                if own:
+                    run.metrics.update(run.evaluator.means(metrics_of_own_models(run, phase, state, groups)))
                 else:
                     run.metrics.update(run.evaluator.evaluate_global_model(phase, state))
             except Exception as error:

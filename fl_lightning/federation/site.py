@@ -197,7 +197,8 @@ class Site:
             if not run.client.kept:
                 metrics[phase] = run.evaluator.evaluate_global_model(phase, run.server.state)
             elif entries:
-                metrics[phase] = run.evaluator.evaluate_local_models(phase, run.server.state, iter([(k, entries)]))
+                of_client = run.evaluator.evaluate_local_model(phase, run.server.state, k, entries)
+                metrics[phase] = run.evaluator.means([of_client])
         self.tell(f"round {shared['round']}/{run.trainer.max_rounds - 1}: evaluated")
         return {"metrics": metrics}
 
