@@ -207,9 +207,10 @@ class Method:
     def personal_state(self, client: ClientContext) -> State | None:
         """The state that is evaluated for a client, where it is not the one that its next visit would begin with.
 
-        It is called between rounds, also for a client without a visit so far. It depends only on ``client.info``, on
-        ``client.memory(self)`` and on ``client.received``: the global model as it is evaluated, with the entries that
-        stay with the client. Entries that it leaves out are as received; None is for all of them.
+        It is called between rounds, also for a client without a visit so far, and nothing that it changes lasts. The
+        client has its memory and its data, and the module holds ``client.received``: the global model as it is
+        evaluated, with the entries that stay with the client. Entries that the result leaves out are as received; None
+        is for all of them.
         """
         return None
 

@@ -33,6 +33,7 @@ from fl_lightning.data.labels import label_entries
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.lazy_copies import share_memory
 from fl_lightning.method import Method, MethodList, Step, call_hook, check_returned, overrides
+from fl_lightning.seeding import rng_scope
 from fl_lightning.state import State, as_floats, changed_entries, clone, entry_norms, first_not_finite, norm, select
 from fl_lightning.storage.metric_format import tagged
 from fl_lightning.storage.serializable import with_tensors
@@ -425,15 +426,22 @@ class ClientLifecycle:
 
         They are those that stay with it, or what a method's ``personal_state`` gives.
         """
-        client, memories = self.client, self.client.memories()
+        client, memories, worker_module = self.client, self.client.memories(), self.client.worker_module
         if not client.methods.having("personal_state"):
             return memories.own_entries(info.id)
-        with self.attributes_restored(), memories.unchanged(info.id):
+        with (
+            self.attributes_restored(),
+            memories.unchanged(info.id),
+            worker_module.unchanged(),
+            worker_module.training(),
+            rng_scope(client.seed, "personal_state", info.id),
+        ):
             before, own = client.visit, memories.visited(info.id).get("state", {})
-            server = client.methods.attributes.server
-            client.visit = Visit(info, {**state, **own}, before.fit_progress, before.logged, server)
+            received, server = {**state, **own}, client.methods.attributes.server
+            client.visit = Visit(info, received, before.fit_progress, worker_module.logged, server)
             try:
-                return {**own, **client.methods.personal_state(client)}
+                worker_module.load_and_reset(received)
+                return {**own, **clone(client.methods.personal_state(client))}
             finally:
                 client.visit = before
 
