@@ -211,8 +211,3 @@ def test_a_representation_other_than_the_classifiers_input_is_refused_before_the
     with refused("NeuralCollapse", "width of the representation=24"):
         trainer.fit(small_model(), small_data())
     assert not trainer.history
-
-
-def test_an_unknown_center_is_refused():
-    with refused("NeuralCollapse.center='mean'"):
-        NeuralCollapse(center="mean")
