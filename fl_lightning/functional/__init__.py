@@ -15,6 +15,7 @@ from fl_lightning.functional.cka import (
     similarities,
     unbiased_gram,
 )
+from fl_lightning.functional.collapse import cosines, neural_collapse
 from fl_lightning.functional.contrastive import model_contrastive_loss, representation_contrast
 from fl_lightning.functional.decorrelation import (
     correlation_frobenius,
@@ -43,6 +44,7 @@ __all__ = [
     "condition_number",
     "correlation_frobenius",
     "cosine_similarity",
+    "cosines",
     "covariance_decorrelation",
     "covariance_spectrum",
     "effective_rank",
@@ -51,6 +53,7 @@ __all__ = [
     "linear_cka",
     "linear_ckas",
     "model_contrastive_loss",
+    "neural_collapse",
     "numerical_rank",
     "probability_variance_hinge",
     "prototype_distance",

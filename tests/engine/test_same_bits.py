@@ -36,6 +36,7 @@ ARGUMENTS = {
     "LayerAlignment": {"every_n_rounds": 2},
     "LayerSimilarity": {"every_n_rounds": 1, "examples": 60, "max_clients": 3},
     "LocalLosses": {},
+    "NeuralCollapse": {},
     "PerClassAccuracy": {"every_n_rounds": 2, "max_clients": 2},
     "PersonalAccuracy": {"every_n_rounds": 2, "max_clients": 2, "fine_tune": "always", "fine_tune_steps": 2},
     "ProgressBar": {},
