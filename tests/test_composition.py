@@ -20,11 +20,13 @@ from fl_lightning.methods import (
     FedDyn,
     FedLC,
     FedNova,
+    FedPer,
     FedProto,
     FedProx,
     FedRS,
     FedUV,
     Freeze,
+    LGFedAvg,
     Local,
     StructuredDeCov,
 )
@@ -42,6 +44,8 @@ TOGETHER = {
     "FedDyn with FedDecorr and FedRS": lambda: [FedDyn(0.1), FedDecorr(0.1), FedRS()],
     "FedBABU with FedUV": lambda: [FedBABU(), FedUV()],
     "frozen head with SCAFFOLD and DeCov": lambda: [Freeze(orthogonal=True), SCAFFOLD(), DeCov()],
+    "FedPer with SCAFFOLD and FedBN": lambda: [FedPer(2), SCAFFOLD(), FedBN()],
+    "LGFedAvg with FedDyn": lambda: [LGFedAvg(2), FedDyn(0.1)],
     "FedProto with weights and FedNova": lambda: [FedProto(aggregate_weights=True), FedNova()],
     "all penalties": lambda: [MOON(), FedCKA(), FedUV(), FedDecorr(), DeCov(), StructuredDeCov()],
 }
@@ -99,6 +103,7 @@ REFUSED = {
     "FedNova with Nesterov": (lambda: [FedNova()], {"momentum": 0.9, "nesterov": True}, ("FedNova", "nesterov=True")),
     "SCAFFOLD with Adam": (lambda: [SCAFFOLD()], ADAM, ("SCAFFOLD", "optimizer='Adam'")),
     "FedNova with Adam": (lambda: [FedNova()], ADAM, ("FedNova", "optimizer='Adam'")),
+    "two personal models": (lambda: [FedBABU(), Local()], {}, ("method=['FedBABU', 'Local']",)),
     "SCAFFOLD sends nothing": (lambda: [SCAFFOLD(), Local()], {}, ("SCAFFOLD", "Local")),
     "FedDyn sends nothing": (lambda: [FedProto(), FedDyn()], {}, ("FedDyn", "FedProto")),
 }

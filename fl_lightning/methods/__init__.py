@@ -11,12 +11,15 @@ from fl_lightning.methods.feddecorr import FedDecorr
 from fl_lightning.methods.feddyn import FedDyn
 from fl_lightning.methods.fedlc import FedLC
 from fl_lightning.methods.fednova import FedNova
+from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.fedprox import FedProx
+from fl_lightning.methods.fedrep import FedRep
 from fl_lightning.methods.fedrs import FedRS
 from fl_lightning.methods.feduv import FedUV
 from fl_lightning.methods.fixbn import FixBN
 from fl_lightning.methods.freeze import Freeze
+from fl_lightning.methods.lgfedavg import LGFedAvg
 from fl_lightning.methods.local import Local
 from fl_lightning.methods.moon import MOON
 from fl_lightning.methods.scaffold import SCAFFOLD
@@ -33,12 +36,15 @@ __all__ = [
     "FedDyn",
     "FedLC",
     "FedNova",
+    "FedPer",
     "FedProto",
     "FedProx",
     "FedRS",
+    "FedRep",
     "FedUV",
     "FixBN",
     "Freeze",
+    "LGFedAvg",
     "Local",
     "StructuredDeCov",
 ]

@@ -23,6 +23,7 @@ class FedBABU(Method):
     """
 
     requires = ("logits",)
+    exclusive = ("keeps a personal model",)
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         self.head = client.parameters_under("logits")

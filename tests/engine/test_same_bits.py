@@ -22,7 +22,7 @@ from fl_lightning.models import MLP, ImageClassifier, Projector
 from fl_lightning.storage.checkpoint import unpack_rows
 
 METHODS = {"SCAFFOLD, MOON and FedDecorr": lambda: [SCAFFOLD(), MOON(), FedDecorr()], **METHODS}
-KEEP_ENTRIES = ("FedBN", "FedProto", "Local")
+KEEP_ENTRIES = ("FedBN", "FedPer", "FedProto", "LGFedAvg", "Local")
 ARGUMENTS = {
     "BatchNormGap": {"every_n_rounds": 2},
     "BestCheckpoint": {"monitor": "test/loss", "mode": "max"},

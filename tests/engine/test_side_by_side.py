@@ -30,12 +30,15 @@ from fl_lightning.methods import (
     FedDyn,
     FedLC,
     FedNova,
+    FedPer,
     FedProto,
     FedProx,
+    FedRep,
     FedRS,
     FedUV,
     FixBN,
     Freeze,
+    LGFedAvg,
     Local,
     StructuredDeCov,
 )
@@ -77,6 +80,9 @@ DEFAULT_METHODS = {
     "FedProto": (lambda: [FedProto()], {}),
     "Local, FedProx, StructuredDeCov": (lambda: [Local(), FedProx(0.1), StructuredDeCov(groups=3, gamma=0.1)], ONE),
     "Freeze, FedLC, FedProx": (lambda: [Freeze(), FedLC(), FedProx(0.1)], MOMENTUM),
+    "FedPer": (lambda: [FedPer(2), SCAFFOLD()], SOME),
+    "FedRep": (lambda: [FedRep(), FedLC()], MOMENTUM),
+    "LGFedAvg": (lambda: [LGFedAvg(), FedBN()], NORMED | ONE),
 }
 METHODS = DEFAULT_METHODS | {
     "SCAFFOLD by gradients": (lambda: [SCAFFOLD("gradients", weighting="examples")], MOMENTUM),

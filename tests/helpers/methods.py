@@ -1,6 +1,18 @@
 """Lists of methods with different payloads, memories and random draws, for properties of all methods."""
 
-from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedCKA, FedDecorr, FedDyn, FedNova, FedProto, Local
+from fl_lightning.methods import (
+    MOON,
+    SCAFFOLD,
+    FedBN,
+    FedCKA,
+    FedDecorr,
+    FedDyn,
+    FedNova,
+    FedPer,
+    FedProto,
+    LGFedAvg,
+    Local,
+)
 
 METHODS = {
     "FedAvg": list,
@@ -10,6 +22,8 @@ METHODS = {
     "FedProto": lambda: [FedProto()],
     "FedNova with FedDecorr": lambda: [FedNova(), FedDecorr()],
     "FedBN": lambda: [FedBN()],
+    "FedPer": lambda: [FedPer(2)],
+    "LGFedAvg": lambda: [LGFedAvg()],
     "Local": lambda: [Local()],
     "FedCKA": lambda: [FedCKA(layers=1)],
 }
