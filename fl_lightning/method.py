@@ -93,7 +93,7 @@ class Method:
         requires: names of the taps it reads, checked before round 0.
         needs_label_counts: whether it reads ``client.info.label_counts``, checked before round 0.
         needs_exchange: whether it needs a run that exchanges weights, checked before round 0.
-        exclusive: acts of which a list may have one method, such as ``("keeps a personal model",)``, checked too.
+        has_personal_models: whether it gives each client a model of its own, which only one method of a list may do.
     """
 
     name = ""
@@ -101,7 +101,7 @@ class Method:
     requires: tuple[str, ...] = ()
     needs_label_counts = False
     needs_exchange = False
-    exclusive: tuple[str, ...] = ()
+    has_personal_models = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -274,9 +274,8 @@ class MethodList:
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         """Let each method refuse what does not fit it, then refuse what does not fit together."""
-        for act in dict.fromkeys(act for method in self.methods for act in method.exclusive):
-            names = [type(method).__name__ for method in self.methods if act in method.exclusive]
-            require(len(names) == 1, "method", names, f"each of them {act}; keep one of them")
+        owners = [type(method).__name__ for method in self.methods if method.has_personal_models]
+        require(len(owners) <= 1, "method", owners, "each gives a client a model of its own; keep one of them")
         check_all(partial(method.setup, client, optimizer) for method in self.methods)
         self.client_weight(client)  # raises if two methods disagree
         needing = [type(method).__name__ for method in self.methods if method.needs_exchange]
