@@ -25,8 +25,6 @@ from fl_lightning.state import State, Weighted, select
 Value = TypeVar("Value")
 # values of a method by name: ``Weighted``, or dictionaries of them to any depth
 Payload = dict[str, Any]
-# in ``Method.exclusive``
-PERSONAL_MODEL = "keeps a personal model"
 
 
 @dataclass
@@ -95,11 +93,11 @@ class Method:
         requires: names of the taps it reads, checked before round 0.
         needs_label_counts: whether it reads ``client.info.label_counts``, checked before round 0.
         needs_exchange: whether it needs a run that exchanges weights, checked before round 0.
+        has_personal_models: whether it gives each client a model of its own, which only one method of a list may do;
+            a method with :meth:`personal_state` does so in any case.
         evaluation_point: when in a round :meth:`personal_state` is the client's model, which the tags of callbacks
             name: what it would begin its next visit with (``received``), what its local steps have ended with, before
             the aggregation (``trained``), or what some steps make of the global model (``adapted``).
-        exclusive: acts of which a list may have one method, such as ``("keeps a personal model",)``, checked before
-            round 0. A method that overrides :meth:`personal_state` has this one in any case.
     """
 
     name = ""
@@ -107,8 +105,8 @@ class Method:
     requires: tuple[str, ...] = ()
     needs_label_counts = False
     needs_exchange = False
+    has_personal_models = False
     evaluation_point: Literal["received", "trained", "adapted"] = "received"
-    exclusive: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -291,15 +289,11 @@ class MethodList:
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         """Let each method refuse what does not fit it, then refuse what does not fit together."""
-        owners: dict[str, list[str]] = {}
-        for method in self.methods:
-            own = (PERSONAL_MODEL,) if overrides(method, "personal_state") else ()
-            for act in dict.fromkeys((*method.exclusive, *own)):
-                owners.setdefault(act, []).append(type(method).__name__)
-        for act, names in owners.items():
-            require(len(names) == 1, "method", names, f"each of them {act}; keep one of them")
         check_all(partial(method.setup, client, optimizer) for method in self.methods)
         self.client_weight(client)  # raises if two methods disagree
+        owners = [type(m).__name__ for m in self.methods if m.has_personal_models or overrides(m, "personal_state")]
+        hint = "each gives a client a model of its own; keep one of them"
+        require(len(owners) <= 1, "method", owners, hint)
         needing = [type(method).__name__ for method in self.methods if method.needs_exchange]
         silent = [type(method).__name__ for method in self.methods if not any(map(method.exchanges, client.trainable))]
         if needing and not client.sent:

@@ -23,7 +23,7 @@ class FedBABU(Method):
     """
 
     requires = ("logits",)
-    exclusive = ("keeps a personal model",)
+    has_personal_models = True  # once it is fine-tuned
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         self.head = client.parameters_under("logits")

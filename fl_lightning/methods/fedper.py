@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.method import Method
+from fl_lightning.methods.freeze import Freeze
 
 
 class FedPer(Method):
@@ -31,17 +32,19 @@ class FedPer(Method):
 
     Raises:
         UsageError: ``layers`` is below 0 or above the number of layers, or the tap ``logits`` has no trained parameter
-            or all of them.
+            or all of them. Freeze, or another method that gives clients models of their own, is in the list.
     """
 
     requires = ("logits",)
-    exclusive = ("keeps a personal model", "determines how the head is trained")
+    has_personal_models = True
 
     def __init__(self, layers: int = 1) -> None:
         require(layers >= 0, f"{type(self).__name__}.layers", layers, "use 0 or more")
         self.layers = layers
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
+        freezing = [type(method).__name__ for method in client.methods.methods if isinstance(method, Freeze)]
+        require(not freezing, f"{type(self).__name__} beside method", freezing, "it freezes the head; keep one of them")
         self.last = last_layers(client, self.layers, type(self).__name__)
 
     def exchanges(self, key: str) -> bool:

@@ -26,7 +26,7 @@ class FedRep(FedPer):
 
     Args:
         body_epochs: :math:`E_b`, the last local epochs of a visit, at least 1 and at most E. With
-            :math:`E_b = E`, of which a run warns, the head is never trained, as in FedBABU.
+            :math:`E_b = E`, the head is never trained, as in FedBABU, and a run warns.
 
     Raises:
         UsageError: ``body_epochs`` is out of its range, visits are counted in ``local_steps``, or the tap ``logits``
@@ -48,7 +48,9 @@ class FedRep(FedPer):
         require(self.body_epochs <= visit.local_epochs, "FedRep.body_epochs", self.body_epochs, hint)
         self.head_epochs = visit.local_epochs - self.body_epochs
         if self.head_epochs == 0:
-            rank_zero_warn(f"FedRep.body_epochs={self.body_epochs}: no local epoch is left to train the head in")
+            rank_zero_warn(
+                f"FedRep.body_epochs={self.body_epochs}: the head is never trained; set trainer.local_epochs above it"
+            )
 
     def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         for name in client.trainable:

@@ -32,7 +32,6 @@ class Freeze(Method):
     """
 
     requires = ("logits",)
-    exclusive = ("determines how the head is trained",)
 
     def __init__(self, mode: Literal["frozen", "reset_each_round"] = "frozen", orthogonal: bool = False) -> None:
         self.mode, self.orthogonal = mode, orthogonal

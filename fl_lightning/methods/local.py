@@ -11,7 +11,7 @@ class Local(Method):
     Metrics are means over the models of the clients that have trained, on the same test data.
     """
 
-    exclusive = ("keeps a personal model",)
+    has_personal_models = True
 
     def exchanges(self, key: str) -> bool:
         return False
