@@ -98,6 +98,10 @@ class Method:
         evaluation_point: when in a round :meth:`personal_state` is the client's model, which the tags of callbacks
             name: what it would begin its next visit with (``received``), what its local steps have ended with, before
             the aggregation (``trained``), or what some steps make of the global model (``adapted``).
+        needs_gradients: whether it calls ``client.gradients`` in a local step, on the present batch.
+        replaces_gradients: whether it does, and puts other gradients in the place of those of the step. Its
+            ``on_before_optimizer_step`` comes before those of the other methods, whose corrections are added to its
+            gradients. Only one method of a list may do so.
     """
 
     name = ""
@@ -107,6 +111,8 @@ class Method:
     needs_exchange = False
     has_personal_models = False
     evaluation_point: Literal["received", "trained", "adapted"] = "received"
+    needs_gradients = False
+    replaces_gradients = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -258,7 +264,8 @@ class MethodList:
     Attributes:
         attributes: the :class:`~fl_lightning.client.module_snapshot.MethodSnapshot` at the start of visits; None after
             a server hook.
-        having: methods that override a hook, in list order, by name of the hook.
+        having: methods that override a hook, in the order in which they are called, by name of the hook.
+        needs_gradients: whether any of them calls ``client.gradients`` in a local step.
     """
 
     def __init__(self, methods: Sequence[Method]) -> None:
@@ -266,7 +273,8 @@ class MethodList:
         self.attributes: Any = None
         self._warned: set[str] = set()
         # a server hook may set another hook of a method
-        self.having = cache(lambda hook: [method for method in self.methods if overrides(method, hook)])
+        self.having = cache(lambda hook: [method for method in self._in_order(hook) if overrides(method, hook)])
+        self.needs_gradients = any(method.needs_gradients or method.replaces_gradients for method in self.methods)
         for method in self.methods:
             hint = "give objects of Method's subclasses, such as FedProx(mu=0.01)"
             require(isinstance(method, Method), "method", method, hint)
@@ -294,6 +302,8 @@ class MethodList:
         owners = [type(m).__name__ for m in self.methods if m.has_personal_models or overrides(m, "personal_state")]
         hint = "each gives a client a model of its own; keep one of them"
         require(len(owners) <= 1, "method", owners, hint)
+        replacing = [type(method).__name__ for method in self.methods if method.replaces_gradients]
+        require(len(replacing) < 2, "method", replacing, "each replaces the gradients of a step; keep one of them")
         needing = [type(method).__name__ for method in self.methods if method.needs_exchange]
         silent = [type(method).__name__ for method in self.methods if not any(map(method.exchanges, client.trainable))]
         if needing and not client.sent:
@@ -448,6 +458,12 @@ class MethodList:
     def names(self) -> list[str]:
         """The methods' names, in list order."""
         return [method.name for method in self.methods]
+
+    def _in_order(self, hook: str) -> list[Method]:
+        """Return the methods in the order in which they are called."""
+        if hook != "on_before_optimizer_step":
+            return self.methods
+        return sorted(self.methods, key=lambda method: not method.replaces_gradients)
 
     def _with_new_attributes(self) -> list[Method]:
         """Return the methods for a server hook, after which the snapshot of their attributes is taken again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from types import MappingProxyType, SimpleNamespace
@@ -34,7 +34,17 @@ from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.lazy_copies import share_memory
 from fl_lightning.method import Method, MethodList, Step, call_hook, check_returned, overrides
 from fl_lightning.seeding import rng_scope
-from fl_lightning.state import State, as_floats, changed_entries, clone, entry_norms, first_not_finite, norm, select
+from fl_lightning.state import (
+    Gradients,
+    State,
+    as_floats,
+    changed_entries,
+    clone,
+    entry_norms,
+    first_not_finite,
+    norm,
+    select,
+)
 from fl_lightning.storage.metric_format import tagged
 from fl_lightning.storage.serializable import with_tensors
 
@@ -89,6 +99,7 @@ class Client(LightningModule):
         shares_buffers: whether the clients' float buffers are averaged, or recomputed for all.
         recomputed: names of the running statistics that the server recomputes, and that therefore travel down only.
         lifecycle: the part that the engine calls: the start and the end of visits, and dry runs.
+        extra_passes: the engine's part that computes :meth:`gradients` and reads :meth:`batches`.
     """
 
     def __init__(
@@ -124,6 +135,7 @@ class Client(LightningModule):
         self._memories = memories if memories is not None else ClientStateStore()
         self.visit = Visit(info or ClientInfo(0, 0, None), {}, worker_module.fit_progress, worker_module.logged)
         self.lifecycle = ClientLifecycle(self)
+        self.extra_passes: Any = None
         self._sealed = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -284,6 +296,54 @@ class Client(LightningModule):
         """The change y - w^t of the parameters called ``names`` at the present step, in their own precision."""
         gaps = foreach.subtract([self.live[name] for name in names], [self.received[name] for name in names])
         return dict(zip(names, gaps, strict=True))
+
+    def gradients(
+        self,
+        at: MutableMapping[str, Tensor] | None = None,
+        batch: Any = None,
+        loss: Literal["full", "own"] | Callable[[Step], Tensor] = "full",
+    ) -> Gradients:
+        """Return the gradient of the training loss at other values of the parameters, or on another batch.
+
+        Parameters, their ``.grad``, the optimizer, the running statistics of BatchNorm, logged values and attributes
+        of the module stay as they are. In a local step, random numbers such as dropout masks are those of the step's
+        own forward pass. Outside of steps they come from a stream of their own, and a batch must be given.
+
+        Args:
+            at: values of trained parameters by name; those that it leaves out have their present values. It may also
+                name buffers, such as the running statistics of a personal model: the pass begins with them, and
+                replaces them in ``at`` by those after it.
+            batch: a batch of :meth:`batches`; None for the batch of the present step, in a method that declares
+                ``needs_gradients``.
+            loss: ``full``, the loss of the step, with the methods' penalties and logits; ``own``, the loss of the
+                module alone; or a function of a :class:`~fl_lightning.Step`, of this batch at these values, that
+                returns a scalar. Outside of steps, ``full`` is refused where a method has a penalty or changes logits.
+
+        Returns:
+            The gradient of each trained parameter, 0 where the loss does not depend on it; its attribute ``loss`` is
+            the loss. Both are 0 if the module skips the batch. With 16-mixed they are unscaled.
+
+        Raises:
+            UsageError: there is no present batch, or ``at`` names no entry of the state.
+        """
+        return self.extra_passes.gradients(at, batch, loss)
+
+    def batches(self, stream: str, passes: float = 1, fraction: float = 1.0) -> Iterator[Any]:
+        """The client's training batches outside of its steps, on the device and transformed as in training.
+
+        Their order and augmentation are drawn from a stream of this name, this round and this client, and leave the
+        batches of training unchanged. The same name gives the same batches again.
+
+        Args:
+            stream: name of the random stream, such as the method's.
+            passes: number of passes over the data, each in an order of its own; ``math.inf`` for batches without end.
+            fraction: share of the batches of each pass, rounded up, in (0, 1].
+
+        Raises:
+            UsageError: ``passes`` is below 0, ``fraction`` is not in (0, 1], or it is called in a step of clients
+                that train side by side.
+        """
+        return self.extra_passes.batches(stream, passes, fraction)
 
     def tap_shape(self, tap: str) -> torch.Size | None:
         """Shape ``(...)`` of one example's value of ``tap``; None before the first batch of the run in this process."""
@@ -447,17 +507,25 @@ class ClientLifecycle:
 
     def starting(
         self, info: ClientInfo, received: State, fit_progress: FitProgress
-    ) -> tuple[Visit, State, dict[str, dict[str, Any]]]:
-        """Start the visit of a client that trains side by side, in a module with the global state."""
+    ) -> tuple[Visit, State, State, dict[str, dict[str, Any]]]:
+        """Start the visit of a client that trains side by side, in a module with the global state.
+
+        Returns:
+            The visit, the entries of its received state that stay with the client, those that a method has changed,
+            and the states of the reference models.
+        """
         client = self.client
         visit, own = self._begin(info, received, fit_progress)
         if own:
             client.worker_module.load(visit.received)
+        versions = [value._version for value in client.live.values()]
         with client.references.collected() as references:
             client.methods.call("on_client_start", client)
-        if own:
+        pairs = zip(client.live.items(), versions, strict=True)
+        moved = clone({name: value for (name, value), version in pairs if value._version != version})
+        if own or moved:
             client.worker_module.load(received)
-        return visit, own, references
+        return visit, own, moved, references
 
     @contextmanager
     def mapped(self, live: State, visit: Any, references: Mapping[str, Any]) -> Iterator[None]:
@@ -515,6 +583,7 @@ class ClientLifecycle:
         client, visit, worker_module, live = self.client, self.client.visit, self.client.worker_module, self.client.live
         worker_module.taps.clear()
         visit.outputs = {}
+        visit.present = None
         client.references.end()
         worker_module.commit_buffers()
         worker_module.clear_gradients()

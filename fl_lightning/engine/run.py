@@ -318,6 +318,13 @@ def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers
         require(not correcting, "method", correcting, hint)
         mixed = str(trainer.precision) in ("16-mixed", "16")
         require(not mixed, "trainer.precision", trainer.precision, hint)
+    needing = [type(method).__name__ for method in client.methods.methods if client.methods.needs_gradients]
+    hint = f"{', '.join(needing)} computes the gradient of a step again, on its one batch; give 1"
+    batches = trainer.accumulate_grad_batches
+    require(not needing or batches == 1, "trainer.accumulate_grad_batches", batches, hint)
+    hooks = sorted({"backward", "on_after_backward", "on_before_optimizer_step"} & client.worker_module.hooks)
+    hint = f"the gradient that {', '.join(needing)} computes again would lack what they do; remove them"
+    require(not (needing and hooks), f"model={type(client.module).__name__}: hooks", hooks, hint)
     client.methods.setup(client, optimizer)
     check_length(client, schedulers, (num_batches(data, k) for k in range(data.num_clients)))
 
