@@ -27,7 +27,7 @@ def clipped_change(monkeypatch):
 
 
 def test_the_guide_shows_the_file_and_the_config():
-    code, _ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     assert code == (FOLDER / "clipped_change.py").read_text()
     (lines,) = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
     assert lines in (FOLDER / "clipped_change.yaml").read_text()
