@@ -27,6 +27,7 @@ def run_round(run: Run, round_: int) -> bool:
     run.worker_module.begin_round(round_)
     run.workers.begin(round_)
     run.methods.on_round_start(run.server)
+    run.server.share(run.client.live)  # a hook, or a client, may have changed a frozen parameter
     run.call("on_round_start")
     with run.metrics.timed("train"):
         totals, arrived = run.backend.train(run, round_, simulated)
@@ -63,6 +64,9 @@ def aggregate(run: Run, totals: Totals) -> None:
     """
     client, server = run.client, run.server
     down = num_bytes(select(server.state, broadcast_names(run))) * len(server.cohort)
+    kept = {*client.kept}
+    down += sum(server.state[name].nbytes for k in server.cohort for name in server.news_for(k) if name not in kept)
+    server.note_sent(server.cohort)
     run.metrics.update({"clients": totals.num_clients, "bytes/down": down, "bytes/up": totals.num_bytes})
     delta: State = {}
     if totals.num_clients:
@@ -89,7 +93,6 @@ def recalibrate(run: Run, clients: list[int]) -> None:
     once = run.trainer.buffers == "recalibrate_once"
     found = run.recalibration.statistics(run.methods.evaluated_state(server), clients, server.round, once)
     server.assign(found)
-    server.moved |= found.keys()
     travels = select(server.state, dict.fromkeys([*client.sent, *client.sent_others, *found]))
     sums = sum(value.numel() for value in found.values()) + len(found) // 2
     added = {"bytes/down": num_bytes(travels), "bytes/up": 8 * sums}

@@ -119,6 +119,8 @@ def begin_fit(run: Run, fresh: bool) -> None:
         run.worker_module.call("on_fit_start")
     if fresh and "on_fit_start" in run.worker_module.hooks:
         run.server.assign(run.client.state())
+    if fresh:
+        run.server.known.clear()  # all clients know the values that the run begins with
     run.server.share(run.client.live)
     run.worker_module.begin_run()
     number = sum(not part.training for part in run.client.module.modules())
