@@ -117,6 +117,11 @@ class Method:
         hooks = ("on_before_optimizer_step", "on_after_clipping", "on_after_optimizer_step")
         return any(overrides(self, hook) for hook in hooks)
 
+    @property
+    def calibrates_labels(self) -> bool:
+        """Whether it changes the logits of the loss by label counts, which one method of a list may do."""
+        return self.needs_label_counts and overrides(self, "transform_logits")
+
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         """Check the module and its optimizer before round 0; raise a UsageError if the method does not fit.
 
@@ -274,6 +279,9 @@ class MethodList:
         """Let each method refuse what does not fit it, then refuse what does not fit together."""
         check_all(partial(method.setup, client, optimizer) for method in self.methods)
         self.client_weight(client)  # raises if two methods disagree
+        calibrating = [type(method).__name__ for method in self.methods if method.calibrates_labels]
+        hint = "each of them changes the logits by label counts; keep one of them"
+        require(len(calibrating) < 2, "method", calibrating, hint)
         needing = [type(method).__name__ for method in self.methods if method.needs_exchange]
         silent = [type(method).__name__ for method in self.methods if not any(map(method.exchanges, client.trainable))]
         if needing and not client.sent:
