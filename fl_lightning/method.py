@@ -130,6 +130,11 @@ class Method:
         hooks = ("on_before_optimizer_step", "on_after_clipping", "on_after_optimizer_step")
         return any(overrides(self, hook) for hook in hooks)
 
+    @property
+    def calibrates_labels(self) -> bool:
+        """Whether it changes the logits of the loss by label counts, which one method of a list may do."""
+        return self.needs_label_counts and overrides(self, "transform_logits")
+
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         """Check the module and its optimizer before round 0; raise a UsageError if the method does not fit.
 
@@ -299,11 +304,14 @@ class MethodList:
         """Let each method refuse what does not fit it, then refuse what does not fit together."""
         check_all(partial(method.setup, client, optimizer) for method in self.methods)
         self.client_weight(client)  # raises if two methods disagree
-        owners = [type(m).__name__ for m in self.methods if m.has_personal_models or overrides(m, "personal_state")]
-        hint = "each gives a client a model of its own; keep one of them"
-        require(len(owners) <= 1, "method", owners, hint)
-        replacing = [type(method).__name__ for method in self.methods if method.replaces_gradients]
-        require(len(replacing) < 2, "method", replacing, "each replaces the gradients of a step; keep one of them")
+        exclusive: dict[str, Callable[[Method], bool]] = {
+            "gives a client a model of its own": lambda m: m.has_personal_models or overrides(m, "personal_state"),
+            "replaces the gradients of a step": lambda m: m.replaces_gradients,
+            "changes the logits by label counts": lambda m: m.calibrates_labels,
+        }
+        for act, does in exclusive.items():
+            names = [type(method).__name__ for method in self.methods if does(method)]
+            require(len(names) < 2, "method", names, f"each {act}; keep one of them")
         needing = [type(method).__name__ for method in self.methods if method.needs_exchange]
         silent = [type(method).__name__ for method in self.methods if not any(map(method.exchanges, client.trainable))]
         if needing and not client.sent:

@@ -33,6 +33,8 @@ class Server:
         scope: entries that the optimizer moves: the ``parameters``, or ``all_float`` entries of the state, as in some
             reference codes; running variances may then become negative.
         seed: base seed of the run, for random draws of methods.
+        label_counts: number of training examples of each class at each client, ``(N, C)``; None where they are unknown,
+            as without labels and at real sites.
 
     Attributes:
         state: the global state w^t that clients receive.
@@ -55,9 +57,11 @@ class Server:
         num_examples: int = 0,
         scope: Scope = "parameters",
         seed: int = 0,
+        label_counts: torch.Tensor | None = None,
     ) -> None:
         self.state = {n: lazy_copy(v) if is_frozen(v) else v.detach().clone() for n, v in state.items()}
         self.num_clients, self.num_examples, self.seed = num_clients, num_examples, seed
+        self.label_counts = label_counts
         self.round = 0
         self.cohort: list[int] = []
         self.population, self.at_sites = 0, False

@@ -20,6 +20,7 @@ from fl_lightning.methods import (
     FedDyn,
     FedLC,
     FedNova,
+    FedNTD,
     FedPer,
     FedProto,
     FedProx,
@@ -117,7 +118,9 @@ def test_what_cannot_go_together_is_refused_before_round_0(run, tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("method", [MOON, FedProto, FedUV, FedDecorr, DeCov, StructuredDeCov, FedRS, FedBABU, Freeze])
+@pytest.mark.parametrize(
+    "method", [MOON, FedProto, FedNTD, FedUV, FedDecorr, DeCov, StructuredDeCov, FedRS, FedBABU, Freeze]
+)
 def test_a_missing_tap_is_named_with_the_modules_that_there_are(run, method):
     with refused(f"{method.__name__}"):
         run([method()], model=Quadratic(), data=quadratic_data([1.0, 2.0]))

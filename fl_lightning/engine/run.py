@@ -251,10 +251,15 @@ def build(
         check_optimizer(trainer, client, data, optimizers)
     if stage == "fit":
         validation.check_buffers(trainer, client)  # once the methods know their memories
-    examples = sum(data.info(k).num_examples for k in range(number))
+    clients = [data.info(k) for k in range(number)]
+    examples, counts = sum(info.num_examples for info in clients), [info.label_counts for info in clients]
+    known = [each for each in counts if each is not None]
+    label_counts = torch.stack(known) if len(known) == number else None
     scope = trainer.server_optimizer_scope
     validation.check_server_optimizer(trainer, select(client.live, client.trainable))
-    server = Server(client.live, client.trainable, trainer.server_optimizer, number, examples, scope, seed)
+    server = Server(
+        client.live, client.trainable, trainer.server_optimizer, number, examples, scope, seed, label_counts
+    )
     on_cpu = fabric.device.type == "cpu"
     resident = 0.0 if on_cpu else memory_share(workers, fabric.device, available_memory(fabric.device))
     loaders = Loaders(fabric, data, seed, model, channels_last, trainer.limit_batches, resident)

@@ -11,6 +11,7 @@ from fl_lightning.methods.feddecorr import FedDecorr
 from fl_lightning.methods.feddyn import FedDyn
 from fl_lightning.methods.fedlc import FedLC
 from fl_lightning.methods.fednova import FedNova
+from fl_lightning.methods.fedntd import FedNTD
 from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.fedprox import FedProx
@@ -21,6 +22,7 @@ from fl_lightning.methods.fixbn import FixBN
 from fl_lightning.methods.freeze import Freeze
 from fl_lightning.methods.lgfedavg import LGFedAvg
 from fl_lightning.methods.local import Local
+from fl_lightning.methods.logit_adjustment import LogitAdjustment
 from fl_lightning.methods.moon import MOON
 from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.methods.structured_decov import StructuredDeCov
@@ -35,6 +37,7 @@ __all__ = [
     "FedDecorr",
     "FedDyn",
     "FedLC",
+    "FedNTD",
     "FedNova",
     "FedPer",
     "FedProto",
@@ -46,5 +49,6 @@ __all__ = [
     "Freeze",
     "LGFedAvg",
     "Local",
+    "LogitAdjustment",
     "StructuredDeCov",
 ]

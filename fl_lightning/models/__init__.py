@@ -3,6 +3,7 @@
 from fl_lightning.models.backbone import Backbone
 from fl_lightning.models.classifier import ImageClassifier
 from fl_lightning.models.encoders import MLP, MOONCNN, Encoder, FedCKACNN, FedDynCNN, FedUVCNN, Logistic
+from fl_lightning.models.etf import ETFClassifier
 from fl_lightning.models.group_norm import with_group_norm
 from fl_lightning.models.mobilenet import MobileNetV2
 from fl_lightning.models.projector import BaseProjector, ProjectionHead, Projector
@@ -13,6 +14,7 @@ __all__ = [
     "MOONCNN",
     "Backbone",
     "BaseProjector",
+    "ETFClassifier",
     "Encoder",
     "FedCKACNN",
     "FedDynCNN",

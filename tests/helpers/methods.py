@@ -8,10 +8,12 @@ from fl_lightning.methods import (
     FedDecorr,
     FedDyn,
     FedNova,
+    FedNTD,
     FedPer,
     FedProto,
     LGFedAvg,
     Local,
+    LogitAdjustment,
 )
 
 METHODS = {
@@ -21,9 +23,12 @@ METHODS = {
     "FedDyn": lambda: [FedDyn(reported="all")],
     "FedProto": lambda: [FedProto()],
     "FedNova with FedDecorr": lambda: [FedNova(), FedDecorr()],
+    "FedNTD": lambda: [FedNTD()],
     "FedBN": lambda: [FedBN()],
     "FedPer": lambda: [FedPer(2)],
     "LGFedAvg": lambda: [LGFedAvg()],
+    "LogitAdjustment": lambda: [LogitAdjustment(prior="global")],
+    "LogitAdjustment post hoc": lambda: [LogitAdjustment(when="post_hoc")],
     "Local": lambda: [Local()],
     "FedCKA": lambda: [FedCKA(layers=1)],
 }
