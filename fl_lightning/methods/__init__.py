@@ -4,6 +4,7 @@ from fl_lightning.methods.decov import DeCov
 
 # excluded from comparisons of methods, since its cost in accuracy depends on its noise
 from fl_lightning.methods.dpfedavg import DPFedAvg as DPFedAvg
+from fl_lightning.methods.fedasam import FedASAM
 from fl_lightning.methods.fedbabu import FedBABU
 from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedcka import FedCKA
@@ -17,6 +18,7 @@ from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.fedrep import FedRep
 from fl_lightning.methods.fedrs import FedRS
+from fl_lightning.methods.fedsam import FedSAM
 from fl_lightning.methods.feduv import FedUV
 from fl_lightning.methods.fixbn import FixBN
 from fl_lightning.methods.freeze import Freeze
@@ -31,6 +33,7 @@ __all__ = [
     "MOON",
     "SCAFFOLD",
     "DeCov",
+    "FedASAM",
     "FedBABU",
     "FedBN",
     "FedCKA",
@@ -44,6 +47,7 @@ __all__ = [
     "FedProx",
     "FedRS",
     "FedRep",
+    "FedSAM",
     "FedUV",
     "FixBN",
     "Freeze",
