@@ -23,6 +23,7 @@ from fl_lightning.functional.decorrelation import (
     singular_value_variance,
     structured_covariance_decorrelation,
 )
+from fl_lightning.functional.low_rank import low_rank_factors
 from fl_lightning.functional.prototypes import class_sums, prototype_distance
 from fl_lightning.functional.rows import as_rows
 from fl_lightning.functional.spectrum import (
@@ -52,6 +53,7 @@ __all__ = [
     "frobenius_similarity",
     "linear_cka",
     "linear_ckas",
+    "low_rank_factors",
     "model_contrastive_loss",
     "neural_collapse",
     "numerical_rank",
