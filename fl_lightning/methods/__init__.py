@@ -11,6 +11,7 @@ from fl_lightning.methods.feddecorr import FedDecorr
 from fl_lightning.methods.feddyn import FedDyn
 
 # FedIT and the other methods for LoRA are excluded, too, since they need a model with adapters
+from fl_lightning.methods.fedexlora import FedExLoRA as FedExLoRA
 from fl_lightning.methods.fedit import FedIT as FedIT
 from fl_lightning.methods.fedlc import FedLC
 from fl_lightning.methods.fednova import FedNova

@@ -12,10 +12,11 @@ from lightning.pytorch import LightningModule
 from torch import nn
 from torch.optim import SGD
 
-from fl_lightning import optim
+from fl_lightning import Method, optim
+from fl_lightning.callbacks import Callback
 from fl_lightning.client.lora import lora_adapters
 from fl_lightning.functional import low_rank_factors, singular_values
-from fl_lightning.methods import SCAFFOLD, FedIT, FedPer, FFALoRA, Local, LoRAProduct
+from fl_lightning.methods import SCAFFOLD, FedExLoRA, FedIT, FedPer, FFALoRA, Local, LoRAProduct
 from fl_lightning.models import MLP, ImageClassifier, with_lora
 from fl_lightning.models.lora import LoRALinear
 
@@ -67,6 +68,7 @@ PAIR = [
     (torch.tensor([[0.0, 1.0]], dtype=torch.float64), torch.tensor([[2.0], [1.0]], dtype=torch.float64)),
 ]
 EXAMPLE = {
+    "FedExLoRA": (FedExLoRA(), [[0.25, 2.0], [0.0, 0.75]]),
     "FedIT": (FedIT(), [[0.4375, 2.1875], [0.1875, 0.9375]]),
     "FFALoRA": (FFALoRA(), [[1.75, 3.5], [0.75, 1.5]]),
     "LoRAProduct": (LoRAProduct(), [[0.21990708, 2.00330337], [0.08134892, 0.74107015]]),
@@ -80,8 +82,8 @@ def test_two_clients_with_factors_of_rank_one_by_hand(run, name):
     torch.testing.assert_close(product, torch.tensor(expected, dtype=torch.float64), atol=1e-8, rtol=0)
 
 
-ALL = {"FedIT": FedIT, "FFALoRA": FFALoRA, "LoRAProduct": LoRAProduct}
-EXACT = {"FFALoRA": FFALoRA, "LoRAProduct": LoRAProduct}
+ALL = {"FedIT": FedIT, "FFALoRA": FFALoRA, "LoRAProduct": LoRAProduct, "FedExLoRA": FedExLoRA}
+EXACT = {"FFALoRA": FFALoRA, "LoRAProduct": LoRAProduct, "FedExLoRA": FedExLoRA}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -98,7 +100,7 @@ def test_the_product_is_the_mean_product_if_the_adapter_can_hold_it(run, name):
     clients = [factors(k, **shape) for k in range(3)]
     if name == "FFALoRA":
         clients = [(clients[0][0], b) for _, b in clients]
-    else:  # with a common row and a common column, the mean product has rank 2
+    elif name == "LoRAProduct":  # with a common row and a common column, the mean product has rank 2
         row, column = clients[0][0][:1], clients[0][1][:, 1:]
         clients = [(torch.cat([row, a[1:]]), torch.cat([b[:, :1], column], 1)) for a, b in clients]
     product, *_ = aggregate(run, [EXACT[name]()], clients, [1, 2, 3], first=clients[0][0])
@@ -135,11 +137,56 @@ def test_nothing_moves_where_all_b_are_0(run, name):
     assert not product.any() and torch.equal(state[A], a)
 
 
-def test_a_client_without_a_step_does_not_count(run):
-    (a, b), other = factors(0, 3, 4, 2), factors(1, 3, 4, 2)
-    data = {"first": other[0]}
-    product, *_ = aggregate(run, [LoRAProduct()], [(a, b), (a, b)], [4, 1], **data)
+@pytest.mark.parametrize("name", ALL)
+def test_a_client_without_a_step_does_not_count_and_a_round_without_any_changes_nothing(run, name):
+    a, b = factors(0, 3, 4, 2)
+    product, *_ = aggregate(run, [ALL[name]()], [(a, b), (a, b)], [4, 0], first=a)
     torch.testing.assert_close(product, b @ a)
+    state, _ = run([ALL[name](), Nothing()], model=lora_model(), max_rounds=1)
+    assert_same_bits(state, lora_model().state_dict())
+
+
+@pytest.mark.parametrize("name", ["FFALoRA", "FedExLoRA"])
+def test_after_each_round_the_effective_weights_are_the_means_of_the_clients(run, name):
+    """The base that has changed travels, and the cohort of the next round starts from it."""
+
+    class Watch(Callback):
+        def on_round_start(self, trainer):
+            self.local, self.weights = [], []
+
+        def on_client_end(self, trainer, client):
+            assert_same_bits(client.received, trainer.server.state)
+            self.local.append(effective(client.module, client.state()))
+            self.weights.append(client.weight)
+
+        def on_round_end(self, trainer):
+            for path, weight in effective(trainer.client.module, trainer.server.state).items():
+                mean = sum(n * one[path] for n, one in zip(self.weights, self.local, strict=True)) / sum(self.weights)
+                torch.testing.assert_close(weight, mean, atol=1e-12, rtol=0)
+
+    model = lora_model(alpha=12.0)
+    before = {name: value.clone() for name, value in model.state_dict().items() if "base_layer" in name}
+    how = {"max_rounds": 3, "precision": "64-true", "participation": 0.75, "callbacks": [Watch()]}
+    state, _ = run([ALL[name]()], model=model, **how)
+    moved = {entry for entry, value in before.items() if not torch.equal(state[entry], value.double())}
+    assert moved == ({entry for entry in before if "weight" in entry} if name == "FedExLoRA" else set())
+
+
+class Nothing(Method):
+    """Gives all clients the weight 0."""
+
+    def client_weight(self, client):
+        return 0.0
+
+
+def effective(module, state):
+    """The weights of the layers with adapters, W + s B A."""
+    found = {}
+    for adapter in lora_adapters(module):
+        change = adapter.product(state)
+        change = change.T if adapter.transposed else change
+        found[adapter.path] = state[adapter.base].double() + adapter.scaling * change.reshape(state[adapter.base].shape)
+    return found
 
 
 # ---------------------------------------------------------------- the factors of a matrix
@@ -204,7 +251,7 @@ def test_it_trains_side_by_side_as_one_by_one(tmp_path, undrawn, monkeypatch, na
     assert_same_alone(tmp_path, methods=lambda: [ALL[name]()], model=lora_model)
 
 
-@pytest.mark.parametrize("name", ["LoRAProduct"])
+@pytest.mark.parametrize("name", ["LoRAProduct", "FedExLoRA"])
 def test_two_workers_give_the_bits_of_one(tmp_path, run, undrawn, name):
     how = {"threads_per_worker": 1, "max_rounds": 3}
     states = [run([ALL[name]()], model=lora_model(), devices=devices, **how)[0] for devices in (1, 2)]
@@ -282,6 +329,42 @@ def test_the_adapters_of_other_packages_are_found_with_their_base(name):
     assert found.transposed == (name in ("peft of GPT-2", "peft's embedding"))
 
 
+class Moves(LightningModule):
+    """Moves the factors of its adapters by amounts that depend on the client, without a forward."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.x = layer
+
+    def training_step(self, batch, batch_idx):
+        number = batch[0].mean()
+        trained = [value for name, value in self.named_parameters() if "lora_" in name]
+        return sum(
+            (value - torch.sin(number * torch.arange(value.numel()).view_as(value))).square().sum() for value in trained
+        )
+
+    def configure_optimizers(self):
+        return SGD([value for name, value in self.named_parameters() if "lora_" in name], lr=0.1)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_fedexlora_adds_the_error_to_a_base_of_any_layout(run, name):
+    torch.manual_seed(0)
+    model, local = Moves(NAMED[name][0]()), []
+    for entry, value in model.named_parameters():
+        value.requires_grad_("lora_" in entry)
+
+    class Watch(Callback):
+        def on_client_end(self, trainer, client):
+            local.append(effective(client.module, client.state()))
+
+    how = {"max_rounds": 1, "precision": "64-true", "callbacks": [Watch()]}
+    state, trainer = run([FedExLoRA()], model=model, data=repeated_rows([(1.0, 1.0), (2.0, 2.0)]), **how)
+    for path, weight in effective(model, state).items():
+        torch.testing.assert_close(weight, (local[0][path] + local[1][path]) / 2, atol=1e-12, rtol=0)
+    assert differs(local[0], local[1])
+
+
 def test_with_lora_begins_as_the_model_itself_and_trains_adapters_and_classifier():
     torch.manual_seed(0)
     plain, x = ImageClassifier(MLP(64, [32, 24])), torch.randn(5, 64)
@@ -295,6 +378,12 @@ def test_with_lora_begins_as_the_model_itself_and_trains_adapters_and_classifier
 
 
 # ---------------------------------------------------------------- refusals
+class Unscaled(Adapted):
+    def __init__(self):
+        super().__init__()
+        del self.layer.scaling
+
+
 REFUSED = {
     "no adapters": (lambda: [FedIT()], lambda: ImageClassifier(MLP(64, [16])), ("FedIT", "model='ImageClassifier'")),
     "two methods": (lambda: [FedIT(), FFALoRA()], lora_model, ("method=['FedIT', 'FFALoRA']",)),
@@ -303,15 +392,22 @@ REFUSED = {
     "a larger rank": (lambda: [LoRAProduct(5)], lora_model, ("LoRAProduct.rank=5", "4")),
     "Local": (lambda: [LoRAProduct(), Local()], lora_model, ("LoRAProduct", "Local")),
     "the rank of with_lora": (list, lambda: lora_model(rank=0), ("with_lora.rank=0",)),
+    "a base of the clients' own": (
+        lambda: [FedExLoRA()],
+        lora_model,
+        ("FedExLoRA", "trainer.buffers=average"),
+        {"buffers": "local"},
+    ),
+    "a layer that does not scale": (lambda: [FedExLoRA()], Unscaled, ("FedExLoRA", "adapter='layer'", "scaling")),
     "no linear layer": (list, lambda: with_lora(nn.Sequential(nn.ReLU())), ("with_lora.module='Sequential'",)),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_is_refused(run, name):
-    methods, model, words = REFUSED[name]
+    methods, model, words, *options = REFUSED[name]
     with refused(*words):
-        run(methods(), model=model())
+        run(methods(), model=model(), **(options[0] if options else {}))
 
 
 def test_adapters_that_stay_with_the_clients_are_left_out(run):
