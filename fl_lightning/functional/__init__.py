@@ -24,6 +24,7 @@ from fl_lightning.functional.decorrelation import (
     structured_covariance_decorrelation,
 )
 from fl_lightning.functional.distillation import not_true_distillation
+from fl_lightning.functional.low_rank import low_rank_factors
 from fl_lightning.functional.prototypes import class_sums, prototype_distance
 from fl_lightning.functional.rows import as_rows
 from fl_lightning.functional.spectrum import (
@@ -54,6 +55,7 @@ __all__ = [
     "frobenius_similarity",
     "linear_cka",
     "linear_ckas",
+    "low_rank_factors",
     "model_contrastive_loss",
     "neural_collapse",
     "not_true_distillation",

@@ -10,6 +10,10 @@ from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedcka import FedCKA
 from fl_lightning.methods.feddecorr import FedDecorr
 from fl_lightning.methods.feddyn import FedDyn
+
+# FedIT and the other methods for LoRA are excluded, too, since they need a model with adapters
+from fl_lightning.methods.fedexlora import FedExLoRA as FedExLoRA
+from fl_lightning.methods.fedit import FedIT as FedIT
 from fl_lightning.methods.fedlc import FedLC
 from fl_lightning.methods.fednova import FedNova
 from fl_lightning.methods.fedntd import FedNTD
@@ -20,11 +24,13 @@ from fl_lightning.methods.fedrep import FedRep
 from fl_lightning.methods.fedrs import FedRS
 from fl_lightning.methods.fedsam import FedSAM
 from fl_lightning.methods.feduv import FedUV
+from fl_lightning.methods.ffalora import FFALoRA as FFALoRA
 from fl_lightning.methods.fixbn import FixBN
 from fl_lightning.methods.freeze import Freeze
 from fl_lightning.methods.lgfedavg import LGFedAvg
 from fl_lightning.methods.local import Local
 from fl_lightning.methods.logit_adjustment import LogitAdjustment
+from fl_lightning.methods.lora_product import LoRAProduct as LoRAProduct
 from fl_lightning.methods.moon import MOON
 from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.methods.structured_decov import StructuredDeCov

@@ -7,12 +7,15 @@ The first layers, the body, are averaged. The last layers, the head, stay with e
 
 from __future__ import annotations
 
+import re
+
 from torch.optim import Optimizer
 
 from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.method import Method
 from fl_lightning.methods.freeze import Freeze
+from fl_lightning.state import is_frozen
 
 
 class FedPer(Method):
@@ -27,8 +30,9 @@ class FedPer(Method):
 
     Args:
         layers: number m of last layers that stay with the client, at least 0. 1 is the module that the tap ``logits``
-            is bound to. A further layer is a submodule with a trained weight of two or more dimensions, in the order of
-            the state dict, with the entries that follow it. 0 gives FedAvg, all layers give Local.
+            is bound to. A further layer is a submodule with a trained weight of two or more dimensions, or with a LoRA
+            adapter, in the order of the state dict, with the entries that follow it. 0 gives FedAvg, all layers give
+            Local. Frozen parameters are shared by all clients.
 
     Raises:
         UsageError: ``layers`` is below 0 or above the number of layers, or the tap ``logits`` has no trained parameter
@@ -52,16 +56,17 @@ class FedPer(Method):
 
 
 def last_layers(client: ClientContext, number: int, who: str) -> set[str]:
-    """Return the names of the entries of the last ``number`` layers, as :class:`FedPer` counts them, for ``who``."""
+    """Return the entries of the last ``number`` layers, as :class:`FedPer` counts them, for ``who``."""
     path, trained = client.tap_paths["logits"], {*client.trainable}
-    head = [name for name in client.live if name.startswith(f"{path}.")]
-    body = [name for name in client.live if not name.startswith(f"{path}.")]
+    names = [name for name, value in client.live.items() if not is_frozen(value)]
+    head = [name for name in names if name.startswith(f"{path}.")]
+    body = [name for name in names if not name.startswith(f"{path}.")]
     hint = "bind it to the last layer, which must have some of the trained parameters, but not all"
     require(0 < len(trained.intersection(head)) < len(trained), f"{who} with the tap logits", path, hint)
     starts: dict[str, int] = {}  # index of a layer's first entry, by the path of the layer
     for index, name in enumerate(body):
         if name in trained and client.live[name].ndim >= 2:
-            starts.setdefault(name.rpartition(".")[0], index)
+            starts.setdefault(re.split(r"\.lora_|\.[^.]*$", name)[0], index)
     hint = f"the model has {len(starts) + 1} layers; use at most {len(starts) + 1}"
     require(number <= len(starts) + 1, f"{who}.layers", number, hint)
     if number == 0:

@@ -8,7 +8,11 @@ The first layers stay with each client and learn its representation. The last la
 
 from __future__ import annotations
 
+from torch.optim import Optimizer
+
+from fl_lightning.client_context import ClientContext
 from fl_lightning.methods.fedper import FedPer
+from fl_lightning.state import is_frozen
 
 
 class LGFedAvg(FedPer):
@@ -29,5 +33,9 @@ class LGFedAvg(FedPer):
 
     name = "lgfedavg"
 
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
+        super().setup(client, optimizer)
+        self.frozen = {name for name, value in client.live.items() if is_frozen(value)}
+
     def exchanges(self, key: str) -> bool:
-        return key in self.last
+        return key in self.last or key in self.frozen
