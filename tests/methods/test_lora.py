@@ -359,7 +359,7 @@ def test_fedexlora_adds_the_error_to_a_base_of_any_layout(run, name):
             local.append(effective(client.module, client.state()))
 
     how = {"max_rounds": 1, "precision": "64-true", "callbacks": [Watch()]}
-    state, trainer = run([FedExLoRA()], model=model, data=repeated_rows([(1.0, 1.0), (2.0, 2.0)]), **how)
+    state, _ = run([FedExLoRA()], model=model, data=repeated_rows([(1.0, 1.0), (2.0, 2.0)]), **how)
     for path, weight in effective(model, state).items():
         torch.testing.assert_close(weight, (local[0][path] + local[1][path]) / 2, atol=1e-12, rtol=0)
     assert differs(local[0], local[1])
