@@ -55,7 +55,7 @@ def last_layers(client: ClientContext, number: int, who: str) -> set[str]:
     """Return the names of the entries of the last ``number`` layers, as :class:`FedPer` counts them, for ``who``."""
     path, trained = client.tap_paths["logits"], {*client.trainable}
     head = [name for name in client.live if name.startswith(f"{path}.")]
-    body = [name for name in client.live if not name.startswith(f"{path}.")]
+    body = [name for name in client.live if not name.startswith(f"{path}.") and name not in client.of_methods]
     hint = "bind it to the last layer, which must have some of the trained parameters, but not all"
     require(0 < len(trained.intersection(head)) < len(trained), f"{who} with the tap logits", path, hint)
     starts: dict[str, int] = {}  # index of a layer's first entry, by the path of the layer
