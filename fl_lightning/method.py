@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, overload
 import torch
 from lightning.fabric.utilities.apply_func import apply_to_collection, move_data_to_device
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from fl_lightning.aggregation import LazyWeighted
@@ -134,6 +134,19 @@ class Method:
     def calibrates_labels(self) -> bool:
         """Whether it changes the logits of the loss by label counts, which one method of a list may do."""
         return self.needs_label_counts and overrides(self, "transform_logits")
+
+    def modules(self, module: nn.Module, taps: Mapping[str, str]) -> dict[str, nn.Module]:
+        """Return modules of the method's own, which train with the client's, by name.
+
+        For the run, they are submodules of ``module``, and their entries are in the state: ``<method>.<name>.weight``.
+        The client's optimizer moves what the method's loss depends on, and :meth:`exchanges` says which entries travel.
+        On all workers the random generators are in the same state.
+
+        Args:
+            module: the user's module, with its initial weights.
+            taps: path of the bound submodule by name, of each tap in :attr:`requires`.
+        """
+        return {}
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         """Check the module and its optimizer before round 0; raise a UsageError if the method does not fit.
@@ -279,7 +292,6 @@ class MethodList:
         self._warned: set[str] = set()
         # a server hook may set another hook of a method
         self.having = cache(lambda hook: [method for method in self._in_order(hook) if overrides(method, hook)])
-        self.needs_gradients = any(method.needs_gradients or method.replaces_gradients for method in self.methods)
         for method in self.methods:
             hint = "give objects of Method's subclasses, such as FedProx(mu=0.01)"
             require(isinstance(method, Method), "method", method, hint)
@@ -289,6 +301,7 @@ class MethodList:
             listed = isinstance(taps, (tuple, list)) and all(isinstance(tap, str) for tap in taps)
             hint = 'use a tuple of names of taps, such as ("representation",)'
             require(listed, f"method={type(method).__name__}: requires", taps, hint)
+        self.needs_gradients = any(method.needs_gradients or method.replaces_gradients for method in self.methods)
         for name in self.names:
             if self.names.count(name) > 1:
                 hint = f"keep one of them, or rename one of their classes: name = 'my{name}'"
@@ -299,6 +312,19 @@ class MethodList:
         wanted = {tap: type(method).__name__ for method in self.methods for tap in method.requires}
         changing = [type(method).__name__ for method in self.methods if overrides(method, "transform_logits")]
         return wanted | ({"logits": changing[0]} if changing else {})
+
+    def add_modules(self, module: nn.Module, taps: Mapping[str, str]) -> dict[str, nn.Module]:
+        """Add the methods' own modules to the user's module; return them by the names of the methods."""
+        added: dict[str, nn.Module] = {}
+        for method in self.having("modules"):
+            parts, hint = method.modules(module, taps), "return a dictionary of modules by name"
+            valid = isinstance(parts, Mapping) and all(isinstance(part, nn.Module) for part in parts.values())
+            check_returned(valid, method, "modules", parts, hint)
+            name, model = method.name, type(module).__name__
+            require(not hasattr(module, name), f"model={model}", name, "a method has modules of this name; rename it")
+            added[name] = nn.ModuleDict(parts)
+            module.add_module(name, added[name])
+        return added
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         """Let each method refuse what does not fit it, then refuse what does not fit together."""

@@ -352,7 +352,7 @@ def require_global_model(trainer: RunContext, callback: Callback, remedy: str = 
     """Refuse a run without a global model, because entries of the state stay with the clients."""
     hint = f"the run has no global model; {remedy}"
     key, kept = f"{type(callback).__name__} with entries that stay with the clients", len(trainer.client.kept)
-    require(not kept, key, kept, hint)
+    require(trainer.client.has_global_model, key, kept, hint)
 
 
 def classifier_of(

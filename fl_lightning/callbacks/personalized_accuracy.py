@@ -150,7 +150,7 @@ class PersonalAccuracy(Measurement):
         if domains:
             for name in domains:
                 own = [of_client["own"] for k, of_client in values.items() if trainer.data.info(k).domain == name]
-                if trainer.client.kept:
+                if not trainer.client.has_global_model:
                     by_domain[name] = finite_mean(own)
                 else:
                     parts = trainer.gather(self._hits(trainer, None, domain=name))

@@ -197,7 +197,7 @@ class SpectrumMonitor(EvaluationMeasurement):
             self.append(f"local_{what}", table)
             ranks = [float(effective_rank(torch.from_numpy(values))) for values in spectra]
             trainer.log(f"rank/{what}/local/mean", math.fsum(ranks) / len(ranks))
-            if what == "representation" and not trainer.client.kept:
+            if what == "representation" and trainer.client.has_global_model:
                 probed = self._probed(trainer, None)
                 trainer.all_reduce(probed)
                 self.append("probe_representation", spectrum_of_rows(probed))

@@ -92,6 +92,7 @@ class Client(LightningModule):
         trainable: names of the parameters that are trained.
         others: names of the buffers and frozen parameters.
         frozen: names of the frozen parameters.
+        of_methods: names of the entries of the methods' own modules (:meth:`.Method.modules`).
         tap_paths: path of the bound submodule by tap name.
         has_large_model: whether copies of the trained parameters take much memory.
         clips_gradients: whether the trainer or the module clips gradients before :meth:`.Method.on_after_clipping`.
@@ -123,6 +124,8 @@ class Client(LightningModule):
         self.worker_module = worker_module = WorkerModule(module, taps, trainer_shim, transform)
         self.live, self.trainable = worker_module.live, worker_module.trainable
         self.others, self.frozen = worker_module.others, worker_module.frozen
+        names = {method.name for method in methods.having("modules")}
+        self.of_methods = [name for name in self.live if name.partition(".")[0] in names]
         self.tap_paths = {name: submodule(binding) for name, binding in taps.items()}
         self.batch_norms = batch_norms(module)
         self.has_large_model = sum(self.live[name].numel() for name in self.trainable) >= LARGE
@@ -167,9 +170,14 @@ class Client(LightningModule):
 
     @cached_property
     def kept(self) -> list[str]:
-        """Names of the entries of the state that stay with each client; none in a run with one global model."""
+        """Names of the entries of the state that stay with each client."""
         local = set(self.others) if self._policy == "local" else set()
         return [name for name in self.live if not self.methods.exchanges(name) or name in local]
+
+    @property
+    def has_global_model(self) -> bool:
+        """Whether the server has a model to evaluate: no entry of the user's module stays with the clients."""
+        return {*self.kept} <= {*self.of_methods}
 
     @property
     def has_own_models(self) -> bool:

@@ -103,7 +103,7 @@ def evaluate(run: Run) -> None:
     """Evaluate the global model, or the clients' own models where entries of the state do not travel."""
     state, client = run.methods.evaluated_state(run.server), run.client
     with run.metrics.timed("evaluate"):
-        own = bool(client.kept and client.memories().owners)
+        own = bool(not client.has_global_model and client.memories().owners)
         groups = groups_of_own_models(run, run.local_training.choice) if own else []
         for phase in PHASES:
             try:

@@ -26,7 +26,7 @@ from fl_lightning.client import Client, ClientStateStore
 from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.lightning.trainer_shim import ShimConfig, TrainerShim
 from fl_lightning.client.reductions import LogSpec
-from fl_lightning.client.taps import resolve_taps
+from fl_lightning.client.taps import resolve_taps, submodule
 from fl_lightning.client.worker_module import WorkerModule
 from fl_lightning.data.client_loaders import num_batches
 from fl_lightning.data.datamodule import FederatedDataModule
@@ -241,6 +241,11 @@ def build(
     # each site checks its own
     of_data = [] if getattr(data, "is_remote", False) else [partial(validation.check_model_fits, model, data, methods)]
     check_all([*of_data, lambda: taps.update(resolve_taps(model, trainer.taps, methods.wanted_taps() | wanted))])
+    with rng_scope(seed, "modules"):
+        paths = {name: submodule(binding) for name, binding in taps.items()}
+        for name, part in methods.add_modules(model, paths).items():
+            cleanup.callback(delattr, model, name)
+            fabric.strategy.precision.convert_module(fabric.to_device(part))
     rules = (trainer.weighting, trainer.buffers, cache_limit(trainer, model, data, workers, fabric.device))
     client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0), trainer_shim=trainer_shim)
     cleanup.callback(client.lifecycle.release)
@@ -309,6 +314,10 @@ def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers
             hint += "interval, or give trainer.client_schedulers=restart"
             require(there, f"model={type(client.module).__name__}.{name}", type(value).__name__, hint)
     known = set(map(id, client.live.values()))
+    moved = {id(value) for group in optimizer.param_groups for value in group["params"]}
+    left = [name for name in client.of_methods if name in client.trainable and id(client.live[name]) not in moved]
+    hint = "parameters of a method, which it leaves out; build the optimizer from self.parameters()"
+    require(not left, kind, ", ".join(left), hint)
     trained = (value for group in optimizer.param_groups for value in group["params"] if value.requires_grad)
     foreign = sum(id(value) not in known for value in trained)
     hint = "not in the state_dict, so they are not averaged; use the parameters that the module has after "

@@ -349,7 +349,7 @@ class FlowerBackend:
     # ------------------------------------------------------------------ evaluation
     def evaluate(self, run: Run) -> None:
         """Evaluate on the server's own data, or at the sites if it has none or if entries of the state are local."""
-        own = bool(run.client.kept)
+        own = not run.client.has_global_model
         if not own:
             evaluate(run)
         phases = [phase for phase in PHASES if own or not run.evaluator.has_data(phase)]

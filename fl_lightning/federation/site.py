@@ -195,7 +195,7 @@ class Site:
         entries = self.memory(shared, own).get("state", {})
         metrics: dict[str, dict[str, float]] = {}
         for phase in (phase for phase in own.get("phases", []) if phase in self.evaluation):
-            if not run.client.kept:
+            if run.client.has_global_model:
                 metrics[phase] = run.evaluator.evaluate_global_model(phase, run.server.state)
             elif entries:
                 of_client = run.evaluator.evaluate_local_model(phase, run.server.state, k, entries)

@@ -58,7 +58,7 @@ class FedPer(Method):
 def last_layers(client: ClientContext, number: int, who: str) -> set[str]:
     """Return the entries of the last ``number`` layers, as :class:`FedPer` counts them, for ``who``."""
     path, trained = client.tap_paths["logits"], {*client.trainable}
-    names = [name for name, value in client.live.items() if not is_frozen(value)]
+    names = [n for n, value in client.live.items() if not is_frozen(value) and n not in client.of_methods]
     head = [name for name in names if name.startswith(f"{path}.")]
     body = [name for name in names if not name.startswith(f"{path}.")]
     hint = "bind it to the last layer, which must have some of the trained parameters, but not all"

@@ -106,7 +106,7 @@ def prepare_fit(
     checkpoint = restore_run(run, source, allow_changes)
     client = run.client
     warn_of_averaged_statistics(run.trainer, client, run.data)
-    if client.kept:
+    if not client.has_global_model:
         some = "all" if not client.sent else f"{len(client.kept)} of {len(client.live)}"
         stay = f"{some} entries of the state stay with each client: metrics are means over the clients' own models"
         run.trainer.warn(stay if client.sent else f"{stay}, and no model.ckpt is written")
@@ -217,7 +217,7 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: P
         start = "" if own else f"personal/{run.methods.evaluation_point}"
         metrics |= {start + tag: value for tag, value in means.items()}
         run.worker_module.load(state)
-    if own and not run.client.kept:
+    if own and run.client.has_global_model:
         hint = "the models are evaluated without these; pass the methods of the run"
         run.trainer.warn(f"method={run.methods.names}: the checkpoint has entries of {len(own)} clients; {hint}")
     check_metrics(run, metrics, phase)
