@@ -119,7 +119,7 @@ def tag_cards(section: Section) -> Iterator[Card]:
     for tag in rounds.columns[4:]:
         first = tag.split("/")[0]
         family = "learning" if tag in LEARNING else "terms" if first == "train" else first
-        of_a_client = family in FAMILIES and "/local/" in tag
+        of_a_client = (family in FAMILIES and "/local/" in tag) or (family == "personal" and "/client/" in tag)
         # sites that were measured once have bars instead of curves
         once = first == "domain" and (rounds.groupby(["line", "seed"])[tag].count() < 2).all()
         if tag != section.metric.tag and first not in ELSEWHERE and not (of_a_client or once):
