@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fl_lightning.bench.config_fragments import is_of_method, leaves, look_up, of_result
+from fl_lightning.bench.config_fragments import is_of_method, leaves, look_up, merged_config, of_result
 from fl_lightning.bench.results import CellResult, waiting
 from fl_lightning.bench.statistics import (
     GAINS,
@@ -154,7 +154,7 @@ class Comparison:
             result = results.get(cell.digest, waiting(cell))
             by_place[tuple(cell.labels.values()), cell.seed] = CellNumber(cell, result, result.state)
         self.numbers = list(by_place.values())
-        local = [one for one in self.numbers if is_local(one.cell)] if table.show == "fair" else []
+        local = [one for one in self.numbers if is_local(one.cell, suite)] if table.show == "fair" else []
         alone = {(without_method(one.cell.labels), one.cell.seed): one for one in local}
         for number in self.numbers:
             number.local = alone.get((without_method(number.cell.labels), number.cell.seed))
@@ -388,7 +388,7 @@ def with_added_axis(
     logged = {tag for cell in cells if cell.digest in results for tag in results[cell.digest].metrics}
     axis, labels = (
         ADDED_AXES[table.show],
-        tuple(name for name in FAIR if name not in GAINS or any(map(is_local, cells))),
+        tuple(name for name in FAIR if name not in GAINS or any(is_local(cell, suite) for cell in cells)),
     )
     if axis == SCORE:
         labels = table.scores or tuple(score for score in SCORES if f"scores/{score}" in logged) or SCORES[:1]
@@ -399,10 +399,15 @@ def with_added_axis(
     return replace(suite, axes=axes), wider, made
 
 
-def is_local(cell: Cell) -> bool:
-    """Return whether the method of a cell is ``Local`` alone; a report has configs by dotted key."""
-    nested = [look_up(method, "class_path", "") for method in cell.config.get("method") or ()]
-    names = nested or [key for key in cell.config if re.fullmatch(r"method\.\w+", key)]
+def is_local(cell: Cell, suite: Suite) -> bool:
+    """Return whether the method of a cell is ``Local`` alone.
+
+    A cell of a database has no config, so that the suite's counts; a report has configs by dotted key.
+    """
+    own = any(cell.fragments)
+    config = cell.config if own else merged_config(suite.axes.get("method", {}).get(cell.labels.get("method", ""), ()))
+    nested = [look_up(method, "class_path", "") for method in config.get("method") or ()]
+    names = nested or [key for key in config if re.fullmatch(r"method\.\w+", key)]
     return [str(name).rpartition(".")[2] for name in names] == ["Local"]
 
 

@@ -287,7 +287,8 @@ def verdict_at_scale(entry: TableEntry) -> str:
 
 def column_name(comparison: Comparison, column: Part) -> str:
     """Return the name of a column, such as ``alpha=0.1``, or the name of the numbers in a table of one column."""
-    labels = (f"{axis}={label}" for axis, label in of_columns(comparison, column))
+    pairs = of_columns(comparison, column)
+    labels = (label if axis == FAIRNESS else f"{axis}={label}" for axis, label in pairs)
     return ", ".join(labels) or first_upper(what_is_shown(comparison))
 
 
