@@ -45,7 +45,7 @@ from fl_lightning.errors import printable, truncate
 NOT_COMPARED = "not compared"
 # larger values count as diverged, since their squares overflow
 DIVERGED_BEYOND = 1e150
-# values of fairness in squared percent, and those of which less is better
+# values of fairness in squared percent, and values to minimise
 SQUARED, UNEVEN = ("variance", "noise"), ("spread", "variance")
 # labels of a row, or of a column
 Part = tuple[str, ...]

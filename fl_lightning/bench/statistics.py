@@ -16,7 +16,7 @@ from scipy import stats
 
 Decision = Literal["no difference", "above", "below", "undecided"]
 Verdict = Literal["no difference", "reversed", "reproduced", "same sign", "undecided"]
-# what callbacks log of the clients' models, as they begin a visit, after it, or adapted
+# prefixes of the tags of clients' models: at the beginning of a visit, after it, and adapted
 POINTS = ("personal/", "personal/trained/", "personal/adapted/")
 # values of :func:`fairness` that compare with the clients' own accuracies in a run of ``Local``
 GAINS = ("gain", "gain_worst", "helped")
