@@ -265,7 +265,7 @@ def ranks(values: Sequence[float], minimize: bool) -> list[float]:
 
 
 def fairness(metrics: Mapping[str, float], local: Mapping[str, float]) -> dict[str, float]:
-    r"""Return how even the accuracies :math:`a_k` of the clients are, by name; without what the metrics lack.
+    r"""Return how even the accuracies :math:`a_k` of the clients are, by name; names without a metric are omitted.
 
     ``accuracy``, ``worst_tenth`` and ``spread`` are as the callback ``PersonalAccuracy`` logs them, ``variance`` is the
     square of ``spread``, and ``noise`` the part of it that small test sets explain. With the accuracies :math:`l_k`
