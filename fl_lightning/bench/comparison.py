@@ -14,6 +14,7 @@ from fl_lightning.bench.config_fragments import is_of_method, leaves, look_up, m
 from fl_lightning.bench.results import CellResult, waiting
 from fl_lightning.bench.statistics import (
     GAINS,
+    POINTS,
     Difference,
     SeedSummary,
     bounded,
@@ -21,6 +22,7 @@ from fl_lightning.bench.statistics import (
     fairness,
     holm,
     paired_difference,
+    point_of,
     ranks,
     seeds_to_decide,
     sequence_p,
@@ -45,7 +47,7 @@ from fl_lightning.errors import printable, truncate
 NOT_COMPARED = "not compared"
 # larger values count as diverged, since their squares overflow
 DIVERGED_BEYOND = 1e150
-# values of fairness in squared percent, and those of which less is better
+# values of fairness in squared percent, and values to minimise
 SQUARED, UNEVEN = ("variance", "noise"), ("spread", "variance")
 # labels of a row, or of a column
 Part = tuple[str, ...]
@@ -238,7 +240,8 @@ class Comparison:
             name, local = number.cell.labels[FAIRNESS], number.local
             comparable = local is not None and local.state == "done" and local.result.plan == result.plan != ""
             of_local = local.result.metrics if local is not None and comparable else {}
-            value = fairness(result.metrics, of_local).get(name)
+            value, point = fairness(result.metrics, of_local).get(name), POINTS[point_of(result.metrics)]
+            number.notes += [point] if point and value is not None else []
             if name in GAINS and not comparable:
                 number.notes.append("no finished run of Local with this seed and partition")
             elif value is None:

@@ -16,8 +16,12 @@ from scipy import stats
 
 Decision = Literal["no difference", "above", "below", "undecided"]
 Verdict = Literal["no difference", "reversed", "reproduced", "same sign", "undecided"]
-# what callbacks log of the clients' models, as they begin a visit, after it, or adapted
-POINTS = ("personal/", "personal/trained/", "personal/adapted/")
+# prefixes of the tags of clients' models, and which models these are, unless those at the beginning of a visit
+POINTS = {
+    "personal/": "",
+    "personal/trained/": "of the models at the end of a visit",
+    "personal/adapted/": "of models adapted from the global one",
+}
 # values of :func:`fairness` that compare with the clients' own accuracies in a run of ``Local``
 GAINS = ("gain", "gain_worst", "helped")
 # greatest estimate of a number of seeds
@@ -265,7 +269,7 @@ def ranks(values: Sequence[float], minimize: bool) -> list[float]:
 
 
 def fairness(metrics: Mapping[str, float], local: Mapping[str, float]) -> dict[str, float]:
-    r"""Return how even the accuracies :math:`a_k` of the clients are, by name; without what the metrics lack.
+    r"""Return how even the accuracies :math:`a_k` of the clients are, by name; names without a metric are omitted.
 
     ``accuracy``, ``worst_tenth`` and ``spread`` are as the callback ``PersonalAccuracy`` logs them, ``variance`` is the
     square of ``spread``, and ``noise`` the part of it that small test sets explain. With the accuracies :math:`l_k`
@@ -277,7 +281,7 @@ def fairness(metrics: Mapping[str, float], local: Mapping[str, float]) -> dict[s
         local: metrics of a run of ``Local`` with the same seed, model, partition and local steps; empty without one.
     """
     names = ("accuracy", "worst_tenth", "spread")
-    point = next((point for point in POINTS if f"{point}accuracy" in metrics), POINTS[0])
+    point = point_of(metrics)
     found = {name: metrics[f"{point}{name}"] for name in names if f"{point}{name}" in metrics}
     found |= {"variance": found["spread"] ** 2} if "spread" in found else {}
     found |= {"noise": metrics["fair/noise"]} if "fair/noise" in metrics else {}
@@ -288,3 +292,8 @@ def fairness(metrics: Mapping[str, float], local: Mapping[str, float]) -> dict[s
         helped = sum(gain > 0 for gain in gains) / len(gains)
         found |= dict(zip(GAINS, (math.fsum(gains) / len(gains), min(gains), helped), strict=True))
     return found
+
+
+def point_of(metrics: Mapping[str, float]) -> str:
+    """Return the prefix of the accuracies of the clients' models, the first of :data:`POINTS` by default."""
+    return next((point for point in POINTS if f"{point}accuracy" in metrics), next(iter(POINTS)))

@@ -57,7 +57,7 @@ class NeuralCollapse(EvaluationMeasurement):
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
-        center: origin of the class means, which are the mean of the ``classes``, as in the authors' code, or of the
+        center: centre of the class means: their mean (``classes``), as in the authors' code, or the mean of the
             ``samples``. Both are the same for balanced test data.
         balanced: whether the covariance within classes weighs each class equally, rather than each example.
         center_weights: whether to subtract the mean row of the K classes, which changes no prediction among them.
@@ -104,7 +104,8 @@ class NeuralCollapse(EvaluationMeasurement):
         require(targets is not None, "NeuralCollapse: labels of the test data", None, "add integer labels (B,)")
         z = as_rows(taps["representation"].detach())
         self._check_width(z.shape[1])
-        self._seen.append((z, taps["logits"].detach(), targets))  # type: ignore[arg-type]
+        # the next batch may overwrite the outputs of a compiled model
+        self._seen.append((z.clone(), taps["logits"].detach().clone(), targets))  # type: ignore[arg-type]
 
     def of_model(self, trainer: RunContext) -> dict[str, Tensor]:
         batches, self._seen = self._seen, []

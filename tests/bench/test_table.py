@@ -580,6 +580,14 @@ def test_models_of_another_point_of_a_visit_are_compared_with_the_ones_of_local(
     assert found == fairness(of_clients(OWN), of_clients(ALONE))
 
 
+def test_a_table_of_fairness_says_which_models_are_compared(make):
+    suite = make(tables=[{"show": "fair"}], axes={"method": {"Ditto": {}}, "alpha": {"key": "a", "values": [0.1]}})
+    (cell,) = suite.cells(seeds=[0])
+    results = [{cell.digest: result(cell, metrics=of_clients(OWN, p))} for p in ("personal/", "personal/trained/")]
+    first, second = (tables_of(suite, [cell], one) for one in results)
+    assert "end of a visit" in second and "visit" not in first
+
+
 def fair_of(make, **keys):
     """A table of fairness in which MOON is Local under another name, and FedProx has another partition in seed 1."""
     methods = {"FedAvg": {}, "FedProx": {"method": [{"class_path": "FedProx"}]}}

@@ -176,6 +176,15 @@ def test_a_single_class_has_no_distances(tmp_path):
     assert np.isnan(arrays["nc_1"]).all() and np.isnan(arrays["nc_3"]).all()
 
 
+def test_equal_means_and_a_diverged_model_have_no_distances():
+    weight, within = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)), torch.eye(4)
+    equal = neural_collapse(torch.ones(3, 4), within, weight)
+    assert all(not torch.isfinite(equal[name]) for name in OF_SCALE)
+    assert torch.isfinite(equal["2_etf"])
+    diverged = neural_collapse(torch.full((3, 4), torch.inf), within, weight)
+    assert all(value.isnan() for value in diverged.values())
+
+
 def test_units_that_are_never_active_are_dead(tmp_path):
     model = ImageClassifier(MLP(64, [8]))
     with torch.no_grad():
