@@ -10,6 +10,7 @@ from fl_lightning.methods import (
     FedNova,
     FedPer,
     FedProto,
+    FedSAM,
     LGFedAvg,
     Local,
 )
@@ -21,6 +22,7 @@ METHODS = {
     "FedDyn": lambda: [FedDyn(reported="all")],
     "FedProto": lambda: [FedProto()],
     "FedNova with FedDecorr": lambda: [FedNova(), FedDecorr()],
+    "FedSAM": lambda: [FedSAM()],
     "FedBN": lambda: [FedBN()],
     "FedPer": lambda: [FedPer(2)],
     "LGFedAvg": lambda: [LGFedAvg()],
