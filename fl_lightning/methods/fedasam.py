@@ -10,7 +10,6 @@ Code: https://github.com/debcaldarola/fedsam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 from torch import Tensor
@@ -42,8 +41,7 @@ class FedASAM(FedSAM):
         require(eta >= 0, "FedASAM.eta", eta, "give 0 or more")
         self.eta, self.adaptive = eta, adaptive
 
-    def scales(self, live: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def scale(self, name: str, value: Tensor) -> Tensor | float:
         if self.adaptive == "all":
-            return {name: value.abs() for name, value in live.items()}
-        weights = {name: value.abs() + self.eta for name, value in live.items() if "weight" in name}
-        return {**super().scales(live), **weights}
+            return value.abs()
+        return value.abs() + self.eta if "weight" in name else 1.0

@@ -8,7 +8,7 @@ Code: https://github.com/debcaldarola/fedsam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
@@ -57,19 +57,27 @@ class FedSAM(Method):
         if not self.rho:
             return
         live = {name: client.live[name] for name in client.trainable if client.live[name].grad is not None}
-        scales = self.scales(live)
-        scaled = {name: scales[name] * value.grad.to_dense() for name, value in live.items()}  # type: ignore[union-attr]
-        # at least in float32
-        norms = [
-            torch.linalg.vector_norm(v, dtype=torch.promote_types(v.dtype, torch.float32)) for v in scaled.values()
-        ]
+        slopes = {name: dense(value.grad) for name, value in live.items()}
+        norms = [wide_norm(self.scale(name, value) * slopes[name]) for name, value in live.items()]
         norm = torch.linalg.vector_norm(torch.stack(norms))
         rate = torch.where(norm > 0, self.rho / norm, 0.0)
-        at = {name: value + rate.to(value) * scales[name] * scaled[name] for name, value in live.items()}
+        at = {
+            name: value + self.scale(name, value) ** 2 * slopes[name] * rate.to(value) for name, value in live.items()
+        }
         for name, gradient in client.gradients(at).items():
             if name in live:
                 live[name].grad = gradient
 
-    def scales(self, live: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        r"""The scale T of each parameter in ``live``, by which the perturbation is :math:`\rho T^2 g / ||T g||`."""
-        return {name: torch.ones_like(value) for name, value in live.items()}
+    def scale(self, name: str, value: Tensor) -> Tensor | float:
+        r"""The scale T of a parameter, by which the perturbation is :math:`\rho T^2 g / \lVert T g \rVert`."""
+        return 1.0
+
+
+def dense(gradient: Any) -> Tensor:
+    """A gradient that is not sparse."""
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def wide_norm(value: Tensor) -> Tensor:
+    """The Euclidean norm of a tensor, at least in float32."""
+    return torch.linalg.vector_norm(value, dtype=torch.promote_types(value.dtype, torch.float32))

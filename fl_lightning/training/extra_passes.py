@@ -130,8 +130,8 @@ class ExtraPasses:
             for name, tensor in held.items():
                 tensor.data = memory[name]
             snapshot.restore()
-        result = Gradients({name: torch.zeros_like(memory[name]) for name in client.trainable})
-        result.update(zip(names, found, strict=False))
+        computed = dict(zip(names, found, strict=False))
+        result = Gradients({n: computed[n] if n in computed else torch.zeros_like(memory[n]) for n in client.trainable})
         result.loss = torch.zeros(()) if loss is None else loss.detach()
         return result
 

@@ -31,6 +31,7 @@ from fl_lightning.methods import (
     MOON,
     SCAFFOLD,
     DeCov,
+    FedASAM,
     FedCKA,
     FedDecorr,
     FedDyn,
@@ -40,6 +41,7 @@ from fl_lightning.methods import (
     FedProto,
     FedProx,
     FedRS,
+    FedSAM,
     FedUV,
     FixBN,
     LogitAdjustment,
@@ -68,6 +70,8 @@ NEUTRAL = {
     "fedcka": (FedCKA(mu=0), FedCKA(mu=3.0)),
     "feduv": (FedUV(mu=0, lambda_=0), FedUV()),
     "feddecorr": (FedDecorr(beta=0), FedDecorr()),
+    "fedsam": (FedSAM(rho=0), FedSAM()),
+    "fedasam": (FedASAM(rho=0), FedASAM()),
     "fixbn": (FixBN(share=1), FixBN(share=0.5)),
 }
 
