@@ -34,6 +34,7 @@ from fl_lightning.methods import (
     FedProto,
     FedProx,
     FedRep,
+    FedRoD,
     FedRS,
     FedUV,
     FixBN,
@@ -81,6 +82,7 @@ DEFAULT_METHODS = {
     "Local, FedProx, StructuredDeCov": (lambda: [Local(), FedProx(0.1), StructuredDeCov(groups=3, gamma=0.1)], ONE),
     "Freeze, FedLC, FedProx": (lambda: [Freeze(), FedLC(), FedProx(0.1)], MOMENTUM),
     "FedPer": (lambda: [FedPer(2), SCAFFOLD()], SOME),
+    "FedRoD, SCAFFOLD": (lambda: [FedRoD(), SCAFFOLD()], SOME),
     "FedRep": (lambda: [FedRep(), FedLC()], MOMENTUM),
     "LGFedAvg": (lambda: [LGFedAvg(), FedBN()], NORMED | ONE),
 }

@@ -10,6 +10,7 @@ from fl_lightning.methods import (
     FedNova,
     FedPer,
     FedProto,
+    FedRoD,
     LGFedAvg,
     Local,
 )
@@ -24,6 +25,7 @@ METHODS = {
     "FedBN": lambda: [FedBN()],
     "FedPer": lambda: [FedPer(2)],
     "LGFedAvg": lambda: [LGFedAvg()],
+    "FedRoD": lambda: [FedRoD()],
     "Local": lambda: [Local()],
     "FedCKA": lambda: [FedCKA(layers=1)],
 }
