@@ -21,6 +21,7 @@ from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.fedrep import FedRep
+from fl_lightning.methods.fedrod import FedRoD
 from fl_lightning.methods.fedrs import FedRS
 from fl_lightning.methods.fedsam import FedSAM
 from fl_lightning.methods.feduv import FedUV
@@ -53,6 +54,7 @@ __all__ = [
     "FedProx",
     "FedRS",
     "FedRep",
+    "FedRoD",
     "FedSAM",
     "FedUV",
     "FixBN",

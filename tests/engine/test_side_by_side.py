@@ -36,6 +36,7 @@ from fl_lightning.methods import (
     FedProto,
     FedProx,
     FedRep,
+    FedRoD,
     FedRS,
     FedSAM,
     FedUV,
@@ -90,6 +91,7 @@ DEFAULT_METHODS = {
     "FedSAM": (lambda: [FedSAM(), FedLC(), FedProx(0.1)], NORMED | ONE),
     "FedASAM": (lambda: [FedASAM(), FedDecorr()], SMOOTH | ONE),
     "FedPer": (lambda: [FedPer(2), SCAFFOLD()], SOME),
+    "FedRoD, SCAFFOLD": (lambda: [FedRoD(), SCAFFOLD()], SOME),
     "FedRep": (lambda: [FedRep(), FedLC()], MOMENTUM),
     "LGFedAvg": (lambda: [LGFedAvg(), FedBN()], NORMED | ONE),
 }

@@ -11,6 +11,7 @@ from fl_lightning.methods import (
     FedNTD,
     FedPer,
     FedProto,
+    FedRoD,
     FedSAM,
     LGFedAvg,
     Local,
@@ -31,6 +32,7 @@ METHODS = {
     "LGFedAvg": lambda: [LGFedAvg()],
     "LogitAdjustment": lambda: [LogitAdjustment(prior="global")],
     "LogitAdjustment post hoc": lambda: [LogitAdjustment(when="post_hoc")],
+    "FedRoD": lambda: [FedRoD()],
     "Local": lambda: [Local()],
     "FedCKA": lambda: [FedCKA(layers=1)],
 }
