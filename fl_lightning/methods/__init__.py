@@ -8,7 +8,9 @@ from fl_lightning.methods.fedbabu import FedBABU
 from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedcka import FedCKA
 from fl_lightning.methods.feddecorr import FedDecorr
+from fl_lightning.methods.feddisco import FedDisco
 from fl_lightning.methods.feddyn import FedDyn
+from fl_lightning.methods.fedexp import FedExP
 from fl_lightning.methods.fedlc import FedLC
 from fl_lightning.methods.fednova import FedNova
 from fl_lightning.methods.fedntd import FedNTD
@@ -32,7 +34,9 @@ __all__ = [
     "FedBN",
     "FedCKA",
     "FedDecorr",
+    "FedDisco",
     "FedDyn",
+    "FedExP",
     "FedLC",
     "FedNTD",
     "FedNova",
