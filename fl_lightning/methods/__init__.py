@@ -9,10 +9,12 @@ from fl_lightning.methods.fedbabu import FedBABU
 from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedcka import FedCKA
 from fl_lightning.methods.feddecorr import FedDecorr
+from fl_lightning.methods.feddisco import FedDisco
 from fl_lightning.methods.feddyn import FedDyn
 
 # FedIT and the other methods for LoRA are excluded, too, since they need a model with adapters
 from fl_lightning.methods.fedexlora import FedExLoRA as FedExLoRA
+from fl_lightning.methods.fedexp import FedExP
 from fl_lightning.methods.fedit import FedIT as FedIT
 from fl_lightning.methods.fedlc import FedLC
 from fl_lightning.methods.fednova import FedNova
@@ -45,7 +47,9 @@ __all__ = [
     "FedBN",
     "FedCKA",
     "FedDecorr",
+    "FedDisco",
     "FedDyn",
+    "FedExP",
     "FedLC",
     "FedNTD",
     "FedNova",

@@ -39,8 +39,8 @@ class LogitAdjustment(Method):
 
     Args:
         tau: :math:`\tau \ge 0`; 0 gives FedAvg.
-        prior: shares of the classes in the client's training examples (``local``), or in those of all clients
-            (``global``, not at real sites); None for ``local`` in training and ``global`` post hoc.
+        prior: shares of the classes in the client's training examples (``local``), or in all clients' (``global``, not
+            at real sites); None for ``local`` in training and ``global`` post hoc.
         when: ``training`` or ``post_hoc``.
         floor: a number from 0 added to :math:`\pi_c^\tau`; 1e-12 in code by others. 0 leaves classes without examples
             out of the loss, and post hoc they are not predicted.

@@ -5,6 +5,7 @@ import csv
 import re
 
 import pytest
+from helpers.errors import refused
 from helpers.runs import assert_same_bits
 from helpers.sites import SITES, SMALL, alone, message_of, numbers_of, run_here
 from helpers.tiers import sample
@@ -20,6 +21,7 @@ RUNS = {
     },
     "fedproto": {"method": ["FedProto"]},
     "fedbn": {"method": ["FedBN"]},
+    "fedexp with fedntd and logit adjustment": {"method": ["FedExP", "FedNTD", "LogitAdjustment"]},
     "fednova": {"method": ["FedNova"]},
     "dpfedavg": {"method": [{"class_path": "DPFedAvg", "init_args": {"clip": 0.1, "noise": 0.0}}]},
     "moon on a frozen base": {"method": ["MOON"], "model": {"class_path": "helpers.sites.Based"}},
@@ -70,6 +72,14 @@ def test_frozen_parameters_that_the_server_assigns_travel_once(tmp_path):
     rest = [num_bytes(message_of(packet)["own"].get("rest", {})) for _, packet in link.sent]
     assert {*rest} == {0, 4 * 16}
     assert sum(rest) == SITES * 4 * 16
+
+
+@pytest.mark.parametrize("name", ["FedDisco", "LogitAdjustment"])
+def test_methods_that_need_the_label_counts_of_all_clients_are_refused(tmp_path, name):
+    given = {"LogitAdjustment": {"prior": "global"}}.get(name, {})
+    config = {**copy.deepcopy(SMALL), "method": [{"class_path": name, "init_args": given}]}
+    with refused(name):
+        run_here(tmp_path, config)
 
 
 def test_the_end_of_a_run_has_a_row_for_each_site(tmp_path, capsys):

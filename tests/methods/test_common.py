@@ -1,5 +1,6 @@
 """Laws of several methods or of every one; each fails for a wrong sign or a missing factor."""
 
+import math
 import threading
 import warnings
 from functools import partial
@@ -34,7 +35,9 @@ from fl_lightning.methods import (
     FedASAM,
     FedCKA,
     FedDecorr,
+    FedDisco,
     FedDyn,
+    FedExP,
     FedLC,
     FedNova,
     FedNTD,
@@ -59,6 +62,8 @@ NEUTRAL = {
     "moon": (MOON(mu=0), MOON(mu=5.0)),
     "fedntd": (FedNTD(beta=0), FedNTD(beta=5.0)),
     "fedrs": (FedRS(alpha=1), FedRS(alpha=0.2)),
+    "feddisco": (FedDisco(a=0, b=0), FedDisco()),
+    "fedexp": (FedExP(eps=math.inf), FedExP(eps=0)),
     "fedproto": (FedProto(0, aggregate_weights=True), FedProto(1.0, aggregate_weights=True)),
     "decov": (DeCov(weight=0), DeCov(weight=1.0)),
     "structureddecov": (StructuredDeCov(weight=0), StructuredDeCov(weight=1.0, groups=4)),
