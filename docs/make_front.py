@@ -3,7 +3,7 @@
 python docs/make_front.py [--output FOLDER]
 
 The pictures, ``docs/front_*.svg``, show cells and spectra of ``experiments/papers/scaled/figures.yaml``. The table
-shows ``experiments/papers/scaled/decisive.yaml``, between ``<!-- results -->`` and ``<!-- end -->`` in the README.
+shows ``experiments/papers/scaled/one_run.yaml``, between ``<!-- results -->`` and ``<!-- end -->`` in the README.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def picture(of_label: Mapping[str, np.ndarray], log: str, **labels: str) -> Figu
 
 def results() -> Iterator[str]:
     """The lines of the table: of each method and partition its accuracy, FedAvg's over the same seeds, the verdict."""
-    suite, file = load_suite(PAPERS / "scaled" / "decisive.yaml"), RESULTS / "scaled-decisive.cells.csv"
+    suite, file = load_suite(PAPERS / "scaled" / "one_run.yaml"), RESULTS / "scaled-one_run.cells.csv"
     at, alphas = Stored(suite, stored_cells(file, suite), read_cells(file)), list(suite.axes["alpha"])
     methods = [method for method in suite.axes["method"] if method != "FedAvg"]
     yield "|  | " + "".join(f"alpha {alpha} | FedAvg | difference | " for alpha in alphas).rstrip()

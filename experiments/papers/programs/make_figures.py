@@ -5,7 +5,7 @@ python experiments/papers/programs/make_figures.py [--runs DIR] [--fashion DIR]
 ``python cli.py bench experiments/papers/scaled/figures.yaml --output DIR`` trains the runs of CIFAR-10, and
 ``figures_fashion.yaml`` the runs of Fashion-MNIST. With ``--runs DIR`` and ``--fashion DIR``, their data for the
 figures are stored in ``results/figures.npz`` and ``results/figures_fashion.npz``, after one more round from some final
-models for FedLC's Figures 6 and 7 and FedUV's Figure 4. These files, and the stored cells of ``scaled/decisive.yaml``,
+models for FedLC's Figures 6 and 7 and FedUV's Figure 4. These files, and the stored cells of ``scaled/one_run.yaml``,
 are the source of the pictures in ``docs/figures`` and the tables of ``docs/paper_figures.md``, whose text is written by
 hand.
 """
@@ -40,7 +40,7 @@ from fl_lightning.plotting.plots import of_client  # noqa: E402
 
 PAPERS, DOCS = ROOT / "experiments" / "papers", ROOT / "docs"
 STORES = {suite: PAPERS / "results" / f"{suite}.npz" for suite in ("figures", "figures_fashion")}
-DECISIVE = PAPERS / "results" / "scaled-decisive.cells.csv"
+ONE_RUN = PAPERS / "results" / "scaled-one_run.cells.csv"
 PAGE, PICTURES = "paper_figures.md", "figures"
 Data = Mapping[str, np.ndarray]
 
@@ -62,7 +62,7 @@ SKEWS = {
 NETWORKS = ("CNN", "MLP", "wide MLP")
 OTHER_METHODS = ("FedAvgM", "FedProx", "MOON")
 ENDS = ("IID", "alpha 0.05")
-# methods whose accuracy over the rounds stands in the cells of decisive.yaml
+# methods whose accuracy over the rounds stands in the cells of one_run.yaml
 COURSES = {"FedLC, Figure 5": ("FedAvg", "FedRS", "FedLC"), "FedDecorr, Figure 4": ("FedAvg", "FedDecorr (official)")}
 # the accuracy in % whose first round is counted, by alpha
 TARGETS = {"0.5": 60, "0.05": 40}
@@ -213,12 +213,12 @@ def one_more(cell: Cell, run: Path, folder: Path, method: list[Any], watch: Mapp
 
 
 def stored_numbers() -> dict[str, np.ndarray]:
-    """All that the figures are drawn from: the two files, and accuracies of decisive.yaml, of the seeds of a figure."""
+    """All that the figures are drawn from: the two files, and accuracies of one_run.yaml, of the seeds of a figure."""
     found: dict[str, np.ndarray] = {}
     for store in STORES.values():
         with np.load(store) as data:
             found |= dict(data)
-    with DECISIVE.open(newline="") as file:
+    with ONE_RUN.open(newline="") as file:
         rows = {(row["alpha"], row["method"], int(row["seed"])): row for row in csv.DictReader(file)}
     for figure, methods in COURSES.items():
         for alpha in {alpha for alpha, *_ in rows}:
