@@ -78,7 +78,20 @@ def test_the_readme_says_how_many_times_as_long_a_round_takes_elsewhere():
 
 
 # of methods that keep further copies of the parameters on the server, or send a changed update
-COPIES = ("MOON", "FedCKA", "FedBABU", "FedBN", "FedNova", "FedPer", "FedRep", "FedRoD", "Freeze")
+COPIES = (
+    "MOON",
+    "FedCKA",
+    "FedBABU",
+    "FedBN",
+    "FedNova",
+    "FedPer",
+    "FedRep",
+    "FedRoD",
+    "Freeze",
+    "Ditto",
+    "APFL",
+    "PFedMe",
+)
 MEMORY = {"SCAFFOLD": 16, "FedDyn": 19, **dict.fromkeys(COPIES, 13)}
 USUAL = {("FedAvg", 1), ("SCAFFOLD", 1), ("FedCKA", 1), ("FedUV", 4)}
 FOOTPRINTS = [

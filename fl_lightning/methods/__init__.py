@@ -1,6 +1,8 @@
 """The published methods, one file each."""
 
+from fl_lightning.methods.apfl import APFL
 from fl_lightning.methods.decov import DeCov
+from fl_lightning.methods.ditto import Ditto
 
 # excluded from comparisons of methods, since its cost in accuracy depends on its noise
 from fl_lightning.methods.dpfedavg import DPFedAvg as DPFedAvg
@@ -23,13 +25,16 @@ from fl_lightning.methods.freeze import Freeze
 from fl_lightning.methods.lgfedavg import LGFedAvg
 from fl_lightning.methods.local import Local
 from fl_lightning.methods.moon import MOON
+from fl_lightning.methods.pfedme import PFedMe
 from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.methods.structured_decov import StructuredDeCov
 
 __all__ = [
+    "APFL",
     "MOON",
     "SCAFFOLD",
     "DeCov",
+    "Ditto",
     "FedBABU",
     "FedBN",
     "FedCKA",
@@ -48,5 +53,6 @@ __all__ = [
     "Freeze",
     "LGFedAvg",
     "Local",
+    "PFedMe",
     "StructuredDeCov",
 ]

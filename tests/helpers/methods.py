@@ -1,8 +1,10 @@
 """Lists of methods with different payloads, memories and random draws, for properties of all methods."""
 
 from fl_lightning.methods import (
+    APFL,
     MOON,
     SCAFFOLD,
+    Ditto,
     FedBN,
     FedCKA,
     FedDecorr,
@@ -13,6 +15,7 @@ from fl_lightning.methods import (
     FedRoD,
     LGFedAvg,
     Local,
+    PFedMe,
 )
 
 METHODS = {
@@ -26,6 +29,9 @@ METHODS = {
     "FedPer": lambda: [FedPer(2)],
     "LGFedAvg": lambda: [LGFedAvg()],
     "FedRoD": lambda: [FedRoD()],
+    "Ditto": lambda: [Ditto()],
+    "APFL": lambda: [APFL(adaptive=True)],
+    "PFedMe": lambda: [PFedMe(inner_steps=2)],
     "Local": lambda: [Local()],
     "FedCKA": lambda: [FedCKA(layers=1)],
 }
