@@ -78,20 +78,8 @@ def test_the_readme_says_how_many_times_as_long_a_round_takes_elsewhere():
 
 
 # of methods that keep further copies of the parameters, send a changed update, or have fractional client weights
-COPIES = (
-    "MOON",
-    "FedCKA",
-    "FedBABU",
-    "FedBN",
-    "FedDisco",
-    "FedExP",
-    "FedNTD",
-    "FedNova",
-    "FedPer",
-    "FedRep",
-    "FedRoD",
-    "Freeze",
-)
+SENT = ("FedBABU", "FedBN", "FedDisco", "FedExP", "FedNova", "FedPer", "FedRep", "FedRoD", "Freeze")
+COPIES = ("MOON", "FedCKA", "FedNTD", "Ditto", "APFL", "PFedMe", *SENT)
 MEMORY = {"SCAFFOLD": 16, "FedDyn": 19, "FedSAM": 10, "FedASAM": 10, **dict.fromkeys(COPIES, 13)}
 USUAL = {("FedAvg", 1), ("SCAFFOLD", 1), ("FedCKA", 1), ("FedUV", 4)}
 FOOTPRINTS = [
