@@ -183,6 +183,27 @@ def open_database(url: str) -> RDBStorage:
     raise AssertionError
 
 
+def open_to_read(url: str) -> RDBStorage:
+    """A connection to an existing database that changes neither it nor the folder of a file.
+
+    Raises:
+        UsageError: there is no such database, or it cannot be read.
+    """
+    require(exists(url), "STUDY", hidden(url), "no such database")
+    address = url
+    if url.startswith(SQLITE):
+        path = Path(url.removeprefix(SQLITE).split("?")[0]).resolve()
+        # without a writer, a connection that may not lock creates no files next to the database
+        still = "" if path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
+        address = f"{SQLITE}{path.as_uri()}?mode=ro{still}&uri=true"
+    try:
+        return RDBStorage(address, skip_table_creation=True)
+    except (*DATABASE_ERRORS, ImportError, RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"STUDY={hidden(url)!r}: cannot be read: {cause_of(error)}; pass the output of bench"
+        ) from error
+
+
 def wait_less_for_disk(connection: Any, record: Any) -> None:
     """Let a power cut lose the end of a cell, which is in the folder of its run, too."""
     with suppress(sqlite3.OperationalError):  # while another process begins, which sets it, too

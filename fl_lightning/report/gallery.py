@@ -81,7 +81,7 @@ def drawn(section: Section, points: pd.DataFrame, x: str, unit: float, **labels:
 
 def about_band(section: Section) -> str:
     """Return an explanation of the bands, if there are any."""
-    lines = section.found["line"]
+    lines = section.runs["line"]
     if lines.is_unique:
         return ""
     if lines.nunique() > MOST_BANDS:
@@ -141,7 +141,7 @@ def tag_cards(section: Section) -> Iterator[Card]:
 # ------------------------------------------------------------------ who holds what
 def partition_cards(section: Section) -> Iterator[Card]:
     """Yield the partition of the smallest seed."""
-    known = [run for run in section.runs if plan_of(run)[0] is not None]
+    known = [run for run in section.runs["run"] if plan_of(run)[0] is not None]
     if not known:
         return
     run = min(known, key=lambda run: run.seed)
@@ -161,11 +161,11 @@ def partition_cards(section: Section) -> Iterator[Card]:
 # ------------------------------------------------------------------ files of arrays
 def measured_cards(section: Section) -> Iterator[Card]:
     """Yield the figures of all files of arrays that callbacks wrote into the folders of the runs."""
-    files, known = {name for run in section.runs for name in array_files(run)}, list(PLOTS)
+    files, known = {name for run in section.runs["run"] for name in array_files(run)}, list(PLOTS)
     for file in sorted(files, key=lambda name: (known.index(name) if name in PLOTS else len(known), name)):
         heading, plot = plot_of(file)
         runs: dict[str, list[dict[str, np.ndarray]]] = {line: [] for line in section.lines}
-        for line, some in section.found.groupby("line")["run"]:
+        for line, some in section.runs.groupby("line")["run"]:
             runs[line] = up_to_common_round([arrays for run in some if (arrays := measured(run, file)[0])])
             for arrays in runs[line]:
                 arrays["class_names"] = np.array(plan_of(some.iloc[0])[1].get("class_names", []))

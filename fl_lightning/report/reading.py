@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.errors import count, printable, text_of, truncate
-from fl_lightning.report.configs import compact, data_set, deciding, in_texts, max_rounds, method_names
+from fl_lightning.report.configs import compact, data_set, deciding, max_rounds, method_names
 from fl_lightning.results import FitResult, History, RunState
 from fl_lightning.storage.tempdirs import is_locked
 from fl_lightning.yaml_files import parse_yaml
@@ -100,7 +100,7 @@ def read_run(folder: Path) -> FitResult:
     state = "stopped" if skipped and state == "finished" and len(history) < (wanted or 0) else state
     settings, of_folder = deciding(config), folder.resolve().parts[-2:]
     # with their arguments, such as FedProx(mu=0.1)
-    named = compact(in_texts(settings))
+    named = compact(settings)
     methods = filter(None, [named.get("method", "FedAvg"), named.get("trainer.server_optimizer")])
     costs: list[dict[str, str]] = read("cost.csv", read_csv_by_round, ([], 0))[0]
     timed = [row["time/round"] for row in history[1:] if "time/round" in row]
