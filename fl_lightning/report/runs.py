@@ -104,10 +104,7 @@ def load_run(path: str | os.PathLike) -> FitResult:
     Raises:
         UsageError: the folder contains no run, or several.
     """
-    check_path("load_run", path)
-    folder = Path(path).expanduser()
-    found = find_runs(folder)
-    require(bool(found), "load_run", str(folder), f"no run in this folder or below it; {HINT}")
+    found = folders_of("load_run", path)
     some = f"there are {len(found)} runs below it; pass one of them, such as {found[-1]}, or call load_runs"
     require(len(found) == 1, "load_run", str(path), some)
     try:
@@ -131,14 +128,7 @@ def load_runs(*paths: str | os.PathLike) -> Runs:
         UsageError: a path or a pattern has no run.
     """
     require(bool(paths), "load_runs", paths, "pass folders that contain runs, such as runs")
-    folders: dict[Path, Path] = {}
-    for path in paths:
-        check_path("load_runs", path)
-        text = os.path.expanduser(path)
-        matching = [text] if os.path.lexists(text) else sorted(glob.glob(text))
-        found = [run for one in matching for run in find_runs(Path(one))]
-        require(bool(found), "load_runs", str(path), f"no run in this folder or below it; {HINT}")
-        folders.update({run.resolve(): run for run in found})
+    folders = {folder.resolve(): folder for path in paths for folder in folders_of("load_runs", path)}
     runs = Runs()
     for folder in folders.values():
         try:
@@ -151,10 +141,15 @@ def load_runs(*paths: str | os.PathLike) -> Runs:
     return runs
 
 
-def check_path(function: str, path: object) -> None:
-    """Refuse an argument that is not a path, such as a list of paths."""
+def folders_of(function: str, path: str | os.PathLike) -> list[Path]:
+    """Return the folders of the runs at and below a folder, or the folders that match a pattern; refuse none."""
     hint = "pass a path, or several to load_runs: load_runs('runs/fedavg', 'runs/feduv')"
     require(isinstance(path, str | os.PathLike), function, path, hint)
+    text = os.path.expanduser(path)
+    matching = [text] if os.path.lexists(text) else sorted(glob.glob(text))
+    found = [folder for one in matching for folder in find_runs(Path(one))]
+    require(bool(found), function, str(path), f"no run in this folder or below it; {HINT}")
+    return found
 
 
 def warn_of(runs: Sequence[FitResult]) -> None:
