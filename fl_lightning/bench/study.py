@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -183,25 +184,28 @@ def open_database(url: str) -> RDBStorage:
     raise AssertionError
 
 
-def open_to_read(url: str) -> RDBStorage:
+@contextmanager
+def open_to_read(url: str) -> Iterator[RDBStorage]:
     """A connection to an existing database that changes neither it nor the folder of a file.
 
     Raises:
         UsageError: there is no such database, or it cannot be read.
     """
     require(exists(url), "STUDY", hidden(url), "no such database")
-    address = url
+    how: dict[str, Any] = {}
     if url.startswith(SQLITE):
         path = Path(url.removeprefix(SQLITE).split("?")[0]).resolve()
         # without a writer, a connection that may not lock creates no files next to the database
         still = "" if path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
-        address = f"{SQLITE}{path.as_uri()}?mode=ro{still}&uri=true"
+        how["creator"] = partial(sqlite3.connect, f"{path.as_uri()}?mode=ro{still}", uri=True, check_same_thread=False)
     try:
-        return RDBStorage(address, skip_table_creation=True)
+        database = RDBStorage(url, how, skip_table_creation=True)
     except (*DATABASE_ERRORS, ImportError, RuntimeError, ValueError) as error:
-        raise UsageError(
-            f"STUDY={hidden(url)!r}: cannot be read: {cause_of(error)}; pass the output of bench"
-        ) from error
+        hint = f"cannot be read: {cause_of(error)}; pass the output of bench"
+        raise UsageError(f"STUDY={hidden(url)!r}: {hint}") from error
+    yield database
+    database.remove_session()
+    database.engine.dispose()
 
 
 def wait_less_for_disk(connection: Any, record: Any) -> None:

@@ -157,24 +157,24 @@ def studies_in_database(url: str, suites: Sequence[Suite], root: Path | None = N
 
     from fl_lightning.bench.study import by_digest, decisive, hidden, open_to_read, result_of_trial, trial_digest
 
-    backend = open_to_read(url)
-    summaries = optuna.get_all_study_summaries(backend, include_best_trial=False)
-    # studies of tune have another name than their suite
-    known = [summary for summary in summaries if summary.user_attrs.get("suite") == summary.study_name]
-    require(len(known) > 0, "STUDY", hidden(url), "no study of a suite in it; pass the output of bench")
-    for summary in known:
-        study = optuna.load_study(study_name=summary.study_name, storage=backend)
-        digests = filter(None, map(trial_digest, study.get_trials(deepcopy=False)))
-        cells = list[StoredCell]()
-        for digest, trials in by_digest(study, digests).items():
-            noted = trials[-1].user_attrs
-            cell = Cell(dict(noted["labels"]), int(noted["seed"]), ({},), noted.get("scale", 1.0), digest)
-            cells.append((cell, result_of_trial(cell, decisive(trials))))
-        noted, named = summary.user_attrs, list(suites)
-        # the file of the suite may have moved, or contain an error
-        with suppress(UsageError):
-            named += suites_in(noted["file"]) if Path(noted.get("file", "")).is_file() else []
-        yield from studies_of(noted["suite"], cells, noted.get("metric", "test/accuracy"), named, root)
+    with open_to_read(url) as backend:
+        summaries = optuna.get_all_study_summaries(backend, include_best_trial=False)
+        # studies of tune have another name than their suite
+        known = [summary for summary in summaries if summary.user_attrs.get("suite") == summary.study_name]
+        require(len(known) > 0, "STUDY", hidden(url), "no study of a suite in it; pass the output of bench")
+        for summary in known:
+            study = optuna.load_study(study_name=summary.study_name, storage=backend)
+            digests = filter(None, map(trial_digest, study.get_trials(deepcopy=False)))
+            cells = list[StoredCell]()
+            for digest, trials in by_digest(study, digests).items():
+                noted = trials[-1].user_attrs
+                cell = Cell(dict(noted["labels"]), int(noted["seed"]), ({},), noted.get("scale", 1.0), digest)
+                cells.append((cell, result_of_trial(cell, decisive(trials))))
+            noted, named = summary.user_attrs, list(suites)
+            # the file of the suite may have moved, or contain an error
+            with suppress(UsageError):
+                named += suites_in(noted["file"]) if Path(noted.get("file", "")).is_file() else []
+            yield from studies_of(noted["suite"], cells, noted.get("metric", "test/accuracy"), named, root)
 
 
 def studies_of(
