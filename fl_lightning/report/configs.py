@@ -111,14 +111,14 @@ def method_names(config: Mapping[str, Any]) -> str:
 
 
 # ------------------------------------------------------------------ several configs
-def config_table(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+def config_frame(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return configs as texts: a row for each, a column for each dotted key, and None where a config lacks the key."""
     texts = [{key: config_text(value) for key, value in one.items()} for one in settings]
     frame = pd.DataFrame(texts, range(len(texts)), dtype=object)
     return frame.where(frame.notna(), None)
 
 
-def differing(configs: pd.DataFrame) -> list[str]:
+def differing_keys(configs: pd.DataFrame) -> list[str]:
     """Return the keys in which configs differ, in order of appearance."""
     return [key for key in configs if configs[key].nunique(dropna=False) > 1]
 
@@ -171,18 +171,18 @@ def name_configs(runs: Sequence[FitResult]) -> pd.DataFrame:
     axes = list(dict.fromkeys(axis for run in runs for axis in run.labels))
     # a study without methods compares the labels of its first axis
     by_label = "method" if "method" in axes else "".join(axes[:1])
-    configs = config_table([run.labels or run.settings for run in runs])
+    configs = config_frame([run.labels or run.settings for run in runs])
     folders = [run.name if run.run_dir is None else run.run_dir.parent.name for run in runs]
     lines = pd.Series(
         [method_names(run.config) if run.settings else name for run, name in zip(runs, folders, strict=True)]
     )
     lines = configs[by_label].combine_first(lines) if by_label in configs else lines
     for _, alike in configs.groupby(lines.copy()):
-        of_method = [key for key in differing(alike) if is_of_method(key)]
+        of_method = [key for key in differing_keys(alike) if is_of_method(key)]
         for key, name in short_keys(of_method).items():
             lines[alike.index] += [f" {name}={value}" if value else "" for value in alike[key]]
     one_line, keys = lines.nunique() == 1, list[str]()
-    for key in differing(configs):
+    for key in differing_keys(configs):
         follows = configs.groupby(lines)[key].nunique(dropna=False).max() == 1
         other = not (is_of_method(key) or key == by_label or (key == "data" and axes))
         if other and (key in axes or OF_SETTING.fullmatch(key) or one_line or not follows):

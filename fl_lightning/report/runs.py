@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fl_lightning.errors import UsageError, count, require
-from fl_lightning.report.configs import config_table, config_text, differing, name_configs, short_keys, with_setting
+from fl_lightning.report.configs import (
+    config_frame,
+    config_text,
+    differing_keys,
+    name_configs,
+    short_keys,
+    with_setting,
+)
 from fl_lightning.report.reading import find_runs, name_runs, read_run, why
 from fl_lightning.results import FitResult, curves_of, frame_of, notebook_page, shown_tags
 from fl_lightning.storage.metric_format import final
@@ -65,7 +72,7 @@ class Runs(list[FitResult]):
 
     def _labels(self) -> list[dict[str, object]]:
         """Return the name, the seed and the method of each run, and the keys in which the configs differ."""
-        keys = differing(config_table([one.settings for one in self if one.settings]))
+        keys = differing_keys(config_frame([one.settings for one in self if one.settings]))
         # short names must differ from the other columns, such as method
         short = short_keys([*FIRST, *(key for key in keys if key not in FIRST)])
         return [

@@ -18,7 +18,7 @@ from fl_lightning.bench.results import CellResult, CellState
 from fl_lightning.bench.suite import Cell, Show, Suite, Table
 from fl_lightning.bench.table_rendering import with_names
 from fl_lightning.errors import choices, require
-from fl_lightning.report.configs import UNKNOWN, config_table, data_set, name_configs
+from fl_lightning.report.configs import UNKNOWN, config_frame, data_set, name_configs
 from fl_lightning.report.reading import INFINITE
 from fl_lightning.results import FitResult, RunState
 from fl_lightning.storage.metric_format import in_percent
@@ -132,7 +132,7 @@ class Section:
     @cached_property
     def configs(self) -> pd.DataFrame:
         """The config of each configuration by dotted key, by setting and line."""
-        return config_table([run.settings for run in self.first_runs]).set_axis(self.first_runs.index)
+        return config_frame([run.settings for run in self.first_runs]).set_axis(self.first_runs.index)
 
     @property
     def common(self) -> dict[str, str]:
@@ -229,7 +229,7 @@ def sections_of(
         by_data[run.labels.get("data") or data_set(run.config)].append(run)
     wanted = "FedAvg" if baseline is None else baseline
     for data, some in by_data.items():
-        found = name_configs(some).join(pd.DataFrame([of_run(run, metric) for run in some]))
+        found = name_configs(some).join(pd.DataFrame([run_row(run, metric) for run in some]))
         lines = sorted(dict.fromkeys(found["line"]), key=lambda line: line != wanted)
         # of several runs with one seed, the one with most progress counts
         ranks = {"stopped": 0, "failed": 0, "running": 1, "finished": 2}
@@ -240,10 +240,10 @@ def sections_of(
         order = sorted(kept.index, key=lambda at: (numbers[at], places[at], kept["seed"][at]))
         kept, repeats = kept.loc[order], list(found["run"][progress.index[repeated]])
         whole = title if data == UNKNOWN and title else ": ".join(filter(None, [title, data]))
-        yield Section(whole, kept, rounds_of(kept), lines, metric, wanted * (wanted in lines), repeats, **more)
+        yield Section(whole, kept, rounds_frame(kept), lines, metric, wanted * (wanted in lines), repeats, **more)
 
 
-def of_run(run: FitResult, metric: Metric) -> dict[str, Any]:
+def run_row(run: FitResult, metric: Metric) -> dict[str, Any]:
     """Return a run as a row of :attr:`Section.runs`."""
     values = run.values(metric.tag)
     known = [value for value in values.values() if value == value]
@@ -256,7 +256,7 @@ def of_run(run: FitResult, metric: Metric) -> dict[str, Any]:
     }
 
 
-def rounds_of(runs: pd.DataFrame) -> pd.DataFrame:
+def rounds_frame(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the metrics of all rounds of some runs; values that are not finite are empty."""
     rows = [{**place, **row} for place in runs[[*OF_RUN, "run"]].to_dict("records") for row in place.pop("run").history]
     frame = pd.DataFrame(rows, columns=None if rows else [*OF_RUN, "round"])

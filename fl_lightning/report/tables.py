@@ -16,7 +16,7 @@ from fl_lightning.bench.table import differences_table, differs, footnotes, ours
 from fl_lightning.bench.table_rendering import NONE, STAR, StyledText, TextTable, plain_table
 from fl_lightning.errors import count, printable
 from fl_lightning.plotting.values import MODELS
-from fl_lightning.report.configs import compact, differing, max_rounds, with_setting
+from fl_lightning.report.configs import compact, differing_keys, max_rounds, with_setting
 from fl_lightning.report.measurements import measured, plan_of
 from fl_lightning.report.sections import BYTES, OF_GROUP, OF_RUN, Section
 from fl_lightning.results import FitResult
@@ -170,7 +170,7 @@ def config_table(section: Section) -> TextTable | None:
     """Return the keys in which the configurations differ; None if they do not differ."""
     labels = [with_setting(line, setting) for setting, line in section.first_runs.index]
     configs = pd.DataFrame([compact(run.settings) for run in section.first_runs], labels, dtype=object)
-    configs = configs[sorted(differing(configs), key=lambda key: not is_of_method(key))].fillna(NONE)
+    configs = configs[sorted(differing_keys(configs), key=lambda key: not is_of_method(key))].fillna(NONE)
     # the longer side is the one with rows
     first, shown = ("key", configs.T) if len(labels) < configs.shape[1] else ("configuration", configs)
     caption = "Keys in which the configs differ, without keys that cannot change a result."
@@ -238,7 +238,7 @@ def runs_csv(sections: Sequence[Section]) -> str:
     }
     frames = [pd.DataFrame(columns=list(heads.values()))] * (not sections)
     for section in sections:
-        keys = section.configs[differing(section.configs)].fillna("").add_prefix("config ")
+        keys = section.configs[differing_keys(section.configs)].fillna("").add_prefix("config ")
         named = {key: [getattr(run, key) for run in section.runs["run"]] for key in ("machine", "name")}
         table = section.runs.assign(data=section.title, metric=section.metric.tag, **named).join(keys, on=OF_GROUP)
         frames.append(table[[*heads, *keys]].rename(columns=heads))
