@@ -31,8 +31,9 @@ DOCS = Path(__file__).resolve().parent
 OVERVIEW = DOCS.parent / "experiments" / "overview"
 RANK = "rank/representation/effective"
 # code with which the ledger compares methods of other authors
-OTHERS = {"Chainer", "FedBABU", "FedDecorr", "FedDyn", "FedSOL", "FedUV", "MOON", "TFF", "logit-adj-pytorch"}
-OTHERS |= {"FL-bench", "Flower", "NIID-Bench", "PFLlib", "fedjax", "fluke"}
+OTHERS = {"Chainer", "FL-bench", "Flower", "NIID-Bench", "PFLlib", "TFF", "fedjax", "fluke", "logit-adj-pytorch"}
+OTHERS |= {"FLoRA", "FedBABU", "FedDecorr", "FedDyn", "FedEx-LoRA", "FedSOL", "FedUV", "MOON", "baseline of FLoRA"}
+OTHERS |= {"FedETF's code", "FedRep's code", "a port"}
 
 TEMPLATE = """\
 # Methods: computations, and differences from the papers
@@ -207,8 +208,7 @@ def by_author(code: str, others: set[str]) -> tuple[str, str]:
     """Divide statements about code into those about the authors' code and those about ``others``, named in brackets."""
     parts: dict[bool, list[str]] = {False: [], True: []}
     for part in code.split("; "):
-        brackets = re.search(r"\(([^()]*)\)$", part)
-        parts[bool(brackets) and brackets[1].split(", ")[0] in others].append(part)  # type: ignore[index]
+        parts[any(bracket.split(", ")[0] in others for bracket in re.findall(r"\(([^()]*)\)", part))].append(part)
     return "; ".join(parts[False]) or "-", "; ".join(parts[True]) or "-"
 
 
