@@ -37,7 +37,6 @@ class FedExLoRA(FedIT):
     """
 
     name = "fedexlora"
-    on_fit_start = LoRAProduct.on_fit_start
     on_client_end = LoRAProduct.on_client_end
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
