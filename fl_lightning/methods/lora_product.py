@@ -39,7 +39,7 @@ class LoRAProduct(FedIT):
     name = "loraproduct"
 
     def __init__(self, rank: int | None = None) -> None:
-        require(rank is None or rank >= 1, "LoRAProduct.rank", rank, "use 1 or more, or null for that of the adapters")
+        require(rank is None or rank >= 1, "LoRAProduct.rank", rank, "use 1 or more, or null for the adapters' own")
         self.rank = rank
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
