@@ -13,6 +13,8 @@ from fl_lightning.methods import (
     MOON,
     SCAFFOLD,
     DeCov,
+    FedALA,
+    FedAS,
     FedASAM,
     FedBABU,
     FedBN,
@@ -32,6 +34,7 @@ from fl_lightning.methods import (
     Freeze,
     LGFedAvg,
     Local,
+    PerFedAvg,
     StructuredDeCov,
 )
 from fl_lightning.models import MLP, ImageClassifier
@@ -49,6 +52,9 @@ TOGETHER = {
     "FedBABU with FedUV": lambda: [FedBABU(), FedUV()],
     "frozen head with SCAFFOLD and DeCov": lambda: [Freeze(orthogonal=True), SCAFFOLD(), DeCov()],
     "FedSAM with FedProx and FedDecorr": lambda: [FedProx(0.01), FedSAM(), FedDecorr(0.1)],
+    "PerFedAvg with FedBN and FedLC": lambda: [PerFedAvg(hessian=True), FedBN(), FedLC()],
+    "FedALA with FedProx and MOON": lambda: [FedALA(), FedProx(0.01), MOON()],
+    "FedAS with FedBN and FedDecorr": lambda: [FedAS(), FedBN(), FedDecorr(0.1)],
     "FedPer with SCAFFOLD and FedBN": lambda: [FedPer(2), SCAFFOLD(), FedBN()],
     "FedRoD with FedDyn and FedBN": lambda: [FedRoD(), FedDyn(0.1), FedBN()],
     "LGFedAvg with FedDyn": lambda: [LGFedAvg(2), FedDyn(0.1)],
@@ -111,6 +117,9 @@ REFUSED = {
     "FedNova with Adam": (lambda: [FedNova()], ADAM, ("FedNova", "optimizer='Adam'")),
     "two personal models": (lambda: [FedBABU(), Local()], {}, ("method=['FedBABU', 'Local']",)),
     "two replacements of a gradient": (lambda: [FedSAM(), FedASAM()], {}, ("method=['FedSAM', 'FedASAM']",)),
+    "two models of a client": (lambda: [FedALA(), PerFedAvg()], {}, ("method=['FedALA', 'PerFedAvg']",)),
+    "FedALA with SCAFFOLD": (lambda: [FedALA(), SCAFFOLD()], {}, ("FedALA", "SCAFFOLD")),
+    "FedAS with FedNova": (lambda: [FedAS(), FedNova()], {}, ("FedAS", "FedNova")),
     "SCAFFOLD sends nothing": (lambda: [SCAFFOLD(), Local()], {}, ("SCAFFOLD", "Local")),
     "FedDyn sends nothing": (lambda: [FedProto(), FedDyn()], {}, ("FedDyn", "FedProto")),
 }

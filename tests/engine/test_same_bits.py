@@ -26,7 +26,7 @@ METHODS = {
     "FedExP": lambda: [FedExP(eps=0)],
     **METHODS,
 }
-KEEP_ENTRIES = ("FedBN", "FedPer", "FedProto", "LGFedAvg", "Local")
+KEEP_ENTRIES = ("FedAS", "FedBN", "FedPer", "FedProto", "LGFedAvg", "Local")
 ARGUMENTS = {
     "BatchNormGap": {"every_n_rounds": 2},
     "BestCheckpoint": {"monitor": "test/loss", "mode": "max"},

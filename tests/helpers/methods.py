@@ -3,6 +3,8 @@
 from fl_lightning.methods import (
     MOON,
     SCAFFOLD,
+    FedALA,
+    FedAS,
     FedBN,
     FedCKA,
     FedDecorr,
@@ -17,6 +19,7 @@ from fl_lightning.methods import (
     LGFedAvg,
     Local,
     LogitAdjustment,
+    PerFedAvg,
 )
 
 METHODS = {
@@ -29,6 +32,9 @@ METHODS = {
     "FedDisco": lambda: [FedDisco()],
     "FedNTD": lambda: [FedNTD()],
     "FedSAM": lambda: [FedSAM()],
+    "PerFedAvg": lambda: [PerFedAvg(hessian=True)],
+    "FedALA": lambda: [FedALA(window=2)],
+    "FedAS": lambda: [FedAS()],
     "FedBN": lambda: [FedBN()],
     "FedPer": lambda: [FedPer(2)],
     "LGFedAvg": lambda: [LGFedAvg()],
