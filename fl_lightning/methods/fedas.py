@@ -79,7 +79,7 @@ class FedAS(FedPer):
     def on_client_start(self, client: ClientContext) -> None:
         if "last" not in client.memory(self) or not self.alignment_epochs:
             return
-        prototypes = self.prototypes(client)
+        prototypes = self.class_means(client)
 
         def distance(step: Step) -> Tensor:
             return alignment(step.taps["representation"], step.targets, prototypes)  # type: ignore[arg-type]
@@ -95,14 +95,15 @@ class FedAS(FedPer):
     def client_weight(self, client: ClientContext) -> float | None:
         if self.weighting == "examples" or not client.num_steps:
             return None
-        trace = 0.0
+        squares: list[Tensor] = []
         with evaluating(client.module):
             for batch in client.batches(f"{self.name}/fisher"):
                 found = client.gradients(batch=batch, loss=likelihood)
-                trace += float(torch.stack([gradient.double().square().sum() for gradient in found.values()]).sum())
+                squares += [gradient.double().square().sum() for gradient in found.values()]
+        trace = float(torch.stack(squares).sum())
         return trace if trace >= LEAST_TRACE else LEAST_TRACE * client.info.num_examples
 
-    def prototypes(self, client: ClientContext) -> Tensor:
+    def class_means(self, client: ClientContext) -> Tensor:
         """The mean representation ``(C, d)`` of each class by the client's last model; 0 for classes that it lacks."""
         found: list[tuple[Tensor, Tensor]] = []
         last, classes = client.received | client.memory(self)["last"], len(client.info.label_counts)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ METHODS = {
     "LoRAProduct": lambda: [LoRAProduct()],
     **METHODS,
 }
-KEEP_ENTRIES = ("FedBN", "FedPer", "FedProto", "LGFedAvg", "Local")
+KEEP_ENTRIES = ("FedAS", "FedBN", "FedPer", "FedProto", "LGFedAvg", "Local")
 ARGUMENTS = {
     "BatchNormGap": {"every_n_rounds": 2},
     "BestCheckpoint": {"monitor": "test/loss", "mode": "max"},

@@ -5,6 +5,8 @@ from fl_lightning.methods import (
     MOON,
     SCAFFOLD,
     Ditto,
+    FedALA,
+    FedAS,
     FedBN,
     FedCKA,
     FedDecorr,
@@ -19,6 +21,7 @@ from fl_lightning.methods import (
     LGFedAvg,
     Local,
     LogitAdjustment,
+    PerFedAvg,
     PFedMe,
 )
 
@@ -32,6 +35,9 @@ METHODS = {
     "FedDisco": lambda: [FedDisco()],
     "FedNTD": lambda: [FedNTD()],
     "FedSAM": lambda: [FedSAM()],
+    "PerFedAvg": lambda: [PerFedAvg(hessian=True)],
+    "FedALA": lambda: [FedALA(window=2)],
+    "FedAS": lambda: [FedAS()],
     "FedBN": lambda: [FedBN()],
     "FedPer": lambda: [FedPer(2)],
     "LGFedAvg": lambda: [LGFedAvg()],
