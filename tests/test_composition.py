@@ -10,9 +10,11 @@ from torch.optim import Adam
 
 from fl_lightning import Method, methods
 from fl_lightning.methods import (
+    APFL,
     MOON,
     SCAFFOLD,
     DeCov,
+    Ditto,
     FedASAM,
     FedBABU,
     FedBN,
@@ -32,6 +34,7 @@ from fl_lightning.methods import (
     Freeze,
     LGFedAvg,
     Local,
+    PFedMe,
     StructuredDeCov,
 )
 from fl_lightning.models import MLP, ImageClassifier
@@ -51,6 +54,9 @@ TOGETHER = {
     "FedSAM with FedProx and FedDecorr": lambda: [FedProx(0.01), FedSAM(), FedDecorr(0.1)],
     "FedPer with SCAFFOLD and FedBN": lambda: [FedPer(2), SCAFFOLD(), FedBN()],
     "FedRoD with FedDyn and FedBN": lambda: [FedRoD(), FedDyn(0.1), FedBN()],
+    "Ditto with SCAFFOLD and MOON": lambda: [Ditto(), SCAFFOLD(), MOON()],
+    "APFL with FedLC and FedBN": lambda: [APFL(adaptive=True), FedLC(), FedBN()],
+    "PFedMe with FedDecorr": lambda: [PFedMe(5.0), FedDecorr(0.1)],
     "LGFedAvg with FedDyn": lambda: [LGFedAvg(2), FedDyn(0.1)],
     "FedProto with weights and FedNova": lambda: [FedProto(aggregate_weights=True), FedNova()],
     "all penalties": lambda: [MOON(), FedCKA(), FedUV(), FedDecorr(), DeCov(), StructuredDeCov()],

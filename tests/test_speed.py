@@ -91,6 +91,9 @@ COPIES = (
     "FedRep",
     "FedRoD",
     "Freeze",
+    "Ditto",
+    "APFL",
+    "PFedMe",
 )
 MEMORY = {"SCAFFOLD": 16, "FedDyn": 19, "FedSAM": 10, "FedASAM": 10, **dict.fromkeys(COPIES, 13)}
 USUAL = {("FedAvg", 1), ("SCAFFOLD", 1), ("FedCKA", 1), ("FedUV", 4)}

@@ -1,8 +1,10 @@
 """Lists of methods with different payloads, memories and random draws, for properties of all methods."""
 
 from fl_lightning.methods import (
+    APFL,
     MOON,
     SCAFFOLD,
+    Ditto,
     FedBN,
     FedCKA,
     FedDecorr,
@@ -17,6 +19,7 @@ from fl_lightning.methods import (
     LGFedAvg,
     Local,
     LogitAdjustment,
+    PFedMe,
 )
 
 METHODS = {
@@ -35,6 +38,9 @@ METHODS = {
     "LogitAdjustment": lambda: [LogitAdjustment(prior="global")],
     "LogitAdjustment post hoc": lambda: [LogitAdjustment(when="post_hoc")],
     "FedRoD": lambda: [FedRoD()],
+    "Ditto": lambda: [Ditto()],
+    "APFL": lambda: [APFL(adaptive=True)],
+    "PFedMe": lambda: [PFedMe(inner_steps=2)],
     "Local": lambda: [Local()],
     "FedCKA": lambda: [FedCKA(layers=1)],
 }
