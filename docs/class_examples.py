@@ -31,6 +31,7 @@ CHOSEN = {
     "BestCheckpoint": {"monitor": "test/accuracy", "mode": "max"},
     "ClientDirichlet": {"alpha": 0.5},
     "EarlyStopping": {"monitor": "test/accuracy", "mode": "max", "patience": 10},
+    "ETFClassifier": {"in_features": 64, "num_classes": 10},
     "Embedding": {"examples": 512, "clients": [0, 1]},
     "FedUV": {"mu": 0.5},
     "MLP": {"in_features": 64, "hidden": [64]},
@@ -64,7 +65,7 @@ class Node:
 
     def keywords(self) -> Iterator[str]:
         for key, value in self.arguments.items():
-            bare = key == "network"  # a function, which a config names as a text
+            bare = key in ("network", "classifier")  # a function or class, which a config names as a text
             text = value.python() if isinstance(value, Node) else value if bare else repr(value)
             yield f"{key}={text}"
 
@@ -110,6 +111,9 @@ def example_of(kind: type) -> tuple[dict[str, Any], str] | None:
         return {"model": whole.config()}, f"model = {whole.python()}"
     if kind is ImageClassifier:
         whole = Node(node.name, {"encoder": node_of(models.MLP), "num_classes": 10})
+        return {"model": whole.config()}, f"model = {whole.python()}"
+    if kind is models.ETFClassifier:
+        whole = Node("ImageClassifier", {"encoder": node_of(models.MLP), "classifier": kind.__name__})
         return {"model": whole.config()}, f"model = {whole.python()}"
     return None
 

@@ -22,7 +22,7 @@ from docstring_parser import parse
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fl_lightning import callbacks, methods, optim  # the line above makes them importable
+from fl_lightning import callbacks, methods, models, optim  # the line above makes them importable
 from fl_lightning.bench import load_suite
 from fl_lightning.bench.cells_csv import read_cells, stored_cells
 
@@ -51,7 +51,8 @@ All numbers are from [one suite](../experiments/overview/suite.yaml):
 The methods combine [as a list](composing.md#methods), and a coefficient of 0 gives FedAvg, bit for bit, unless stated
 otherwise. Below, a table for each method lists the differences between paper, published code and this package. Names in
 brackets identify code by others; the link above a table leads to the authors' code. A dash means that the source does
-not mention it. The last column names the argument or key that changes the behaviour.
+not mention it, a dagger (†) that we could not read the paper's text. The last column names the argument or key that
+changes the behaviour.
 {% for part in parts %}
 ## {{ part.name }}
 
@@ -87,7 +88,7 @@ Tested by
 
 def find(name: str) -> type | None:
     """The class of this name; None for FedAvg, the empty list."""
-    return next((vars(module)[name] for module in (methods, optim, callbacks) if name in vars(module)), None)
+    return next((vars(module)[name] for module in (methods, optim, callbacks, models) if name in vars(module)), None)
 
 
 def markdown(text: str) -> str:

@@ -8,7 +8,7 @@ such as the run of the last call of this program::
     python cli.py fit --config experiments/smoke/fedavg.yaml --trainer.max_rounds 3 --trainer.callbacks+=LayerSimilarity
         --trainer.callbacks+=LayerAlignment --trainer.callbacks+=Embedding --trainer.callbacks+=Drift
         --trainer.callbacks+=PerClassAccuracy --trainer.callbacks+=PersonalAccuracy --trainer.callbacks+=DeviationBound
-        --trainer.callbacks+=LocalLosses
+        --trainer.callbacks+=LocalLosses --trainer.callbacks+=NeuralCollapse
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ DRAWN = ("IID", "Dirichlet", "ClientDirichlet", "Shards", "ClassesPerClient", "Q
 # the file of a callback among the figures of a run
 FIGURES = {
     "SpectrumMonitor": "spectrum_representation",
+    "NeuralCollapse": "nc_cosines",
     "LayerSimilarity": "similarity_global",
     "LayerAlignment": "alignment_global",
     "Embedding": "embedding_classes",

@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from fl_lightning.data.datamodule import ClientInfo
-from fl_lightning.state import State
+from fl_lightning.state import Gradients, State
 
 
 class ClientContext(Protocol):
@@ -24,6 +24,7 @@ class ClientContext(Protocol):
     visit: Any
     live: State
     trainable: list[str]
+    of_methods: list[str]
     batch_norms: list[str]
     tap_paths: dict[str, str]
     shares_buffers: bool
@@ -62,6 +63,13 @@ class ClientContext(Protocol):
     def add_gradients_to(self, totals: Mapping[str, Tensor], scale: float = 1.0) -> None: ...
     def add_to_parameters(self, values: Mapping[str, Tensor], scale: float = 1.0) -> None: ...
     def drift_so_far(self, names: list[str]) -> State: ...
+    def gradients(
+        self,
+        at: MutableMapping[str, Tensor] | None = None,
+        batch: Any = None,
+        loss: Literal["full", "own"] | Callable[[Any], Tensor] = "full",
+    ) -> Gradients: ...
+    def batches(self, stream: str, passes: float = 1, fraction: float = 1.0) -> Iterator[Any]: ...
     def tap_shape(self, tap: str) -> torch.Size | None: ...
     def parameters_under(self, tap: str) -> list[str]: ...
     def log(self, name: str, value: Any, *args: Any, weight: float | None = None, **kwargs: Any) -> None: ...

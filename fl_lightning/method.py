@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from numbers import Real
-from typing import Any, ClassVar, Generic, TypeVar, overload
+from typing import Any, ClassVar, Generic, Literal, TypeVar, overload
 
 import torch
 from lightning.fabric.utilities.apply_func import apply_to_collection, move_data_to_device
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from fl_lightning.aggregation import LazyWeighted
@@ -20,7 +20,7 @@ from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import SharedStateError, UsageError, check_all, require, truncate
 from fl_lightning.functional.rows import needs_gradient
 from fl_lightning.server import Server
-from fl_lightning.state import State, Weighted
+from fl_lightning.state import State, Weighted, select
 
 Value = TypeVar("Value")
 # values of a method by name: ``Weighted``, or dictionaries of them to any depth
@@ -93,6 +93,15 @@ class Method:
         requires: names of the taps it reads, checked before round 0.
         needs_label_counts: whether it reads ``client.info.label_counts``, checked before round 0.
         needs_exchange: whether it needs a run that exchanges weights, checked before round 0.
+        has_personal_models: whether it gives each client a model of its own, which only one method of a list may do;
+            a method with :meth:`personal_state` does so in any case.
+        evaluation_point: when in a round :meth:`personal_state` is the client's model, which the tags of callbacks
+            name: what it would begin its next visit with (``received``), what its local steps have ended with, before
+            the aggregation (``trained``), or what some steps make of the global model (``adapted``).
+        needs_gradients: whether it calls ``client.gradients`` in a local step, on the present batch.
+        replaces_gradients: whether it does, and puts other gradients in the place of those of the step. Its
+            ``on_before_optimizer_step`` comes before those of the other methods, whose corrections are added to its
+            gradients. Only one method of a list may do so.
     """
 
     name = ""
@@ -100,6 +109,10 @@ class Method:
     requires: tuple[str, ...] = ()
     needs_label_counts = False
     needs_exchange = False
+    has_personal_models = False
+    evaluation_point: Literal["received", "trained", "adapted"] = "received"
+    needs_gradients = False
+    replaces_gradients = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -116,6 +129,24 @@ class Method:
         """Whether it acts around the optimizer's step, which an optimizer such as LBFGS does not allow."""
         hooks = ("on_before_optimizer_step", "on_after_clipping", "on_after_optimizer_step")
         return any(overrides(self, hook) for hook in hooks)
+
+    @property
+    def calibrates_labels(self) -> bool:
+        """Whether it changes the logits of the loss by label counts, which one method of a list may do."""
+        return self.needs_label_counts and overrides(self, "transform_logits")
+
+    def modules(self, module: nn.Module, taps: Mapping[str, str]) -> dict[str, nn.Module]:
+        """Return modules of the method's own, which train with the client's, by name.
+
+        For the run, they are submodules of ``module``, and their entries are in the state: ``<method>.<name>.weight``.
+        The client's optimizer moves what the method's loss depends on, and :meth:`exchanges` says which entries travel.
+        On all workers the random generators are in the same state.
+
+        Args:
+            module: the user's module, with its initial weights.
+            taps: path of the bound submodule by name, of each tap in :attr:`requires`.
+        """
+        return {}
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         """Check the module and its optimizer before round 0; raise a UsageError if the method does not fit.
@@ -197,6 +228,16 @@ class Method:
         """The global state that is evaluated and saved, where it is not the one that is sent."""
         return state
 
+    def personal_state(self, client: ClientContext) -> State | None:
+        """The state that is evaluated for a client, where it is not the one that its next visit would begin with.
+
+        It is called between rounds, also for a client without a visit so far, and nothing that it changes lasts. The
+        client has its memory and its data, and the module holds ``client.received``: the global model as it is
+        evaluated, with the entries that stay with the client. Entries that the result leaves out are as received; None
+        is for all of them.
+        """
+        return None
+
     def state_dict(self) -> dict[str, Any]:
         """Server-side state: a copy of every :class:`ServerValue`."""
         return {value.name: copy.deepcopy(getattr(self, value.name)) for value in self._server_values()}
@@ -241,7 +282,8 @@ class MethodList:
     Attributes:
         attributes: the :class:`~fl_lightning.client.module_snapshot.MethodSnapshot` at the start of visits; None after
             a server hook.
-        having: methods that override a hook, in list order, by name of the hook.
+        having: methods that override a hook, in the order in which they are called, by name of the hook.
+        needs_gradients: whether any of them calls ``client.gradients`` in a local step.
     """
 
     def __init__(self, methods: Sequence[Method]) -> None:
@@ -249,7 +291,7 @@ class MethodList:
         self.attributes: Any = None
         self._warned: set[str] = set()
         # a server hook may set another hook of a method
-        self.having = cache(lambda hook: [method for method in self.methods if overrides(method, hook)])
+        self.having = cache(lambda hook: [method for method in self._in_order(hook) if overrides(method, hook)])
         for method in self.methods:
             hint = "give objects of Method's subclasses, such as FedProx(mu=0.01)"
             require(isinstance(method, Method), "method", method, hint)
@@ -259,6 +301,7 @@ class MethodList:
             listed = isinstance(taps, (tuple, list)) and all(isinstance(tap, str) for tap in taps)
             hint = 'use a tuple of names of taps, such as ("representation",)'
             require(listed, f"method={type(method).__name__}: requires", taps, hint)
+        self.needs_gradients = any(method.needs_gradients or method.replaces_gradients for method in self.methods)
         for name in self.names:
             if self.names.count(name) > 1:
                 hint = f"keep one of them, or rename one of their classes: name = 'my{name}'"
@@ -270,10 +313,31 @@ class MethodList:
         changing = [type(method).__name__ for method in self.methods if overrides(method, "transform_logits")]
         return wanted | ({"logits": changing[0]} if changing else {})
 
+    def add_modules(self, module: nn.Module, taps: Mapping[str, str]) -> dict[str, nn.Module]:
+        """Add the methods' own modules to the user's module; return them by the names of the methods."""
+        added: dict[str, nn.Module] = {}
+        for method in self.having("modules"):
+            parts, hint = method.modules(module, taps), "return a dictionary of modules by name"
+            valid = isinstance(parts, Mapping) and all(isinstance(part, nn.Module) for part in parts.values())
+            check_returned(valid, method, "modules", parts, hint)
+            name, model = method.name, type(module).__name__
+            require(not hasattr(module, name), f"model={model}", name, "a method has modules of this name; rename it")
+            added[name] = nn.ModuleDict(parts)
+            module.add_module(name, added[name])
+        return added
+
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         """Let each method refuse what does not fit it, then refuse what does not fit together."""
         check_all(partial(method.setup, client, optimizer) for method in self.methods)
         self.client_weight(client)  # raises if two methods disagree
+        exclusive: dict[str, Callable[[Method], bool]] = {
+            "gives a client a model of its own": lambda m: m.has_personal_models or overrides(m, "personal_state"),
+            "replaces the gradients of a step": lambda m: m.replaces_gradients,
+            "changes the logits by label counts": lambda m: m.calibrates_labels,
+        }
+        for act, does in exclusive.items():
+            names = [type(method).__name__ for method in self.methods if does(method)]
+            require(len(names) < 2, "method", names, f"each {act}; keep one of them")
         needing = [type(method).__name__ for method in self.methods if method.needs_exchange]
         silent = [type(method).__name__ for method in self.methods if not any(map(method.exchanges, client.trainable))]
         if needing and not client.sent:
@@ -399,6 +463,22 @@ class MethodList:
             state = checked_state(method, "evaluated_state", method.evaluated_state(server, state), state)
         return state
 
+    def personal_state(self, client: ClientContext) -> State:
+        """The entries in which the state that is evaluated for a client differs from ``client.received``."""
+        for method in self.having("personal_state"):
+            state = call_hook(method, "personal_state", client)
+            hint = "return entries of client.received by name, or None"
+            known = isinstance(state, Mapping) and state.keys() <= client.received.keys()
+            check_returned(state is None or known, method, "personal_state", state, hint)
+            return checked_state(method, "personal_state", state, select(client.received, state)) if state else {}
+        return {}
+
+    @property
+    def evaluation_point(self) -> str:
+        """The beginning of tags of what is measured on the clients' models; empty for received models."""
+        points = (method.evaluation_point for method in self.having("personal_state"))
+        return next((f"{point}/" for point in points if point != "received"), "")
+
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """The server-side state of each method."""
         return {method.name: method.state_dict() for method in self.methods}
@@ -412,6 +492,12 @@ class MethodList:
     def names(self) -> list[str]:
         """The methods' names, in list order."""
         return [method.name for method in self.methods]
+
+    def _in_order(self, hook: str) -> list[Method]:
+        """Return the methods in the order in which they are called."""
+        if hook != "on_before_optimizer_step":
+            return self.methods
+        return sorted(self.methods, key=lambda method: not method.replaces_gradients)
 
     def _with_new_attributes(self) -> list[Method]:
         """Return the methods for a server hook, after which the snapshot of their attributes is taken again."""

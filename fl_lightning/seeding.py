@@ -11,6 +11,7 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,6 +71,30 @@ def rng_scope(seed: int, purpose: str, *where: int) -> Iterator[None]:
             random.setstate(python_state)
             for generator, state in zip(generators, states, strict=True):
                 generator.set_state(state)
+
+
+def generator_states() -> tuple[Any, Any, list[torch.Tensor]]:
+    """The states of the global generators of Python, NumPy and torch, for :func:`replayed`."""
+    return random.getstate(), np.random.get_state(), [one.get_state() for one in torch_generators()]  # noqa: NPY002
+
+
+def set_generators(states: tuple[Any, Any, list[torch.Tensor]]) -> None:
+    """Put the global generators into these states."""
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+    for generator, state in zip(torch_generators(), states[2], strict=True):
+        generator.set_state(state)
+
+
+@contextmanager
+def replayed(states: tuple[Any, Any, list[torch.Tensor]]) -> Iterator[None]:
+    """In this block the global generators repeat what they drew from these states on; they are put back after it."""
+    now = generator_states()
+    set_generators(states)
+    try:
+        yield
+    finally:
+        set_generators(now)
 
 
 # generators that take the place of NumPy's global one, by the number of blocks within each other

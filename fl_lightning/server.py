@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from fl_lightning.errors import ClientError
+from fl_lightning.errors import ClientError, require
 from fl_lightning.lazy_copies import lazy_copy, share_memory
 from fl_lightning.state import State, first_not_finite, is_frozen, select
 
@@ -33,6 +33,8 @@ class Server:
         scope: entries that the optimizer moves: the ``parameters``, or ``all_float`` entries of the state, as in some
             reference codes; running variances may then become negative.
         seed: base seed of the run, for random draws of methods.
+        label_counts: number of training examples of each class at each client, ``(N, C)``; None where they are unknown,
+            as without labels and at real sites.
 
     Attributes:
         state: the global state w^t that clients receive.
@@ -42,7 +44,8 @@ class Server:
         population: number of clients of a uniform draw; 0 for other samplers.
         at_sites: whether its clients are real sites, which all know the run's seed.
         metrics: values for the round's log from server hooks, by tag.
-        moved: names of entries outside :attr:`optimized` that have changed since the start of the run.
+        known: of each frozen parameter that has changed since the start of the run, the clients that its present value
+            has been sent to, by name.
     """
 
     def __init__(
@@ -54,14 +57,17 @@ class Server:
         num_examples: int = 0,
         scope: Scope = "parameters",
         seed: int = 0,
+        label_counts: torch.Tensor | None = None,
     ) -> None:
         self.state = {n: lazy_copy(v) if is_frozen(v) else v.detach().clone() for n, v in state.items()}
         self.num_clients, self.num_examples, self.seed = num_clients, num_examples, seed
+        self.label_counts = label_counts
         self.round = 0
         self.cohort: list[int] = []
         self.population, self.at_sites = 0, False
         self.metrics: dict[str, float] = {}
-        self.moved: set[str] = set()
+        self.frozen = {name for name, value in state.items() if is_frozen(value)}
+        self.known: dict[str, set[int]] = {}
         trained = set(trainable)
         moved = [n for n, v in state.items() if n in trained or (scope == "all_float" and v.is_floating_point())]
         self.optimized = dict.fromkeys(moved)
@@ -79,10 +85,30 @@ class Server:
         self.round, self.cohort, self.metrics = round_, cohort, {}
 
     def assign(self, state: State) -> None:
-        """Overwrite entries of the global state."""
+        """Overwrite entries of the global state. A frozen parameter then travels once to each client that trains.
+
+        Raises:
+            UsageError: the state has no such entry, or one of another shape.
+        """
         for name, value in state.items():
+            own, shape = self.state.get(name), tuple(value.shape)
+            hint = "the global state has no such entry" if own is None else f"its shape is {tuple(own.shape)}"
+            require(own is not None and own.shape == value.shape, f"server.assign: {name}", shape, hint)
             if not share_memory(self.state[name], value):
                 self.state[name].copy_(value)
+                self._note_changes([name])
+
+    def news_for(self, k: int) -> list[str]:
+        """Names of the frozen parameters whose present values client ``k`` has not been sent."""
+        return [name for name, clients in self.known.items() if k not in clients]
+
+    def note_sent(self, clients: Iterable[int]) -> None:
+        """Note that these clients have been sent all that is new."""
+        for known in self.known.values():
+            known.update(clients)
+
+    def _note_changes(self, names: Iterable[str]) -> None:
+        self.known |= {name: set() for name in names if name in self.frozen}
 
     @torch.no_grad()
     def share(self, live: State) -> None:
@@ -118,7 +144,7 @@ class Server:
             )
         for name in others.keys() - delta.keys():
             self.state[name].copy_(others[name])
-        self.moved |= others.keys()
+        self._note_changes(others)
 
     def _empty_parameters(self) -> None:
         """Free the memory of the optimizer's parameters, which are the state in float64 during a step."""
@@ -128,7 +154,8 @@ class Server:
     def state_dict(self) -> dict[str, Any]:
         """The global state, the server optimizer's state and the number of the last round."""
         optimizer = self.optimizer.state_dict() if self.optimizer else {}
-        return {"state": self.state, "optimizer": optimizer, "round": self.round, "moved": sorted(self.moved)}
+        known = {name: sorted(clients) for name, clients in self.known.items()}
+        return {"state": self.state, "optimizer": optimizer, "round": self.round, "known": known}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of :meth:`state_dict`.
@@ -141,4 +168,4 @@ class Server:
         self.assign(state["state"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])
-        self.round, self.moved = state["round"], set(state.get("moved", ()))
+        self.round, self.known = state["round"], {name: {*clients} for name, clients in state["known"].items()}

@@ -15,6 +15,14 @@ from fl_lightning.aggregation.weighted import LazyDifference
 from fl_lightning.lazy_copies import is_lazy, lazy_copy, share_memory
 
 State = dict[str, Tensor]
+
+
+class Gradients(State):
+    """The gradient of a loss by name of the parameter, with the ``loss``, a scalar; see :meth:`.Client.gradients`."""
+
+    loss: Tensor
+
+
 # integers by their bytes
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -172,6 +172,22 @@ def fedlc(o, counts, tau, missing, y, margin="fourth_root"):
     return cross_entropy(o - tau * margins, y)
 
 
+def adjusted(o, counts, tau, floor, y):
+    """Cross-entropy of adjusted logits; without a floor, missing classes are left out of the sum over classes."""
+    kept = np.arange(len(counts)) if floor else np.flatnonzero(counts)
+    added = np.log((counts[kept] / counts.sum()) ** tau + floor)
+    return cross_entropy(o[:, kept] + added, np.searchsorted(kept, y))
+
+
+def not_true(o, reference, y, temperature):
+    """Mean over the rows of the divergence of their softmax over the classes except the label."""
+    terms = []
+    for row, other, label in zip(o, reference, y, strict=True):
+        p, q = (softmax(np.delete(values, label)[None] / temperature)[0] for values in (row, other))
+        terms.append(temperature**2 * sum(q * np.log(q / p)))
+    return np.mean(terms)
+
+
 def restricted(o, counts, alpha, mode):
     factors = [alpha + (1 - alpha) * ((n > 0) if mode == "binary" else n / max(counts)) for n in counts]
     return o * np.array(factors)
@@ -198,6 +214,7 @@ LOSSES = {
     "singular_value_variance": lambda x, i: spread_of_singular_values(x),
     "covariance_decorrelation": lambda x, i: covariance_penalty(x, x.shape[1]),
     "structured_covariance_decorrelation": lambda x, i: covariance_penalty(x, 2, 0.3),
+    **{f"not_true_distillation {t}": lambda x, i, t=t: not_true(x, i["other"], i["labels"], t) for t in (1, 3)},
     "prototype_distance": lambda x, i: prototype_distance(x, i["labels"], i["prototypes"], i["known"]),
     **{
         f"probability_variance_hinge {hinge}": lambda x, i, hinge=hinge: variance(x, hinge)
@@ -209,6 +226,10 @@ LOSSES = {
         )
         for missing in ("floor", "mask", "clamp")
         for margin in ("fourth_root", "log_prior")
+    },
+    **{
+        f"adjusted_logits {floor}": lambda x, i, floor=floor: adjusted(x, i["counts"], 0.4, floor, i["labels"])
+        for floor in (0, 1e-3)
     },
     **{
         f"restricted_logits {mode}": lambda x, i, mode=mode: cross_entropy(

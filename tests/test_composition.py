@@ -13,6 +13,7 @@ from fl_lightning.methods import (
     MOON,
     SCAFFOLD,
     DeCov,
+    FedASAM,
     FedBABU,
     FedBN,
     FedCKA,
@@ -20,11 +21,16 @@ from fl_lightning.methods import (
     FedDyn,
     FedLC,
     FedNova,
+    FedNTD,
+    FedPer,
     FedProto,
     FedProx,
+    FedRoD,
     FedRS,
+    FedSAM,
     FedUV,
     Freeze,
+    LGFedAvg,
     Local,
     StructuredDeCov,
 )
@@ -42,6 +48,10 @@ TOGETHER = {
     "FedDyn with FedDecorr and FedRS": lambda: [FedDyn(0.1), FedDecorr(0.1), FedRS()],
     "FedBABU with FedUV": lambda: [FedBABU(), FedUV()],
     "frozen head with SCAFFOLD and DeCov": lambda: [Freeze(orthogonal=True), SCAFFOLD(), DeCov()],
+    "FedSAM with FedProx and FedDecorr": lambda: [FedProx(0.01), FedSAM(), FedDecorr(0.1)],
+    "FedPer with SCAFFOLD and FedBN": lambda: [FedPer(2), SCAFFOLD(), FedBN()],
+    "FedRoD with FedDyn and FedBN": lambda: [FedRoD(), FedDyn(0.1), FedBN()],
+    "LGFedAvg with FedDyn": lambda: [LGFedAvg(2), FedDyn(0.1)],
     "FedProto with weights and FedNova": lambda: [FedProto(aggregate_weights=True), FedNova()],
     "all penalties": lambda: [MOON(), FedCKA(), FedUV(), FedDecorr(), DeCov(), StructuredDeCov()],
 }
@@ -99,6 +109,8 @@ REFUSED = {
     "FedNova with Nesterov": (lambda: [FedNova()], {"momentum": 0.9, "nesterov": True}, ("FedNova", "nesterov=True")),
     "SCAFFOLD with Adam": (lambda: [SCAFFOLD()], ADAM, ("SCAFFOLD", "optimizer='Adam'")),
     "FedNova with Adam": (lambda: [FedNova()], ADAM, ("FedNova", "optimizer='Adam'")),
+    "two personal models": (lambda: [FedBABU(), Local()], {}, ("method=['FedBABU', 'Local']",)),
+    "two replacements of a gradient": (lambda: [FedSAM(), FedASAM()], {}, ("method=['FedSAM', 'FedASAM']",)),
     "SCAFFOLD sends nothing": (lambda: [SCAFFOLD(), Local()], {}, ("SCAFFOLD", "Local")),
     "FedDyn sends nothing": (lambda: [FedProto(), FedDyn()], {}, ("FedDyn", "FedProto")),
 }
@@ -112,7 +124,9 @@ def test_what_cannot_go_together_is_refused_before_round_0(run, tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("method", [MOON, FedProto, FedUV, FedDecorr, DeCov, StructuredDeCov, FedRS, FedBABU, Freeze])
+@pytest.mark.parametrize(
+    "method", [MOON, FedProto, FedNTD, FedUV, FedDecorr, DeCov, StructuredDeCov, FedRS, FedBABU, Freeze]
+)
 def test_a_missing_tap_is_named_with_the_modules_that_there_are(run, method):
     with refused(f"{method.__name__}"):
         run([method()], model=Quadratic(), data=quadratic_data([1.0, 2.0]))

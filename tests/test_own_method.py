@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.errors import refused
+from helpers.quadratics import Curved, curved_data
 from helpers.runs import assert_same_bits, differs, small_model
 
 from fl_lightning import Method
@@ -27,7 +28,7 @@ def clipped_change(monkeypatch):
 
 
 def test_the_guide_shows_the_file_and_the_config():
-    code, _ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     assert code == (FOLDER / "clipped_change.py").read_text()
     (lines,) = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
     assert lines in (FOLDER / "clipped_change.yaml").read_text()
@@ -89,7 +90,7 @@ def test_it_goes_together_with_others_and_is_refused_where_nothing_is_sent(run, 
 
 def test_the_guides_first_pools_are_those_of_the_files(run, monkeypatch, tmp_path):
     names = {}
-    exec(re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[1], names)
+    exec(re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[3], names)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "before").mkdir()
     given = {k: {name: value + k for name, value in small_model().state_dict().items()} for k in range(4)}
@@ -98,3 +99,23 @@ def test_the_guides_first_pools_are_those_of_the_files(run, monkeypatch, tmp_pat
     _, trainer = run([names["WarmMOON"](pool_size=2)], max_rounds=1)
     for k, memory in trainer.client.memories().items():
         assert_same_bits(memory["moon"]["pool"][0], given[k])
+
+
+def example(place):
+    names = {}
+    exec(re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[place], names)
+    return names
+
+
+def test_the_guides_extragradient_steps_with_the_gradient_ahead(run):
+    """On a/2 (y - b)^2 a step from y = 0 with rate 0.1 leads to 0.1 a b, where the gradient is a (0.1 a - 1) b."""
+    data = curved_data([2.0], [3.0])
+    state, _ = run([example(1)["Extragradient"]()], model=Curved(lr=0.1), data=data, max_rounds=1)
+    assert state["y"].item() == pytest.approx(0.1 * 2 * (1 - 0.2) * 3)
+
+
+def test_the_guides_gradient_norm_is_that_of_the_whole_loss_and_changes_nothing(run):
+    method, data = example(2)["GradientNorm"](), curved_data([2.0, 1.0], [3.0, -4.0], sizes=[3, 5], batch_size=2)
+    state, trainer = run([method], model=Curved(lr=0.1), data=data, max_rounds=1)
+    assert trainer.metrics["train/gradientnorm"] == pytest.approx((3 * 6 + 5 * 4) / 8)
+    assert_same_bits(state, run([], model=Curved(lr=0.1), data=data, max_rounds=1)[0])

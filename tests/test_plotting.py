@@ -19,6 +19,10 @@ FILES = {
         **{"classifier": VALUES, "representation": VALUES, "local_classifier": SQUARE},
         **{"local_representation": SQUARE, "local_rounds": np.zeros(1, int)},
     },
+    "neural_collapse.npz": {
+        **{f"nc_{name}": VALUES[0, :1] for name in ("1", "2_angle_means", "2_angle_weights", "3", "4", "classes")},
+        **{"cosines_means": SQUARE, "cosines_weights": SQUARE, "norms_means": VALUES, "norms_weights": VALUES},
+    },
     "layer_similarity.npz": {
         **{"to_global": SQUARE, "between_clients": np.stack([SQUARE] * 9, 1), "between_rounds": VALUES},
     },

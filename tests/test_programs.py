@@ -70,6 +70,7 @@ TINY = {
         "memory --rounds 4 --cohorts 2",
     ],
     "experiments/theory/label_margins.py": ["--draws 1"],
+    "experiments/theory/neural_collapse.py": ["--output FOLDER/figure.png"],
     "experiments/theory/singular_values.py": ["--steps 60 --output FOLDER/figure.png"],
 }
 # one that makes a page, one that measures, and one that shares its cases with a test

@@ -18,7 +18,7 @@ from fl_lightning.optim import FedAdagrad, FedAdam, FedAvgM, FedYogi
 def state():
     return {
         "w": torch.tensor([1.0, 2.0]),
-        "frozen": torch.tensor([5.0]),
+        "frozen": torch.nn.Parameter(torch.tensor([5.0]), requires_grad=False),
         "mean": torch.tensor([0.5]),
         "count": torch.tensor(3),
     }
@@ -77,7 +77,7 @@ def test_what_it_gives_it_takes_back_with_the_optimizers_state():
     second = Server(state(), ["w"], partial(Adam, lr=0.1))
     second.load_state_dict(first.state_dict())
     assert second.round == 7
-    assert second.moved == {"mean"}
+    assert not second.known
     assert torch.equal(stepped(second, 2).state["w"], whole.state["w"])
     with refused("4", "1", kind=KeyError):
         Server({"w": torch.ones(2)}, ["w"]).load_state_dict(first.state_dict())
@@ -88,6 +88,22 @@ def test_assigned_entries_are_those_that_are_stepped():
     server.assign({"w": torch.tensor([10.0, 20.0])})
     server.step({"w": torch.ones(2)}, {})
     assert server.state["w"].tolist() == [11, 21]
+    for name, value in {"x": torch.zeros(2), "w": torch.zeros(())}.items():
+        with refused("server.assign", name):
+            server.assign({name: value})
+
+
+def test_a_changed_frozen_parameter_is_new_to_a_client_until_it_has_been_sent_there():
+    server = Server(state(), ["w"])
+    assert server.news_for(0) == []
+    server.assign({"w": torch.zeros(2), "frozen": torch.tensor([6.0])})
+    server.note_sent([0, 2])
+    again = Server(state(), ["w"])
+    again.load_state_dict(server.state_dict())
+    for one in (server, again):
+        assert [one.news_for(k) for k in range(3)] == [[], ["frozen"], []]
+        one.step({}, {"frozen": torch.tensor([7.0]), "mean": torch.ones(1)})
+        assert one.news_for(0) == ["frozen"]
 
 
 def test_zeros_have_the_shapes_of_what_it_moves_in_float64():

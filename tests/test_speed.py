@@ -77,9 +77,22 @@ def test_the_readme_says_how_many_times_as_long_a_round_takes_elsewhere():
     assert f"[{min(ratios):.1f} to {max(ratios):.1f} times as long](docs/speed.md)" in readme
 
 
-# of methods that keep further copies of the parameters on the server, or send a changed update
-COPIES = ("MOON", "FedCKA", "FedBABU", "FedBN", "FedNova", "Freeze")
-MEMORY = {"SCAFFOLD": 16, "FedDyn": 19, **dict.fromkeys(COPIES, 13)}
+# of methods that keep further copies of the parameters, send a changed update, or have fractional client weights
+COPIES = (
+    "MOON",
+    "FedCKA",
+    "FedBABU",
+    "FedBN",
+    "FedDisco",
+    "FedExP",
+    "FedNTD",
+    "FedNova",
+    "FedPer",
+    "FedRep",
+    "FedRoD",
+    "Freeze",
+)
+MEMORY = {"SCAFFOLD": 16, "FedDyn": 19, "FedSAM": 10, "FedASAM": 10, **dict.fromkeys(COPIES, 13)}
 USUAL = {("FedAvg", 1), ("SCAFFOLD", 1), ("FedCKA", 1), ("FedUV", 4)}
 FOOTPRINTS = [
     pytest.param(name, together, marks=() if (name, together) in USUAL else pytest.mark.thorough)

@@ -1,4 +1,4 @@
-"""The theorems hold in the simulations as far as docs/theory.md says."""
+"""The theorems hold in the simulations as far as docs/theory.md and docs/collapse.md say."""
 
 import re
 import sys
@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "experiments" / "theory"))
 
 import label_margins  # noqa: E402, found through the path above
+import neural_collapse as collapse  # noqa: E402
 import singular_values as theory  # noqa: E402
 
 SKEWED = theory.client(theory.SKEWS["skewed labels"])
@@ -56,13 +58,13 @@ def test_the_program_draws_its_figure_and_its_numbers_are_those_of_the_document(
     assert_stated(numbers, part=0)
 
 
-def assert_stated(numbers, part):
+def assert_stated(numbers, part, page="theory"):
     """The numbers are those of the table in a part of the document, by the number of the part."""
-    text = (ROOT / "docs" / "theory.md").read_text().split("## FedLC's Theorem 2")[part]
-    stated = dict(re.findall(r"^\| (.+) \| ([\d.]+) \|$", text, re.MULTILINE))
+    text = (ROOT / "docs" / f"{page}.md").read_text().split("## FedLC's Theorem 2")[part]
+    stated = dict(re.findall(r"^\| (.+) \| (-?[\d.]+) \|$", text, re.MULTILINE))
     assert stated.keys() == numbers.keys()
     for name, value in numbers.items():
-        assert float(stated[name]) == pytest.approx(value, rel=0.05), name
+        assert float(stated[name]) == pytest.approx(value, rel=0.05, abs=1e-12), name
 
 
 @pytest.mark.parametrize("counts", [(20, 320), (10, 30, 100, 300, 1000)])
@@ -81,3 +83,29 @@ def test_tau_follows_from_the_sum_of_the_margins():
 
 def test_the_numbers_of_the_margins_are_those_of_the_document():
     assert_stated(label_margins.numbers(50), part=1)
+
+
+def test_the_numbers_of_the_ranks_are_those_of_the_document():
+    assert_stated(collapse.draw(Figure(figsize=(13, 4))), part=0, page="collapse")
+
+
+@pytest.mark.parametrize("classes", [4, 10])
+def test_no_representations_and_classifier_have_a_lower_loss_than_the_closed_form(classes):
+    torch.manual_seed(0)
+    shapes = [(classes, collapse.WIDTH), (collapse.CLASSES, collapse.WIDTH)]
+    z, w = (torch.randn(shape, dtype=torch.float64).div(2).requires_grad_() for shape in shapes)
+    steps = torch.optim.LBFGS([z, w], max_iter=1000, tolerance_grad=1e-9, line_search_fn="strong_wolfe")
+
+    def loss(z, w):
+        fits = torch.nn.functional.cross_entropy(z @ w.T, torch.arange(classes))
+        return fits + collapse.DECAY / 2 * (z.square().sum() + w.square().sum())
+
+    def closure():
+        steps.zero_grad()
+        value = loss(z, w)
+        value.backward()
+        return value
+
+    steps.step(closure)
+    closed = loss(*map(torch.from_numpy, collapse.trained(classes)))
+    assert closure().item() == pytest.approx(closed.item(), rel=1e-6)

@@ -29,8 +29,9 @@ from fl_lightning.data import NpyImages
 from fl_lightning.models import FedUVCNN, ImageClassifier, Projector
 
 KINDS = (
-    *(known.SpectrumMonitor, known.LayerSimilarity, known.LayerAlignment, known.Embedding, known.Drift),
-    *(known.PerClassAccuracy, known.PersonalAccuracy, known.DeviationBound, known.CostLedger, known.LocalLosses),
+    *(known.SpectrumMonitor, known.NeuralCollapse, known.LayerSimilarity, known.LayerAlignment, known.Embedding),
+    *(known.Drift, known.PerClassAccuracy, known.PersonalAccuracy, known.DeviationBound, known.CostLedger),
+    known.LocalLosses,
 )
 NAMES = [kind.__name__ for kind in KINDS]
 ROUNDS = 11

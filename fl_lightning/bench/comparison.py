@@ -4,32 +4,51 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fl_lightning.bench.config_fragments import is_of_method, leaves, of_result
+from fl_lightning.bench.config_fragments import is_of_method, leaves, look_up, merged_config, of_result
 from fl_lightning.bench.results import CellResult, waiting
 from fl_lightning.bench.statistics import (
+    GAINS,
+    POINTS,
     Difference,
     SeedSummary,
     bounded,
     decision,
+    fairness,
     holm,
     paired_difference,
+    point_of,
     ranks,
     seeds_to_decide,
     sequence_p,
     summarize,
     verdict,
 )
-from fl_lightning.bench.suite import OF_METRIC, SCORE, SCORES, Cell, Labels, Suite, Table, first_seeds
+from fl_lightning.bench.suite import (
+    ADDED_AXES,
+    FAIR,
+    FAIRNESS,
+    OF_METRIC,
+    SCORE,
+    SCORES,
+    Cell,
+    Labels,
+    Suite,
+    Table,
+    first_seeds,
+)
 from fl_lightning.errors import printable, truncate
 
 NOT_COMPARED = "not compared"
 # larger values count as diverged, since their squares overflow
 DIVERGED_BEYOND = 1e150
+# values of fairness in squared percent, and values to minimise
+SQUARED, UNEVEN = ("variance", "noise"), ("spread", "variance")
 # labels of a row, or of a column
 Part = tuple[str, ...]
 Published = tuple[float, float | None]
@@ -45,6 +64,7 @@ class CellNumber:
         state: ``done``, ``nan``, ``failed``, ``running`` or ``waiting``.
         value: its number; None without a number.
         partner: the baseline's cell of the same setting and seed; None for the baseline and without such a cell.
+        local: the cell of the method ``Local`` of the same setting and seed; None without one.
         pair: its number and the partner's; None if one is missing, or if they must not be compared.
         missed: whether it missed the target.
         unequal: whether its partition or machine differs, so that it is not compared.
@@ -56,6 +76,7 @@ class CellNumber:
     state: str
     value: float | None = None
     partner: CellNumber | None = None
+    local: CellNumber | None = None
     pair: tuple[float, float] | None = None
     missed: bool = False
     unequal: bool = False
@@ -126,8 +147,8 @@ class Comparison:
     """
 
     def __init__(self, suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> None:
-        if table.show == "scores":
-            suite, table, cells = by_score(suite, table, cells, results)
+        if table.show in ADDED_AXES:
+            suite, table, cells = with_added_axis(suite, table, cells, results)
         self.suite, self.table = suite, table
         self.settings = unequal_settings(suite, cells)
         by_place: dict[tuple[Part, int], CellNumber] = {}
@@ -135,7 +156,10 @@ class Comparison:
             result = results.get(cell.digest, waiting(cell))
             by_place[tuple(cell.labels.values()), cell.seed] = CellNumber(cell, result, result.state)
         self.numbers = list(by_place.values())
+        local = [one for one in self.numbers if is_local(one.cell, suite)] if table.show == "fair" else []
+        alone = {(without_method(one.cell.labels), one.cell.seed): one for one in local}
         for number in self.numbers:
+            number.local = alone.get((without_method(number.cell.labels), number.cell.seed))
             number.value = self._value_of(number)
             partner = by_place.get((tuple({**number.cell.labels, **suite.baseline}.values()), number.cell.seed))
             number.partner = None if partner is number else partner
@@ -186,7 +210,7 @@ class Comparison:
         """Number of decimals, as papers print them."""
         if self.table.show == "rounds_to":
             return 1
-        return 2 if self.suite.percent or self.table.show in ("seconds", "rank") else 4
+        return 2 if self.suite.percent or self.table.show in ("seconds", "rank", "fair") else 4
 
     def _value_of(self, number: CellNumber) -> float | None:
         """Return the number of a cell; None for a run that failed or diverged."""
@@ -212,6 +236,17 @@ class Comparison:
             value = result.metrics.get(f"scores/{number.cell.labels[SCORE]}")
             number.notes += ["does not log this score; add the callback Scores"] if value is None else []
             return None if value is None else unit * value
+        if show == "fair":
+            name, local = number.cell.labels[FAIRNESS], number.local
+            comparable = local is not None and local.state == "done" and local.result.plan == result.plan != ""
+            of_local = local.result.metrics if local is not None and comparable else {}
+            value, point = fairness(result.metrics, of_local).get(name), POINTS[point_of(result.metrics)]
+            number.notes += [point] if point and value is not None else []
+            if name in GAINS and not comparable:
+                number.notes.append("no finished run of Local with this seed and partition")
+            elif value is None:
+                number.notes.append("does not log this; add the callback PersonalAccuracy")
+            return None if value is None else (1e4 if name in SQUARED else 100.0) * value
         if show == "rounds_to":
             target = self.table.target
             assert target is not None  # a suite without a target is refused
@@ -333,30 +368,55 @@ class Comparison:
             return set()
         counted = {row: entry.ours for row, entry in entries.items() if entry.ours and not entry.bound}
         means = {row: round(ours.mean, self.decimals) for row, ours in counted.items()}
-        of_metric = self.suite.minimize and self.table.show != "scores"
-        lower_is_better = of_metric or self.table.show in ("rounds_to", "seconds", "rank")
+        of_metric = self.suite.minimize and self.table.show not in ADDED_AXES
+        fair = next((entry.labels[FAIRNESS] for entry in entries.values() if self.table.show == "fair"), "")
+        if fair == "noise":  # a property of the test sets
+            return set()
+        lower_is_better = of_metric or fair in UNEVEN or self.table.show in ("rounds_to", "seconds", "rank")
         best = (min if lower_is_better else max)(means.values(), default=None)
         return {row for row, mean in means.items() if mean == best}
 
 
-def by_score(
+def with_added_axis(
     suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]
 ) -> tuple[Suite, Table, list[Cell]]:
-    """Return suite, table and cells with the scores as an additional axis.
+    """Return suite, table and cells with the scores, or the values of fairness, as an additional axis.
 
     Args:
         suite: the suite.
-        table: a table that shows ``scores``; its published numbers apply to each score.
-        cells: cells to show; each becomes one cell for each score.
+        table: a table that shows ``scores``, whose published numbers apply to each score, or ``fair``.
+        cells: cells to show; each becomes one cell for each label of the axis.
         results: results by the digest of the cell, which contain the scores.
     """
     logged = {tag for cell in cells if cell.digest in results for tag in results[cell.digest].metrics}
-    scores = table.scores or tuple(score for score in SCORES if f"scores/{score}" in logged) or SCORES[:1]
-    published = {(*labels, score): number for labels, number in table.published.items() for score in scores}
-    wider = replace(table, columns=(*table.columns, SCORE), published=published)
-    made = [replace(cell, labels={**cell.labels, SCORE: score}) for cell in cells for score in scores]
-    axes: Any = {**suite.axes, SCORE: dict.fromkeys(scores, ())}
+    axis, labels = (
+        ADDED_AXES[table.show],
+        tuple(name for name in FAIR if name not in GAINS or any(is_local(cell, suite) for cell in cells)),
+    )
+    if axis == SCORE:
+        labels = table.scores or tuple(score for score in SCORES if f"scores/{score}" in logged) or SCORES[:1]
+    published = {(*place, label): number for place, number in table.published.items() for label in labels}
+    wider = replace(table, columns=(*table.columns, axis), published=published)
+    made = [replace(cell, labels={**cell.labels, axis: label}) for cell in cells for label in labels]
+    axes: Any = {**suite.axes, axis: dict.fromkeys(labels, ())}
     return replace(suite, axes=axes), wider, made
+
+
+def is_local(cell: Cell, suite: Suite) -> bool:
+    """Return whether the method of a cell is ``Local`` alone.
+
+    A cell of a database has no config, so that the suite's counts; a report has configs by dotted key.
+    """
+    own = any(cell.fragments)
+    config = cell.config if own else merged_config(suite.axes.get("method", {}).get(cell.labels.get("method", ""), ()))
+    nested = [look_up(method, "class_path", "") for method in config.get("method") or ()]
+    names = nested or [key for key in config if re.fullmatch(r"method\.\w+", key)]
+    return [str(name).rpartition(".")[2] for name in names] == ["Local"]
+
+
+def without_method(labels: Labels) -> Part:
+    """Return the labels on all axes but ``method``."""
+    return tuple(label for axis, label in labels.items() if axis != "method")
 
 
 def unequal_settings(suite: Suite, cells: Sequence[Cell]) -> dict[Part, str]:

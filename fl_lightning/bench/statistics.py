@@ -7,7 +7,7 @@ one.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,6 +16,14 @@ from scipy import stats
 
 Decision = Literal["no difference", "above", "below", "undecided"]
 Verdict = Literal["no difference", "reversed", "reproduced", "same sign", "undecided"]
+# prefixes of the tags of clients' models, and which models these are, unless those at the beginning of a visit
+POINTS = {
+    "personal/": "",
+    "personal/trained/": "of the models at the end of a visit",
+    "personal/adapted/": "of models adapted from the global one",
+}
+# values of :func:`fairness` that compare with the clients' own accuracies in a run of ``Local``
+GAINS = ("gain", "gain_worst", "helped")
 # greatest estimate of a number of seeds
 MOST_SEEDS = 9999
 # decimals beyond which numbers differ only by the order of additions
@@ -258,3 +266,34 @@ def seeds_to_decide(
 def ranks(values: Sequence[float], minimize: bool) -> list[float]:
     """Return the rank of each value, where 1 is best; equal values share the mean of their ranks."""
     return [float(rank) for rank in stats.rankdata(values if minimize else [-value for value in values])]
+
+
+def fairness(metrics: Mapping[str, float], local: Mapping[str, float]) -> dict[str, float]:
+    r"""Return how even the accuracies :math:`a_k` of the clients are, by name; names without a metric are omitted.
+
+    ``accuracy``, ``worst_tenth`` and ``spread`` are as the callback ``PersonalAccuracy`` logs them, ``variance`` is the
+    square of ``spread``, and ``noise`` the part of it that small test sets explain. With the accuracies :math:`l_k`
+    of the same clients in a run of ``Local``, ``gain`` is the mean of :math:`a_k - l_k`, ``gain_worst`` the least, and
+    ``helped`` the share of the clients with :math:`a_k > l_k`. All clients count the same.
+
+    Args:
+        metrics: metrics of a run.
+        local: metrics of a run of ``Local`` with the same seed, model, partition and local steps; empty without one.
+    """
+    names = ("accuracy", "worst_tenth", "spread")
+    point = point_of(metrics)
+    found = {name: metrics[f"{point}{name}"] for name in names if f"{point}{name}" in metrics}
+    found |= {"variance": found["spread"] ** 2} if "spread" in found else {}
+    found |= {"noise": metrics["fair/noise"]} if "fair/noise" in metrics else {}
+    alone = {tag.removeprefix("personal/client/"): value for tag, value in local.items()}
+    of_clients = {tag.removeprefix(f"{point}client/"): value for tag, value in metrics.items()}
+    gains = [value - alone[k] for k, value in of_clients.items() if k.isdecimal() and k in alone]
+    if gains:
+        helped = sum(gain > 0 for gain in gains) / len(gains)
+        found |= dict(zip(GAINS, (math.fsum(gains) / len(gains), min(gains), helped), strict=True))
+    return found
+
+
+def point_of(metrics: Mapping[str, float]) -> str:
+    """Return the prefix of the accuracies of the clients' models, the first of :data:`POINTS` by default."""
+    return next((point for point in POINTS if f"{point}accuracy" in metrics), next(iter(POINTS)))

@@ -23,7 +23,7 @@ from fl_lightning.errors import require
 
 Labels = dict[str, str]
 Choice = dict[str, tuple[str, ...]]
-Show = Literal["final", "best", "last", "rounds_to", "seconds", "rank", "scores"]
+Show = Literal["final", "best", "last", "rounds_to", "seconds", "rank", "scores", "fair"]
 SHOWS: tuple[str, ...] = get_args(Show)
 # tables whose numbers are of the metric and in its unit
 OF_METRIC: tuple[Show, ...] = ("final", "best", "last")
@@ -34,6 +34,11 @@ SCORES = (
 )
 # the additional axis of a table of scores
 SCORE = "score"
+# the columns of a table of fairness, see ``statistics.fairness``, and its additional axis
+FAIR = ("accuracy", "worst_tenth", "spread", "variance", "noise", "gain", "gain_worst", "helped")
+FAIRNESS = "fair"
+# the additional axis of a table, by what it shows
+ADDED_AXES: dict[str, str] = {"scores": SCORE, "fair": FAIRNESS}
 # the additional axis of ``--readings``
 READING = "reading"
 # ends the name of a suite of readings
@@ -132,8 +137,8 @@ class Table:
     Args:
         show: number of a run: the ``final`` or the ``best`` value of the metric, the mean of its ``last`` k values, the
             number of rounds to a target (``rounds_to``), ``seconds`` a round as a ratio to the baseline, the mean
-            ``rank`` among the rows of a column, where 1 is best, or the ``scores`` of the callback ``Scores``, one
-            column each.
+            ``rank`` among the rows of a column, where 1 is best, the ``scores`` of the callback ``Scores``, one column
+            each, or how ``fair`` the clients' accuracies are, by the callback ``PersonalAccuracy``.
         rows: axes whose labels are the rows.
         columns: axes whose labels are the columns.
         k: number of last rounds, for ``last``.

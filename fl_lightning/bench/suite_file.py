@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from fl_lightning.bench.config_fragments import Fragment, fragments_of, nested_config
 from fl_lightning.bench.statistics import half_width
 from fl_lightning.bench.suite import (
+    ADDED_AXES,
     OF_METRIC,
     READING,
-    SCORE,
     SCORES,
     SHOWS,
     Decide,
@@ -223,8 +223,10 @@ def parse_table(raw: Any, axes: Mapping[str, Any], percent: bool, path: Path) ->
         if axis not in axes or (*rows, *columns).count(axis) != 1:
             hint = f"rows and columns take each axis once; the axes are {', '.join(axes)}"
             raise UsageError(f"{path}: tables: axis {axis!r}: {hint}")
-    clash = show == "scores" and SCORE in axes
-    require(not clash, f"{path}: axes", SCORE, "is an axis of a table of scores: give this one another name")
+    added = ADDED_AXES.get(show, "")
+    require(added not in axes, f"{path}: axes", added, f"is an axis of a table of {show}: give this one another name")
+    unknown = "published" in given and show == "fair"
+    require(not unknown, f"{where}published", "given", "is ignored by a table of fair; leave it out")
     published = dict(read_published(given.get("published"), len(rows) + len(columns), path))
     for labels, (mean, _) in published.items():
         place = f"{path}: {'.'.join(('published', *labels))}"

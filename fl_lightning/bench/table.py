@@ -14,7 +14,7 @@ from fl_lightning.bench.config_fragments import write_text
 from fl_lightning.bench.protocol_variants import conclusions, readings_table
 from fl_lightning.bench.results import CellResult, with_notes
 from fl_lightning.bench.statistics import MOST_SEEDS, Decision, Verdict
-from fl_lightning.bench.suite import OF_METRIC, Cell, Suite
+from fl_lightning.bench.suite import FAIRNESS, OF_METRIC, Cell, Suite
 from fl_lightning.bench.table_rendering import (
     DAGGER,
     NONE,
@@ -156,7 +156,7 @@ def text_tables(comparison: Comparison) -> Iterator[TextTable]:
             line += [StyledText(mean.get(row, NONE)), *([StyledText("")] if published else [])]
     key, title = f"{comparison.suite.name}-{comparison.table.show}", comparison.table.caption
     yield TextTable(caption_of(comparison), comparison.table.rows, groups, lines, notes, title, key)
-    if comparison.suite.baseline and any(map(differs, entries)):
+    if comparison.suite.baseline and comparison.table.show != "fair" and any(map(differs, entries)):
         yield differences_table(comparison, notes)
 
 
@@ -287,7 +287,8 @@ def verdict_at_scale(entry: TableEntry) -> str:
 
 def column_name(comparison: Comparison, column: Part) -> str:
     """Return the name of a column, such as ``alpha=0.1``, or the name of the numbers in a table of one column."""
-    labels = (f"{axis}={label}" for axis, label in of_columns(comparison, column))
+    pairs = of_columns(comparison, column)
+    labels = (label if axis == FAIRNESS else f"{axis}={label}" for axis, label in pairs)
     return ", ".join(labels) or first_upper(what_is_shown(comparison))
 
 
@@ -312,6 +313,7 @@ def what_is_shown(comparison: Comparison) -> str:
         "last": f"mean {unit} of the last {table.k} rounds",
         "seconds": f"seconds a round{f', divided by the seconds of {comparison.baseline}' * bool(suite.baseline)}",
         "scores": "final accuracy by score" + " in %" * suite.percent,
+        "fair": "accuracies of the clients on their own test data, in %, variance and noise in squared %",
         "rank": f"rank by final {suite.metric} among the rows of a column",
     }[table.show]
 
@@ -350,6 +352,10 @@ def caption_of(comparison: Comparison) -> str:
         texts += [f"A round of {comparison.baseline} takes {', '.join(means)}."] if means else []
     if table.show == "scores":
         texts += ["All scores are of the same model.", *order_by_score(comparison)]
+    if table.show == "fair":
+        texts += ["Noise: what small test sets add to the variance."]
+        gains = "Gain, client by client, over Local with the same seed and partition: mean, least, and share of clients"
+        texts += [f"{gains} with a gain."] * ("gain" in comparison.suite.axes[FAIRNESS])
     texts += ["1 is best; runs without a number have no rank."] * (table.show == "rank")
     return " ".join(texts)
 

@@ -4,6 +4,7 @@ from fl_lightning.callbacks.alignment import LayerAlignment
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.batch_norm_gap import BatchNormGap
 from fl_lightning.callbacks.ccvr import CCVR
+from fl_lightning.callbacks.collapse import NeuralCollapse
 from fl_lightning.callbacks.cost import CostLedger
 from fl_lightning.callbacks.deviation import DeviationBound
 from fl_lightning.callbacks.domain_metrics import DomainMetrics
@@ -35,6 +36,7 @@ __all__ = [
     "LayerSimilarity",
     "LocalLosses",
     "Measurement",
+    "NeuralCollapse",
     "PerClassAccuracy",
     "PersonalAccuracy",
     "ProgressBar",

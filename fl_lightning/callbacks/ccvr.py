@@ -100,8 +100,9 @@ class CCVR(Callback):
 
     def setup(self, trainer: RunContext) -> None:
         self._path = trainer.client.tap_paths["logits"]
-        linear = isinstance(trainer.client.module.get_submodule(self._path), nn.Linear)
-        require(linear, "CCVR with the tap logits", self._path, "bind it to the last linear layer")
+        head = trainer.client.module.get_submodule(self._path)
+        trained = isinstance(head, nn.Linear) and head.weight.requires_grad
+        require(trained, "CCVR with the tap logits", self._path, "bind it to the last linear layer, which is trained")
         require_global_model(trainer, self, "remove CCVR")
 
     def on_last_round_end(self, trainer: RunContext) -> None:

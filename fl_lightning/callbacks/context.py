@@ -16,6 +16,7 @@ from fl_lightning.errors import UsageError, choices, require
 from fl_lightning.method import MethodList
 from fl_lightning.server import Server
 from fl_lightning.state import State
+from fl_lightning.storage.serializable import on_cpu
 
 Gathered = TypeVar("Gathered")
 
@@ -212,7 +213,7 @@ class RunContext:
             phase: ``val`` or ``test``.
             state: a state, or entries that replace entries of the global model; None is the global model in its
                 reported form.
-            client: id of a client, whose local entries complete the state and on whose test data it is evaluated.
+            client: id of a client, whose own entries complete the state and on whose test data it is evaluated.
                 (Validation data are not divided among clients.) None uses all data.
             domain: domain from :meth:`domains_of` on whose data the state is evaluated; None for all.
         """
@@ -279,6 +280,15 @@ class RunContext:
         some = range(self.data.num_clients) if clients is None else clients
         return self.run.recalibration.statistics(self._whole(state), some, self.server.round, once)
 
+    def personal_state(self, client: int) -> State:
+        """Return the state that is evaluated for a client: the global model with the client's own entries.
+
+        A worker does this alone. Only the worker that owns the client has its memory.
+        """
+        self._check(client)
+        evaluated = self.methods.evaluated_state(self.server)
+        return {**evaluated, **self.client.lifecycle.personal_entries(self.data.info(client), evaluated)}
+
     def fine_tune(self, client: int, state: State | None, steps: int) -> State:
         """Train a state for some steps on the data of a client, with the module's own loss, and return it.
 
@@ -297,14 +307,10 @@ class RunContext:
         """
         self._check(client, state)
         require(steps >= 0, "trainer.fine_tune: steps", steps, "use 0 or more")
-        owner = self.client.memories().owners.get(client, self.global_rank) if self.client.kept else self.global_rank
+        owner = self._owner(client)
         hint = f"worker {owner} owns its local entries; fine-tune the clients in trainer.client.memories()"
         require(owner == self.global_rank, "trainer.fine_tune: client", client, hint)
-        whole = {
-            **self.methods.evaluated_state(self.server),
-            **self.client.memories().own_entries(client),
-            **(state or {}),
-        }
+        whole = {**self.personal_state(client), **(state or {})}
         return self.run.local_training.fine_tune(client, self.server.round, whole, steps)
 
     def training_logits(self, client: int, logits: Tensor) -> Tensor:
@@ -351,13 +357,20 @@ class RunContext:
             known = self.domains_of(phase) if phase else []
             hint = f"unknown domain; available in these data: {', '.join(known) or 'none'}"
             require(domain in known, "domain", domain, f"{hint}; pass no client")
-        own: State = {}
-        if client is not None and self.client.kept:
-            asked = self.gather((client, self.client.memories().own_entries(client)))
+        own, evaluated = State(), self.methods.evaluated_state(self.server)
+        if client is not None and self.client.has_own_models:
+            if self._owner(client) == self.global_rank:
+                own = on_cpu(self.client.lifecycle.personal_entries(self.data.info(client), evaluated))
+            asked = self.gather((client, own))
             same = all(k == client for k, _ in asked)
             require(same, "client", client, "differs between workers; pass the same client on all workers")
             own = next((entries for _, entries in asked if entries), {})
-        return {**self.methods.evaluated_state(self.server), **own, **(state or {})}
+        return {**evaluated, **own, **(state or {})}
+
+    def _owner(self, client: int) -> int:
+        """Rank of the worker that has a client's memory, where its model depends on it; this worker if none has."""
+        owners = self.client.memories().owners if self.client.has_own_models else {}
+        return owners.get(client, self.global_rank)
 
     def _check(self, client: int | None, state: State | None = None) -> None:
         """Refuse an unknown client, and a state of another model."""

@@ -95,7 +95,7 @@ class DomainMetrics(PeriodicCallback):
             own = f"sites/{name}/"
             sent = [(tag, value) for tag, value in trainer.metrics.items() if tag.startswith(own + phase)]
             return {plain(tag.removeprefix(own)): value for tag, value in sent}
-        if not trainer.client.kept:
+        if trainer.client.has_global_model:
             return {plain(tag): value for tag, value in trainer.evaluate(phase, domain=name).items()}
         if phase == "val":  # clients have no validation data
             return {}

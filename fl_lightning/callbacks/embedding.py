@@ -119,7 +119,7 @@ class Embedding(Measurement):
     def measure(self, trainer: RunContext) -> None:
         # the batches of each client, and of the global model as None
         mine: dict[int | None, Probe] = dict(self._local.items())
-        if not trainer.client.kept:
+        if trainer.client.has_global_model:
             mine[None] = self._probe(trainer, None)
         parts = trainer.gather(mine)
         self._local = {}

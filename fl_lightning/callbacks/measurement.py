@@ -14,6 +14,7 @@ import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
+from fl_lightning.aggregation import Sums, Weighted
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client import Client
@@ -165,6 +166,47 @@ class Measurement(PeriodicCallback):
         self._continues = True
 
 
+class EvaluationMeasurement(Measurement):
+    """A measurement of the evaluated models on all test data, from the batches of the run's own evaluations.
+
+    A subclass collects batches in :meth:`see` and measures the model in :meth:`of_model`. If entries of the state stay
+    with the clients, the values of :meth:`measured` are means over the personalized models.
+    """
+
+    def requires_evaluation(self, round_: int) -> bool:
+        return self.due(round_)
+
+    def needs_local_models(self, round_: int) -> bool:
+        return self.due(round_)
+
+    def see(self, targets: Tensor | None, taps: dict[str, Tensor]) -> None:
+        """Collect a batch of this worker."""
+        raise NotImplementedError
+
+    def of_model(self, trainer: RunContext) -> dict[str, Tensor]:
+        """Return the values of the model in the worker's module, and forget its batches."""
+        raise NotImplementedError
+
+    def on_round_start(self, trainer: RunContext) -> None:
+        self._global, self._own = Sums(), Sums()
+
+    def on_evaluation_batch_end(
+        self, trainer: RunContext, phase: str, batch: Any, targets: Tensor | None, taps: dict[str, Tensor]
+    ) -> None:
+        if phase == "test" and self.due(trainer.server.round):
+            self.see(targets, taps)
+
+    def on_evaluation_end(self, trainer: RunContext, phase: str, client: int | None = None) -> None:
+        if phase == "test" and self.due(trainer.server.round):
+            values = {name: Weighted.of(value) for name, value in self.of_model(trainer).items()}
+            (self._global if client is None else self._own).add(values)
+
+    def measured(self, trainer: RunContext) -> dict[str, Tensor]:
+        """Return the values of this round's model, or their means; empty without test data. All workers call this."""
+        trainer.all_reduce(self._own)
+        return self._own.means() or self._global.means()
+
+
 class ClientMeasurement(Measurement):
     """A measurement of each client of a cohort, in rounds that are due.
 
@@ -310,7 +352,7 @@ def require_global_model(trainer: RunContext, callback: Callback, remedy: str = 
     """Refuse a run without a global model, because entries of the state stay with the clients."""
     hint = f"the run has no global model; {remedy}"
     key, kept = f"{type(callback).__name__} with entries that stay with the clients", len(trainer.client.kept)
-    require(not kept, key, kept, hint)
+    require(trainer.client.has_global_model, key, kept, hint)
 
 
 def classifier_of(

@@ -95,7 +95,7 @@ class PerClassAccuracy(ClientMeasurement):
 
     def record(self, trainer: RunContext, clients: dict[int, dict[str, Any]]) -> None:
         confusions = {"before": {k: values["before"] for k, values in clients.items()}}
-        if trainer.client.kept:
+        if not trainer.client.has_global_model:
             own_entries = trainer.client.memories().own_entries
             after = measure_clients(trainer, list(clients), lambda k: self._confusion(trainer, own_entries(k)))
         else:  # one model for all clients
@@ -111,7 +111,7 @@ class PerClassAccuracy(ClientMeasurement):
             means = dict(zip(CLASS_GROUPS, map(finite_mean, np.stack(list(groups.values())).T), strict=True))
             means["all"] = finite_mean(list(map(finite_mean, accuracies.values())))
             log_finite(trainer, means, f"per_class/{when}/")
-            models = len(clients) if when == "before" or trainer.client.kept else 1
+            models = len(clients) if when == "before" or not trainer.client.has_global_model else 1
             self.append(f"confusion_{when}", sum(list(matrices.values())[:models]))
 
 

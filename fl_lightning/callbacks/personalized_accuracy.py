@@ -26,6 +26,7 @@ from fl_lightning.callbacks.measurement import (
     labelled,
     log_finite,
     measure_clients,
+    quotient,
     require_test_data,
 )
 from fl_lightning.errors import UsageError, require
@@ -38,24 +39,30 @@ from fl_lightning.storage.metric_format import aligned, format_value
 class PersonalAccuracy(Measurement):
     """Measures the accuracy on each client's test data and on each domain.
 
-    The model is the global model or, if entries of the state stay with the clients, each client's personalized model. A
-    client's test data come from ``data.test_dataloader(k)``: the test data of its domain, or the largest subset with
+    The model is the one that a client would begin its next visit with: the global model or, if entries of the state
+    stay with the clients, each client's personalized model. A method may give the clients others
+    (:meth:`.Method.personal_state`); unless they are for the next visit too, the tags say so:
+    ``personal/trained/accuracy`` and ``personal/adapted/accuracy`` in place of ``personal/accuracy``. A client's test
+    data come from ``data.test_dataloader(k)``: the test data of its domain, or the largest subset with
     the proportions of its labels.
 
     In ``personal.npz``, for R measurements, m clients and V domains:
 
     - ``rounds`` (R,) and ``clients`` (R, m), the same in every round.
-    - ``own`` (R, m): accuracy on the client's test data.
+    - ``own`` (R, m): accuracy on the client's test data, and ``examples`` (R, m): the number of these.
     - ``tuned`` (R, m): the same after fine-tuning; nan in rounds without it, and missing without ``fine_tune_steps``.
     - ``prototype`` (R, m): accuracy of the nearest prototype, in a run with prototypes.
     - ``domains`` (R, V), their names, and ``domain`` (R, V), for data with domains: accuracy of the global model on the
       test data of each; if entries stay with the clients, the mean of ``own`` over its clients.
 
-    Each of the first three is logged as mean, mean over the worst tenth of the clients and standard deviation:
-    ``personal/accuracy``, ``personal/worst_tenth``, ``personal/spread``, then ``personal/tuned/accuracy``, ... and
-    ``personal/prototype/accuracy``, ...; the domains as ``personal/domain/<name>``. The figure is ``personal/clients``,
-    and the console shows the last measurement of each client at the end. ``test`` with a checkpoint of a finished run
-    shows and logs the same, without a file.
+    Each of the accuracies ``own``, ``tuned`` and ``prototype`` is logged as mean, mean over the worst tenth of the
+    clients and standard deviation: ``personal/accuracy``, ``personal/worst_tenth``, ``personal/spread``, then
+    ``personal/tuned/accuracy``, ... and ``personal/prototype/accuracy``, ...; ``own`` also by client, as
+    ``personal/client/<id>``. Even equally good models differ in accuracy on small test sets: ``fair/noise``, the mean
+    of :math:`a_k (1 - a_k) / t_k` over the accuracies on :math:`t_k` examples, is about what this adds to their
+    variance, the square of ``personal/spread``. Domains are logged as ``personal/domain/<name>``. The figure is
+    ``personal/clients``, and the console shows the last measurement of each client at the end. ``test`` with a
+    checkpoint of a finished run shows and logs the same, without a file.
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
@@ -126,11 +133,15 @@ class PersonalAccuracy(Measurement):
     def _measured(self, trainer: RunContext, tune: bool) -> dict[str, Any]:
         """Measure, log and return the arrays; all workers call this."""
         values = measure_clients(trainer, self.clients, lambda k: self._of_client(trainer, k, tune))
-        measured: dict[str, Any] = {"clients": np.array(self.clients)}
+        examples = np.array([of_client.pop("examples") for of_client in values.values()])
+        measured: dict[str, Any] = {"clients": np.array(self.clients), "examples": examples}
         for what in next(iter(values.values())):
             measured[what] = np.array([of_client[what] for of_client in values.values()])
-            prefix = "personal/" if what == "own" else f"personal/{what}/"
+            prefix = f"personal/{trainer.methods.evaluation_point}" if what == "own" else f"personal/{what}/"
             log_finite(trainer, spread_over_clients(measured[what]), prefix)
+            if what == "own":
+                log_finite(trainer, {str(k): of_client[what] for k, of_client in values.items()}, f"{prefix}client/")
+                log_finite(trainer, {"fair/noise": finite_mean(sampling_variance(measured[what], examples))})
         self._lines = [["client", "domain", *(MODELS[what] for what in measured if what in MODELS)]]
         for k, of_client in values.items():
             shares = ["" if math.isnan(value) else format_value("accuracy", value) for value in of_client.values()]
@@ -139,7 +150,7 @@ class PersonalAccuracy(Measurement):
         if domains:
             for name in domains:
                 own = [of_client["own"] for k, of_client in values.items() if trainer.data.info(k).domain == name]
-                if trainer.client.kept:
+                if not trainer.client.has_global_model:
                     by_domain[name] = finite_mean(own)
                 else:
                     parts = trainer.gather(self._hits(trainer, None, domain=name))
@@ -149,7 +160,8 @@ class PersonalAccuracy(Measurement):
         return measured
 
     def _of_client(self, trainer: RunContext, k: int, tune: bool) -> dict[str, float]:
-        values = {"own": share(*self._hits(trainer, None, client=k))}
+        hits, examples = self._hits(trainer, None, client=k)
+        values = {"own": share(hits, examples), "examples": float(examples)}
         if self.fine_tune_steps:
             tuned = trainer.fine_tune(k, None, self.fine_tune_steps) if tune else None
             values["tuned"] = math.nan if tuned is None else share(*self._hits(trainer, tuned, client=k))
@@ -183,6 +195,11 @@ class PersonalAccuracy(Measurement):
 def share(hits: int, total: int) -> float:
     """Return the share of the hits; nan without examples."""
     return hits / total if total else math.nan
+
+
+def sampling_variance(accuracies: np.ndarray, examples: np.ndarray) -> np.ndarray:
+    """Return the variance of each accuracy that a random test set of its size adds; nan without examples."""
+    return quotient(accuracies * (1 - accuracies), examples)
 
 
 def nearest(z: Tensor, prototypes: Tensor, usable: Tensor) -> Tensor:

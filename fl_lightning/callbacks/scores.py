@@ -47,7 +47,9 @@ class Scores(PeriodicCallback):
     - ``best`` and ``mean_of_last``, at the end of the run: the greatest ``test/accuracy`` of all evaluated rounds,
       which is selected on the test data, and the mean of the last ``last_k``.
 
-    On each client's test data, as the unweighted mean over the clients:
+    On each client's test data, as the unweighted mean over the clients, of the global model or of the clients' models
+    that a method gives them (:meth:`.Method.personal_state`). Where these are not for the next visit, the names begin
+    with ``trained/`` or ``adapted/``.
 
     - ``clients``: by the raw logits, and ``worst_tenth``, the mean over the worst tenth of the clients.
     - ``training_logits``: by the logits as the loss of the client's training step sees them, after each method's
@@ -117,12 +119,13 @@ class Scores(PeriodicCallback):
             scores["recalibrated"] = self._pooled(trainer, statistics)["pooled"] if own is None else own
         counts = torch.stack([trainer.data.info(k).label_counts for k in range(trainer.data.num_clients)])
         of_all = cache(lambda: self._outputs(trainer, None, None))
+        point = trainer.methods.evaluation_point
         by_client = measure_clients(trainer, self._clients, lambda k: self._of_client(trainer, k, counts, of_all))
         for name in next(iter(by_client.values()), {}):
             values = np.array([of_client[name] for of_client in by_client.values()])
-            scores[name] = finite_mean(values)
+            scores[point + name] = finite_mean(values)
             if name == "clients":
-                scores["worst_tenth"] = spread_over_clients(values)["worst_tenth"]
+                scores[f"{point}worst_tenth"] = spread_over_clients(values)["worst_tenth"]
         log_finite(trainer, scores, "scores/")
 
     def _pooled(self, trainer: RunContext, state: State | None) -> dict[str, float]:
@@ -135,7 +138,9 @@ class Scores(PeriodicCallback):
         self, trainer: RunContext, k: int, counts: Tensor, of_all: Callable[[], tuple[Tensor, Tensor]]
     ) -> dict[str, float]:
         client = k if self._own else None
-        logits, targets = self._outputs(trainer, None, client) if self._own else of_all()
+        of_its_own = trainer.personal_state(k) if trainer.client.has_own_models else None
+        shared = not self._own and of_its_own is None
+        logits, targets = of_all() if shared else self._outputs(trainer, of_its_own, client)
         weights = torch.ones(len(targets), dtype=torch.float64) if self._own else like(counts[k], targets)
 
         def score(changed: Tensor, labels: Tensor = targets) -> float:

@@ -129,7 +129,7 @@ class LayerSimilarity(Measurement):
 
     def _of_global(self, trainer: RunContext) -> Grams:
         """Return this worker's batches of the global model."""
-        return {} if trainer.client.kept else self._grams(trainer, None)
+        return self._grams(trainer, None) if trainer.client.has_global_model else {}
 
     def _grams(self, trainer: RunContext, state: State | None) -> Grams:
         batches: Iterable[Observed] = trainer.representations(state, self._layers, examples=self.examples)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fl_lightning.aggregation import Sums, Weighted
 from fl_lightning.callbacks.context import RunContext
-from fl_lightning.callbacks.measurement import Measurement, classifier_of, merge_sorted
+from fl_lightning.callbacks.measurement import EvaluationMeasurement, classifier_of, merge_sorted
 from fl_lightning.client import Client
 from fl_lightning.errors import require
 from fl_lightning.functional import (
@@ -47,7 +47,7 @@ def spectrum_of_rows(sums: Sums) -> Tensor | None:
     return eigenvalues(means["products"] - torch.outer(means["rows"], means["rows"])) if means else None
 
 
-class SpectrumMonitor(Measurement):
+class SpectrumMonitor(EvaluationMeasurement):
     """Logs the spectra of the classifier weight and of the covariance of the test representations.
 
     Each spectrum is logged as scalars (``spectrum/classifier/<kk>``, ``spectrum/representation/<kk>``: the kk-th
@@ -108,12 +108,6 @@ class SpectrumMonitor(Measurement):
         self.local_models, self.max_scalars, self.threshold = local_models, max_scalars, threshold
         self.local_every_n_rounds, self.examples = local_every_n_rounds, examples
 
-    def requires_evaluation(self, round_: int) -> bool:
-        return self.due(round_)
-
-    def needs_local_models(self, round_: int) -> bool:
-        return self.due(round_)
-
     def local_due(self, round_: int) -> bool:
         """Return whether the local models of this round are measured."""
         return self.local_models and (round_ % self.local_every_n_rounds == 0 or round_ == self._last_round)
@@ -124,7 +118,8 @@ class SpectrumMonitor(Measurement):
             trainer.warn("SpectrumMonitor: no test data, so no spectra of representations; add a test_dataloader")
 
     def on_round_start(self, trainer: RunContext) -> None:
-        self._seen, self._own, self._global = Sums(), Sums(), Sums()
+        super().on_round_start(trainer)
+        self._seen = Sums()
         self._local: dict[int, dict[str, np.ndarray]] = {}
 
     @property
@@ -139,18 +134,13 @@ class SpectrumMonitor(Measurement):
             trainer.log(f"rank/{what}/local/{client.info.id}", float(effective_rank(values)))
         self._local[client.info.id] = {what: values.cpu().numpy() for what, values in spectra.items()}
 
-    def on_evaluation_batch_end(
-        self, trainer: RunContext, phase: str, batch: Any, targets: Tensor | None, taps: dict[str, Tensor]
-    ) -> None:
-        if phase == "test" and self.due(trainer.server.round):
-            self._seen.add(rows_and_products(taps["representation"]))
+    def see(self, targets: Tensor | None, taps: dict[str, Tensor]) -> None:
+        self._seen.add(rows_and_products(taps["representation"]))
 
-    def on_evaluation_end(self, trainer: RunContext, phase: str, client: int | None = None) -> None:
-        if phase == "test" and self.due(trainer.server.round):
-            trainer.all_reduce(self._seen)
-            spectra = {what: Weighted.of(values) for what, values in self._measure(self._seen).items()}
-            (self._global if client is None else self._own).add(spectra)
-            self._seen = Sums()
+    def of_model(self, trainer: RunContext) -> dict[str, Tensor]:
+        trainer.all_reduce(self._seen)
+        seen, self._seen = self._seen, Sums()
+        return self._measure(seen)
 
     def on_round_end(self, trainer: RunContext) -> None:
         super().on_round_end(trainer)
@@ -159,8 +149,7 @@ class SpectrumMonitor(Measurement):
             self.save(trainer)
 
     def measure(self, trainer: RunContext) -> None:
-        trainer.all_reduce(self._own)
-        for what, values in (self._own.means() or self._global.means() or self._measure(Sums())).items():
+        for what, values in (self.measured(trainer) or self._measure(Sums())).items():
             self._log(trainer, what, values)
             self.append(what, values.cpu().numpy())
         self.keep(trainer)
@@ -208,7 +197,7 @@ class SpectrumMonitor(Measurement):
             self.append(f"local_{what}", table)
             ranks = [float(effective_rank(torch.from_numpy(values))) for values in spectra]
             trainer.log(f"rank/{what}/local/mean", math.fsum(ranks) / len(ranks))
-            if what == "representation" and not trainer.client.kept:
+            if what == "representation" and trainer.client.has_global_model:
                 probed = self._probed(trainer, None)
                 trainer.all_reduce(probed)
                 self.append("probe_representation", spectrum_of_rows(probed))

@@ -193,14 +193,16 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
 
 
 def check_settings(suite: Suite, cells: Sequence[Cell]) -> None:
-    """Warn of methods with other settings than the baseline; refuse scores that no cell logs."""
+    """Warn of methods with other settings than the baseline; refuse tables of what no cell logs."""
     method = list(suite.axes).index("method") if "method" in suite.axes else 0
     for label, text in sorted({(labels[method], text) for labels, text in unequal_settings(suite, cells).items()}):
         print(f"warning: {label}: {text}", file=sys.stderr)
-    if any(table.show == "scores" for table in suite.tables):
-        scored = any("Scores" in str(look_up(cell.config, "trainer.callbacks")) for cell in cells)
-        hint = "no cell has the callback that logs them: add to the base trainer: {callbacks+: [{class_path: Scores}]}"
-        require(scored, f"{suite.path}: tables.show", "scores", hint)
+    for show, callback in {"scores": "Scores", "fair": "PersonalAccuracy"}.items():
+        logged = any(callback in str(look_up(cell.config, "trainer.callbacks")) for cell in cells)
+        hint = "no cell has the callback that logs this: add to the base trainer: "
+        hint += f"{{callbacks+: [{{class_path: {callback}}}]}}"
+        wanted = any(table.show == show for table in suite.tables)
+        require(logged or not wanted, f"{suite.path}: tables.show", show, hint)
 
 
 def check_cells(metric: str, cells: Mapping[str, Cell]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from types import MappingProxyType, SimpleNamespace
@@ -33,7 +33,18 @@ from fl_lightning.data.labels import label_entries
 from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.lazy_copies import share_memory
 from fl_lightning.method import Method, MethodList, Step, call_hook, check_returned, overrides
-from fl_lightning.state import State, as_floats, changed_entries, clone, entry_norms, first_not_finite, norm, select
+from fl_lightning.seeding import rng_scope
+from fl_lightning.state import (
+    Gradients,
+    State,
+    as_floats,
+    changed_entries,
+    clone,
+    entry_norms,
+    first_not_finite,
+    norm,
+    select,
+)
 from fl_lightning.storage.metric_format import tagged
 from fl_lightning.storage.serializable import with_tensors
 
@@ -81,6 +92,7 @@ class Client(LightningModule):
         trainable: names of the parameters that are trained.
         others: names of the buffers and frozen parameters.
         frozen: names of the frozen parameters.
+        of_methods: names of the entries of the methods' own modules (:meth:`.Method.modules`).
         tap_paths: path of the bound submodule by tap name.
         has_large_model: whether copies of the trained parameters take much memory.
         clips_gradients: whether the trainer or the module clips gradients before :meth:`.Method.on_after_clipping`.
@@ -88,6 +100,7 @@ class Client(LightningModule):
         shares_buffers: whether the clients' float buffers are averaged, or recomputed for all.
         recomputed: names of the running statistics that the server recomputes, and that therefore travel down only.
         lifecycle: the part that the engine calls: the start and the end of visits, and dry runs.
+        extra_passes: the engine's part that computes :meth:`gradients` and reads :meth:`batches`.
     """
 
     def __init__(
@@ -111,6 +124,8 @@ class Client(LightningModule):
         self.worker_module = worker_module = WorkerModule(module, taps, trainer_shim, transform)
         self.live, self.trainable = worker_module.live, worker_module.trainable
         self.others, self.frozen = worker_module.others, worker_module.frozen
+        names = {method.name for method in methods.having("modules")}
+        self.of_methods = [name for name in self.live if name.partition(".")[0] in names]
         self.tap_paths = {name: submodule(binding) for name, binding in taps.items()}
         self.batch_norms = batch_norms(module)
         self.has_large_model = sum(self.live[name].numel() for name in self.trainable) >= LARGE
@@ -123,6 +138,7 @@ class Client(LightningModule):
         self._memories = memories if memories is not None else ClientStateStore()
         self.visit = Visit(info or ClientInfo(0, 0, None), {}, worker_module.fit_progress, worker_module.logged)
         self.lifecycle = ClientLifecycle(self)
+        self.extra_passes: Any = None
         self._sealed = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -154,9 +170,19 @@ class Client(LightningModule):
 
     @cached_property
     def kept(self) -> list[str]:
-        """Names of the entries of the state that stay with each client; none in a run with one global model."""
+        """Names of the entries of the state that stay with each client."""
         local = set(self.others) if self._policy == "local" else set()
         return [name for name in self.live if not self.methods.exchanges(name) or name in local]
+
+    @property
+    def has_global_model(self) -> bool:
+        """Whether the server has a model to evaluate: no entry of the user's module stays with the clients."""
+        return {*self.kept} <= {*self.of_methods}
+
+    @property
+    def has_own_models(self) -> bool:
+        """Whether the clients' models differ from the global one, by entries that stay or by ``personal_state``."""
+        return bool(self.kept or self.methods.having("personal_state"))
 
     # ------------------------------------------------------------------ what methods use
     @property
@@ -278,6 +304,54 @@ class Client(LightningModule):
         """The change y - w^t of the parameters called ``names`` at the present step, in their own precision."""
         gaps = foreach.subtract([self.live[name] for name in names], [self.received[name] for name in names])
         return dict(zip(names, gaps, strict=True))
+
+    def gradients(
+        self,
+        at: MutableMapping[str, Tensor] | None = None,
+        batch: Any = None,
+        loss: Literal["full", "own"] | Callable[[Step], Tensor] = "full",
+    ) -> Gradients:
+        """Return the gradient of the training loss at other values of the parameters, or on another batch.
+
+        Parameters, their ``.grad``, the optimizer, the running statistics of BatchNorm, logged values and attributes
+        of the module stay as they are. In a local step, random numbers such as dropout masks are those of the step's
+        own forward pass. Outside of steps they come from a stream of their own, and a batch must be given.
+
+        Args:
+            at: values of trained parameters by name; those that it leaves out have their present values. It may also
+                name buffers, such as the running statistics of a personal model: the pass begins with them, and
+                replaces them in ``at`` by those after it.
+            batch: a batch of :meth:`batches`; None for the batch of the present step, in a method that declares
+                ``needs_gradients``.
+            loss: ``full``, the loss of the step, with the methods' penalties and logits; ``own``, the loss of the
+                module alone; or a function of a :class:`~fl_lightning.Step`, of this batch at these values, that
+                returns a scalar. Outside of steps, ``full`` is refused where a method has a penalty or changes logits.
+
+        Returns:
+            The gradient of each trained parameter, 0 where the loss does not depend on it; its attribute ``loss`` is
+            the loss. Both are 0 if the module skips the batch. With 16-mixed they are unscaled.
+
+        Raises:
+            UsageError: there is no present batch, or ``at`` names no entry of the state.
+        """
+        return self.extra_passes.gradients(at, batch, loss)
+
+    def batches(self, stream: str, passes: float = 1, fraction: float = 1.0) -> Iterator[Any]:
+        """The client's training batches outside of its steps, on the device and transformed as in training.
+
+        Their order and augmentation are drawn from a stream of this name, this round and this client, and leave the
+        batches of training unchanged. The same name gives the same batches again.
+
+        Args:
+            stream: name of the random stream, such as the method's.
+            passes: number of passes over the data, each in an order of its own; ``math.inf`` for batches without end.
+            fraction: share of the batches of each pass, rounded up, in (0, 1].
+
+        Raises:
+            UsageError: ``passes`` is below 0, ``fraction`` is not in (0, 1], or it is called in a step of clients
+                that train side by side.
+        """
+        return self.extra_passes.batches(stream, passes, fraction)
 
     def tap_shape(self, tap: str) -> torch.Size | None:
         """Shape ``(...)`` of one example's value of ``tap``; None before the first batch of the run in this process."""
@@ -415,19 +489,51 @@ class ClientLifecycle:
         client.visit = visit = Visit(info, {**received, **own}, fit_progress, logged, client.methods.attributes.server)
         return visit, own
 
+    def personal_entries(self, info: ClientInfo, state: State) -> State:
+        """The entries in which the model of a client differs from the evaluated global ``state``, from its memory.
+
+        They are those that stay with it, or what a method's ``personal_state`` gives.
+        """
+        client, memories, worker_module = self.client, self.client.memories(), self.client.worker_module
+        if not client.methods.having("personal_state"):
+            return memories.own_entries(info.id)
+        with (
+            self.attributes_restored(),
+            memories.unchanged(info.id),
+            worker_module.unchanged(),
+            worker_module.training(),
+            rng_scope(client.seed, "personal_state", info.id),
+        ):
+            before, own = client.visit, memories.visited(info.id).get("state", {})
+            received, server = {**state, **own}, client.methods.attributes.server
+            client.visit = Visit(info, received, before.fit_progress, worker_module.logged, server)
+            try:
+                worker_module.load_and_reset(received)
+                return {**own, **clone(client.methods.personal_state(client))}
+            finally:
+                client.visit = before
+
     def starting(
         self, info: ClientInfo, received: State, fit_progress: FitProgress
-    ) -> tuple[Visit, State, dict[str, dict[str, Any]]]:
-        """Start the visit of a client that trains side by side, in a module with the global state."""
+    ) -> tuple[Visit, State, State, dict[str, dict[str, Any]]]:
+        """Start the visit of a client that trains side by side, in a module with the global state.
+
+        Returns:
+            The visit, the entries of its received state that stay with the client, those that a method has changed,
+            and the states of the reference models.
+        """
         client = self.client
         visit, own = self._begin(info, received, fit_progress)
         if own:
             client.worker_module.load(visit.received)
+        versions = [value._version for value in client.live.values()]
         with client.references.collected() as references:
             client.methods.call("on_client_start", client)
-        if own:
+        pairs = zip(client.live.items(), versions, strict=True)
+        moved = clone({name: value for (name, value), version in pairs if value._version != version})
+        if own or moved:
             client.worker_module.load(received)
-        return visit, own, references
+        return visit, own, moved, references
 
     @contextmanager
     def mapped(self, live: State, visit: Any, references: Mapping[str, Any]) -> Iterator[None]:
@@ -485,6 +591,7 @@ class ClientLifecycle:
         client, visit, worker_module, live = self.client, self.client.visit, self.client.worker_module, self.client.live
         worker_module.taps.clear()
         visit.outputs = {}
+        visit.present = None
         client.references.end()
         worker_module.commit_buffers()
         worker_module.clear_gradients()

@@ -88,9 +88,13 @@ class ClientStateStore(Mapping[int, Memory]):
             self.drop(k)
 
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """Return a context that drops the changes of its visits; an earlier visit continues after it."""
-        begun, self._visited = self._visited, {}
+    def unchanged(self, k: int | None = None) -> Iterator[None]:
+        """Return a context that drops the changes of its visits; an earlier visit continues after it.
+
+        With ``k``, the memory of this client is there as it is now, in the middle of its visit too.
+        """
+        there = {} if k is None else {k: with_tensors(self.get(k, {}), lambda tensor: tensor.to(self.device))}
+        begun, self._visited = self._visited, there
         try:
             yield
         finally:

@@ -291,6 +291,7 @@ class StateBinding:
     def swapped(self, values: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         """In this block the module has these tensors; yields those that took their places, at its end."""
         rebound: dict[str, Tensor] = {}
+        before = [entries[key] for entries, key, *_ in self._entries]
         try:
             for entries, key, name, _ in self._entries:
                 entries[key] = values[name]
@@ -299,7 +300,12 @@ class StateBinding:
                 if entries[key] is not values[name]:
                     rebound[name] = entries[key]
         finally:
-            self._put_back()
+            for (entries, key, *_), tensor in zip(self._entries, before, strict=True):
+                entries[key] = tensor
+
+    def held(self) -> dict[str, Tensor]:
+        """The tensors that the module has now, by name."""
+        return {name: entries[key] for entries, key, name, _ in self._entries}
 
     def rebind(self) -> None:
         """Put the run's own tensors back in their places; the values of those that replaced them are dropped.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import is_
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
@@ -16,6 +16,20 @@ if TYPE_CHECKING:
     from fl_lightning.client.metric_log import MetricLog
     from fl_lightning.data.datamodule import ClientInfo
     from fl_lightning.state import State
+
+
+class PresentBatch(NamedTuple):
+    """The batch of the present step, for :meth:`.Client.gradients`.
+
+    ``rows`` are as in :meth:`.Client.training_step`; ``states`` of the random generators, and ``versions`` of the
+    batch's tensors, are those before its forward pass.
+    """
+
+    batch: Any
+    index: Any
+    rows: Any
+    states: Any
+    versions: Any = None
 
 
 class Visit:
@@ -31,6 +45,8 @@ class Visit:
         num_skipped: batches without a loss, which the module skips.
         num_lost: steps that 16-mixed skipped because of overflowing gradients.
         scalings: with 16-mixed, the gradient scale at the end, and the steps since it changed.
+        present: the batch of the present step, where a method needs gradients in it.
+        num_extra: gradients that methods have computed so far.
         epochs: the terms of the loss by name, as means over each local epoch.
         outputs: result of the module's last ``training_step``, as Lightning passes it to ``on_train_batch_end``.
         weight: p_k, before it is normalised over the cohort.
@@ -54,7 +70,8 @@ class Visit:
         self.change: Mapping[str, Tensor] | None = None
         self.scratch: dict[str, SimpleNamespace] = {}
         self.counts: Any = SimpleNamespace(num_steps=0, lr=0.0, lr_total=0.0)
-        self.num_skipped = self.num_lost = 0
+        self.num_skipped = self.num_lost = self.num_extra = 0
+        self.present: PresentBatch | None = None
         self.scalings: list[tuple[float, int]] = []
         self.drift, self.weight = 0.0, 1.0
         self.epochs: list[dict[str, Reduced]] = []

@@ -39,6 +39,7 @@ class WorkerModule:
         hooks: names of Lightning's hooks and steps that the module overrides.
         takes_index: whether ``training_step`` takes the index of the batch.
         fit_progress: progress in the round, with the batches of the first client that has any.
+        binding: the places of these tensors in the module.
         evaluated: values of the last evaluations of the global model, which visits see in ``callback_metrics``.
     """
 
@@ -60,7 +61,7 @@ class WorkerModule:
         check_state(module, self.live)
         self.evaluated: dict[str, Tensor] = {}
         self._transform = transform
-        self._binding, self._start = StateBinding(module, self.live), ModuleSnapshot(module)
+        self.binding, self._start = StateBinding(module, self.live), ModuleSnapshot(module)
         self._parameters = list(module.parameters())
         self._released = False
         self.taps = Taps(module, bindings, None if transform is None else self._transformed)
@@ -121,11 +122,11 @@ class WorkerModule:
         Raises:
             ClientError: an entry of the state is new, was removed, or has another shape or type.
         """
-        self._binding.commit()
+        self.binding.commit()
 
     def load(self, state: State) -> None:
         """Load a state into the module."""
-        self._binding.rebind()
+        self.binding.rebind()
         copy_into(self.live, state)
 
     def load_and_reset(self, state: State) -> None:
@@ -203,7 +204,7 @@ class WorkerModule:
     def release(self) -> None:
         """Restore the module: without hooks, with its own ``log`` and ``forward``."""
         self.taps.remove()
-        self._binding.rebind()
+        self.binding.rebind()
         self._start.restore()
         self._uninstall()
         self._released = True

@@ -189,7 +189,7 @@ class DataLoaderAdapter:
         return LENGTHS[combined._mode](int(min(len(p), most)) for p, most in zip(self._combined, limits, strict=True))
 
     def seed(self, seed: int) -> None:
-        for part in self._parts():
+        for part in self.parts():
             generator = getattr(part, "generator", None)
             if isinstance(generator, torch.Generator):
                 generator.manual_seed(seed)
@@ -210,13 +210,14 @@ class DataLoaderAdapter:
         self, rank: int, size: int, limit: int | None = None, channels_last: bool = False
     ) -> Iterator[tuple[int, Any]]:
         """Load all batches and keep one worker's; a shuffled loader repeats one order, on which workers agree."""
-        for part in self._parts():
+        for part in self.parts():
             if isinstance(part, (DataLoader, Sampler)) and getattr(part, "generator", 0) is None:
                 part.generator = torch.Generator()  # type: ignore[union-attr]
         self.seed(0)
         return itertools.islice(enumerate(self.loader), rank, limit, size)
 
-    def _parts(self) -> Iterator[Any]:
+    def parts(self) -> Iterator[Any]:
+        """The loaders and samplers, which may have a ``generator``."""
         for loader in self._combined or [self.loader]:
             batches = getattr(loader, "batch_sampler", None)
             yield from (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))

@@ -40,12 +40,12 @@ def save_run(run: Run, folder: Path) -> None:
     memories, done = run.client.memories(), run.server.round + 1
     memories.write(folder / "clients", done, run.workers)
     if run.folder.checkpoints is not None:
-        states = run.methods.evaluated_state(run.server), run.server.state
+        states, of_methods = (run.methods.evaluated_state(run.server), run.server.state), {*run.client.of_methods}
         frozen = run.folder.checkpoints.keep_frozen(select(run.server.state, run.client.frozen))
         apart = {id(run.server.state[name]) for name in frozen.get("names", ())}
         evaluated, begun = ({name: v for name, v in state.items() if id(v) not in apart} for state in states)
         state = {
-            "state_dict": uncompiled_names(evaluated),
+            "state_dict": {n: v for n, v in uncompiled_names(evaluated).items() if n not in of_methods},
             "server": {**run.server.state_dict(), "state": begun},
             "frozen": frozen,
             "methods": run.methods.state_dict(),

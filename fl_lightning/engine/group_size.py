@@ -72,17 +72,15 @@ def choose(run: Run) -> None:
 
 def choice_for(run: Run) -> GroupSize:
     """The choice, with its reason."""
-    asked, trainer = run.trainer.clients_per_step, run.trainer
+    bounds, trainer = group_bounds(run), run.trainer
+    asked, least = trainer.clients_per_step, bounds.least
     if asked == 1:
-        return GroupSize(1, "trainer.clients_per_step is 1")
-    least = LEAST_CLIENTS if asked == AUTO else 2
+        return bounds
     cohort = size_of_cohort(run.data.num_clients, trainer.participation, trainer.cohort_size)
     if cohort < least:
         return GroupSize(1, f"a round has {cohort} clients; from {least} on, they may share a program")
-    numbers = run.worker_module.numel
-    size = min(MOST_CLIENTS, MOST_NUMBERS // max(numbers, 1)) if asked == AUTO else int(asked)
-    if size < least:
-        return GroupSize(1, f"the model has {numbers:,} numbers")
+    if bounds.size < least:
+        return bounds
     obstacle = next(obstacles(run), None)
     if obstacle is None:
         try:
@@ -92,9 +90,21 @@ def choice_for(run: Run) -> GroupSize:
     # all workers get the same result, unless the machine of one of them fails
     obstacle = run.workers.gather(obstacle)[0]
     if obstacle is None:
-        return GroupSize(size, f"{least} to {size} clients of {numbers:,} numbers share a program", least)
+        return bounds
     require(asked == AUTO, "trainer.clients_per_step", asked, f"{obstacle}; give 1 or auto")
     return GroupSize(1, obstacle)
+
+
+def group_bounds(run: Run) -> GroupSize:
+    """The number of models that share a program, if nothing speaks against it."""
+    asked, numbers = run.trainer.clients_per_step, run.worker_module.numel
+    if asked == 1:
+        return GroupSize(1, "trainer.clients_per_step is 1")
+    least = LEAST_CLIENTS if asked == AUTO else 2
+    size = min(MOST_CLIENTS, MOST_NUMBERS // max(numbers, 1)) if asked == AUTO else int(asked)
+    if size < least:
+        return GroupSize(1, f"the model has {numbers:,} numbers")
+    return GroupSize(size, f"{least} to {size} clients of {numbers:,} numbers share a program", least)
 
 
 def obstacles(run: Run) -> Iterator[str]:

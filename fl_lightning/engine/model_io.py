@@ -15,7 +15,7 @@ from fl_lightning.engine.run import Run
 from fl_lightning.engine.validation import few
 from fl_lightning.errors import UsageError, require, truncate
 from fl_lightning.lightning_compat import NAMESPACES, is_overridden
-from fl_lightning.state import State, clone, copy_into, tensors, uncompiled_name, uncompiled_names
+from fl_lightning.state import State, clone, copy_into, select, tensors, uncompiled_name, uncompiled_names
 from fl_lightning.storage.atomic_io import load, save
 from fl_lightning.storage.checkpoint import client_files, read
 from fl_lightning.storage.serializable import is_storable, on_cpu
@@ -43,7 +43,7 @@ def lightning_checkpoint(run: Run) -> dict[str, Any]:
     """Load the global model into the worker's module, and return it as a checkpoint of Lightning."""
     module, trainer = run.client.module, run.trainer
     run.worker_module.load_and_reset(run.methods.evaluated_state(run.server))
-    rounds = len(run.metrics.history)
+    rounds, of_methods = len(run.metrics.history), {*run.client.of_methods}
     hparams = {name: value for name, value in constructor_arguments(run).items() if is_storable(value)}
     of_data: dict[str, Any] = getattr(run.data, "inference_arguments", dict)()
     named = {} if trainer.config or not hasattr(module, "_hparams_name") else {"hparams_name": module._hparams_name}
@@ -51,7 +51,7 @@ def lightning_checkpoint(run: Run) -> dict[str, Any]:
         "epoch": rounds * (trainer.local_epochs if trainer.local_steps is None else 1),
         "global_step": rounds,
         "pytorch-lightning_version": lightning.pytorch.__version__,
-        "state_dict": uncompiled_names(module.state_dict()),
+        "state_dict": {n: v for n, v in uncompiled_names(module.state_dict()).items() if n not in of_methods},
         **({"hyper_parameters": hparams, **named} if hparams else {}),
         **({LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY: of_data} if of_data else {}),
         **state_of_data(run.data),
@@ -163,11 +163,15 @@ def load_model(run: Run, path: Path) -> dict[int, State]:
         UsageError: the file does not exist, or belongs to another model.
     """
     contents = read(path)
-    load_state(run.client.module, call_on_load(run.client, contents)["state_dict"], "ckpt_path", path)
+    load_global(run, call_on_load(run.client, contents)["state_dict"], "ckpt_path", path)
+    server, own = contents.get("server", {}).get("state", {}), run.client.of_methods
+    copy_into(select(run.client.live, own), server)
     files = client_files(path, contents)
     run.client.memories().restore(files, run.workers, None)
     memories = {k: load(file) for k, file in files.items()}
-    return {k: memory["state"] for k, memory in memories.items() if "state" in memory}
+    names = run.client.live.keys() - own
+    states = {k: {n: v for n, v in memory.get("state", {}).items() if n in names} for k, memory in memories.items()}
+    return {k: state for k, state in states.items() if state}
 
 
 def load_weights(run: Run, path: Path) -> None:
@@ -178,8 +182,14 @@ def load_weights(run: Run, path: Path) -> None:
     """
     contents = read(path, "weights")
     checkpoint = call_on_load(run.client, contents) if "state_dict" in contents else {"state_dict": contents}
-    load_state(run.client.module, checkpoint["state_dict"], "weights", path)
+    load_global(run, checkpoint["state_dict"], "weights", path)
     run.server.assign(run.client.state())
+
+
+def load_global(run: Run, state: Mapping[str, Any], key: str, path: Path) -> None:
+    """Load a global model, without the methods' own modules, whose entries stay as they are."""
+    own = select(run.worker_module.state(), run.client.of_methods)
+    load_state(run.client.module, {**own, **state}, key, path)
 
 
 def load_state(module: LightningModule, state: Mapping[str, Any], key: str, path: Path) -> None:

@@ -21,23 +21,22 @@ from fl_lightning.errors import LostWorkerError, Stopped, with_location
 from fl_lightning.seeding import rng_scope
 from fl_lightning.state import State
 from fl_lightning.storage.metric_format import tagged
+from fl_lightning.training.local_training import GroupSize
 from fl_lightning.training.vmap.grouping import dealt_out
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
 
 
-def groups_of_own_models(run: Run) -> list[list[int]] | None:
-    """Return the clients whose personalized models this worker evaluates, by group; None for sequential evaluation.
+def groups_of_own_models(run: Run, choice: GroupSize) -> list[list[int]]:
+    """Return the clients with a memory whose models this worker evaluates, by group; groups of one in sequence.
 
     Groups depend only on the clients, so that results are reproducible. Memories are sent to the worker of their group.
     """
-    choice, memories, workers = run.local_training.choice, run.client.memories(), run.workers
-    clients = sorted(memories.owners)
-    if not run.client.kept or choice.size == 1 or len(clients) < choice.least:
-        return None
-    if any(callback.needs_local_models(run.server.round) for callback in run.callbacks):
-        return None
+    memories, workers = run.client.memories(), run.workers
+    clients, seen = sorted(memories.owners), any(one.needs_local_models(run.server.round) for one in run.callbacks)
+    if choice.size == 1 or len(clients) < choice.least or seen:
+        return [[k] for k in memories]
     groups = dealt_out(clients, -(-len(clients) // choice.size))
     workers.barrier()  # a memory is sent when both sides are here
     memories.follow([[k for g in groups[rank :: workers.size] for k in g] for rank in range(workers.size)], workers)
@@ -45,16 +44,16 @@ def groups_of_own_models(run: Run) -> list[list[int]] | None:
 
 
 def metrics_of_own_models(
-    run: Run, phase: str, state: State, groups: Sequence[list[int]]
+    run: Run, phase: str, state: State, groups: Sequence[list[int]], observed: bool = True
 ) -> Iterator[dict[str, float]]:
-    """Return the metrics of each personalized model by tag; a group that cannot be mapped is evaluated sequentially."""
+    """Return the metrics of each client's model by tag; a group that cannot be mapped is evaluated sequentially."""
     module, worker_module = run.client.module, run.client.worker_module
     step, loaders = step_name(module, phase), run.loaders.evaluation(phase)
     # an evaluation that is nothing but its step: no hook of the module's around it, and no torchmetrics object
     hooked = "on_validation_model_zero_grad" in worker_module.hooks or bool(metrics_of(module))
     plain = step is not None and len(loaders) == 1 and not hooked and can_share(run.client, stage_of(step))
-    for group in groups:
-        own = {k: entries for k in group if (entries := run.client.memories().own_entries(k))}
+    for group in groups:  # those on disk need not fit into memory together
+        own = {k: run.client.lifecycle.personal_entries(run.data.info(k), state) for k in group}
         if plain and len(own) > 1:
             try:
                 yield from evaluate_side_by_side(run, phase, str(step), state, loaders[0], [*own.values()])
@@ -66,7 +65,7 @@ def metrics_of_own_models(
                     f"personalized models are evaluated sequentially, since side by side fails: {with_location(error)}"
                 )
         for k, entries in own.items():
-            yield run.evaluator.evaluate_local_model(phase, state, k, entries)
+            yield run.evaluator.evaluate_local_model(phase, state, k, entries, observed)
 
 
 @torch.no_grad()
@@ -83,7 +82,8 @@ def evaluate_side_by_side(
     worker_module.trainer_shim.evaluated_batches = [loaders.length(loader)]
     takes_index = is_param_in_hook_signature(getattr(client.module, step), "batch_idx", min_args=2)
     log = MetricLog(client.module, examples=None, size=len(own))
-    stacked = {name: torch.stack([entries[name] for entries in own]).to(client.live[name]) for name in own[0]}
+    names = dict.fromkeys(name for entries in own for name in entries)
+    stacked = {n: torch.stack([entries.get(n, state[n]).to(client.live[n]) for entries in own]) for n in names}
     places, records = StateBinding(client.module, client.live), list[Record]()
 
     def mapped(batch: Any, index: int, *tensors: Tensor) -> tuple[Tensor, ...]:

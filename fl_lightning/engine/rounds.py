@@ -27,6 +27,7 @@ def run_round(run: Run, round_: int) -> bool:
     run.worker_module.begin_round(round_)
     run.workers.begin(round_)
     run.methods.on_round_start(run.server)
+    run.server.share(run.client.live)  # a hook, or a client, may have changed a frozen parameter
     run.call("on_round_start")
     with run.metrics.timed("train"):
         totals, arrived = run.backend.train(run, round_, simulated)
@@ -63,6 +64,9 @@ def aggregate(run: Run, totals: Totals) -> None:
     """
     client, server = run.client, run.server
     down = num_bytes(select(server.state, broadcast_names(run))) * len(server.cohort)
+    kept = {*client.kept}
+    down += sum(server.state[name].nbytes for k in server.cohort for name in server.news_for(k) if name not in kept)
+    server.note_sent(server.cohort)
     run.metrics.update({"clients": totals.num_clients, "bytes/down": down, "bytes/up": totals.num_bytes})
     delta: State = {}
     if totals.num_clients:
@@ -89,7 +93,6 @@ def recalibrate(run: Run, clients: list[int]) -> None:
     once = run.trainer.buffers == "recalibrate_once"
     found = run.recalibration.statistics(run.methods.evaluated_state(server), clients, server.round, once)
     server.assign(found)
-    server.moved |= found.keys()
     travels = select(server.state, dict.fromkeys([*client.sent, *client.sent_others, *found]))
     sums = sum(value.numel() for value in found.values()) + len(found) // 2
     added = {"bytes/down": num_bytes(travels), "bytes/up": 8 * sums}
@@ -100,17 +103,12 @@ def evaluate(run: Run) -> None:
     """Evaluate the global model, or the clients' own models where entries of the state do not travel."""
     state, client = run.methods.evaluated_state(run.server), run.client
     with run.metrics.timed("evaluate"):
-        groups = groups_of_own_models(run)
+        own = bool(not client.has_global_model and client.memories().owners)
+        groups = groups_of_own_models(run, run.local_training.choice) if own else []
         for phase in PHASES:
             try:
-                if groups is not None:
-                    own = metrics_of_own_models(run, phase, state, groups)
-                    run.metrics.update(run.evaluator.means(own))
-                elif client.kept and client.memories().owners:
-                    # read in turn: those on disk need not fit into memory together
-                    memories = client.memories()
-                    models = ((k, entries) for k in memories if (entries := memories.own_entries(k)))
-                    run.metrics.update(run.evaluator.evaluate_local_models(phase, state, models))
+                if own:
+                    run.metrics.update(run.evaluator.means(metrics_of_own_models(run, phase, state, groups)))
                 else:
                     run.metrics.update(run.evaluator.evaluate_global_model(phase, state))
             except Exception as error:

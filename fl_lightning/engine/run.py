@@ -26,7 +26,7 @@ from fl_lightning.client import Client, ClientStateStore
 from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.lightning.trainer_shim import ShimConfig, TrainerShim
 from fl_lightning.client.reductions import LogSpec
-from fl_lightning.client.taps import resolve_taps
+from fl_lightning.client.taps import resolve_taps, submodule
 from fl_lightning.client.worker_module import WorkerModule
 from fl_lightning.data.client_loaders import num_batches
 from fl_lightning.data.datamodule import FederatedDataModule
@@ -241,6 +241,11 @@ def build(
     # each site checks its own
     of_data = [] if getattr(data, "is_remote", False) else [partial(validation.check_model_fits, model, data, methods)]
     check_all([*of_data, lambda: taps.update(resolve_taps(model, trainer.taps, methods.wanted_taps() | wanted))])
+    with rng_scope(seed, "modules"):
+        paths = {name: submodule(binding) for name, binding in taps.items()}
+        for name, part in methods.add_modules(model, paths).items():
+            cleanup.callback(delattr, model, name)
+            fabric.strategy.precision.convert_module(fabric.to_device(part))
     rules = (trainer.weighting, trainer.buffers, cache_limit(trainer, model, data, workers, fabric.device))
     client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0), trainer_shim=trainer_shim)
     cleanup.callback(client.lifecycle.release)
@@ -251,10 +256,15 @@ def build(
         check_optimizer(trainer, client, data, optimizers)
     if stage == "fit":
         validation.check_buffers(trainer, client)  # once the methods know their memories
-    examples = sum(data.info(k).num_examples for k in range(number))
+    clients = [data.info(k) for k in range(number)]
+    examples, counts = sum(info.num_examples for info in clients), [info.label_counts for info in clients]
+    known = [each for each in counts if each is not None]
+    label_counts = torch.stack(known) if len(known) == number else None
     scope = trainer.server_optimizer_scope
     validation.check_server_optimizer(trainer, select(client.live, client.trainable))
-    server = Server(client.live, client.trainable, trainer.server_optimizer, number, examples, scope, seed)
+    server = Server(
+        client.live, client.trainable, trainer.server_optimizer, number, examples, scope, seed, label_counts
+    )
     on_cpu = fabric.device.type == "cpu"
     resident = 0.0 if on_cpu else memory_share(workers, fabric.device, available_memory(fabric.device))
     loaders = Loaders(fabric, data, seed, model, channels_last, trainer.limit_batches, resident)
@@ -304,6 +314,10 @@ def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers
             hint += "interval, or give trainer.client_schedulers=restart"
             require(there, f"model={type(client.module).__name__}.{name}", type(value).__name__, hint)
     known = set(map(id, client.live.values()))
+    moved = {id(value) for group in optimizer.param_groups for value in group["params"]}
+    left = [name for name in client.of_methods if name in client.trainable and id(client.live[name]) not in moved]
+    hint = "parameters of a method, which it leaves out; build the optimizer from self.parameters()"
+    require(not left, kind, ", ".join(left), hint)
     trained = (value for group in optimizer.param_groups for value in group["params"] if value.requires_grad)
     foreign = sum(id(value) not in known for value in trained)
     hint = "not in the state_dict, so they are not averaged; use the parameters that the module has after "
@@ -318,6 +332,13 @@ def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers
         require(not correcting, "method", correcting, hint)
         mixed = str(trainer.precision) in ("16-mixed", "16")
         require(not mixed, "trainer.precision", trainer.precision, hint)
+    needing = [type(method).__name__ for method in client.methods.methods if client.methods.needs_gradients]
+    hint = f"{', '.join(needing)} computes the gradient of a step again, on its one batch; give 1"
+    batches = trainer.accumulate_grad_batches
+    require(not needing or batches == 1, "trainer.accumulate_grad_batches", batches, hint)
+    hooks = sorted({"backward", "on_after_backward", "on_before_optimizer_step"} & client.worker_module.hooks)
+    hint = f"the gradient that {', '.join(needing)} computes again would lack what they do; remove them"
+    require(not (needing and hooks), f"model={type(client.module).__name__}: hooks", hooks, hint)
     client.methods.setup(client, optimizer)
     check_length(client, schedulers, (num_batches(data, k) for k in range(data.num_clients)))
 

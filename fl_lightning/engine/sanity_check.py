@@ -119,7 +119,8 @@ def train_on_one(run: Run, k: int, most: int | None = None) -> None:
                     look = values.__getitem__ if type(method).penalty is not Method.penalty else values.check_called
                     for tap in method.requires:
                         look(tap)
-                    if overrides(method, "transform_logits") and "logits" in values:
+                    reads = overrides(method, "transform_logits") or "logits" in method.requires
+                    if reads and "logits" in values:
                         check_logits(method, client, values["logits"])
 
 

@@ -38,11 +38,11 @@ class TensorSpec(NamedTuple):
 
 
 def broadcast_names(run: Run) -> list[str]:
-    """Names of the entries of the global state that each client of a cohort is sent."""
-    client = run.client
-    # a frozen parameter is known to every client until one changes it
-    moved = [name for name in client.sent_frozen if name in run.server.moved]
-    return client.sent + client.sent_others + client.recomputed + moved
+    """Names of the entries of the global state that each client of a cohort is sent in each round.
+
+    A frozen parameter is known to every client until it changes, and then sent once (:meth:`.Server.news_for`).
+    """
+    return run.client.sent + run.client.sent_others + run.client.recomputed
 
 
 def encode_update(client: Client, update: Update) -> dict[str, Any]:

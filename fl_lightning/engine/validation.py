@@ -207,7 +207,7 @@ def check_buffers(trainer: RunArguments, client: Client) -> None:
     require(bool(client.batch_norms), "trainer.buffers", rule, hint)
     keeping = ", ".join(type(m).__name__ for m in client.methods.methods if not all(map(m.exchanges, client.live)))
     hint = f"method={keeping} keeps entries of the state with each client, so the run lacks a global model; set average"
-    require(not client.kept, "trainer.buffers", rule, hint)
+    require(client.has_global_model, "trainer.buffers", rule, hint)
     hint = f"trainer.buffers={rule} recomputes statistics that the server optimizer would change; set parameters"
     require(scope == "parameters", "trainer.server_optimizer_scope", scope, hint)
 
@@ -218,7 +218,7 @@ def warn_of_averaged_statistics(trainer: RunArguments, client: Client, data: Any
     The measure is the total variation of a client's label distribution from the pooled one, averaged over examples.
     """
     number, layers = data.num_clients, len(client.batch_norms)
-    if trainer.buffers != "average" or client.kept or not layers or data.info(0).label_counts is None:
+    if trainer.buffers != "average" or not (client.has_global_model and layers) or data.info(0).label_counts is None:
         return
     counts = torch.stack([data.info(k).label_counts.double() for k in range(number)])
     shares = counts / counts.sum(1, keepdim=True).clamp_min(1.0)

@@ -303,7 +303,8 @@ class FlowerBackend:
             }
         )
         seconds, where = self.sites.seconds_to_answer, f"round {server.round}"
-        waiting = {self._send(k, shared, words): k for k, words in own.items()}
+        news = {k: select(server.state, server.news_for(k)) for k in own}
+        waiting = {self._send(k, shared, {**words, "rest": news[k]}): k for k, words in own.items()}
         end = None if seconds is None else time.monotonic() + seconds
         limit = TEXT_ROOM + sum(torch.Size(entry.shape).numel() * 8 for entry in self.declared)
         while waiting and (end is None or time.monotonic() < end):
@@ -348,7 +349,7 @@ class FlowerBackend:
     # ------------------------------------------------------------------ evaluation
     def evaluate(self, run: Run) -> None:
         """Evaluate on the server's own data, or at the sites if it has none or if entries of the state are local."""
-        own = bool(run.client.kept)
+        own = not run.client.has_global_model
         if not own:
             evaluate(run)
         phases = [phase for phase in PHASES if own or not run.evaluator.has_data(phase)]

@@ -36,6 +36,7 @@ from fl_lightning.federation.serialization import (
     encoded,
     scrubbed,
 )
+from fl_lightning.lazy_copies import lazy_copy
 from fl_lightning.state import num_bytes
 from fl_lightning.storage.atomic_io import load, save
 from fl_lightning.storage.serializable import on_cpu
@@ -134,9 +135,7 @@ class Site:
             raise BadMessageError("the message has impossible numbers of rounds, clients or examples")
         state: Any = shared.get("state")
         rest = own.get("rest", {})
-        travels = {*server.state} & {*broadcast_names(run), *run.client.sent_frozen}
-        always = [name for name in broadcast_names(run) if name not in run.client.frozen]
-        check_tensors("the state", state, server.state, self.largest, [*always, *(n for n in state if n in travels)])
+        check_tensors("the state", state, server.state, self.largest, broadcast_names(run))
         check_tensors("the rest of the state", rest, server.state, self.largest, [*rest])
         methods = shared.get("methods")
         if not isinstance(methods, dict) or {*methods} != {*run.methods.names}:
@@ -149,13 +148,15 @@ class Site:
         round_, before = numbers[0], (server.num_clients, server.num_examples)
         server.num_clients, server.num_examples = numbers[1], numbers[2]
         server.begin_round(round_, cohort)
-        # hooks may set attributes besides the server's values, which are then loaded from the message
+        # hooks may set attributes besides the server's values, which are then loaded from the message, and assign
+        state = state | {name: lazy_copy(mine[name]) for name in server.frozen & mine.keys()}
         if before != (server.num_clients, server.num_examples):
             run.methods.on_fit_start(server)
         for begin in (lambda _: None, run.methods.on_round_start):
             begin(server)
             server.assign(state)
             run.methods.load_state_dict(methods, run.fabric.device)
+        server.share(run.client.live)
         run.worker_module.begin_round(round_)
         run.local_training.monitored.load_state_dict(shared.get("client_schedulers", {}))
         run.local_training.scaling = shared.get("scaling") or run.local_training.scaling
@@ -194,10 +195,11 @@ class Site:
         entries = self.memory(shared, own).get("state", {})
         metrics: dict[str, dict[str, float]] = {}
         for phase in (phase for phase in own.get("phases", []) if phase in self.evaluation):
-            if not run.client.kept:
+            if run.client.has_global_model:
                 metrics[phase] = run.evaluator.evaluate_global_model(phase, run.server.state)
             elif entries:
-                metrics[phase] = run.evaluator.evaluate_local_models(phase, run.server.state, iter([(k, entries)]))
+                of_client = run.evaluator.evaluate_local_model(phase, run.server.state, k, entries)
+                metrics[phase] = run.evaluator.means([of_client])
         self.tell(f"round {shared['round']}/{run.trainer.max_rounds - 1}: evaluated")
         return {"metrics": metrics}
 

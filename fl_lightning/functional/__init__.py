@@ -5,7 +5,7 @@ of one example, a loss is 0 with gradient 0. Representations of more than two di
 flattened to ``(B, d)``, by :func:`as_rows`.
 """
 
-from fl_lightning.functional.calibration import calibrated_logits, restricted_logits
+from fl_lightning.functional.calibration import adjusted_logits, calibrated_logits, restricted_logits
 from fl_lightning.functional.cka import (
     cosine_similarity,
     frobenius_similarity,
@@ -15,6 +15,7 @@ from fl_lightning.functional.cka import (
     similarities,
     unbiased_gram,
 )
+from fl_lightning.functional.collapse import cosines, neural_collapse
 from fl_lightning.functional.contrastive import model_contrastive_loss, representation_contrast
 from fl_lightning.functional.decorrelation import (
     correlation_frobenius,
@@ -22,6 +23,8 @@ from fl_lightning.functional.decorrelation import (
     singular_value_variance,
     structured_covariance_decorrelation,
 )
+from fl_lightning.functional.distillation import not_true_distillation
+from fl_lightning.functional.low_rank import low_rank_factors
 from fl_lightning.functional.prototypes import class_sums, prototype_distance
 from fl_lightning.functional.rows import as_rows
 from fl_lightning.functional.spectrum import (
@@ -37,12 +40,14 @@ from fl_lightning.functional.spectrum import (
 from fl_lightning.functional.uniformity import probability_variance_hinge, rbf_uniformity
 
 __all__ = [
+    "adjusted_logits",
     "as_rows",
     "calibrated_logits",
     "class_sums",
     "condition_number",
     "correlation_frobenius",
     "cosine_similarity",
+    "cosines",
     "covariance_decorrelation",
     "covariance_spectrum",
     "effective_rank",
@@ -50,7 +55,10 @@ __all__ = [
     "frobenius_similarity",
     "linear_cka",
     "linear_ckas",
+    "low_rank_factors",
     "model_contrastive_loss",
+    "neural_collapse",
+    "not_true_distillation",
     "numerical_rank",
     "probability_variance_hinge",
     "prototype_distance",

@@ -1,14 +1,17 @@
-"""Logits adjusted by the client's label counts: FedLC and FedRS.
+"""Logits adjusted by label counts: FedLC, FedRS and logit adjustment.
 
 FedLC: Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022.
 https://arxiv.org/abs/2209.00189
 
 FedRS: Li and Zhan, Federated Learning with Restricted Softmax for Label Distribution Non-IID Data, KDD 2021.
 https://doi.org/10.1145/3447548.3467254, https://github.com/lxcnju/FedRepo
+
+Logit adjustment: Menon et al., Long-Tail Learning via Logit Adjustment, ICLR 2021. https://arxiv.org/abs/2007.07314
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -109,3 +112,37 @@ def restricted_logits(
     counts = class_counts.to(logits.dtype)
     share = (counts > 0).to(logits.dtype) if mode == "binary" else counts / counts.max().clamp_min(1)
     return logits * (alpha + (1 - alpha) * share)
+
+
+@in_full_precision
+def adjusted_logits(logits: Tensor, class_counts: Tensor, tau: float = 1.0, floor: float = 0.0) -> Tensor:
+    r"""Add the log of the class prior to the logits, :math:`o_c + \log(\pi_c^\tau + f)` with :math:`\pi_c = n_c / n`.
+
+    For :math:`\tau = 1` and f = 0, the cross-entropy of the result is least where softmax(o) is the posterior under
+    equal class priors, whatever the counts are: the balanced softmax. A common factor on the counts changes nothing.
+
+    Args:
+        logits: raw logits ``(B, C)``.
+        class_counts: :math:`n_c`, the number of training examples of each class, ``(C,)``; n is their sum.
+        tau: :math:`\tau \ge 0`; 0 does not change the logits.
+        floor: f >= 0; 0 gives classes without examples the logit minus infinity.
+
+    Returns:
+        Logits ``(B, C)`` in float32 (float64 for float64).
+
+    Raises:
+        UsageError: ``tau`` or ``floor`` is below 0.
+
+    Source: logit adjustment, the loss of its section 4, for f = 0.
+
+    Example:
+        >>> import torch
+        >>> adjusted_logits(torch.zeros(1, 3), torch.tensor([30, 10, 0])).exp()
+        tensor([[0.7500, 0.2500, 0.0000]])
+    """
+    require(tau >= 0, "tau", tau, "give 0 or more")
+    require(floor >= 0, "floor", floor, "give 0 or more")
+    counts = class_counts.to(logits.dtype)
+    shares = counts / counts.sum().clamp_min(1)
+    least = torch.full_like(shares, math.log(floor) if floor else -math.inf)
+    return logits + torch.logaddexp(torch.xlogy(tau, shares), least)  # 0 log 0 is 0

@@ -4,20 +4,36 @@ from fl_lightning.methods.decov import DeCov
 
 # excluded from comparisons of methods, since its cost in accuracy depends on its noise
 from fl_lightning.methods.dpfedavg import DPFedAvg as DPFedAvg
+from fl_lightning.methods.fedasam import FedASAM
 from fl_lightning.methods.fedbabu import FedBABU
 from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedcka import FedCKA
 from fl_lightning.methods.feddecorr import FedDecorr
+from fl_lightning.methods.feddisco import FedDisco
 from fl_lightning.methods.feddyn import FedDyn
+
+# FedIT and the other methods for LoRA are excluded, too, since they need a model with adapters
+from fl_lightning.methods.fedexlora import FedExLoRA as FedExLoRA
+from fl_lightning.methods.fedexp import FedExP
+from fl_lightning.methods.fedit import FedIT as FedIT
 from fl_lightning.methods.fedlc import FedLC
 from fl_lightning.methods.fednova import FedNova
+from fl_lightning.methods.fedntd import FedNTD
+from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.fedprox import FedProx
+from fl_lightning.methods.fedrep import FedRep
+from fl_lightning.methods.fedrod import FedRoD
 from fl_lightning.methods.fedrs import FedRS
+from fl_lightning.methods.fedsam import FedSAM
 from fl_lightning.methods.feduv import FedUV
+from fl_lightning.methods.ffalora import FFALoRA as FFALoRA
 from fl_lightning.methods.fixbn import FixBN
 from fl_lightning.methods.freeze import Freeze
+from fl_lightning.methods.lgfedavg import LGFedAvg
 from fl_lightning.methods.local import Local
+from fl_lightning.methods.logit_adjustment import LogitAdjustment
+from fl_lightning.methods.lora_product import LoRAProduct as LoRAProduct
 from fl_lightning.methods.moon import MOON
 from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.methods.structured_decov import StructuredDeCov
@@ -26,19 +42,29 @@ __all__ = [
     "MOON",
     "SCAFFOLD",
     "DeCov",
+    "FedASAM",
     "FedBABU",
     "FedBN",
     "FedCKA",
     "FedDecorr",
+    "FedDisco",
     "FedDyn",
+    "FedExP",
     "FedLC",
+    "FedNTD",
     "FedNova",
+    "FedPer",
     "FedProto",
     "FedProx",
     "FedRS",
+    "FedRep",
+    "FedRoD",
+    "FedSAM",
     "FedUV",
     "FixBN",
     "Freeze",
+    "LGFedAvg",
     "Local",
+    "LogitAdjustment",
     "StructuredDeCov",
 ]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from torch.optim import Optimizer
 
 from fl_lightning.client_context import ClientContext
+from fl_lightning.errors import require
 from fl_lightning.method import Method
 
 
@@ -23,9 +24,12 @@ class FedBABU(Method):
     """
 
     requires = ("logits",)
+    has_personal_models = True  # once it is fine-tuned
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         self.head = client.parameters_under("logits")
+        hint = "the tap logits is bound to a module without trained parameters; take FedBABU out"
+        require(bool(self.head), "FedBABU with the head", client.tap_paths["logits"], hint)
 
     def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         for name in self.head:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fl_lightning.client_context import ClientContext
+from fl_lightning.errors import require
 from fl_lightning.method import Method
 from fl_lightning.seeding import torch_rng
 from fl_lightning.server import Server
@@ -38,6 +39,8 @@ class Freeze(Method):
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         self.head = client.parameters_under("logits")
+        hint = "the tap logits is bound to a module without trained parameters; take Freeze out"
+        require(bool(self.head), "Freeze with the head", client.tap_paths["logits"], hint)
 
     def on_fit_start(self, server: Server) -> None:
         matrices = [name for name in self.head if server.state[name].ndim == 2] if self.orthogonal else []

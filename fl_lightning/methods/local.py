@@ -11,5 +11,7 @@ class Local(Method):
     Metrics are means over the models of the clients that have trained, on the same test data.
     """
 
+    has_personal_models = True
+
     def exchanges(self, key: str) -> bool:
         return False

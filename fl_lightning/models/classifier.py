@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,6 +32,8 @@ class ImageClassifier(LightningModule):
         projector: the network between encoder and classifier: ``Projector`` or ``ProjectionHead``; None for none.
         num_classes: C, at least 2.
         optimizer: builds a client's optimizer; None is SGD with lr 0.01.
+        classifier: builds the last part from the width of its input and C, such as :class:`ETFClassifier`, whose
+            attribute ``taps`` replaces taps; None is ``torch.nn.Linear``.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class ImageClassifier(LightningModule):
         projector: BaseProjector | None = None,
         num_classes: int = 10,
         optimizer: OptimizerCallable | None = None,
+        classifier: Callable[[int, int], nn.Module] | None = None,
     ) -> None:
         super().__init__()
         require(num_classes >= 2, "model.num_classes", num_classes, "give 2 or more")
@@ -50,12 +54,13 @@ class ImageClassifier(LightningModule):
             with torch.no_grad():
                 projector.eval()(torch.zeros(1, encoder.out_features))
             projector.train()
-        self.classifier = nn.Linear((projector or encoder).out_features, num_classes)
+        self.classifier = (classifier or nn.Linear)((projector or encoder).out_features, num_classes)
         last = ["projector", "classifier"] if projector else ["classifier"]
         layers = [*(f"encoder.{path}" for path in encoder.early), *last]
         self.taps = {f"early.{i}": path for i, path in enumerate(layers)}
         self.taps |= {name: f"encoder.{path}" for name, path in encoder.named.items()}
         self.taps |= {"representation": "projector" if projector else "encoder", "logits": "classifier"}
+        self.taps |= {name: f"classifier.{path}" for name, path in getattr(self.classifier, "taps", {}).items()}
         self.channels_last = any(isinstance(part, nn.Conv2d) for part in encoder.modules())
 
     @property

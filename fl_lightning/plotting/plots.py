@@ -281,6 +281,38 @@ def by_kind(found: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> list[Draw]:
     return drawings
 
 
+def collapse(runs: Runs) -> Iterator[Plot]:
+    """Plot ``neural_collapse.npz``: the distances of one run over the rounds, and the last cosines and norms."""
+    alone, when, simplex = single(runs), of_round(runs), ""
+    names = {"means": "class means", "weights": "rows of the classifier"}
+    if alone is not None:
+        parts = [
+            ("variability within classes (NC1)", "y", {"nc_1": ""}),
+            (
+                "distance of the cosines (NC2)",
+                "",
+                {"nc_2_angle_means": names["means"], "nc_2_angle_weights": names["weights"]},
+            ),
+            ("distance of rows and means (NC3)", "", {"nc_3": ""}),
+            ("share not nearest to its mean (NC4)", "", {"nc_4": ""}),
+        ]
+        drawings = []
+        for y, log, shown in parts:
+            of_part = enumerate(shown.items())
+            lines = [Curve(number, alone[name], label, alone["rounds"]) for number, (name, label) in of_part]
+            drawings.append(curves(lines, log * bool((alone[next(iter(shown))] > 0).any()), xlabel="round", ylabel=y))
+        yield Plot("nc/rounds", "distance from neural collapse", drawings)
+        classes = alone["nc_classes"][-1]
+        simplex = f", {-1 / (classes - 1):.2f} in a simplex" if classes > 1 else ""
+    how: dict[str, Any] = {"limits": (-1, 1), "names": ("class_names",) * 2, "xlabel": "class", "ylabel": "class"}
+    drawings = maps(runs, {f"cosines_{name}": told for name, told in names.items()}, "cosine", **how)
+    yield Plot("nc/cosines", f"cosines of two classes{simplex}{when}", drawings)
+    how = {"as_bars": True, "xlabel": "class", "ylabel": "norm / mean norm"}
+    norms = {f"norms_{name}": told for name, told in names.items()}
+    drawings = curve_panels(runs, norms, names="class_names", **how)
+    yield Plot("nc/norms", f"norms of each class{when}", drawings)
+
+
 def by_shape(runs: Runs) -> Iterator[Plot]:
     """Plot a file of arrays (R, ...) by shape: numbers against the rounds, curves, and matrices."""
     arrays = {name: array for seeds in runs.values() for one in seeds for name, array in one.items()}
@@ -315,6 +347,7 @@ def course(runs: Runs, names: Sequence[str]) -> list[Draw]:
 
 PLOTS: dict[str, tuple[str, Callable[[Runs], Iterator[Plot]]]] = {
     "spectra.npz": ("Spectra", spectra),
+    "neural_collapse.npz": ("Neural collapse by class", collapse),
     "layer_similarity.npz": ("Similarity layer by layer", similarity),
     "layer_alignment.npz": ("Alignment of consecutive layers", alignment),
     "drift.npz": ("Drift in detail", drift),

@@ -23,11 +23,14 @@ SETTINGS = 6
 PANELS, MOST_BANDS = 6, 8
 # families of metrics without curves
 ELSEWHERE = ("time", "placed", "spectrum", "bytes", "memory", "round", "step", "clients", "batches", "lr")
+# families without a limit of panels
+WHOLE = ("scores", "nc")
 LEARNING = ("train/accuracy", "train/loss", "test/accuracy", "test/loss", "val/accuracy")
 # families that come first, and their titles
 FAMILIES = {
     "learning": "Training and test",
     "rank": "Ranks of classifier and representation",
+    "nc": "Distance from neural collapse",
     "drift": "Drift of the clients",
 }
 
@@ -116,14 +119,14 @@ def tag_cards(section: Section) -> Iterator[Card]:
     for tag in rounds.columns[4:]:
         first = tag.split("/")[0]
         family = "learning" if tag in LEARNING else "terms" if first == "train" else first
-        of_a_client = family in FAMILIES and "/local/" in tag
+        of_a_client = (family in FAMILIES and "/local/" in tag) or (family == "personal" and "/client/" in tag)
         # sites that were measured once have bars instead of curves
         once = first == "domain" and (rounds.groupby(["line", "seed"])[tag].count() < 2).all()
         if tag != section.metric.tag and first not in ELSEWHERE and not (of_a_client or once):
             families.setdefault(family, []).append(tag)
     for family, found in families.items():
         tags = sorted(found, key=lambda tag: (tag not in LEARNING, tag.count("/"), tag))
-        drawings, most = {}, len(tags) if family == "scores" else PANELS
+        drawings, most = {}, len(tags) if family in WHOLE else PANELS
         for tag in tags[:most]:
             percent = in_percent(tag, rounds[tag])
             label = section.names.get(tag, tag) + " in %" * percent

@@ -16,6 +16,7 @@ import pandas as pd
 
 from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.results import CellResult, CellState
+from fl_lightning.bench.statistics import fairness
 from fl_lightning.bench.suite import Cell, Show, Suite, Table
 from fl_lightning.bench.table_rendering import with_names
 from fl_lightning.errors import choices, require
@@ -175,17 +176,19 @@ class Section:
 
     @cached_property
     def comparisons(self) -> dict[Show, Comparison]:
-        """The tables of ``final`` and ``best`` values and, with a target, of ``rounds_to``."""
+        """The tables: ``final``, ``best``, with a target ``rounds_to``, and with clients' accuracies ``fair``."""
         settings = {"setting": self.settings} if len(self.settings) > 1 else {}
         cells, results = list[Cell](), dict[str, CellResult]()
         for setting, line, seed, run in self.found[[*OF_RUN, "run"]].itertuples(index=False):
             labels = {"method": line, **({"setting": setting} if settings else {})}
             cell = Cell(labels, seed, (dict(run.settings),), known=f"{line}, {setting}, {seed}")
             known: Any = {"plan": run.plan, "machine": run.machine, "seconds": run.seconds, "reason": run.reason}
-            known |= {"values": run.values(self.metric.tag)}
+            known |= {"values": run.values(self.metric.tag), "metrics": run.metrics}
             cells.append(cell)
             results[cell.digest] = CellResult(cell.name, cell.digest, CELL_STATES[run.state], **known)
-        shows: tuple[Show, ...] = ("final", "best", *(() if self.metric.target is None else ("rounds_to",)))
+        shows: list[Show] = ["final", "best"]
+        shows += [] if self.metric.target is None else ["rounds_to"]
+        shows += ["fair"] if any(fairness(run.metrics, {}) for run in self.runs) else []
         suite = Suite(
             path=Path("report.yaml"),
             title=self.title,

@@ -11,7 +11,7 @@ import pandas as pd
 
 from fl_lightning.bench.comparison import NOT_COMPARED, Comparison
 from fl_lightning.bench.config_fragments import is_of_method
-from fl_lightning.bench.table import differences_table, differs, footnotes, ours
+from fl_lightning.bench.table import differences_table, differs, footnotes, ours, text_tables
 from fl_lightning.bench.table_rendering import NONE, STAR, StyledText, TextTable, plain_table
 from fl_lightning.errors import count, printable
 from fl_lightning.report.cautions import rounds_done
@@ -29,6 +29,7 @@ PHASES = ["train", "evaluate", "server", "log"]
 def results_tables(section: Section) -> Iterator[TextTable]:
     """Yield the results of a section of one setting, and its differences to the baseline."""
     metric, notes, rows = section.metric, dict[str, str](), []
+    shows = [show for show in section.comparisons if show != "fair"]
     for line, runs in section.by_run.groupby("line", sort=False):
         done = runs["rounds"]
         spent = [
@@ -37,7 +38,7 @@ def results_tables(section: Section) -> Iterator[TextTable]:
             three_digits(runs["seconds"].mean()),
             three_digits((runs["bytes"] / done.clip(lower=1)).mean() / 1e6),
         ]
-        rows.append([line, *(entry_text(one, (line,), notes) for one in section.comparisons.values()), *spent])
+        rows.append([line, *(entry_text(section.comparisons[show], (line,), notes) for show in shows), *spent])
     heads = ["method", f"final {metric.label}", f"best {metric.label}"]
     several = not section.found["line"].is_unique
     said = ["Mean ± standard deviation over the seeds of finished runs." if several else "Values of finished runs."]
@@ -56,6 +57,8 @@ def results_tables(section: Section) -> Iterator[TextTable]:
     final = section.comparisons["final"]
     if section.baseline and any(map(differs, final.entries.values())):
         yield replace(differences_table(final, notes), key="differences")
+    if "fair" in section.comparisons:
+        yield replace(next(text_tables(section.comparisons["fair"])), key="fair")
 
 
 def entry_text(comparison: Comparison, row: tuple[str], notes: dict[str, str]) -> StyledText:

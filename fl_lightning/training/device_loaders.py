@@ -30,13 +30,14 @@ from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.data.transfer import pinned, pins
 from fl_lightning.errors import require
 from fl_lightning.lightning_compat import LightningDataModule, LightningModule, is_overridden
-from fl_lightning.seeding import derive_seed, numpy_rng
+from fl_lightning.seeding import derive_seed, numpy_rng, rng_scope
 from fl_lightning.storage.serializable import with_tensors
 from fl_lightning.training.resident_images import ResidentImages
 
 # in the order in which they are called
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
+MORE = "it gave fewer batches than its length; return the number of batches of every pass"
 # examples of a batch of a probe: few enough that several workers have some
 PROBE_BATCH = 64
 
@@ -94,6 +95,39 @@ class Loaders:
         """
         same = loader.deterministic
         return ((rows if same else None, self.to_device(batch)) for rows, batch in loader.batches(self.channels_last))
+
+    def extra(self, stream: str, round_: int, k: int, passes: float, fraction: float) -> Iterator[Any]:
+        """Yield batches of client ``k`` from a random stream of their own, which no other batch depends on."""
+        address = (self.seed, f"batches/{stream}", round_, k)
+        with rng_scope(*address):
+            loader = self._images.of(as_client_loader(self.data.train_dataloader(k)))
+            number = math.ceil(fraction * min(len(loader), math.inf if self.limit is None else self.limit))
+        # the data may give the same loader again, and training may be in the middle of a pass over it
+        generators, states = generators_of(loader), list[Tensor]()
+        batches: Iterator[Any] = iter(())
+        count = 0
+        try:
+            while count < passes * number:
+                before = [generator.get_state() for generator in generators]
+                try:
+                    with rng_scope(*address, count):
+                        if not count:
+                            loader.seed(derive_seed(*address))
+                        for generator, state in zip(generators, states, strict=False):
+                            generator.set_state(state)
+                        if not count % number:
+                            batches = self.batches(loader)
+                        pair = next(batches, None)
+                        states = [generator.get_state() for generator in generators]
+                finally:
+                    for generator, state in zip(generators, before, strict=True):
+                        generator.set_state(state)
+                require(pair is not None, f"data: train_dataloader({k})", "exhausted", MORE)
+                yield pair[1]  # type: ignore[index]
+                count += 1
+        finally:
+            if isinstance(loader, DataLoaderAdapter):
+                loader.close()
 
     def evaluation(self, phase: str, client: int | None = None, domain: str | None = None) -> list[ClientLoader]:
         """The loaders of the ``val`` or ``test`` data, or of a domain's; ``client`` restricts test data to its own."""
@@ -180,6 +214,13 @@ class Loaders:
                 batch = with_tensors(batch, partial(pinned, device=self.fabric.device))
             batch = self._precision.convert_input(self.fabric.to_device(batch))
         return channels_last(batch) if self.channels_last else batch
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """Return the generators from which a loader draws, each once."""
+    parts = [loader, *(loader.parts() if isinstance(loader, DataLoaderAdapter) else ())]
+    found = [generator for part in parts if isinstance(generator := getattr(part, "generator", None), torch.Generator)]
+    return [*{id(generator): generator for generator in found}.values()]
 
 
 def num_pickable(loader: ClientLoader) -> int:

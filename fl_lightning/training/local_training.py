@@ -19,14 +19,16 @@ from torch.optim import Optimizer
 
 from fl_lightning.aggregation import Update
 from fl_lightning.client import Client
-from fl_lightning.client.visit import Visit
+from fl_lightning.client.reference_models import tensor_versions
+from fl_lightning.client.visit import PresentBatch, Visit
 from fl_lightning.data.client_loaders import ClientLoader, ExampleIndices, num_batches, without_singles
 from fl_lightning.distributed.workers import Workers
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, with_location
 from fl_lightning.method import MethodList
-from fl_lightning.seeding import rng_scope
+from fl_lightning.seeding import generator_states, rng_scope
 from fl_lightning.state import State
 from fl_lightning.training.device_loaders import Loaders
+from fl_lightning.training.extra_passes import ExtraPasses
 from fl_lightning.training.op_trace import Recordings
 from fl_lightning.training.optimizers import OptimizerFactory, Schedulers, clear_gradients, needs_closure, take_step
 from fl_lightning.training.patching import patched
@@ -68,6 +70,7 @@ class LocalTraining:
         self.lr_factors, self.stopwatch = lr_factors or [], stopwatch
         self.optimizers = optimizers
         self.schedules = Schedules(client, client_schedulers)
+        client.extra_passes = ExtraPasses(fabric, client, loaders)
         self.monitored = PlateauScheduler(self.schedules, optimizers)
         self._precision: Any = fabric.strategy.precision
         self._scaler = self._unused_scaler = getattr(self._precision, "scaler", None)
@@ -312,6 +315,8 @@ class LocalTraining:
         """Loss and gradients of a batch; None where the module skips the batch."""
         client, worker_module, fit_progress = self.client, self.client.worker_module, self.client.visit.fit_progress
         call, hooks = worker_module.call, worker_module.hooks
+        if client.methods.needs_gradients:
+            client.visit.present = PresentBatch(batch, index, rows, generator_states(), tensor_versions(batch))
         with self.fabric.autocast():
             loss = client.training_step(batch, index, rows)
         self._skips = loss is None

@@ -5,12 +5,15 @@ import io
 import math
 import random
 
+import numpy as np
 import pytest
 from helpers.benches import result, tables_of, toy_suite
 from helpers.errors import refused
 
 from fl_lightning.bench.comparison import Comparison
+from fl_lightning.bench.statistics import fairness
 from fl_lightning.bench.table import comparisons_csv
+from fl_lightning.callbacks.personalized_accuracy import spread_over_clients
 
 # the 97.5 % quantiles of Student's t for 1 and 2 degrees of freedom, from a printed table
 T = {2: 12.7062, 3: 4.30265}
@@ -438,6 +441,7 @@ def test_latex_is_balanced_and_has_the_same_numbers(make):
         ({"tables": [{"show": "last", "k": 0}]}, "tables.k=0"),
         ({"tables": [{"scores": ["pooled"]}]}, "tables.scores=['pooled']"),
         ({"tables": [{"show": "scores", "k": 3}]}, "tables.k=3"),
+        ({"tables": [{"show": "fair", "published": {"FedAvg": {0.1: 60}}}]}, "tables.published"),
         ({"tables": [{"show": "best", "target": 0.6}]}, "tables.target=0.6"),
         ({"tables": [{"show": "rounds_to"}]}, "tables.target=None"),
         ({"tables": [{"show": "rounds_to", "target": 60}]}, "tables.target=60"),
@@ -537,3 +541,80 @@ def test_a_table_of_scores_compares_each_with_the_published_numbers(make):
     assert (entry["score"], entry["published"], entry["published_difference"]) == ("label_mask", "62.0", "2.0")
     assert float(entry["mean"]) == 75.0
     assert {one["score"] for one in entries if one["table"] == "1"} == {""}
+
+
+OWN = (0.9, 0.5, 0.7, 0.2, 0.8, 0.6, 0.75, 0.65, 0.4, 0.85, 0.3)
+ALONE = (0.8, 0.6, 0.65, 0.3, 0.7, 0.6, 0.7, 0.5, 0.45, 0.8, 0.2)
+
+
+def of_clients(accuracies, point="personal/"):
+    """The metrics of the callback PersonalAccuracy on test sets of 50 examples."""
+    spread = {f"{point}{name}": value for name, value in spread_over_clients(np.array(accuracies)).items()}
+    return {**spread, **{f"{point}client/{k}": value for k, value in enumerate(accuracies)}, "fair/noise": 0.004}
+
+
+def test_fairness_is_that_of_an_example_by_hand():
+    found = fairness(of_clients(OWN), of_clients(ALONE))
+    expected = {
+        **{"accuracy": 0.60454545, "worst_tenth": 0.25, "spread": 0.21893808, "variance": 0.04793388, "noise": 0.004},
+        **{"gain": 0.03181818, "gain_worst": -0.1, "helped": 0.63636364},
+    }
+    assert found == pytest.approx(expected, abs=5e-9)
+
+
+def test_a_shift_of_all_accuracies_moves_mean_worst_tenth_and_gain_alike():
+    found, moved = (fairness(of_clients(np.array(OWN) + by), of_clients(ALONE)) for by in (0, 0.05))
+    for name in ("accuracy", "worst_tenth", "gain", "gain_worst"):
+        assert moved[name] == pytest.approx(found[name] + 0.05)
+    assert moved["variance"] == pytest.approx(found["variance"])
+
+
+def test_equal_accuracies_have_no_variance_and_local_itself_has_no_gain():
+    found = fairness(of_clients([0.7] * 5), of_clients([0.7] * 5))
+    assert (found["variance"], found["worst_tenth"]) == (pytest.approx(0), pytest.approx(found["accuracy"]))
+    assert (found["gain"], found["gain_worst"], found["helped"]) == (0, 0, 0)
+
+
+def test_models_of_another_point_of_a_visit_are_compared_with_the_ones_of_local():
+    found = fairness(of_clients(OWN, "personal/trained/"), of_clients(ALONE))
+    assert found == fairness(of_clients(OWN), of_clients(ALONE))
+
+
+def test_a_table_of_fairness_says_which_models_are_compared(make):
+    suite = make(tables=[{"show": "fair"}], axes={"method": {"Ditto": {}}, "alpha": {"key": "a", "values": [0.1]}})
+    (cell,) = suite.cells(seeds=[0])
+    results = [{cell.digest: result(cell, metrics=of_clients(OWN, p))} for p in ("personal/", "personal/trained/")]
+    first, second = (tables_of(suite, [cell], one) for one in results)
+    assert "end of a visit" in second and "visit" not in first
+
+
+def fair_of(make, **keys):
+    """A table of fairness in which MOON is Local under another name, and FedProx has another partition in seed 1."""
+    methods = {"FedAvg": {}, "FedProx": {"method": [{"class_path": "FedProx"}]}}
+    methods["MOON"] = {"method": [{"class_path": "fl_lightning.methods.Local"}]}
+    suite = make(axes={**BASE["axes"], "method": methods}, tables=[{"show": "fair"}], seeds=2, **keys)
+    cells = [cell for cell in suite.cells() if cell.labels["alpha"] == "0.1"]
+    of = {
+        ("0.1", method, seed): {"metrics": of_clients(accuracies)}
+        for method, accuracies in {"FedAvg": OWN, "FedProx": OWN, "MOON": ALONE}.items()
+        for seed in range(2)
+    }
+    of["0.1", "FedProx", 1]["plan"] = "another"
+    return tables_of(suite, cells, results_of(cells, FINALS, of=of)), suite, cells
+
+
+def test_a_table_of_fairness_has_gains_over_local_on_the_same_partition(make):
+    text, *_ = fair_of(make)
+    row = row_of(text, "FedAvg")
+    means = [one.strip("*").split(" ")[0] for one in row]
+    assert means == ["60.45", "25.00", "21.89", "479.34", "40.00", "3.18", "-10.00", "63.64"]
+    assert "**" not in row[4] and {one.strip("*") for one in row_of(text, "MOON")[5:]} == {"0.00 ± 0.00"}
+    assert "(1 of 2 seeds)" in row_of(text, "FedProx")[5] and "seed 1: no finished run of Local" in text
+
+
+def test_without_local_a_table_of_fairness_has_no_gains(make):
+    text, suite, cells = fair_of(make)
+    some = [cell for cell in cells if cell.labels["method"] == "FedAvg"]
+    results = {cell.digest: result(cell, metrics=of_clients(OWN)) for cell in some}
+    assert "gain" in text and "gain" not in tables_of(suite, some, results).lower()
+    assert len(row_of(tables_of(suite, some, results), "FedAvg")) == 5

@@ -22,6 +22,7 @@ from fl_lightning.callbacks import (
     LayerSimilarity,
     LocalLosses,
     Measurement,
+    NeuralCollapse,
     PerClassAccuracy,
     PersonalAccuracy,
     Scores,
@@ -29,13 +30,13 @@ from fl_lightning.callbacks import (
 )
 from fl_lightning.callbacks.measurement import drawn_clients
 
-FILES = ("spectra.npz", "layer_similarity.npz", "layer_alignment.npz", "embedding.npz")
+FILES = ("spectra.npz", "neural_collapse.npz", "layer_similarity.npz", "layer_alignment.npz", "embedding.npz")
 
 
 def callbacks():
     spectra = SpectrumMonitor(local_models=True, local_every_n_rounds=2)
     similarity = LayerSimilarity(1, examples=100, max_clients=3)
-    return [spectra, similarity, LayerAlignment(2), Embedding(examples=30, clients=[0, 2])]
+    return [spectra, NeuralCollapse(), similarity, LayerAlignment(2), Embedding(examples=30, clients=[0, 2])]
 
 
 def fit(folder, given, ckpt_path=None, **kwargs):
@@ -66,6 +67,7 @@ def test_the_run_has_the_bits_of_one_without_them(whole, tmp_path):
 def names_of_figures():
     names = {f"spectrum/{prefix}{what}" for prefix in ("", "local_") for what in ("classifier", "representation")}
     names |= {f"similarity/{what}" for what in ("layers", "global", "clients")}
+    names |= {"nc/rounds", "nc/cosines", "nc/norms"}
     return names | {"alignment/global", "alignment/local", "embedding/classes", "embedding/clients"}
 
 
@@ -100,7 +102,7 @@ def test_what_is_not_there_is_refused_before_anything_is_written(tmp_path, callb
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", [LayerSimilarity, Embedding, PerClassAccuracy, Scores])
+@pytest.mark.parametrize("kind", [LayerSimilarity, Embedding, NeuralCollapse, PerClassAccuracy, Scores])
 def test_without_test_data_they_are_refused(tmp_path, kind):
     data = small_data()
     data.test_dataloader = list
@@ -116,6 +118,7 @@ OUT_OF_RANGE = {
         **{"every_n_rounds": 0, "max_scalars": 1, "threshold": -0.1, "local_every_n_rounds": 0, "examples": 1}
     },
     LocalLosses: {"every_n_rounds": 0},
+    NeuralCollapse: {"every_n_rounds": 0, "center": "mean"},
     PerClassAccuracy: {"every_n_rounds": 0, "max_clients": 0, "examples": 0, "majority": 0},
     PersonalAccuracy: {"max_clients": 0, "examples": 0, "fine_tune_steps": -1, "fine_tune": "first"},
     DeviationBound: {"examples": 0, "tau": -1, "majority": -1},

@@ -49,6 +49,11 @@ def test_it_is_what_evaluating_and_fine_tuning_give_and_fine_tuning_helps_under_
     assert trainer.metrics["personal/accuracy"] == pytest.approx(np.mean(plainly.own))
     assert trainer.metrics["personal/worst_tenth"] == pytest.approx(min(plainly.own))
     assert trainer.metrics["personal/spread"] == pytest.approx(np.std(plainly.own))
+    own = [trainer.metrics[f"personal/client/{k}"] for k in range(4)]
+    np.testing.assert_allclose(own, plainly.own, atol=1e-6)
+    noise = [a * (1 - a) / t for a, t in zip(own, file["examples"][-1], strict=True)]
+    assert trainer.metrics["fair/noise"] == pytest.approx(np.mean(noise))
+    assert [len(data.test_dataloader(k).rows) for k in range(4)] == file["examples"][-1].tolist()
     assert trainer.metrics["personal/tuned/accuracy"] > trainer.metrics["personal/accuracy"]
     assert "personal/tuned/accuracy" not in trainer.history[0]
 

@@ -10,6 +10,7 @@ from helpers.runs import Stops, assert_same_bits, history, small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
 from torch import nn
 
+from fl_lightning import Method
 from fl_lightning.callbacks import BestCheckpoint, Callback
 from fl_lightning.errors import ClientError
 from fl_lightning.lazy_copies import share_memory
@@ -140,6 +141,82 @@ def test_what_a_client_writes_to_travels_and_is_stored_with_each_checkpoint(tmp_
     assert held["frozen"]["names"] == ["base.weight"]
     assert torch.equal(held["server"]["state"]["base.bias"], trainer.server.state["base.bias"])
     assert_same_bits(saved(tmp_path, "model.ckpt")["state_dict"], trainer.server.state)
+
+
+class Assigns(Method):
+    """Adds 1 to the bias of the base, by one of the server's hooks in some rounds."""
+
+    def __init__(self, hook, *rounds):
+        self.hook, self.rounds = hook, rounds
+
+    def on_fit_start(self, server):
+        self.add("on_fit_start", server)
+
+    def on_round_start(self, server):
+        self.add("on_round_start", server)
+
+    def on_round_end(self, server, payload):
+        self.add("on_round_end", server)
+
+    def add(self, hook, server):
+        if hook == self.hook and server.round in self.rounds:
+            server.assign({"base.bias": server.state["base.bias"] + 1})
+
+
+class Received(Callback):
+    """Notes the client of each round, and what it has received of the bias of the base."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_client_end(self, trainer, client):
+        assert torch.equal(client.live["base.bias"], client.received["base.bias"])
+        self.seen.append((client.info.id, float(client.received["base.bias"][0])))
+
+
+@pytest.mark.parametrize(("hook", "round_", "first"), [("on_round_start", 2, 2), ("on_round_end", 2, 3)])
+def test_what_a_server_hook_assigns_is_shared_and_travels_once_to_each_client(
+    tmp_path, monkeypatch, hook, round_, first
+):
+    received = Received()
+    trainer = fit(
+        tmp_path,
+        methods=[Assigns(hook, round_)],
+        callbacks=[received, Watches(monkeypatch)],
+        max_rounds=8,
+        cohort_size=1,
+    )
+    begun = received.seen[0][1]
+    later = [k for k, _ in received.seen[first:]]
+    assert {*later} == {0, 1}
+    assert [value - begun for _, value in received.seen] == pytest.approx([0] * first + [1] * len(later))
+    sizes = [row["bytes/down"] for row in trainer.history]
+    expected = [0] * first + [4 * 4000 * (k not in later[:place]) for place, k in enumerate(later)]
+    assert [size - sizes[0] for size in sizes] == expected
+
+
+def test_what_a_method_assigns_before_the_first_round_is_known_to_all(tmp_path, monkeypatch):
+    received = Received()
+    trainer = fit(tmp_path, methods=[Assigns("on_fit_start", 0)], callbacks=[received, Watches(monkeypatch)])
+    torch.manual_seed(0)
+    assert {value for _, value in received.seen} == {float(Adapted().base.bias[0] + 1)}
+    assert len({row["bytes/down"] for row in trainer.history}) == 1
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize(("hook", "rounds"), [("on_round_end", (0, 1, 2, 3)), ("on_round_start", (1,))])
+def test_assigned_values_are_in_each_checkpoint_and_a_resumed_run_goes_on_with_them(tmp_path, hook, rounds, devices):
+    methods, how = [MOON(), Assigns(hook, *rounds)], {"cohort_size": 1}
+    whole = fit(tmp_path / "whole", methods=methods, **how)
+    fit(tmp_path, methods=methods, stop=2, **how)
+    again = fit(tmp_path, methods=methods, ckpt_path="last", seed=9, devices=devices, **how)
+    assert_same_bits(whole.server.state, again.server.state)
+    assert history(whole) == history(again)
+    assert whole.server.known == again.server.known != {}
+    held = saved(tmp_path, "last.ckpt")
+    assert held["frozen"]["names"] == ["base.weight"]
+    for state in (held["state_dict"], held["server"]["state"], saved(tmp_path, "model.ckpt")["state_dict"]):
+        assert torch.equal(state["base.bias"], again.server.state["base.bias"])
 
 
 @pytest.mark.parametrize("weights", [False, True])

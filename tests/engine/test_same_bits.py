@@ -17,12 +17,16 @@ from fl_lightning import callbacks
 from fl_lightning.callbacks import Callback, Measurement
 from fl_lightning.data import Dirichlet
 from fl_lightning.errors import ClientError
-from fl_lightning.methods import MOON, SCAFFOLD, FedDecorr
+from fl_lightning.methods import MOON, SCAFFOLD, FedDecorr, FedExP
 from fl_lightning.models import MLP, ImageClassifier, Projector
 from fl_lightning.storage.checkpoint import unpack_rows
 
-METHODS = {"SCAFFOLD, MOON and FedDecorr": lambda: [SCAFFOLD(), MOON(), FedDecorr()], **METHODS}
-KEEP_ENTRIES = ("FedBN", "FedProto", "Local")
+METHODS = {
+    "SCAFFOLD, MOON and FedDecorr": lambda: [SCAFFOLD(), MOON(), FedDecorr()],
+    "FedExP": lambda: [FedExP(eps=0)],
+    **METHODS,
+}
+KEEP_ENTRIES = ("FedBN", "FedPer", "FedProto", "LGFedAvg", "Local")
 ARGUMENTS = {
     "BatchNormGap": {"every_n_rounds": 2},
     "BestCheckpoint": {"monitor": "test/loss", "mode": "max"},
@@ -36,6 +40,7 @@ ARGUMENTS = {
     "LayerAlignment": {"every_n_rounds": 2},
     "LayerSimilarity": {"every_n_rounds": 1, "examples": 60, "max_clients": 3},
     "LocalLosses": {},
+    "NeuralCollapse": {},
     "PerClassAccuracy": {"every_n_rounds": 2, "max_clients": 2},
     "PersonalAccuracy": {"every_n_rounds": 2, "max_clients": 2, "fine_tune": "always", "fine_tune_steps": 2},
     "ProgressBar": {},
@@ -69,7 +74,8 @@ def fit(folder, workers, name, precision="32-true", stop=None, ckpt_path=None):
     left_out = OF_A_GLOBAL_MODEL if name in KEEP_ENTRIES else ()
     watching = [getattr(callbacks, kind)(**given) for kind, given in ARGUMENTS.items() if kind not in left_out]
     how = {"max_rounds": 3, "participation": 0.75, "threads_per_worker": 1, "precision": precision}
-    how["server_optimizer"] = functools.partial(torch.optim.SGD, lr=1.0, momentum=0.5)
+    if name != "FedExP":  # which has a server rate of its own
+        how["server_optimizer"] = functools.partial(torch.optim.SGD, lr=1.0, momentum=0.5)
     trainer = small_trainer(folder, callbacks=[*watching, Stops(stop)], devices=workers, logger=True, name="run", **how)
     data = TwoDomains(
         num_clients=4, batch_size=32, train_size=160, test_size=120, eval_batch_size=50, partitioner=Dirichlet(0.5)

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.beside import SIZES, Normed, assert_near, assert_same_alone, digits, mlp, normed, rows, sgd, trained
+from helpers.beside import SIZES, Normed, assert_near, assert_same_alone, digits, etf, mlp, normed, rows, sgd, trained
 from helpers.errors import assert_names, refused, warned
 from helpers.runs import Stops, assert_same_bits, small_trainer
 from helpers.tiers import sample
@@ -23,20 +23,30 @@ from fl_lightning.methods import (
     MOON,
     SCAFFOLD,
     DeCov,
+    FedASAM,
     FedBABU,
     FedBN,
     FedCKA,
     FedDecorr,
+    FedDisco,
     FedDyn,
+    FedExP,
     FedLC,
     FedNova,
+    FedNTD,
+    FedPer,
     FedProto,
     FedProx,
+    FedRep,
+    FedRoD,
     FedRS,
+    FedSAM,
     FedUV,
     FixBN,
     Freeze,
+    LGFedAvg,
     Local,
+    LogitAdjustment,
     StructuredDeCov,
 )
 from fl_lightning.models import MOONCNN, FedCKACNN
@@ -75,8 +85,18 @@ DEFAULT_METHODS = {
     "FedBN, FedUV": (lambda: [FedBN(), FedUV()], NORMED),
     "DeCov": (lambda: [DeCov()], {}),
     "FedProto": (lambda: [FedProto()], {}),
+    "FedNTD, FedLC": (lambda: [FedNTD(temperature=3.0), FedLC()], SOME),
     "Local, FedProx, StructuredDeCov": (lambda: [Local(), FedProx(0.1), StructuredDeCov(groups=3, gamma=0.1)], ONE),
+    "FedDisco, FedExP": (lambda: [FedDisco(), FedExP(eps=0)], SOME),
+    "FedETF": (lambda: [LogitAdjustment()], {"model": etf, **ONE}),
+    "LogitAdjustment by the global prior, FedProx": (lambda: [LogitAdjustment(prior="global"), FedProx(0.1)], ROUND),
     "Freeze, FedLC, FedProx": (lambda: [Freeze(), FedLC(), FedProx(0.1)], MOMENTUM),
+    "FedSAM": (lambda: [FedSAM(), FedLC(), FedProx(0.1)], NORMED | ONE),
+    "FedASAM": (lambda: [FedASAM(), FedDecorr()], SMOOTH | ONE),
+    "FedPer": (lambda: [FedPer(2), SCAFFOLD()], SOME),
+    "FedRoD, SCAFFOLD": (lambda: [FedRoD(), SCAFFOLD()], SOME),
+    "FedRep": (lambda: [FedRep(), FedLC()], MOMENTUM),
+    "LGFedAvg": (lambda: [LGFedAvg(), FedBN()], NORMED | ONE),
 }
 METHODS = DEFAULT_METHODS | {
     "SCAFFOLD by gradients": (lambda: [SCAFFOLD("gradients", weighting="examples")], MOMENTUM),

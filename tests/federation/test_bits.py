@@ -5,8 +5,9 @@ import csv
 import re
 
 import pytest
+from helpers.errors import refused
 from helpers.runs import assert_same_bits
-from helpers.sites import SITES, SMALL, alone, numbers_of, run_here
+from helpers.sites import SITES, SMALL, alone, message_of, numbers_of, run_here
 from helpers.tiers import sample
 
 from fl_lightning.federation.serialization import decoded
@@ -20,6 +21,7 @@ RUNS = {
     },
     "fedproto": {"method": ["FedProto"]},
     "fedbn": {"method": ["FedBN"]},
+    "fedexp with fedntd and logit adjustment": {"method": ["FedExP", "FedNTD", "LogitAdjustment"]},
     "fednova": {"method": ["FedNova"]},
     "dpfedavg": {"method": [{"class_path": "DPFedAvg", "init_args": {"clip": 0.1, "noise": 0.0}}]},
     "moon on a frozen base": {"method": ["MOON"], "model": {"class_path": "helpers.sites.Based"}},
@@ -58,6 +60,26 @@ def test_frozen_parameters_that_sites_change_travel(tmp_path):
     assert_same_bits(ours.server.state, alone(tmp_path, config).server.state)
     sizes = [num_bytes(decoded(answer)["update"]) for answer in link.updates]
     assert {*sizes[SITES:]} == {sizes[0] + 4 * 16}
+
+
+def test_frozen_parameters_that_the_server_assigns_travel_once(tmp_path):
+    config = config_of("moon on a frozen base")
+    config["method"].append({"class_path": "helpers.sites.Assigning"})
+    ours, link = run_here(tmp_path, config)
+    fitted = alone(tmp_path, config)
+    assert_same_bits(ours.server.state, fitted.server.state)
+    assert numbers_of(ours.history) == numbers_of(fitted.history)
+    rest = [num_bytes(message_of(packet)["own"].get("rest", {})) for _, packet in link.sent]
+    assert {*rest} == {0, 4 * 16}
+    assert sum(rest) == SITES * 4 * 16
+
+
+@pytest.mark.parametrize("name", ["FedDisco", "LogitAdjustment"])
+def test_methods_that_need_the_label_counts_of_all_clients_are_refused(tmp_path, name):
+    given = {"LogitAdjustment": {"prior": "global"}}.get(name, {})
+    config = {**copy.deepcopy(SMALL), "method": [{"class_path": name, "init_args": given}]}
+    with refused(name):
+        run_here(tmp_path, config)
 
 
 def test_the_end_of_a_run_has_a_row_for_each_site(tmp_path, capsys):

@@ -33,6 +33,10 @@ CASES = {
     "singular_value_variance": lambda x, i: F.singular_value_variance(x),
     "covariance_decorrelation": lambda x, i: F.covariance_decorrelation(x),
     "structured_covariance_decorrelation": lambda x, i: F.structured_covariance_decorrelation(x, 2, 0.3),
+    **{
+        f"not_true_distillation {t}": lambda x, i, t=t: F.not_true_distillation(x, i["other"], i["labels"], t)
+        for t in (1, 3)
+    },
     "prototype_distance": lambda x, i: F.prototype_distance(x, i["labels"], i["prototypes"], i["known"]),
     **{
         f"probability_variance_hinge {hinge}": lambda x, i, hinge=hinge: F.probability_variance_hinge(x, hinge)
@@ -46,6 +50,12 @@ CASES = {
         for margin in MARGINS
     },
     **{
+        f"adjusted_logits {floor}": lambda x, i, floor=floor: cross_entropy(
+            F.adjusted_logits(x, i["counts"], 0.4, floor), i["labels"]
+        )
+        for floor in (0, 1e-3)
+    },
+    **{
         f"restricted_logits {mode}": lambda x, i, mode=mode: cross_entropy(
             F.restricted_logits(x, i["counts"], 0.3, mode), i["labels"]
         )
@@ -53,7 +63,13 @@ CASES = {
     },
 }
 # of logits (B, C) rather than of representations of any shape
-OF_LOGITS = ("probability_variance_hinge", "calibrated_logits", "restricted_logits")
+OF_LOGITS = (
+    "probability_variance_hinge",
+    "not_true_distillation",
+    "calibrated_logits",
+    "adjusted_logits",
+    "restricted_logits",
+)
 
 
 def without_true_class(x, i):

@@ -9,7 +9,7 @@ from torch import nn
 from fl_lightning.callbacks import Callback
 from fl_lightning.data import Digits, Dirichlet
 from fl_lightning.engine import cohort_training
-from fl_lightning.models import MLP, Encoder, ImageClassifier
+from fl_lightning.models import MLP, Encoder, ETFClassifier, ImageClassifier
 from helpers.runs import history, small_trainer
 from helpers.tiny import TinyData, clients
 
@@ -59,6 +59,10 @@ def sgd(**kwargs):
 
 def mlp(optimizer=None, encoder=None):
     return ImageClassifier(encoder or MLP(64, [16, 12]), optimizer=optimizer or sgd())
+
+
+def etf():
+    return ImageClassifier(MLP(64, [16, 12]), optimizer=sgd(momentum=0.9), classifier=ETFClassifier)
 
 
 def normed(inputs=64):

@@ -57,9 +57,14 @@ class Curved(LightningModule):
 
 def curved_data(a, b, sizes=None, batch_size=10_000):
     """Client k holds ``sizes[k]`` (1) times the example (a_k, b_k)."""
-    sizes = sizes or [1] * len(a)
-    rows = [(ak, bk) for ak, bk, n in zip(a, b, sizes, strict=True) for _ in range(n)]
-    data = Partitioned(Rows(rows, batch_size), num_clients=len(a))
+    return repeated_rows(list(zip(a, b, strict=True)), sizes, batch_size)
+
+
+def repeated_rows(examples, sizes=None, batch_size=10_000):
+    """Client k holds ``sizes[k]`` (1) times its example, a row of numbers."""
+    sizes = sizes or [1] * len(examples)
+    rows = [row for row, n in zip(examples, sizes, strict=True) for _ in range(n)]
+    data = Partitioned(Rows(rows, batch_size), num_clients=len(examples))
     ends = np.cumsum(sizes)
     data.partitioner = lambda labels, k, rng: np.split(np.arange(len(rows)), ends[:-1])
     data.partitioner.moved = 0

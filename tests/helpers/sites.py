@@ -12,6 +12,7 @@ import pytest
 import yaml
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from fl_lightning import Method
 from fl_lightning.cli.cli import FederatedCLI
 from fl_lightning.federation import server
 from fl_lightning.federation.framing import parted, relayed
@@ -71,6 +72,14 @@ class Moving(Based):
         for name, value in self.encoder.named_parameters():
             if self.current_epoch > 1 and name.endswith("bias"):
                 value.data.add_(0.1)
+
+
+class Assigning(Method):
+    """Doubles biases of the frozen encoder at the start of the second round, and assigns them."""
+
+    def on_round_start(self, server):
+        if server.round == 1:
+            server.assign({name: 2 * server.state[name] for name in server.frozen if name.endswith("bias")})
 
 
 class Here:

@@ -1,5 +1,6 @@
 """Laws of several methods or of every one; each fails for a wrong sign or a missing factor."""
 
+import math
 import threading
 import warnings
 from functools import partial
@@ -21,6 +22,7 @@ from fl_lightning.functional import (
     covariance_decorrelation,
     linear_cka,
     model_contrastive_loss,
+    not_true_distillation,
     prototype_distance,
     representation_contrast,
     singular_value_variance,
@@ -30,16 +32,22 @@ from fl_lightning.methods import (
     MOON,
     SCAFFOLD,
     DeCov,
+    FedASAM,
     FedCKA,
     FedDecorr,
+    FedDisco,
     FedDyn,
+    FedExP,
     FedLC,
     FedNova,
+    FedNTD,
     FedProto,
     FedProx,
     FedRS,
+    FedSAM,
     FedUV,
     FixBN,
+    LogitAdjustment,
     StructuredDeCov,
 )
 from fl_lightning.models import MLP, ImageClassifier, Projector
@@ -52,16 +60,23 @@ def plain_sgd():
 
 NEUTRAL = {
     "moon": (MOON(mu=0), MOON(mu=5.0)),
+    "fedntd": (FedNTD(beta=0), FedNTD(beta=5.0)),
     "fedrs": (FedRS(alpha=1), FedRS(alpha=0.2)),
+    "feddisco": (FedDisco(a=0, b=0), FedDisco()),
+    "fedexp": (FedExP(eps=math.inf), FedExP(eps=0)),
     "fedproto": (FedProto(0, aggregate_weights=True), FedProto(1.0, aggregate_weights=True)),
     "decov": (DeCov(weight=0), DeCov(weight=1.0)),
     "structureddecov": (StructuredDeCov(weight=0), StructuredDeCov(weight=1.0, groups=4)),
     "fedprox": (FedProx(mu=0), FedProx(mu=1.0)),
     "fedlc": (FedLC(tau=0), FedLC(tau=1.0)),
     "fedlc by log prior": (FedLC(tau=0, margin="log_prior"), FedLC(margin="log_prior")),
+    "logit adjustment": (LogitAdjustment(tau=0), LogitAdjustment()),
+    "logit adjustment by the global prior": (LogitAdjustment(0, "global"), LogitAdjustment(1, "global")),
     "fedcka": (FedCKA(mu=0), FedCKA(mu=3.0)),
     "feduv": (FedUV(mu=0, lambda_=0), FedUV()),
     "feddecorr": (FedDecorr(beta=0), FedDecorr()),
+    "fedsam": (FedSAM(rho=0), FedSAM()),
+    "fedasam": (FedASAM(rho=0), FedASAM()),
     "fixbn": (FixBN(share=1), FixBN(share=0.5)),
 }
 
@@ -178,7 +193,12 @@ def fedproto_term(client, step, method):
     return 4.0 * prototype_distance(step.taps["representation"], step.targets, method.prototypes, method.known)
 
 
+def fedntd_term(client, step, method):
+    return 2.0 * not_true_distillation(step.taps["logits"], client.observe("global")["logits"], step.targets, 3.0)
+
+
 TERMS = {
+    "fedntd": (FedNTD(beta=2.0, temperature=3.0), fedntd_term),
     "decov": (DeCov(0.2), lambda c, step, m: 0.2 * covariance_decorrelation(step.taps["representation"])),
     "structureddecov": (
         StructuredDeCov(0.2, groups=4, gamma=0.5),

@@ -11,7 +11,19 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fl_lightning import Method
-from fl_lightning.methods import MOON, DeCov, FedCKA, FedDecorr, FedLC, FedProto, FedRS, FedUV, StructuredDeCov
+from fl_lightning.methods import (
+    MOON,
+    DeCov,
+    FedCKA,
+    FedDecorr,
+    FedLC,
+    FedNTD,
+    FedProto,
+    FedRS,
+    FedUV,
+    LogitAdjustment,
+    StructuredDeCov,
+)
 
 
 class Maps(nn.Module):
@@ -54,8 +66,10 @@ METHODS = {
     "decov": partial(DeCov, weight=1.0),
     "structureddecov": partial(StructuredDeCov, weight=1.0, groups=4),
     "fedcka": partial(FedCKA, layers=["representation"]),
+    "fedntd": partial(FedNTD, beta=20.0),
     "fedlc": FedLC,
     "fedrs": partial(FedRS, alpha=0.2),
+    "logitadjustment": LogitAdjustment,
 }
 TAPS = {
     "maps": {"representation": "body", "logits": "head"},

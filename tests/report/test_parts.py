@@ -94,3 +94,18 @@ def test_each_table_in_latex_has_a_label_by_what_it_shows(files):
     labels = set(re.findall(r"\\label{tab:(.*?)}", files["tex"]))
     assert {"results", "differences", "sites", "clients", "runs"} <= labels
     assert labels <= {"results", "differences", "sites", "clients", "configs", "runs", "cost"}
+
+
+def test_clients_are_compared_with_their_own_models_in_a_run_of_local(tmp_path, report):
+    own = {"FedAvg": (0.5, 0.75), "Local": (0.625, 0.5)}
+    for method, accuracies in own.items():
+        folder = write_run(tmp_path / method / "version_0", method, 0, 2, measured=False)
+        header = "round,test/accuracy,personal/accuracy,personal/client/0,personal/client/1"
+        numbers = ",".join(map(str, (np.mean(accuracies), *accuracies)))
+        (folder / "metrics.csv").write_text(f"{header}\n0,0.5,,,\n1,0.6,{numbers}\n")
+    files = report()
+    (head,) = [row for row in rows_of(files, "method | ") if "gain" in row]
+    row = dict(zip(head, next(row for row in rows_of(files, "FedAvg | ") if len(row) == len(head)), strict=True))
+    shown = [row[name].strip("*") for name in ("accuracy", "gain", "gain_worst", "helped")]
+    assert shown == ["62.50", "6.25", "-12.50", "50.00"]
+    assert "personal-client" not in files["html"]

@@ -29,8 +29,9 @@ from fl_lightning.engine.fingerprint import (
     message,
     shown_path,
 )
-from fl_lightning.engine.group_size import choose
+from fl_lightning.engine.group_size import choose, group_bounds
 from fl_lightning.engine.model_io import check_storable, load_model, load_weights, save_model
+from fl_lightning.engine.personalized_evaluation import groups_of_own_models, metrics_of_own_models
 from fl_lightning.engine.rounds import check_metrics, run_round
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sanity_check import run_sanity_check
@@ -105,7 +106,7 @@ def prepare_fit(
     checkpoint = restore_run(run, source, allow_changes)
     client = run.client
     warn_of_averaged_statistics(run.trainer, client, run.data)
-    if client.kept:
+    if not client.has_global_model:
         some = "all" if not client.sent else f"{len(client.kept)} of {len(client.live)}"
         stay = f"{some} entries of the state stay with each client: metrics are means over the clients' own models"
         run.trainer.warn(stay if client.sent else f"{stay}, and no model.ckpt is written")
@@ -118,6 +119,8 @@ def begin_fit(run: Run, fresh: bool) -> None:
         run.worker_module.call("on_fit_start")
     if fresh and "on_fit_start" in run.worker_module.hooks:
         run.server.assign(run.client.state())
+    if fresh:
+        run.server.known.clear()  # all clients know the values that the run begins with
     run.server.share(run.client.live)
     run.worker_module.begin_run()
     number = sum(not part.training for part in run.client.module.modules())
@@ -197,22 +200,26 @@ def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> 
 
 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:
-    """Return the metrics of the module or of a checkpoint: its global model, or means over the clients' own models."""
+    """Return the metrics of the module or of a checkpoint: its global model, or means over the clients' own models.
+
+    Of a run with both, the means begin with ``personal/``.
+    """
     hint = "train with data.val_fraction=0.1" if hasattr(run.data, "val_fraction") else f"define {phase}_dataloader"
     require(run.evaluator.has_data(phase), "data", type(run.data).__name__, f"it has no {phase} data; {hint}")
     module, name = run.client.module, "validation_step" if phase == "val" else "test_step or validation_step"
     require(step_name(module, phase) is not None, "model", type(module).__name__, f"it has no {name}; define one")
     own = load_given(run, ckpt_path, weights)
     state = run.client.state()
-    if own:
-        mine = ((k, own[k]) for k in sorted(own)[run.workers.rank :: run.workers.size])
-        metrics = run.evaluator.evaluate_local_models(phase, state, mine, observed=False)
+    metrics = {} if own else run.evaluator.evaluate_global_model(phase, state, observed=False)
+    if own or (run.methods.having("personal_state") and run.client.memories().owners):
+        groups = groups_of_own_models(run, group_bounds(run))
+        means = run.evaluator.means(metrics_of_own_models(run, phase, state, groups, observed=False))
+        start = "" if own else f"personal/{run.methods.evaluation_point}"
+        metrics |= {start + tag: value for tag, value in means.items()}
         run.worker_module.load(state)
+    if own and run.client.has_global_model:
         hint = "the models are evaluated without these; pass the methods of the run"
-        if not run.client.kept:
-            run.trainer.warn(f"method={run.methods.names}: the checkpoint has entries of {len(own)} clients; {hint}")
-    else:
-        metrics = run.evaluator.evaluate_global_model(phase, state, observed=False)
+        run.trainer.warn(f"method={run.methods.names}: the checkpoint has entries of {len(own)} clients; {hint}")
     check_metrics(run, metrics, phase)
     return metrics
 

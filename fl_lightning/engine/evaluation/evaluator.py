@@ -53,12 +53,6 @@ class Evaluator:
         self.worker_module.load(state)
         return self._evaluate(phase, self.loaders.evaluation(phase, data_of, domain), observed)
 
-    def evaluate_local_models(
-        self, phase: str, state: State, own: Iterator[tuple[int, State]], observed: bool = True
-    ) -> dict[str, float]:
-        """Return mean metrics of personalized models; ``own`` has the local entries of this worker's clients."""
-        return self.means(self.evaluate_local_model(phase, state, k, entries, observed) for k, entries in own)
-
     def evaluate_local_model(
         self, phase: str, state: State, k: int, entries: State, observed: bool = True
     ) -> dict[str, float]:

@@ -31,12 +31,14 @@ from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.metric_log import MetricLog
 from fl_lightning.client.module_snapshot import StateBinding, values_held
 from fl_lightning.client.reductions import row_of
-from fl_lightning.client.visit import Visit
+from fl_lightning.client.visit import PresentBatch, Visit
+from fl_lightning.client.vmap_views import not_mappable
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, with_location
-from fl_lightning.seeding import rng_scope
+from fl_lightning.seeding import generator_states, rng_scope
 from fl_lightning.state import State, norm
 from fl_lightning.training.local_training import LocalTraining
 from fl_lightning.training.optimizers import take_step
+from fl_lightning.training.patching import patched
 from fl_lightning.training.vmap.group_loader import GroupBatch, GroupLoader
 from fl_lightning.training.vmap.stacked_state import StackedState
 from fl_lightning.training.vmap.vmap_step import Results, StepPhase, VmapStep
@@ -171,38 +173,43 @@ class Group:
         """Let the methods start each visit, and stack the clients' values."""
         client, size = self.client, self.size
         starts = client.kept or client.methods.having("on_client_start")
-        own = [self._start(row) if starts else ({}, {}) for row in range(size)]
+        own = [self._start(row) if starts else ({}, {}, {}) for row in range(size)]
         # a frozen parameter that stays with nobody is the same for all, and a step may not change it
         alike = {name for name in client.frozen if name not in client.kept}
         self.shared = {name: self.received[name] for name in alike}
         begins = {**{n: v for n, v in self.received.items() if n not in alike}, **self._apart}
         state = {name: value.expand(size, *value.shape).clone() for name, value in begins.items()}
-        for row, (entries, _) in enumerate(own):
+        for row, (entries, *_) in enumerate(own):
             for name, value in entries.items():
                 state[name][row] = value
         self.received_own = {name: state[name].clone() for name in client.kept if starts}
+        for row, (_, moved, _) in enumerate(own):
+            for name, value in moved.items():
+                if name in alike:
+                    raise not_mappable(f"client.live[{name!r}]", "on_client_start changes a frozen parameter")
+                state[name][row] = value
         self.stack: StackedState = StackedState(state, client.trainable, client.live, optimizer)
         # a step of these depends on the number of earlier steps, which is then equal for clients that take it together
         dampened = any(group.get("dampening") for group in optimizer.param_groups)
         self._counts_steps = type(optimizer) is not SGD or dampened
         self.note_settings()
-        self._set_tables([references for _, references in own])
+        self._set_tables([references for *_, references in own])
 
-    def _start(self, row: int) -> tuple[State, dict[str, Any]]:
-        """Begin one client's visit; returns the entries that stay with it, and the states of its reference models."""
+    def _start(self, row: int) -> tuple[State, State, dict[str, Any]]:
+        """Begin one client's visit; see :meth:`~fl_lightning.client.client.ClientLifecycle.starting`."""
         member, seed = self.members[row], self.training.loaders.seed
         try:
             with rng_scope(seed, "train", self.round, member.id):
-                visit, own, references = self.client.lifecycle.starting(
+                visit, own, moved, references = self.client.lifecycle.starting(
                     self.infos[row], self.received, self.progresses[row]
                 )
         except (UsageError, LostWorkerError, Stopped):
             raise
         except Exception as error:
             self.errors[row] = error
-            return {}, {}
+            return {}, {}, {}
         self.visits[row] = visit
-        return own, references
+        return own, moved, references
 
     def _set_tables(self, references: Sequence[dict[str, Any]]) -> None:
         """Return a table for each structure of the methods' scratch; most methods have one."""
@@ -238,6 +245,7 @@ class Group:
     def _step(self, batch: GroupBatch, optimizer: Any) -> None:
         training, rows = self.training, batch.rows
         mounted = self.stack.mount(rows)
+        self._states = generator_states() if self.client.methods.needs_gradients else None
         for tensor in mounted.values():  # as zero_grad does, in less time
             tensor.grad = None
         if not self._compute_gradients(batch, mounted):
@@ -278,16 +286,13 @@ class Group:
 
     def _compute_gradients(self, batch: GroupBatch, mounted: State) -> bool:
         """Compute the gradients of the clients; False where the module skips the batch."""
-        client, table = self.client, batch.table
-        columns = [column.take(slice(0, None)) for column in table.columns]
-        index = batch.indices[0]
-        if by_client := len(set(batch.indices)) > 1:
-            columns.append((torch.tensor(batch.indices, device=self.device), True))
+        client = self.client
+        columns, about, of_one = self._arguments(batch)
 
         def work(leaves: list[Any]) -> Results:
-            batch_of_one = put_together(table.shape, leaves)
+            batch_of_one, index = of_one(leaves)
             client.visit.logged.begin_batch(batch_of_one)
-            loss = client.training_step(batch_of_one, leaves[-1] if by_client else index)
+            loss = client.training_step(batch_of_one, index)
             return {} if loss is None else {"loss": loss.reshape(())}
 
         def backward(results: Results, mounted: State) -> State:
@@ -296,9 +301,17 @@ class Group:
             self.training.fabric.backward(losses.sum())
             return {name: grad for name in client.trainable if (grad := mounted[name].grad) is not None}
 
-        about = (repr(table.shape), by_client or (self.training.looks_at_index and index))
         part = StepPhase("gradients", about, columns, work, backward)
         return bool(VmapStep(self, batch.rows, mounted, part).results())
+
+    def _arguments(self, batch: GroupBatch) -> tuple[list[Any], Any, Callable[[list[Any]], tuple[Any, Any]]]:
+        """A batch as arguments of a mapped step: their columns, what else they depend on, and how to read them."""
+        table, index = batch.table, batch.indices[0]
+        columns = [column.take(slice(0, None)) for column in table.columns]
+        if by_client := len(set(batch.indices)) > 1:
+            columns.append((torch.tensor(batch.indices, device=self.device), True))
+        about = (repr(table.shape), by_client or (self.training.looks_at_index and index))
+        return columns, about, lambda leaves: (put_together(table.shape, leaves), leaves[-1] if by_client else index)
 
     def _mapped_hooks(
         self, name: str, batch: GroupBatch, mounted: State, optimizer: Any, hooks: Callable[[Any], None]
@@ -306,18 +319,23 @@ class Group:
         """Run hooks of the methods that change gradients or parameters."""
         trained = [name for name in self.client.trainable if mounted[name].grad is not None]
         columns = [(mounted[name].grad, True) for name in trained]
+        again, about, of_one = self._arguments(batch) if self._states is not None else ([], None, None)
 
         def work(leaves: list[Any]) -> Results:
-            live = self.client.live
-            gradients = dict(zip(trained, leaves, strict=True))
+            client, live = self.client, self.client.live
+            gradients = dict(zip(trained, leaves, strict=False))
             for name, gradient in gradients.items():
                 live[name].grad = gradient
             self.stack.fill_groups(live)
-            hooks(optimizer)
+            if of_one is not None:
+                client.visit.present = PresentBatch(*of_one(leaves[len(trained) :]), None, self._states)
+            with patched(client.extra_passes, mapped=self.places):
+                hooks(optimizer)
             return {name: live[name].grad for name in live if live[name].grad is not gradients.get(name)}
 
         try:
-            results = VmapStep(self, batch.rows, mounted, StepPhase(name, tuple(trained), columns, work)).results()
+            part = StepPhase(name, (*trained, about), [*columns, *again], work)
+            results = VmapStep(self, batch.rows, mounted, part).results()
         finally:
             self.stack.fill_groups(mounted)
         for name, gradient in results.items():

@@ -1,0 +1,52 @@
+"""Distillation over the classes except the label: FedNTD.
+
+Lee et al., Preservation of the Global Knowledge by Not-True Distillation in Federated Learning, NeurIPS 2022.
+https://arxiv.org/abs/2106.03097, https://github.com/Lee-Gihun/FedNTD
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fl_lightning.errors import require
+from fl_lightning.functional.rows import in_full_precision
+
+
+@in_full_precision
+def not_true_distillation(logits: Tensor, reference: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+    r"""Divergence between two predictions of the classes except the label, :math:`\tau^2 KL(q \Vert p)`.
+
+    For an example with label y, q and p are distributions over the other C - 1 classes: the softmax of
+    :math:`o'_c / \tau`, the reference's logits, and of :math:`o_c / \tau`. The result is the mean over the batch.
+
+    Args:
+        logits: o, ``(B, C)``.
+        reference: :math:`o'`, logits ``(B, C)`` of the same examples; detach them.
+        targets: labels y ``(B,)``, below C.
+        temperature: :math:`\tau > 0`; a larger one weights the classes more evenly.
+
+    Returns:
+        A scalar, at least 0; 0 if the logits of the other classes are equal up to a constant of each example, or if
+        C is 2. Its gradient with respect to :math:`o_y` is 0.
+
+    Raises:
+        UsageError: ``temperature`` is not above 0, or the shapes are others.
+
+    Source: FedNTD, section 4, and algorithms/fedntd/criterion.py of the authors' code.
+
+    Example:
+        >>> import torch
+        >>> logits, targets = torch.tensor([[9.0, 0.0, 1.0]]), torch.tensor([0])
+        >>> not_true_distillation(logits, torch.tensor([[-5.0, 3.0, 4.0]]), targets)
+        tensor(0.)
+        >>> not_true_distillation(logits, torch.tensor([[-5.0, 1.0, 0.0]]), targets)
+        tensor(0.4621)
+    """
+    require(temperature > 0, "temperature", temperature, "use a number above 0")
+    fits = logits.ndim == 2 and targets.shape == logits.shape[:1]
+    require(fits, "logits", tuple(logits.shape), f"pass (B, C) with a label for each row, not {tuple(targets.shape)}")
+    others = torch.arange(logits.shape[1] - 1, device=logits.device)
+    others = others + (others >= targets[:, None])
+    p, q = ((values.gather(1, others) / temperature).log_softmax(1) for values in (logits, reference))
+    return temperature**2 * (q.exp() * (q - p)).sum(1).mean()

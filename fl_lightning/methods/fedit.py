@@ -1,0 +1,47 @@
+"""FedIT: Zhang et al., Towards Building the Federated GPT: Federated Instruction Tuning, 2023.
+
+Paper: https://arxiv.org/abs/2305.05644
+Code: https://github.com/JayZhang42/FederatedGPT-Shepherd
+
+The factors A and B of LoRA adapters are averaged apart.
+"""
+
+from __future__ import annotations
+
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from torch.optim import Optimizer
+
+from fl_lightning.client.lora import lora_adapters
+from fl_lightning.client_context import ClientContext
+from fl_lightning.errors import require
+from fl_lightning.method import Method
+
+
+class FedIT(Method):
+    r"""Averages the factors of LoRA adapters apart, which is FedAvg on a model with a frozen base.
+
+    An adapter adds s B A to a frozen weight. The mean product of the clients is :math:`D = \sum_k p_k B_k A_k`, but the
+    product of the means differs from it by :math:`\sum_k p_k (B_k - \bar B)(A_k - \bar A)`. The adapters of peft,
+    loralib and :func:`fl_lightning.models.with_lora` are found by their names, ``lora_A`` and ``lora_B``.
+
+    All clients are evaluated with the global model (evaluation point G), with which a new client starts.
+
+    Raises:
+        UsageError: the model has no adapter whose factors are trained, or the list has another method for adapters.
+    """
+
+    needs_exchange = True
+    # whether A is trained
+    trains_a = True
+
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
+        who, trained = type(self).__name__, {*client.trainable}
+        alike = [type(method).__name__ for method in client.methods.methods if isinstance(method, FedIT)]
+        require(len(alike) == 1, "method", alike, "each aggregates LoRA adapters; keep one of them")
+        found = lora_adapters(client.module)
+        self.adapters = [adapter for adapter in found if {adapter.b, *[adapter.a] * self.trains_a} <= trained]
+        hint = "it has no LoRA adapter whose factors are trained; add adapters by peft or with_lora"
+        require(bool(self.adapters), f"{who} with the model", type(client.module).__name__, hint)
+        nonlinear = [type(m).__name__ for m in client.methods.methods if m.name in ("scaffold", "feddyn", "fedexp")]
+        if self.trains_a and nonlinear:
+            rank_zero_warn(f"method={[who, *nonlinear]}: {', '.join(nonlinear)} acts on A and B, not on their product")

@@ -1,0 +1,103 @@
+r"""FedRoD: Chen and Chao, On Bridging Generic and Personalized Federated Learning, ICLR 2022.
+
+Paper: https://arxiv.org/abs/2107.00778
+Code of others: https://github.com/TsingZ0/PFLlib, https://github.com/makgyver/fluke
+
+.. math::
+    \ell = \mathrm{CE}(G(z) + \gamma \log n_k, y) + \mathrm{CE}(\mathrm{sg}[G(z)] + H_k(\mathrm{sg}[z]), y)
+
+The body and the generic head G learn from the first term, the balanced softmax, and are averaged. The personal head
+:math:`H_k` learns from the second one and stays with the client; sg has no gradient.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fl_lightning.client_context import ClientContext
+from fl_lightning.errors import require
+from fl_lightning.functional import as_rows, calibrated_logits
+from fl_lightning.functional.rows import in_full_precision
+from fl_lightning.method import Method, Step
+from fl_lightning.state import State
+
+
+class FedRoD(Method):
+    r"""Trains a generic head on a balanced softmax, and beside it a personal head that stays with the client.
+
+    z is the representation, the input of the head, and :math:`n_k` the client's label counts; a class without examples
+    there is left out of the softmax. The personal head trains with the client's optimizer, and has no effect on what is
+    sent, unless gradients are clipped by their common norm.
+
+    On its test data, a client uses the received model with the head G + H of its last visit (evaluation point R). A new
+    client uses the generic model. ``test/accuracy`` is that of the generic model.
+
+    Args:
+        gamma: exponent :math:`\gamma \ge 0` of the counts; 0 gives FedAvg's generic model, and 1 is the paper's.
+        head_init: personal head of a client's first visit: a ``copy`` of the received G, so that its logits begin as
+            twice those of G, as in the code; or ``zero``, with which they begin as those of G.
+        joint: as in FL-bench, the personal logits are :math:`H_k(z)` alone, and the body learns from both terms.
+
+    Raises:
+        UsageError: ``gamma`` is below 0, clients have no label counts, or ``logits`` is not a linear layer that reads
+            the representation.
+    """
+
+    requires = ("representation", "logits")
+    needs_label_counts = True
+    memory_keys: ClassVar = {
+        "trained": "whether the client has a personal head, which is among its entries of the state"
+    }
+
+    def __init__(self, gamma: float = 1.0, head_init: Literal["copy", "zero"] = "copy", joint: bool = False) -> None:
+        require(gamma >= 0, "FedRoD.gamma", gamma, "give 0 or more")
+        self.gamma, self.head_init, self.joint = gamma, head_init, joint
+
+    def modules(self, module: nn.Module, taps: Mapping[str, str]) -> dict[str, nn.Module]:
+        self.path, head = taps["logits"], module.get_submodule(taps["logits"])
+        require(
+            isinstance(head, nn.Linear), "FedRoD with the tap logits", self.path, "bind it to the last linear layer"
+        )
+        # the name of each entry of the personal head, by that of the generic one
+        self.entries = {f"{self.path}.{name}": f"{self.name}.head.{name}" for name, _ in head.named_parameters()}
+        return {"head": copy.deepcopy(head)}
+
+    def exchanges(self, key: str) -> bool:
+        return key not in self.entries.values()
+
+    @torch.no_grad()
+    def on_client_start(self, client: ClientContext) -> None:
+        if not client.memory(self):
+            for generic, own in self.entries.items():
+                value = client.received[generic]
+                client.live[own].copy_(value if self.head_init == "copy" else torch.zeros_like(value))
+
+    def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
+        counts: Tensor = client.info.label_counts  # type: ignore[assignment]
+        if not self.gamma:
+            return logits
+        return calibrated_logits(logits, counts.to(logits.device), self.gamma, "mask", "log_prior")
+
+    def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
+        if step.targets is None:
+            return None
+        head, z = client.module.get_submodule(f"{self.name}.head"), as_rows(step.taps["representation"])
+        hint = f"the head reads {head.in_features} numbers; bind the tap to its input"
+        require(z.shape[1] == head.in_features, "FedRoD: width of the representation", z.shape[1], hint)
+        logits = head(z) if self.joint else head(z.detach()) + step.taps["logits"].detach()
+        return in_full_precision(cross_entropy)(logits, step.targets)
+
+    def on_client_end(self, client: ClientContext) -> None:
+        client.memory(self)["trained"] = True
+
+    def personal_state(self, client: ClientContext) -> State | None:
+        if not client.memory(self):
+            return None
+        received = client.received
+        return {g: received[own] + (0 if self.joint else received[g]) for g, own in self.entries.items()}

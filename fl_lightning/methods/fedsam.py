@@ -1,0 +1,83 @@
+r"""FedSAM: Caldarola et al., Improving Generalization in Federated Learning by Seeking Flat Minima, ECCV 2022.
+
+Paper: https://arxiv.org/abs/2203.11834
+Code: https://github.com/debcaldarola/fedsam
+
+.. math:: y \leftarrow y - \eta \nabla f_k\Big(y + \rho \frac{g}{\lVert g \rVert}\Big), \qquad g = \nabla f_k(y)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fl_lightning.client_context import ClientContext
+from fl_lightning.errors import require
+from fl_lightning.method import Method
+
+# their corrections assume gradients at y
+AT_Y = ("scaffold", "feddyn", "fednova")
+
+
+class FedSAM(Method):
+    r"""Takes each local step with the gradient at a nearby point of higher loss, which leads to flat minima.
+
+    The point is :math:`\rho` away from y, in the direction of the gradient g of the whole loss, with one norm over all
+    trained parameters; where g is 0, it is y. Momentum and weight decay act at y. The gradients of the other methods'
+    terms are taken at the nearby point, too, but corrections of gradients, as of FedProx and SCAFFOLD, are added at y.
+    A step computes two gradients on its batch, with the same dropout masks; the second leaves the running statistics
+    alone. The logged loss is that at y.
+
+    Args:
+        rho: distance :math:`\rho \ge 0`; 0 gives FedAvg.
+
+    Raises:
+        UsageError: ``rho`` is below 0, gradients are accumulated, the optimizer needs a closure, the module overrides a
+            hook of the backward pass, or another method of the list replaces the gradients.
+    """
+
+    replaces_gradients = True
+
+    def __init__(self, rho: float = 0.1) -> None:
+        require(rho >= 0, f"{type(self).__name__}.rho", rho, "give 0 or more")
+        self.rho = rho
+
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
+        names = [name for name in AT_Y if name in client.methods.names]
+        if names:
+            who = type(self).__name__
+            rank_zero_warn(f"method={who}: {', '.join(names)} beside it corrects gradients that are not taken at y")
+
+    @torch.no_grad()
+    def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
+        if not self.rho:
+            return
+        live = {name: client.live[name] for name in client.trainable if client.live[name].grad is not None}
+        slopes = {name: dense(value.grad) for name, value in live.items()}
+        norms = [wide_norm(self.scale(name, value) * slopes[name]) for name, value in live.items()]
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        rate = torch.where(norm > 0, self.rho / norm, 0.0)
+        at = {
+            name: value + self.scale(name, value) ** 2 * slopes[name] * rate.to(value) for name, value in live.items()
+        }
+        for name, gradient in client.gradients(at).items():
+            if name in live:
+                live[name].grad = gradient
+
+    def scale(self, name: str, value: Tensor) -> Tensor | float:
+        r"""The scale T of a parameter, by which the perturbation is :math:`\rho T^2 g / \lVert T g \rVert`."""
+        return 1.0
+
+
+def dense(gradient: Any) -> Tensor:
+    """A gradient that is not sparse."""
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
+def wide_norm(value: Tensor) -> Tensor:
+    """The Euclidean norm of a tensor, at least in float32."""
+    return torch.linalg.vector_norm(value, dtype=torch.promote_types(value.dtype, torch.float32))

@@ -1,0 +1,74 @@
+"""LoRA adapters for the linear layers of any module.
+
+LoRA: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022. https://arxiv.org/abs/2106.09685
+"""
+
+from __future__ import annotations
+
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from fl_lightning.errors import require
+
+
+class LoRALinear(nn.Module):
+    r"""A frozen linear layer with an adapter, :math:`W x + b + \frac{\alpha}{r} B A x`.
+
+    A has the default initialisation of a linear layer, and B begins at 0.
+
+    Args:
+        base_layer: the linear layer.
+        rank: r.
+        alpha: :math:`\alpha`.
+    """
+
+    def __init__(self, base_layer: nn.Linear, rank: int, alpha: float) -> None:
+        super().__init__()
+        self.base_layer = base_layer.requires_grad_(False)
+        where = {"device": base_layer.weight.device, "dtype": base_layer.weight.dtype}
+        self.lora_A = nn.Linear(base_layer.in_features, rank, bias=False, **where)
+        self.lora_B = nn.Linear(rank, base_layer.out_features, bias=False, **where)
+        nn.init.zeros_(self.lora_B.weight)
+        self.scaling = alpha / rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.scaling * self.lora_B(self.lora_A(x))
+
+
+def with_lora(
+    module: LightningModule, rank: int = 4, alpha: float = 8.0, trained: list[str] | None = None, train_a: bool = True
+) -> LightningModule:
+    r"""Add LoRA adapters to the linear layers of a module, and freeze the rest.
+
+    In a config, it replaces the module:
+    ``model: {class_path: fl_lightning.models.with_lora, init_args: {module: {class_path: ...}, rank: 4}}``.
+
+    Args:
+        module: a LightningModule, or any other module; it is changed in place.
+        rank: rank r of the adapters, at least 1.
+        alpha: :math:`\alpha`; the product of the factors is scaled by :math:`\alpha / r`.
+        trained: paths of submodules that are trained without an adapter; None is the submodule of the module's tap
+            ``logits``, if it has one.
+        train_a: whether the factors A are trained. False freezes them, so that they do not travel (for FFALoRA).
+
+    Returns:
+        The module.
+
+    Raises:
+        UsageError: ``rank`` is below 1, or the module has no linear layer beside ``trained``.
+    """
+    require(rank >= 1, "with_lora.rank", rank, "use 1 or more")
+    taps = getattr(module, "taps", {})
+    whole = ([taps["logits"]] if "logits" in taps else []) if trained is None else trained
+    paths = [path for path, part in module.named_modules() if isinstance(part, nn.Linear)]
+    paths = [path for path in paths if not any(f"{path}.".startswith(f"{one}.") for one in whole)]
+    hint = "it has no linear layer that can have an adapter; take with_lora out"
+    require(bool(paths) and "" not in paths, "with_lora.module", type(module).__name__, hint)
+    module.requires_grad_(False)
+    for path in whole:
+        module.get_submodule(path).requires_grad_(True)
+    for path in paths:
+        adapted = LoRALinear(module.get_submodule(path), rank, alpha)  # type: ignore[arg-type]
+        adapted.lora_A.requires_grad_(train_a)
+        module.set_submodule(path, adapted)
+    return module

@@ -1,0 +1,172 @@
+"""Passes outside of the local steps: gradients at other values of the parameters, and batches of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from fl_lightning import foreach
+from fl_lightning.client import Client
+from fl_lightning.client.client import Gradients, targets_of
+from fl_lightning.client.metric_log import MetricLog
+from fl_lightning.client.module_snapshot import ModuleSnapshot, StateBinding
+from fl_lightning.client.reference_models import tensor_versions
+from fl_lightning.client.visit import PresentBatch
+from fl_lightning.errors import ClientError, UsageError, require
+from fl_lightning.functional.rows import linked_zero
+from fl_lightning.method import MethodList, Step
+from fl_lightning.seeding import replayed, rng_scope
+from fl_lightning.state import State, entry_norms
+from fl_lightning.training.device_loaders import Loaders
+from fl_lightning.training.patching import patched
+
+NO_METHODS = MethodList([])
+# the scale of a loss in float16, halved as often as its gradients overflow
+SCALE = 2.0**16
+
+
+class ExtraPasses:
+    """Computes what :meth:`.Client.gradients` and :meth:`.Client.batches` return.
+
+    Attributes:
+        mapped: in a step of clients side by side, the places of their tensors in the module; None otherwise.
+    """
+
+    def __init__(self, fabric: Fabric, client: Client, loaders: Loaders) -> None:
+        self.fabric, self.client, self.loaders = fabric, client, loaders
+        self.mapped: StateBinding | None = None
+
+    def batches(self, stream: str, passes: float, fraction: float) -> Iterator[Any]:
+        """The batches of a stream, which is known by the present visit."""
+        require(passes >= 0, "client.batches: passes", passes, "give 0 or more")
+        require(0 < fraction <= 1, "client.batches: fraction", fraction, "give a share in (0, 1]")
+        visit = self.client.visit  # in a mapped step, its id is refused
+        return self.loaders.extra(stream, visit.fit_progress.round, visit.info.id, passes, fraction)
+
+    def gradients(self, at: MutableMapping[str, Tensor] | None, batch: Any, loss: Any) -> Gradients:
+        """The gradient at other values, on the present or a given batch, without any other effect."""
+        client, present, at = self.client, self.client.visit.present, {} if at is None else at
+        unknown = sorted(at.keys() - client.live.keys())
+        require(not unknown, "client.gradients: at", unknown, "give values of entries of the state, by name")
+        known = callable(loss) or loss in ("full", "own")
+        require(known, "client.gradients: loss", loss, "give full, own or a function")
+        if batch is None and present is None:
+            hint = "there is no present batch; give one, or set needs_gradients = True in the class of the method"
+            raise UsageError(f"client.gradients: {hint}")
+        hooks = client.methods.having
+        alone = present is not None or loss != "full" or not (hooks("penalty") or hooks("transform_logits"))
+        hint = "the methods' penalties belong to a step; give own or a function"
+        require(alone, "client.gradients outside of a step: loss", loss, hint)
+        index, rows = 0, None
+        if batch is None and present is not None:
+            if present.versions is not None and present.versions != tensor_versions(present.batch):
+                why = "training_step changes its batch, on which a gradient is to be computed again; work on a copy"
+                raise ClientError(f"{type(client.module).__name__}.{why}")
+            batch, index, rows, *_ = present
+
+        def value() -> Tensor | None:
+            with self.fabric.autocast():
+                found = client.training_step(batch, index, rows)
+                taps = client.worker_module.taps.values
+                return loss(Step(batch, targets_of(batch), taps)) if callable(loss) else found
+
+        with self._unnoticed(batch, present, loss):
+            return self._alone(at, value) if self.mapped is None else self._mapped(at, value, self.mapped)
+
+    @contextmanager
+    def _unnoticed(self, batch: Any, present: PresentBatch | None, loss: Any) -> Iterator[None]:
+        """In this block a pass logs nothing, and leaves the values of the visit and all random numbers as they are."""
+        client, worker_module, visit = self.client, self.client.worker_module, self.client.visit
+        before, outputs = visit.logged, visit.outputs
+        scratch = [(vars(held), dict(vars(held))) for held in visit.scratch.values()]
+        muted = MetricLog(client.module, {}, size=before.size)
+        muted.begin_batch(batch)
+        with ExitStack() as stack:
+            if present is not None:
+                stack.enter_context(replayed(present.states))
+            else:
+                where = (visit.fit_progress.round, visit.info.id, visit.num_extra)
+                stack.enter_context(rng_scope(client.seed, "gradients", *where))
+                visit.num_extra += 1
+            if loss != "full":
+                stack.enter_context(patched(client, methods=NO_METHODS))
+                stack.enter_context(worker_module.taps.recorded(callable(loss)))
+            try:
+                visit.logged = muted
+                worker_module.log_into(muted)
+                yield
+            finally:
+                worker_module.log_into(before)
+                visit.logged, visit.outputs = before, outputs
+                for held, saved in scratch:
+                    held.clear()
+                    held.update(saved)
+                if present is not None and client.references.wanted:
+                    client.references.begin_batch(*present[:3])
+
+    def _alone(self, at: MutableMapping[str, Tensor], value: Callable[[], Tensor | None]) -> Gradients:
+        """The gradient for the client in the module, whose tensors get other memory during the pass."""
+        client, binding = self.client, self.client.worker_module.binding
+        held, snapshot = binding.held(), ModuleSnapshot(client.module)
+        memory = {name: tensor.data for name, tensor in held.items()}
+        names = [name for name in client.trainable if held[name].requires_grad]
+        buffers = [name for name in client.others if name not in client.frozen]
+        try:
+            for name in {**dict.fromkeys(buffers), **at}:
+                given = at[name].detach().to(held[name]) if name in at else memory[name]
+                held[name].data = given.clone() if name in buffers else given
+            with torch.enable_grad():
+                loss = value()
+                found = [] if loss is None else self._backward(loss, [held[name] for name in names])
+            after = binding.held()
+            at.update({name: after[name].detach() for name in buffers if name in at})
+        finally:
+            for name, tensor in held.items():
+                tensor.data = memory[name]
+            snapshot.restore()
+        computed = dict(zip(names, found, strict=False))
+        result = Gradients({n: computed[n] if n in computed else torch.zeros_like(memory[n]) for n in client.trainable})
+        result.loss = torch.zeros(()) if loss is None else loss.detach()
+        return result
+
+    def _backward(self, loss: Tensor, parameters: list[Tensor]) -> list[Tensor]:
+        if getattr(self.fabric.strategy.precision, "scaler", None) is None:
+            return [*torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)]
+        scale = SCALE
+        while True:
+            how: dict[str, Any] = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+            scaled = torch.autograd.grad(loss * scale, parameters, **how)
+            sizes = entry_norms(dict(enumerate(scaled)), math.inf)  # type: ignore[arg-type]
+            if scale <= 1 or all(map(bool, torch.stack(sizes).isfinite())):
+                return foreach.multiply([*scaled], 1 / scale)
+            scale /= 2
+
+    def _mapped(
+        self, at: MutableMapping[str, Tensor], value: Callable[[], Tensor | None], places: StateBinding
+    ) -> Gradients:
+        """The gradient in a step of clients side by side, as a function of the parameters."""
+        client, held = self.client, places.held()
+        parameters = {name: at[name] if name in at else held[name] for name in client.trainable}
+        kept = {*client.trainable, *client.frozen}
+
+        def of(parameters: State) -> tuple[Tensor, tuple[Tensor, State]]:
+            # an operation in place on a tensor from outside would not be differentiable
+            begin = {name: at.get(name, tensor) for name, tensor in held.items()}
+            now = {name: value if name in kept else value.clone() for name, value in begin.items()} | parameters
+            live = {name: now[name] for name in client.live}
+            with places.swapped(now), patched(client, live=live):
+                loss, after = value(), places.held()
+            loss = linked_zero(*parameters.values()) if loss is None else loss.reshape(())
+            return loss, (loss, {name: after[name] for name in at if name not in kept})
+
+        found, (loss, buffers) = torch.func.grad(of, has_aux=True)(parameters)
+        at.update(buffers)
+        result = Gradients(found)
+        result.loss = loss
+        return result
