@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ from fl_lightning.bench.cells_csv import read_cells, stored_cells
 DOCS = Path(__file__).resolve().parent
 OVERVIEW = DOCS.parent / "experiments" / "overview"
 RANK = "rank/representation/effective"
+NC1 = "nc/1"
+# beginnings of the tags of the clients' models, and the letter of each in the table
+POINTS = {"personal/": "", "personal/trained/": " T", "personal/adapted/": " A"}
 # code with which the ledger compares methods of other authors
 OTHERS = {"Chainer", "FL-bench", "Flower", "NIID-Bench", "PFLlib", "TFF", "fedjax", "fluke", "logit-adj-pytorch"}
 OTHERS |= {"FLoRA", "FedBABU", "FedDecorr", "FedDyn", "FedEx-LoRA", "FedSOL", "FedUV", "MOON", "baseline of FLoRA"}
@@ -52,6 +56,22 @@ Other data, networks and coefficients lead to other numbers;
 All numbers are from [one suite](../experiments/overview/suite.yaml):
 
 {{ protocol | wordwrap(120) }}
+
+## All methods side by side
+{% for data, rows in beside.items() %}
+{{ data }}:
+
+| method | global model | clients' models | worst tenth | effective rank | NC1 | seconds of a round, FedAvg is 1 |
+|---|---:|---:|---:|---:|---:|---:|
+{% for row in rows -%}
+| {{ row | join(" | ") }} |
+{% endfor %}{% endfor %}
+Mean and standard deviation of {{ seeds }} seeds after the last round. *Global model*: test accuracy in percent; where layers stay with the
+clients, the mean of their models on all test data. *Clients' models*: accuracy on each client's own test data, in the proportions
+of its labels, of what it would begin its next visit with; T: of the model that its visit ended with; A: after the method's
+adaptation of the global model. Numbers with different letters do not compare. *Worst tenth*: the mean over the worst tenth of the
+clients, here one of ten. [NC1](collapse.md) is the variability within classes relative to that between them; 0 is collapse. The
+seconds are medians over the seeds, without evaluation, on a machine that did other work at the same time.
 
 The methods combine [as a list](composing.md#methods), and a coefficient of 0 gives FedAvg, bit for bit, unless stated
 otherwise. [Another table](libraries.md) shows which libraries have them. Below, a table for each method lists the
@@ -157,13 +177,36 @@ def links(facts: dict[str, Any]) -> str:
     return " · ".join(f"[{key}]({facts[key]})" for key in ("paper", "code") if key in facts)
 
 
-def measured() -> dict[str, list[dict[str, float]]]:
-    """The metrics of the last round of each seed, by the method's name."""
+def measured() -> dict[str, dict[str, list[dict[str, float]]]]:
+    """The metrics of the last round of each seed, by data set and the method's name."""
     suite, file = load_suite(OVERVIEW / "suite.yaml"), OVERVIEW / "overview-suite.cells.csv"
     results, found = read_cells(file), {}
     for cell in sorted(stored_cells(file, suite), key=lambda cell: cell.seed):
-        found.setdefault(cell.labels["method"], []).append(results[cell.digest].metrics)
+        if results[cell.digest].state == "done":
+            runs = found.setdefault(cell.labels["data"], {}).setdefault(cell.labels["method"], [])
+            runs.append(results[cell.digest].metrics)
     return found
+
+
+def spread(values: list[float], scale: float = 1.0, digits: int = 1) -> str:
+    """Mean and standard deviation."""
+    deviation = f" ± {scale * statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{scale * statistics.fmean(values):.{digits}f}{deviation}"
+
+
+def row_beside(name: str, own: list[dict[str, float]], fedavg: list[dict[str, float]]) -> list[str]:
+    """What a method does to accuracies, spectra and time, as a row of the table of all methods."""
+    point = next(point for point in POINTS if f"{point}accuracy" in own[0])
+    columns = [(f"{point}accuracy", POINTS[point]), (f"{point}worst_tenth", "")]
+    clients = [spread([run[tag] for run in own], 100) + mark for tag, mark in columns]
+    seconds = [statistics.median(run["time/train"] + run["time/server"] for run in runs) for runs in (own, fedavg)]
+    return [
+        f"[{name}](#{name.lower()})" if find(name) or name == "FedAvg" else name,
+        spread([run["test/accuracy"] for run in own], 100),
+        *clients,
+        *(spread([run[tag] for run in own], digits=2) if tag in own[0] else "-" for tag in (RANK, NC1)),
+        f"{seconds[0] / seconds[1]:.2f}",
+    ]
 
 
 def cost(own: dict[str, float], fedavg: dict[str, float]) -> str:
@@ -214,10 +257,16 @@ def by_author(code: str, others: set[str]) -> tuple[str, str]:
 
 def make() -> str:
     """The text of docs/methods.md."""
-    ledger, runs = yaml.safe_load((DOCS / "ledger.yaml").read_text()), measured()
+    ledger, found = yaml.safe_load((DOCS / "ledger.yaml").read_text()), measured()
     (protocol,) = load_suite(OVERVIEW / "suite.yaml").notes
-    parts = [entry(name, facts, runs) for name, facts in ledger.items()]
-    return jinja2.Template(TEMPLATE).render(parts=parts, protocol=protocol).rstrip() + "\n"
+    parts = [entry(name, facts, found["Digits"]) for name, facts in ledger.items()]
+    beside = {
+        data: [row_beside(name, own, of_data["FedAvg"]) for name, own in of_data.items()]
+        for data, of_data in found.items()
+    }
+    numbers = sorted({len(own) for of_data in found.values() for own in of_data.values()})
+    seeds = " to ".join(map(str, dict.fromkeys([numbers[0], numbers[-1]])))
+    return jinja2.Template(TEMPLATE).render(parts=parts, protocol=protocol, beside=beside, seeds=seeds).rstrip() + "\n"
 
 
 def make_libraries() -> str:

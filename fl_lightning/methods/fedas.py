@@ -82,7 +82,7 @@ class FedAS(FedPer):
         prototypes = self.class_means(client)
 
         def distance(step: Step) -> Tensor:
-            return alignment(step.taps["representation"], step.targets, prototypes)  # type: ignore[arg-type]
+            return alignment_loss(step.taps["representation"], step.targets, prototypes)  # type: ignore[arg-type]
 
         for batch in client.batches(f"{self.name}/alignment", self.alignment_epochs):
             found = client.gradients(batch=batch, loss=distance)
@@ -119,7 +119,7 @@ class FedAS(FedPer):
 
 
 @in_full_precision
-def alignment(z: Tensor, targets: Tensor, prototypes: Tensor) -> Tensor:
+def alignment_loss(z: Tensor, targets: Tensor, prototypes: Tensor) -> Tensor:
     """The sum over the batch's classes of the mean squared difference between representations and their prototype."""
     gaps = as_rows(z) - prototypes.to(z)[targets]
     return (gaps.square().mean(1) / (targets[:, None] == targets).sum(1)).sum()
