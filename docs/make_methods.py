@@ -66,12 +66,13 @@ All numbers are from [one suite](../experiments/overview/suite.yaml):
 {% for row in rows -%}
 | {{ row | join(" | ") }} |
 {% endfor %}{% endfor %}
-Mean and standard deviation of {{ seeds }} seeds after the last round. *Global model*: test accuracy in percent; where layers stay with the
-clients, the mean of their models on all test data. *Clients' models*: accuracy on each client's own test data, in the proportions
-of its labels, of what it would begin its next visit with; T: of the model that its visit ended with; A: after the method's
-adaptation of the global model. Numbers with different letters do not compare. *Worst tenth*: the mean over the worst tenth of the
-clients, here one of ten. [NC1](collapse.md) is the variability within classes relative to that between them; 0 is collapse. The
-seconds are medians over the seeds, without evaluation, on a machine that did other work at the same time.
+Mean and standard deviation of {{ seeds }} seeds after the last round. *Global model*: test accuracy in percent; where
+layers stay with the clients, the mean of their models on all test data. *Clients' models*: accuracy on each client's
+own test data, in the proportions of its labels, of the model with which its next visit would begin; T: of the model
+with which its visit ended; A: after the method's adaptation of the global model. Numbers with different letters do not
+compare. *Worst tenth*: the mean over the worst tenth of the clients, here one of ten. [NC1](collapse.md) is the
+variability within classes relative to that between them; 0 is collapse. The seconds are medians over the seeds,
+without evaluation, on a machine that did other work at the same time.
 
 The methods combine [as a list](composing.md#methods), and a coefficient of 0 gives FedAvg, bit for bit, unless stated
 otherwise. [Another table](libraries.md) shows which libraries have them. Below, a table for each method lists the
