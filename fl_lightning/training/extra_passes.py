@@ -45,7 +45,7 @@ class ExtraPasses:
     def batches(self, stream: str, passes: float, fraction: float) -> Iterator[Any]:
         """The batches of a stream, which is known by the present visit."""
         require(passes >= 0, "client.batches: passes", passes, "give 0 or more")
-        require(0 < fraction <= 1, "client.batches: fraction", fraction, "give a share in (0, 1]")
+        require(0 < fraction <= 1, "client.batches: fraction", fraction, "use a share in (0, 1]")
         visit = self.client.visit  # in a mapped step, its id is refused
         return self.loaders.extra(stream, visit.fit_progress.round, visit.info.id, passes, fraction)
 
@@ -57,7 +57,7 @@ class ExtraPasses:
         known = callable(loss) or loss in ("full", "own")
         require(known, "client.gradients: loss", loss, "give full, own or a function")
         if batch is None and present is None:
-            hint = "there is no present batch; give one, or set needs_gradients = True in the class of the method"
+            hint = "there is no present batch; pass one, or set needs_gradients = True in the class of the method"
             raise UsageError(f"client.gradients: {hint}")
         hooks = client.methods.having
         alone = present is not None or loss != "full" or not (hooks("penalty") or hooks("transform_logits"))
@@ -81,7 +81,7 @@ class ExtraPasses:
 
     @contextmanager
     def _unnoticed(self, batch: Any, present: PresentBatch | None, loss: Any) -> Iterator[None]:
-        """In this block a pass logs nothing, and leaves the values of the visit and all random numbers as they are."""
+        """In this block a pass logs nothing, and changes neither values of the visit nor random numbers."""
         client, worker_module, visit = self.client, self.client.worker_module, self.client.visit
         before, outputs = visit.logged, visit.outputs
         scratch = [(vars(held), dict(vars(held))) for held in visit.scratch.values()]
