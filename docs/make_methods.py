@@ -34,6 +34,8 @@ RANK = "rank/representation/effective"
 NC1 = "nc/1"
 # beginnings of the tags of the clients' models, and the letter of each in the table
 POINTS = {"personal/": "", "personal/trained/": " T", "personal/adapted/": " A"}
+# metrics of the last round by seed
+Runs = dict[int, dict[str, float]]
 # code with which the ledger compares methods of other authors
 OTHERS = {"Chainer", "FL-bench", "Flower", "NIID-Bench", "PFLlib", "TFF", "fedjax", "fluke", "logit-adj-pytorch"}
 OTHERS |= {"FLoRA", "FedBABU", "FedDecorr", "FedDyn", "FedEx-LoRA", "FedSOL", "FedUV", "MOON", "baseline of FLoRA"}
@@ -178,14 +180,14 @@ def links(facts: dict[str, Any]) -> str:
     return " · ".join(f"[{key}]({facts[key]})" for key in ("paper", "code") if key in facts)
 
 
-def measured() -> dict[str, dict[str, list[dict[str, float]]]]:
+def measured() -> dict[str, dict[str, Runs]]:
     """The metrics of the last round of each seed, by data set and the method's name."""
     suite, file = load_suite(OVERVIEW / "suite.yaml"), OVERVIEW / "overview-suite.cells.csv"
-    results, found = read_cells(file), {}
+    results, found = read_cells(file), dict[str, dict[str, Runs]]()
     for cell in sorted(stored_cells(file, suite), key=lambda cell: cell.seed):
         if results[cell.digest].state == "done":
-            runs = found.setdefault(cell.labels["data"], {}).setdefault(cell.labels["method"], [])
-            runs.append(results[cell.digest].metrics)
+            runs = found.setdefault(cell.labels["data"], {}).setdefault(cell.labels["method"], {})
+            runs[cell.seed] = results[cell.digest].metrics
     return found
 
 
@@ -195,12 +197,15 @@ def spread(values: list[float], scale: float = 1.0, digits: int = 1) -> str:
     return f"{scale * statistics.fmean(values):.{digits}f}{deviation}"
 
 
-def row_beside(name: str, own: list[dict[str, float]], fedavg: list[dict[str, float]]) -> list[str]:
+def row_beside(name: str, runs: Runs, fedavg: Runs) -> list[str]:
     """What a method does to accuracies, spectra and time, as a row of the table of all methods."""
+    own = [*runs.values()]
     point = next(point for point in POINTS if f"{point}accuracy" in own[0])
     columns = [(f"{point}accuracy", POINTS[point]), (f"{point}worst_tenth", "")]
     clients = [spread([run[tag] for run in own], 100) + mark for tag, mark in columns]
-    seconds = [statistics.median(run["time/train"] + run["time/server"] for run in runs) for runs in (own, fedavg)]
+    seconds = [
+        statistics.median(run["time/train"] + run["time/server"] for run in of.values()) for of in (runs, fedavg)
+    ]
     return [
         f"[{name}](#{name.lower()})" if find(name) or name == "FedAvg" else name,
         spread([run["test/accuracy"] for run in own], 100),
@@ -222,21 +227,25 @@ def cost(own: dict[str, float], fedavg: dict[str, float]) -> str:
     return ", ".join(text for text, differs in parts.items() if differs) or "nothing"
 
 
-def rank(own: list[dict[str, float]], fedavg: list[dict[str, float]]) -> str:
+def rank(own: Runs, fedavg: Runs) -> str:
     """The effective rank: FedAvg's own, else the difference to it; mean, least and largest over the seeds."""
-    values = [one[RANK] - (0 if own is fedavg else base[RANK]) for one, base in zip(own, fedavg, strict=True)]
+    values = [run[RANK] - (0 if own is fedavg else fedavg[seed][RANK]) for seed, run in own.items() if seed in fedavg]
     sign = "" if own is fedavg else "+"
     mean, least, most = (f"{one:{sign}.1f}" for one in (sum(values) / len(values), min(values), max(values)))
     return f"{mean} ({least} to {most})"
 
 
-def entry(name: str, facts: dict[str, Any], runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+def entry(name: str, facts: dict[str, Any], runs: dict[str, Runs]) -> dict[str, Any]:
     """Return the template's values for one method, from its ``facts`` in the ledger and the ``runs`` of all methods."""
     kind, tests = find(name), [test.split("::") for test in facts["tests"]]
     rows = [(what, here, paper, *by_author(code, OTHERS), switch) for what, paper, code, here, switch in facts["rows"]]
     part = {"name": name, "links": links(facts), "rows": rows, "tests": tests}
     changes = ", ".join(facts.get("changes", ["nothing"]))
-    numbers = (cost(runs[name][0], runs["FedAvg"][0]), rank(runs[name], runs["FedAvg"])) if name in runs else ("-", "-")
+    numbers = (
+        (cost(runs[name][min(runs[name])], runs["FedAvg"][0]), rank(runs[name], runs["FedAvg"]))
+        if name in runs
+        else ("-", "-")
+    )
     averages = "Averages the clients' weights by their examples."
     part["overview"] = [f"[{name}](#{name.lower()})", sentence(kind) if kind else averages, changes, *numbers]
     if kind is None:
