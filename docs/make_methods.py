@@ -1,10 +1,11 @@
-"""Make docs/methods.md from the docstrings of the methods, docs/ledger.yaml and the cells of experiments/overview.
+"""Make docs/methods.md and docs/libraries.md, the pages of the methods here and of those in other libraries.
 
-python docs/make_methods.py [--output FILE]
+python docs/make_methods.py [--output FOLDER]
 
 Citation, equation, summary and arguments come from the docstrings; changes, URLs of paper and code, the comparison with
-them and the tests come from the ledger; costs and effects on the spectra come from the cells,
-which ``python cli.py bench experiments/overview/suite.yaml --save experiments/overview`` stores.
+them and the tests come from docs/ledger.yaml; costs and effects on the spectra come from the cells,
+which ``python cli.py bench experiments/overview/suite.yaml --save experiments/overview`` stores. The methods of other
+libraries come from docs/libraries.yaml.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ from fl_lightning.bench.cells_csv import read_cells, stored_cells
 DOCS = Path(__file__).resolve().parent
 OVERVIEW = DOCS.parent / "experiments" / "overview"
 RANK = "rank/representation/effective"
+# code with which the ledger compares methods of other authors
+OTHERS = {"Chainer", "FL-bench", "Flower", "NIID-Bench", "PFLlib", "TFF", "fedjax", "fluke", "logit-adj-pytorch"}
+OTHERS |= {"FLoRA", "FedBABU", "FedDecorr", "FedDyn", "FedEx-LoRA", "FedSOL", "FedUV", "MOON", "baseline of FLoRA"}
+OTHERS |= {"FedETF's code", "FedRep's code", "a port"}
 
 TEMPLATE = """\
 # Methods: computations, and differences from the papers
@@ -49,10 +54,10 @@ All numbers are from [one suite](../experiments/overview/suite.yaml):
 {{ protocol | wordwrap(120) }}
 
 The methods combine [as a list](composing.md#methods), and a coefficient of 0 gives FedAvg, bit for bit, unless stated
-otherwise. Below, a table for each method lists the differences between paper, published code and this package. Names in
-brackets identify code by others; the link above a table leads to the authors' code. A dash means that the source does
-not mention it, a dagger (†) that we could not read the paper's text. The last column names the argument or key that
-changes the behaviour.
+otherwise. [Another table](libraries.md) shows which libraries have them. Below, a table for each method lists the
+differences between this package, the paper and published code: the authors', to which the link above the table leads,
+and code by others, whose name is in brackets. A dash means that the source does not mention it, a dagger (†) that we
+could not read the paper's text. The last column names the argument or key that changes the behaviour.
 {% for part in parts %}
 ## {{ part.name }}
 
@@ -74,8 +79,8 @@ Kept for each client, in `client.memory(method)` (callbacks: `trainer.client.mem
 - `{{ key }}`: {{ meaning }}
 {%- endfor %}
 {% endif %}
-| what | paper | code compared with | here | changed by |
-|---|---|---|---|---|
+| what | here | paper | authors' code | code by others | changed by |
+|---|---|---|---|---|---|
 {% for row in part.rows -%}
 | {{ row | join(" | ") }} |
 {% endfor %}
@@ -83,6 +88,30 @@ Tested by
 {% for file, test in part.tests %}
 - [`{{ test }}`](../tests/{{ file }})
 {%- endfor %}
+{% endfor %}"""
+
+LIBRARIES = """\
+# Methods here and in other libraries
+
+Which libraries have which methods, found by reading their files at the commits below, on {{ read }}. A method is
+listed if it is here or in two of the libraries. A number refers to a remark, on where a library differs from the paper
+and from the authors' code. Nothing was run for it.
+
+| method | {{ libraries | join(" | ") }} | here |
+|---|{{ "---|" * (libraries | length) }}---|
+{% for row in rows -%}
+| {{ row | join(" | ") }} |
+{% endfor %}
+Here, all clients receive the same state, and the server sees only sums of what they send. FedAMP, FedFomo, FedPAC and
+FedGen need a state for each client, or updates that the server sees one at a time, and are not available.
+
+{% for remark in remarks -%}
+{{ loop.index }}. {{ remark }}
+{% endfor %}
+| library | commit | of |
+|---|---|---|
+{% for name, (url, commit, date) in libraries.items() -%}
+| [{{ name }}]({{ url }}) | [`{{ commit[:8] }}`]({{ url }}/tree/{{ commit }}) | {{ date }} |
 {% endfor %}"""
 
 
@@ -160,7 +189,8 @@ def rank(own: list[dict[str, float]], fedavg: list[dict[str, float]]) -> str:
 def entry(name: str, facts: dict[str, Any], runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     """Return the template's values for one method, from its ``facts`` in the ledger and the ``runs`` of all methods."""
     kind, tests = find(name), [test.split("::") for test in facts["tests"]]
-    part = {"name": name, "links": links(facts), "rows": facts["rows"], "tests": tests}
+    rows = [(what, here, paper, *by_author(code, OTHERS), switch) for what, paper, code, here, switch in facts["rows"]]
+    part = {"name": name, "links": links(facts), "rows": rows, "tests": tests}
     changes = ", ".join(facts.get("changes", ["nothing"]))
     numbers = (cost(runs[name][0], runs["FedAvg"][0]), rank(runs[name], runs["FedAvg"])) if name in runs else ("-", "-")
     averages = "Averages the clients' weights by their examples."
@@ -174,6 +204,14 @@ def entry(name: str, facts: dict[str, Any], runs: dict[str, list[dict[str, float
     return part | own | {"cites": cites, "summary": summary(kind)}
 
 
+def by_author(code: str, others: set[str]) -> tuple[str, str]:
+    """Divide statements about code into those about the authors' code and those about ``others``, named in brackets."""
+    parts: dict[bool, list[str]] = {False: [], True: []}
+    for part in code.split("; "):
+        parts[any(bracket.split(", ")[0] in others for bracket in re.findall(r"\(([^()]*)\)", part))].append(part)
+    return "; ".join(parts[False]) or "-", "; ".join(parts[True]) or "-"
+
+
 def make() -> str:
     """The text of docs/methods.md."""
     ledger, runs = yaml.safe_load((DOCS / "ledger.yaml").read_text()), measured()
@@ -182,7 +220,26 @@ def make() -> str:
     return jinja2.Template(TEMPLATE).render(parts=parts, protocol=protocol).rstrip() + "\n"
 
 
+def make_libraries() -> str:
+    """The text of docs/libraries.md."""
+    facts, ledger = (yaml.safe_load((DOCS / f"{name}.yaml").read_text()) for name in ("libraries", "ledger"))
+    rows, remarks = [], list[str]()
+    for name, entries in facts["methods"].items():
+        cells = []
+        for library, (url, commit, _) in facts["libraries"].items():
+            entry = entries.get(library, "-")
+            file, *remark = [entry] if isinstance(entry, str) else entry
+            remarks += [f"{name} in {library}: {text}." for text in remark]
+            number = f" ({len(remarks)})" if remark else ""
+            cells.append("-" if file == "-" else f"[yes]({url}/blob/{commit}/{file}){number}")
+        here = "yes" if find(name) else f"no: {entries.get('missing', 'to come')}"
+        rows.append([name, *cells, f"[yes](methods.md#{name.lower()})" if name in ledger else here])
+    return jinja2.Template(LIBRARIES).render(**facts | {"rows": rows, "remarks": remarks}).rstrip() + "\n"
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=DOCS / "methods.md")
-    parser.parse_args().output.write_text(make())
+    parser.add_argument("--output", type=Path, default=DOCS)
+    folder = parser.parse_args().output
+    (folder / "methods.md").write_text(make())
+    (folder / "libraries.md").write_text(make_libraries())

@@ -24,6 +24,7 @@ class ClientContext(Protocol):
     visit: Any
     live: State
     trainable: list[str]
+    frozen: list[str]
     of_methods: list[str]
     batch_norms: list[str]
     tap_paths: dict[str, str]

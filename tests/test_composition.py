@@ -10,9 +10,13 @@ from torch.optim import Adam
 
 from fl_lightning import Method, methods
 from fl_lightning.methods import (
+    APFL,
     MOON,
     SCAFFOLD,
     DeCov,
+    Ditto,
+    FedALA,
+    FedAS,
     FedASAM,
     FedBABU,
     FedBN,
@@ -32,6 +36,8 @@ from fl_lightning.methods import (
     Freeze,
     LGFedAvg,
     Local,
+    PerFedAvg,
+    PFedMe,
     StructuredDeCov,
 )
 from fl_lightning.models import MLP, ImageClassifier
@@ -49,8 +55,14 @@ TOGETHER = {
     "FedBABU with FedUV": lambda: [FedBABU(), FedUV()],
     "frozen head with SCAFFOLD and DeCov": lambda: [Freeze(orthogonal=True), SCAFFOLD(), DeCov()],
     "FedSAM with FedProx and FedDecorr": lambda: [FedProx(0.01), FedSAM(), FedDecorr(0.1)],
+    "PerFedAvg with FedBN and FedLC": lambda: [PerFedAvg(hessian=True), FedBN(), FedLC()],
+    "FedALA with FedProx and MOON": lambda: [FedALA(), FedProx(0.01), MOON()],
+    "FedAS with FedBN and FedDecorr": lambda: [FedAS(), FedBN(), FedDecorr(0.1)],
     "FedPer with SCAFFOLD and FedBN": lambda: [FedPer(2), SCAFFOLD(), FedBN()],
     "FedRoD with FedDyn and FedBN": lambda: [FedRoD(), FedDyn(0.1), FedBN()],
+    "Ditto with SCAFFOLD and MOON": lambda: [Ditto(), SCAFFOLD(), MOON()],
+    "APFL with FedLC and FedBN": lambda: [APFL(adaptive=True), FedLC(), FedBN()],
+    "PFedMe with FedDecorr": lambda: [PFedMe(5.0), FedDecorr(0.1)],
     "LGFedAvg with FedDyn": lambda: [LGFedAvg(2), FedDyn(0.1)],
     "FedProto with weights and FedNova": lambda: [FedProto(aggregate_weights=True), FedNova()],
     "all penalties": lambda: [MOON(), FedCKA(), FedUV(), FedDecorr(), DeCov(), StructuredDeCov()],
@@ -111,6 +123,9 @@ REFUSED = {
     "FedNova with Adam": (lambda: [FedNova()], ADAM, ("FedNova", "optimizer='Adam'")),
     "two personal models": (lambda: [FedBABU(), Local()], {}, ("method=['FedBABU', 'Local']",)),
     "two replacements of a gradient": (lambda: [FedSAM(), FedASAM()], {}, ("method=['FedSAM', 'FedASAM']",)),
+    "two models of a client": (lambda: [FedALA(), PerFedAvg()], {}, ("method=['FedALA', 'PerFedAvg']",)),
+    "FedALA with SCAFFOLD": (lambda: [FedALA(), SCAFFOLD()], {}, ("FedALA", "SCAFFOLD")),
+    "FedAS with FedNova": (lambda: [FedAS(), FedNova()], {}, ("FedAS", "FedNova")),
     "SCAFFOLD sends nothing": (lambda: [SCAFFOLD(), Local()], {}, ("SCAFFOLD", "Local")),
     "FedDyn sends nothing": (lambda: [FedProto(), FedDyn()], {}, ("FedDyn", "FedProto")),
 }

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 
 from class_examples import example_of, node_of  # noqa: E402, found through the path above
-from make_methods import find, make  # noqa: E402
+from make_methods import OTHERS, by_author, find, make  # noqa: E402
 
 
 def test_the_citation_has_the_version_and_the_licence_of_the_package():
@@ -56,6 +56,27 @@ def test_every_method_has_an_entry_in_the_ledger_with_whole_rows_and_tests_that_
         for test in entry["tests"]:
             file, function = test.split("::")
             assert re.search(rf"^def {function}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), test
+
+
+def test_every_method_is_compared_with_other_libraries_or_missing_for_a_reason():
+    """Methods that wait are written elsewhere, and are here once they are merged."""
+    facts = yaml.safe_load((ROOT / "docs" / "libraries.yaml").read_text())
+    compared, libraries = facts["methods"], facts["libraries"]
+    assert compared.keys() >= LEDGER.keys()
+    for name, entries in compared.items():
+        here = name in LEDGER or find(name) is not None
+        assert here + ("missing" in entries) + (not here and name in facts["waiting"]) == 1, name
+        found = entries.keys() - {"missing"}
+        assert found <= libraries.keys() and (here or name in facts["waiting"] or len(found) > 1), name
+    assert {"FedAMP", "FedFomo", "FedPAC", "FedGen"} <= {name for name, one in compared.items() if "missing" in one}
+
+
+def test_what_the_ledger_says_of_code_is_divided_by_whose_it_is():
+    assert by_author("1 (large), 2; 3 (fluke); 4 (PFLlib, fluke)", OTHERS) == (
+        "1 (large), 2",
+        "3 (fluke); 4 (PFLlib, fluke)",
+    )
+    assert by_author("-", OTHERS) == ("-", "-") and by_author("1 (Flower)", OTHERS) == ("-", "1 (Flower)")
 
 
 def python_of(page):

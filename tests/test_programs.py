@@ -34,7 +34,7 @@ PEERS = " ".join(["bare-2", *INSTALLED, "fluke"])
 # the arguments of one or several runs of each; FOLDER is a folder that has nothing but the page of the figures
 TINY = {
     "docs/make_front.py": ["--output FOLDER"],
-    "docs/make_methods.py": ["--output FOLDER/methods.md"],
+    "docs/make_methods.py": ["--output FOLDER"],
     "docs/make_pictures.py": ["--output FOLDER"],
     "docs/make_screenshot.py": ["--browser nowhere"],
     "experiments/papers/programs/make_figures.py": ["--docs FOLDER"],
@@ -78,7 +78,7 @@ USUAL = ("docs/make_methods.py", "experiments/reliability/bad_input.py", "experi
 # the files that a program must reproduce
 STORED = {
     "docs/make_front.py": ["README.md"],
-    "docs/make_methods.py": ["docs/methods.md"],
+    "docs/make_methods.py": ["docs/methods.md", "docs/libraries.md"],
     "experiments/papers/programs/make_figures.py": ["docs/paper_figures.md"],
     "experiments/papers/programs/make_results.py": ["experiments/papers/RESULTS.md", "docs/findings.md"],
 }

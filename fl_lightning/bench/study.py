@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,30 @@ def open_database(url: str) -> RDBStorage:
                 raise UsageError(f"--storage={hidden(url)!r}: cannot be used: {why}; {hint}") from error
         time.sleep(pause)
     raise AssertionError
+
+
+@contextmanager
+def open_to_read(url: str) -> Iterator[RDBStorage]:
+    """A connection to an existing database that changes neither it nor the folder of a file.
+
+    Raises:
+        UsageError: there is no such database, or it cannot be read.
+    """
+    require(exists(url), "STUDY", hidden(url), "no such database")
+    how: dict[str, Any] = {}
+    if url.startswith(SQLITE):
+        path = Path(url.removeprefix(SQLITE).split("?")[0]).resolve()
+        # without a writer, a connection that may not lock creates no files next to the database
+        still = "" if path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
+        how["creator"] = partial(sqlite3.connect, f"{path.as_uri()}?mode=ro{still}", uri=True, check_same_thread=False)
+    try:
+        database = RDBStorage(url, how, skip_table_creation=True)
+    except (*DATABASE_ERRORS, ImportError, RuntimeError, ValueError) as error:
+        hint = f"cannot be read: {cause_of(error)}; pass the output of bench"
+        raise UsageError(f"STUDY={hidden(url)!r}: {hint}") from error
+    yield database
+    database.remove_session()
+    database.engine.dispose()
 
 
 def wait_less_for_disk(connection: Any, record: Any) -> None:

@@ -18,6 +18,7 @@ from fl_lightning.aggregation import Sums, Weighted
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import EvaluationMeasurement, classifier_of, merge_sorted
 from fl_lightning.client import Client
+from fl_lightning.client.lora import lora_adapters
 from fl_lightning.errors import require
 from fl_lightning.functional import (
     condition_number,
@@ -78,12 +79,16 @@ class SpectrumMonitor(EvaluationMeasurement):
             over ``examples`` images for each client of the round, and one for the global model.
         examples: number n of test images for local models, at least 2; None for all test data, as in FedDecorr. With
             fewer images than d, a covariance has d + 1 - n singular values of 0.
+        lora: also measure the product B A of each LoRA adapter, which does not depend on how it is split into factors:
+            its singular values, r at most, as ``spectrum/lora/<layer>/<kk>``, ``rank/lora/<layer>/...`` and
+            ``lora/<layer>`` (R, r), where ``<layer>`` is the path of the layer.
 
     If entries of the state stay with the clients (FedBN, FedProto), each spectrum is the mean over personalized models.
     Without test data, only the classifier of the global model has a spectrum.
 
     Raises:
-        UsageError: an argument out of its range, or a tap ``logits`` other than a layer with a weight matrix.
+        UsageError: an argument out of its range, or a tap ``logits`` other than a layer with a weight matrix, or
+            ``lora`` without an adapter in the model.
     """
 
     file = "spectra.npz"
@@ -97,6 +102,7 @@ class SpectrumMonitor(EvaluationMeasurement):
         threshold: float = 0.01,
         local_every_n_rounds: int = 10,
         examples: int | None = 512,
+        lora: bool = False,
     ) -> None:
         super().__init__(every_n_rounds)
         require(max_scalars >= 2, "SpectrumMonitor.max_scalars", max_scalars, "use 2 or more")
@@ -106,14 +112,18 @@ class SpectrumMonitor(EvaluationMeasurement):
         hint = "use 2 or more, or null for all test data"
         require(examples is None or examples >= 2, "SpectrumMonitor.examples", examples, hint)
         self.local_models, self.max_scalars, self.threshold = local_models, max_scalars, threshold
-        self.local_every_n_rounds, self.examples = local_every_n_rounds, examples
+        self.local_every_n_rounds, self.examples, self.lora = local_every_n_rounds, examples, lora
 
     def local_due(self, round_: int) -> bool:
         """Return whether the local models of this round are measured."""
         return self.local_models and (round_ % self.local_every_n_rounds == 0 or round_ == self._last_round)
 
     def setup(self, trainer: RunContext) -> None:
-        self._classifier = classifier_of(trainer, self)
+        self._classifier, self._live = classifier_of(trainer, self), trainer.client.live
+        module = trainer.client.module
+        self._adapters = lora_adapters(module) if self.lora else []
+        hint = f"{type(module).__name__} has no LoRA adapter; leave it out"
+        require(bool(self._adapters) or not self.lora, "SpectrumMonitor.lora", self.lora, hint)
         if not trainer.has_data("test"):
             trainer.warn("SpectrumMonitor: no test data, so no spectra of representations; add a test_dataloader")
 
@@ -167,8 +177,9 @@ class SpectrumMonitor(EvaluationMeasurement):
         return sums
 
     def _measure(self, sums: Sums) -> dict[str, Tensor]:
-        """Return the spectra of the classifier in the worker's module, and of the representations, if any."""
+        """Return the spectra of the classifier and the adapters in the worker's module, and of representations."""
         spectra = {"classifier": singular_values(self._classifier.weight), "representation": spectrum_of_rows(sums)}
+        spectra |= {f"lora/{adapter.path}": adapter.singular_values(self._live) for adapter in self._adapters}
         return {what: values for what, values in spectra.items() if values is not None}
 
     def _log(self, trainer: RunContext, what: str, values: Tensor) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -61,7 +60,6 @@ def report(options: argparse.Namespace, command: str) -> None:
     check_output(output, tuple(UNDATED) if options.figure else (".html", ".htm"))
     if options.figures is not None:
         require(not options.figure, "--figures", str(options.figures), "writes all figures; remove --figure")
-        check_writable("--figures", options.figures, options.figures)
     names: dict[str, str] = {}
     for pair in options.names:
         # the old name may contain =, such as alpha=0.1
@@ -114,7 +112,6 @@ def check_output(output: Path, endings: Sequence[str]) -> None:
     """Refuse an output that cannot be written, or that would replace a file that is not a report."""
     require(output.suffix in endings, "--output", str(output), f"use a file name that ends in {', '.join(endings)}")
     require(not output.is_dir(), "--output", str(output), "is a folder; use a file name")
-    check_writable("--output", output, output.parent)
     page = output.with_suffix(".html")
     if output.suffix not in (".html", ".htm"):
         return
@@ -124,12 +121,3 @@ def check_output(output: Path, endings: Sequence[str]) -> None:
         return
     beside = [path for ending in BESIDE if (path := page.with_suffix(ending)).exists()]
     require(not beside, "--output", str(page), f"{', '.join(map(str, beside))} exists; use another name")
-
-
-def check_writable(key: str, place: Path, folder: Path) -> None:
-    """Refuse a folder that cannot be created or written to, before anything is read."""
-    folder = folder.absolute()
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    writable = folder.is_dir() and os.access(folder, os.W_OK)
-    require(writable, key, str(place), f"cannot be written: {folder} is not a writable folder; use another one")

@@ -45,6 +45,13 @@ class LoRAAdapter(NamedTuple):
         """Return B A ``(out, in)`` of a state, in float64; the kernel of a convolution is flattened."""
         return state[self.b].double().flatten(1) @ state[self.a].double().flatten(1)
 
+    @torch.no_grad()
+    def singular_values(self, state: Mapping[str, Tensor]) -> Tensor:
+        """Return the singular values of B A ``(min(out, r, in),)``, descending, in float64; the others are 0."""
+        # those of the small product of the triangular factors of B and A^T
+        b, a = (torch.linalg.qr(factor.double()).R for factor in (state[self.b].flatten(1), state[self.a].flatten(1).T))
+        return torch.linalg.svdvals(b @ a.T)
+
 
 def lora_adapters(module: nn.Module) -> list[LoRAAdapter]:
     """Return the adapters of a module, in the order of its state dict."""

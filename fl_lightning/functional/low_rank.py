@@ -1,4 +1,8 @@
-"""Factors of low rank: the aggregation of LoRA adapters by the mean of their products."""
+"""Factors of low rank: the aggregation of LoRA adapters by the mean of their products.
+
+FlexLoRA: Bai et al., Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client Resources,
+NeurIPS 2024. https://arxiv.org/abs/2402.11505
+"""
 
 from __future__ import annotations
 
@@ -27,14 +31,13 @@ def low_rank_factors(product: Tensor, a: Tensor, rank: int | None = None) -> tup
     Raises:
         UsageError: ``rank`` is out of its range.
 
-    Source: FlexLoRA (Bai et al., Federated Fine-tuning of Large Language Models under Heterogeneous Tasks and Client
-    Resources, NeurIPS 2024), which decomposes the mean product. https://arxiv.org/abs/2402.11505
+    Source: FlexLoRA, which decomposes the mean product.
 
     Example:
         >>> import torch
-        >>> b, a = low_rank_factors(torch.tensor([[0.0, -4.0], [0.0, 0.0]]), torch.tensor([[1.0, 1.0], [5.0, 6.0]]))
-        >>> b.tolist(), a.tolist()
-        ([[2.0, 0.0], [0.0, 0.0]], [[0.0, -2.0], [5.0, 6.0]])
+        >>> b, a = low_rank_factors(torch.full((2, 2), 2.0), torch.tensor([[3.0, 4.0], [5.0, 6.0]]))
+        >>> (b @ a).round(decimals=4).tolist(), a.round(decimals=4).tolist()
+        ([[2.0, 2.0], [2.0, 2.0]], [[1.4142, 1.4142], [5.0, 6.0]])
     """
     number = len(a) if rank is None else rank
     require(1 <= number <= len(a), "rank", rank, f"the factors have rank {len(a)}; use a number from 1 to that")

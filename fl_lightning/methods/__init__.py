@@ -1,9 +1,13 @@
 """The published methods, one file each."""
 
+from fl_lightning.methods.apfl import APFL
 from fl_lightning.methods.decov import DeCov
+from fl_lightning.methods.ditto import Ditto
 
 # excluded from comparisons of methods, since its cost in accuracy depends on its noise
 from fl_lightning.methods.dpfedavg import DPFedAvg as DPFedAvg
+from fl_lightning.methods.fedala import FedALA
+from fl_lightning.methods.fedas import FedAS
 from fl_lightning.methods.fedasam import FedASAM
 from fl_lightning.methods.fedbabu import FedBABU
 from fl_lightning.methods.fedbn import FedBN
@@ -35,13 +39,19 @@ from fl_lightning.methods.local import Local
 from fl_lightning.methods.logit_adjustment import LogitAdjustment
 from fl_lightning.methods.lora_product import LoRAProduct as LoRAProduct
 from fl_lightning.methods.moon import MOON
+from fl_lightning.methods.perfedavg import PerFedAvg
+from fl_lightning.methods.pfedme import PFedMe
 from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.methods.structured_decov import StructuredDeCov
 
 __all__ = [
+    "APFL",
     "MOON",
     "SCAFFOLD",
     "DeCov",
+    "Ditto",
+    "FedALA",
+    "FedAS",
     "FedASAM",
     "FedBABU",
     "FedBN",
@@ -66,5 +76,7 @@ __all__ = [
     "LGFedAvg",
     "Local",
     "LogitAdjustment",
+    "PFedMe",
+    "PerFedAvg",
     "StructuredDeCov",
 ]

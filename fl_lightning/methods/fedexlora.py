@@ -25,7 +25,7 @@ class FedExLoRA(FedIT):
     r"""Averages the factors of LoRA adapters apart and adds the error of their product to the frozen weight.
 
     The model then has the clients' mean weight, W + s D. The error is computed after the server optimizer from the
-    factors as they are stored, so that it holds their rounding as well. In addition to A and B, a client sends its
+    stored factors, so that it includes their rounding. In addition to A and B, a client sends its
     product, of the size of the adapted weight, and the changed weight travels to each client of the next round.
 
     All clients are evaluated with the global model (evaluation point G), with which a new client starts.
@@ -37,7 +37,6 @@ class FedExLoRA(FedIT):
     """
 
     name = "fedexlora"
-    on_fit_start = LoRAProduct.on_fit_start
     on_client_end = LoRAProduct.on_client_end
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:

@@ -9,12 +9,13 @@ The factors A and B of LoRA adapters are averaged apart.
 from __future__ import annotations
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from fl_lightning.client.lora import lora_adapters
 from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.method import Method
+from fl_lightning.server import Server
 
 
 class FedIT(Method):
@@ -45,3 +46,10 @@ class FedIT(Method):
         nonlinear = [type(m).__name__ for m in client.methods.methods if m.name in ("scaffold", "feddyn", "fedexp")]
         if self.trains_a and nonlinear:
             rank_zero_warn(f"method={[who, *nonlinear]}: {', '.join(nonlinear)} acts on A and B, not on their product")
+
+    def on_fit_start(self, server: Server) -> None:
+        group = server.optimizer.param_groups[0] if server.optimizer else {}
+        plain = isinstance(server.optimizer, SGD) and group["lr"] == 1 and not group["momentum"]
+        if self.trains_a and not plain:
+            who = f"{type(self).__name__} with trainer.server_optimizer {type(server.optimizer).__name__}"
+            rank_zero_warn(f"{who}: it acts on A and B, not on their product; leave it out for SGD with lr 1")

@@ -1,4 +1,4 @@
-r"""FedRoD: Chen and Chao, On Bridging Generic and Personalized Federated Learning, ICLR 2022.
+r"""FedRoD: Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022.
 
 Paper: https://arxiv.org/abs/2107.00778
 Code of others: https://github.com/TsingZ0/PFLlib, https://github.com/makgyver/fluke

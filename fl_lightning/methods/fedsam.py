@@ -19,9 +19,6 @@ from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
 from fl_lightning.method import Method
 
-# their corrections assume gradients at y
-AT_Y = ("scaffold", "feddyn", "fednova")
-
 
 class FedSAM(Method):
     r"""Takes each local step with the gradient at a nearby point of higher loss, which leads to flat minima.
@@ -47,7 +44,7 @@ class FedSAM(Method):
         self.rho = rho
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
-        names = [name for name in AT_Y if name in client.methods.names]
+        names = reading_sums(client)
         if names:
             who = type(self).__name__
             rank_zero_warn(f"method={who}: {', '.join(names)} beside it corrects gradients that are not taken at y")
@@ -71,6 +68,12 @@ class FedSAM(Method):
     def scale(self, name: str, value: Tensor) -> Tensor | float:
         r"""The scale T of a parameter, by which the perturbation is :math:`\rho T^2 g / \lVert T g \rVert`."""
         return 1.0
+
+
+def reading_sums(client: ClientContext) -> list[str]:
+    """The methods of the list for which a client's change is its rate times a sum of gradients on its way."""
+    kinds = [type(method).__name__ for method in client.methods.methods]
+    return [kind for kind in kinds if kind in ("SCAFFOLD", "FedDyn", "FedNova")]
 
 
 def dense(gradient: Any) -> Tensor:

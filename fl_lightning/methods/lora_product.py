@@ -8,8 +8,7 @@ Paper: https://arxiv.org/abs/2402.11505
 
 from __future__ import annotations
 
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
@@ -40,7 +39,7 @@ class LoRAProduct(FedIT):
     name = "loraproduct"
 
     def __init__(self, rank: int | None = None) -> None:
-        require(rank is None or rank >= 1, "LoRAProduct.rank", rank, "use 1 or more, or null for that of the adapters")
+        require(rank is None or rank >= 1, "LoRAProduct.rank", rank, "use 1 or more, or null for the adapters' own")
         self.rank = rank
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
@@ -48,12 +47,6 @@ class LoRAProduct(FedIT):
         least = min(len(client.live[adapter.a]) for adapter in self.adapters)
         hint = f"the adapters have rank {least}; use at most that"
         require((self.rank or 1) <= least, "LoRAProduct.rank", self.rank, hint)
-
-    def on_fit_start(self, server: Server) -> None:
-        group = server.optimizer.param_groups[0] if server.optimizer else {}
-        if not isinstance(server.optimizer, SGD) or group["lr"] != 1 or group["momentum"]:
-            who = f"{type(self).__name__} with trainer.server_optimizer {type(server.optimizer).__name__}"
-            rank_zero_warn(f"{who}: it acts on A and B, not on their product; leave it out for SGD with lr 1")
 
     def on_client_end(self, client: ClientContext) -> dict[str, Weighted]:
         sent = [adapter for adapter in self.adapters if {adapter.a, adapter.b} <= {*client.sent}]

@@ -55,7 +55,7 @@ def with_lora(
         The module.
 
     Raises:
-        UsageError: ``rank`` is below 1, or the module has no linear layer beside ``trained``.
+        UsageError: ``rank`` is below 1, or the module has no linear layer outside of ``trained``.
     """
     require(rank >= 1, "with_lora.rank", rank, "use 1 or more")
     taps = getattr(module, "taps", {})

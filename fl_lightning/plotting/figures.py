@@ -141,37 +141,35 @@ def curve_panels(
         as_bars: whether to draw bars in place of curves, unless there are too many.
         labels: ``xlabel``, ``ylabel``, ``title``.
     """
-    alone, spread = single(runs), spread or {}
-    # number, values and label of each curve, by title of the panel
-    panels: dict[str, list[tuple[int, np.ndarray, str]]] = {}
-    faint: dict[int, np.ndarray] = {}
+    alone, panels = single(runs), dict[str, list[Curve]]()
     for at, (name, told) in enumerate(shown.items()):
-        how = over(spread[name]) if name in spread else reduce
+        axis = (spread or {}).get(name)
         for number, (label, seeds) in enumerate(runs.items()):
-            values = last(seeds, name, how)
-            if values is not None:
-                one = (number, values, label) if alone is None else (at, values, told)
-                panels.setdefault(told if alone is None else "", []).append(one)
-                if alone is not None and name in spread:
-                    faint[at] = np.moveaxis(alone[name][-1], spread[name], 0)
+            values = last(seeds, name, reduce if axis is None else over(axis))
+            if values is None:
+                continue
+            if alone is None:
+                panels.setdefault(told, []).append(Curve(number, values, label))
+                continue
+            thin: dict[str, Any] = {"alpha": 0.3, "linewidth": 0.8, "linestyle": "solid", "marker": None}
+            each = [] if axis is None or as_bars else np.moveaxis(alone[name][-1], axis, 0)
+            faint = [entry for entry in each if np.isfinite(entry).any()]
+            marked = not log and len(values) <= MOST_NAMES
+            marker: dict[str, Any] = {"marker": MARKS[at % len(MARKS)]} if marked else {}
+            lines = [Curve(at, y, "" if place else "each client", style=thin) for place, y in enumerate(faint)]
+            panels.setdefault("", []).extend([*lines, Curve(at, values, told, style=marker)])
     along, made = names_in(runs, names) if isinstance(names, str) else names, list[Draw]()
     for title, panel in panels.items():
-        length, lines = max(len(values) for _, values, _ in panel), []
+        length = max(len(line.y) for line in panel)
         ticks = along if along and len(along) == length else None
-        own: dict[str, Any] = {"ylabel": panel[0][2] if alone is not None else "", **labels}
+        own = {"ylabel": panel[-1].label if alone is not None and len(shown) == 1 else "", **labels}
         own["title"] = "\n".join(filter(None, [labels.get("title"), title]))
         if as_bars and length <= MOST_NAMES:
-            parts = [panel[first : first + MOST_BARS] for first in range(0, len(panel), MOST_BARS)]
+            heights = [(line.number, line.y, line.label) for line in panel]
+            parts = [heights[first : first + MOST_BARS] for first in range(0, len(panel), MOST_BARS)]
             made += [bars(part, ticks or [str(at) for at in range(length)], **own) for part in parts]
-            continue
-        for number, values, label in panel:
-            thin: dict[str, Any] = {"alpha": 0.3, "linewidth": 0.8, "linestyle": "solid", "marker": None}
-            each = [entry for entry in faint.get(number, ()) if np.isfinite(entry).any()]
-            lines += [Curve(number, y, "" if at else "each client", style=thin) for at, y in enumerate(each)]
-            marked = alone is not None and not log and length <= MOST_NAMES
-            marker: dict[str, Any] = {"marker": MARKS[number % len(MARKS)]} if marked else {}
-            lines.append(Curve(number, values, label, style=marker))
-        made.append(curves(lines, log, ticks, **own))
+        else:
+            made.append(curves(panel, log, ticks, **own))
     return made
 
 

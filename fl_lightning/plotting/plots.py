@@ -34,7 +34,9 @@ WHEN = {"before": "before aggregation", "after": "after aggregation"}
 def spectra(runs: Runs, threshold: float = np.nan) -> Iterator[Plot]:
     """Plot ``spectra.npz``: spectra of all rounds of one run, or the last ones of several; spectra of local models."""
     alone = single(runs)
-    for what, title in SPECTRUM_TITLES.items():
+    adapters = sorted({name for seeds in runs.values() for arrays in seeds for name in arrays if name[:5] == "lora/"})
+    titles = SPECTRUM_TITLES | {name: f"LoRA product of {name[5:]}" for name in adapters}
+    for what, title in titles.items():
         local, probe = f"local_{what}", f"probe_{what}"
         how: dict[str, Any] = {"log": "y", "xlabel": "index", "ylabel": "singular value"}
         clean = {label: [seen(arrays, what, local, probe) for arrays in seeds] for label, seeds in runs.items()}

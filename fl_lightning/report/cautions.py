@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import combinations
 
 from fl_lightning.report.configs import max_rounds
 from fl_lightning.report.measurements import array_files, measured
 from fl_lightning.report.reading import INFINITE
 from fl_lightning.report.sections import Section
+from fl_lightning.report.tables import rounds_done
 from fl_lightning.results import FitResult
 
 # tags of the numbers of skipped clients, batches and steps
@@ -21,36 +22,27 @@ SKIPPED = {
 
 def cautions(section: Section) -> Iterator[str]:
     """Yield the warnings of a section, the gravest first."""
-    for run in (*section.runs, *section.repeats):
-        yield from of_run(section, run)
-    yield from of_skipped(section.runs)
-    for part in section.parts:
-        yield from of_partitions(part)
+    runs = list(section.runs["run"])
+    for run in (*runs, *section.repeats):
+        yield from of_run(section.metric.tag, run)
+    for tag, skipped in SKIPPED.items():
+        some = {run.name: number for run in runs if (number := sum(run.values(tag).values()))}
+        if some:
+            most = max(some, key=some.__getitem__)
+            where = most if len(some) == 1 else f"{len(some)} runs, {some[most]:g} of them in {most}"
+            yield f"{sum(some.values()):g} {skipped} in {where}."
     if section.repeats:
         names = ", ".join(run.name for run in section.repeats)
         yield f"{names}: not in the means, since another run has the same config, seed and at least as many rounds."
     for part in section.parts:
-        where = f" ({part.setting})" * bool(part.setting)
-        seeds = {line: list(some) for line, some in part.found.groupby("line", sort=False)["seed"]}
-        if len({tuple(one) for one in seeds.values()}) > 1:
-            told = "; ".join(f"{line}: {len(one)} ({one[0]} to {one[-1]})" for line, one in seeds.items())
-            yield f"The seeds are not the same for all{where}: {told}. Differences are of the seeds that both have."
-        yield from (f"The order depends on the score{where}: {sides}." for sides in of_scores(part))
-    machines = {run.machine for run in section.runs if run.machine}
+        yield from of_setting(part)
+    machines = {run.machine for run in runs if run.machine}
     if len(machines) > 1:
         yield f"The runs used {len(machines)} kinds of machines: do not compare their seconds."
 
 
-def rounds_done(run: FitResult) -> str:
-    """Return the rounds of a run, such as ``3 of 10 rounds so far``."""
-    wanted = max_rounds(run.config)
-    done = f"{run.rounds} of {wanted}" if wanted not in (None, run.rounds) else f"{run.rounds}"
-    return f"{done} round{'s' * (done != '1')}{' so far' * (run.state == 'running')}"
-
-
-def of_run(section: Section, run: FitResult) -> Iterator[str]:
-    """Yield the warnings of one run."""
-    tag = section.metric.tag
+def of_run(tag: str, run: FitResult) -> Iterator[str]:
+    """Yield the warnings of one run, in a report by the metric ``tag``."""
     if run.state == "running":
         yield f"{run.name} is still running, {rounds_done(run)}: it is not in the means."
     if run.state == "stopped":
@@ -73,34 +65,24 @@ def of_run(section: Section, run: FitResult) -> Iterator[str]:
         yield f"{run.name} has no {tag}."
 
 
-def of_skipped(runs: Sequence[FitResult]) -> Iterator[str]:
-    """Warn of clients and batches that were skipped."""
-    for tag, skipped in SKIPPED.items():
-        some = {run.name: number for run in runs if (number := sum(run.values(tag).values()))}
-        if some:
-            most = max(some, key=some.__getitem__)
-            where = most if len(some) == 1 else f"{len(some)} runs, {some[most]:g} of them in {most}"
-            yield f"{sum(some.values()):g} {skipped} in {where}."
-
-
-def of_partitions(section: Section) -> Iterator[str]:
-    """Warn of different partitions of the runs that a reader compares."""
-    runs = section.by_run[section.by_run["plan"] != ""]
-    for seed, some in runs.groupby("seed", sort=False):
+def of_setting(part: Section) -> Iterator[str]:
+    """Warn of different partitions and seeds of the runs of one setting, and of orders that depend on the score."""
+    for seed, some in part.runs[part.runs["plan"] != ""].groupby("seed", sort=False):
         plans = some.groupby("plan", sort=False)["line"].agg(", ".join)
         if len(plans) > 1:
             told = "; ".join(f"{digest[:8]} of {lines}" for digest, lines in plans.items())
-            where = ", ".join(filter(None, [section.setting, f"seed {seed}"]))
+            where = ", ".join(filter(None, [part.setting, f"seed {seed}"]))
             yield f"Different partitions are compared ({where}): {told}. No differences are taken between them."
-
-
-def of_scores(section: Section) -> Iterator[str]:
-    """Yield pairs of lines whose order depends on the score of the callback ``Scores``."""
-    tags = sorted(tag for tag in section.rounds if tag.startswith("scores/"))
-    last = section.rounds.groupby(["line", "seed"])[tags].last()
-    for one, other in combinations([line for line in section.lines if tags and line in last.index], 2):
+    where = f" ({part.setting})" * bool(part.setting)
+    seeds = part.runs.groupby("line", sort=False)["seed"].agg(tuple)
+    if seeds.nunique() > 1:
+        told = "; ".join(f"{line}: {len(one)} ({one[0]} to {one[-1]})" for line, one in seeds.items())
+        yield f"The seeds are not the same for all{where}: {told}. Differences are of the seeds that both have."
+    tags = sorted(tag for tag in part.rounds if tag.startswith("scores/"))
+    last = part.rounds.groupby(["line", "seed"])[tags].last()
+    for one, other in combinations([line for line in part.lines if tags and line in last.index], 2):
         # over the seeds that both have
         gaps = (last.loc[one] - last.loc[other]).sum().rename(lambda tag: tag.removeprefix("scores/"))
         ahead, behind = (", ".join(gaps.index[sides]) for sides in (gaps > 0, gaps < 0))
         if ahead and behind:
-            yield f"{one} is ahead by {ahead}; {other} is ahead by {behind}"
+            yield f"The order depends on the score{where}: {one} is ahead by {ahead}; {other} is ahead by {behind}."

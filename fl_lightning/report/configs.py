@@ -1,32 +1,36 @@
-"""The parts of a config that matter to a comparison: methods, data set, and the keys that decide the result."""
+"""The parts of a config that matter to a comparison, and the names of runs that follow from them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+import pandas as pd
+
 from fl_lightning.bench.config_fragments import OF_METHOD, is_of_method, look_up, of_result
+from fl_lightning.results import FitResult
 from fl_lightning.storage.hyperparameters import numbered
 
-Flat = dict[str, str]
-ABSENT = "-"
-# keys of a config that start or resume a run without changing its result
-BEGINNING = ("ckpt_path", "allow_changes", "seed_everything")
-# arguments of the trainer and of the data that change a result only by rounding
-CALCULATION = (
-    *("trainer.threads_per_worker", "trainer.clients_per_step", "trainer.accelerator", "trainer.strategy"),
-    *("trainer.compile", "trainer.channels_last", "trainer.on_client_error", "trainer.min_clients"),
+# keys that start or resume a run, or change a result only by rounding
+NO_RESULT = re.compile(
+    r"(ckpt_path|allow_changes|seed_everything"
+    r"|trainer\.(threads_per_worker|clients_per_step|accelerator|strategy|compile|channels_last|on_client_error|min_clients)"
+    r"|data\.(.*\.)?(num_workers|pin_memory|prefetch_factor|persistent_workers|eval_batch_size))(\..*)?"
 )
-LOADING = ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers", "eval_batch_size")
 # callbacks of this package that change the result of a run
 ACTING = ("EarlyStopping", "CCVR")
 # arguments that distinguish data sets of one class; a folder is shown by its name
 KEYS_APART = {
-    **{"NpyImages": ("root",), "ImageFolderImages": ("root",)},
+    **dict.fromkeys(("NpyImages", "ImageFolderImages"), ("root",)),
     **dict.fromkeys(("Synthetic", "SyntheticPerClass"), ("alpha", "beta")),
 }
 UNKNOWN = "unknown data set"
+# keys that make a setting even if each method has a different value
+OF_SETTING = re.compile(
+    r"model|(data|model\.encoder|trainer\.(max_rounds|local_epochs|local_steps|participation|cohort_size|sampler))(\..*)?"
+)
 
 
 def class_of(value: Any) -> str:
@@ -41,7 +45,7 @@ def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
     The value of a key with a class is the class name, and the keys below it are its arguments: ``data.partitioner`` is
     ``Dirichlet`` and ``data.partitioner.alpha`` is 0.1.
     """
-    kept = {key: value for key, value in of_result(dict(config)).items() if key not in BEGINNING}
+    kept = of_result(dict(config))
     trainer = kept.get("trainer")
     if isinstance(trainer, Mapping) and isinstance(trainer.get("callbacks"), list):
         # a user's own callback may change a result
@@ -51,12 +55,7 @@ def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
             if class_of(one) in ACTING or not str(look_up(one, "class_path")).startswith("fl_lightning.")
         ]
         kept["trainer"] = {**trainer, "callbacks": acting}
-    return {
-        key: value
-        for key, value in items(kept)
-        if not (key.startswith("data.") and key.rsplit(".", 1)[-1] in LOADING)
-        and not f"{key}.".startswith(tuple(f"{one}." for one in CALCULATION))
-    }
+    return {key: value for key, value in items(kept) if not NO_RESULT.fullmatch(key)}
 
 
 def items(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -73,11 +72,6 @@ def items(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from items(entry, f"{key}.{kind}")
     elif not (value is None or value == []):
         yield key, value
-
-
-def in_texts(settings: Mapping[str, Any]) -> Flat:
-    """Return values of a config as a table shows them."""
-    return {key: config_text(value) for key, value in settings.items()}
 
 
 def config_text(value: Any) -> str:
@@ -116,20 +110,27 @@ def method_names(config: Mapping[str, Any]) -> str:
     return ", server ".join(filter(None, [named, class_of(look_up(dict(config), "trainer.server_optimizer"))]))
 
 
-def differing_between(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys whose values differ between configs, in order of appearance."""
-    keys = dict.fromkeys(key for one in configs for key in one)
-    return [key for key in keys if len({one.get(key) for one in configs}) > 1]
+# ------------------------------------------------------------------ several configs
+def config_frame(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return configs as texts: a row for each, a column for each dotted key, and None where a config lacks the key."""
+    texts = [{key: config_text(value) for key, value in one.items()} for one in settings]
+    frame = pd.DataFrame(texts, range(len(texts)), dtype=object)
+    return frame.where(frame.notna(), None)
 
 
-def compact(config: Flat) -> Flat:
-    """Return a config in which each method, and the server optimizer, is one text with its arguments."""
-    made: Flat = {}
-    for key, value in config.items():
+def differing_keys(configs: pd.DataFrame) -> list[str]:
+    """Return the keys in which configs differ, in order of appearance."""
+    return [key for key in configs if configs[key].nunique(dropna=False) > 1]
+
+
+def compact(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return a config as texts in which each method, and the server optimizer, is one text with its arguments."""
+    texts, made = {key: config_text(value) for key, value in settings.items()}, dict[str, str]()
+    for key, value in texts.items():
         if not is_of_method(key):
             made[key] = value
         elif key in OF_METHOD or (key.startswith("method.") and key.count(".") == 1):
-            of_class = [f"{one[len(key) + 1 :]}={inner}" for one, inner in config.items() if one.startswith(f"{key}.")]
+            of_class = [f"{one[len(key) + 1 :]}={inner}" for one, inner in texts.items() if one.startswith(f"{key}.")]
             text = f"{value}({', '.join(of_class)})" if of_class else value
             name = key if key in OF_METHOD else "method"
             made[name] = " + ".join(filter(None, [made.get(name), text]))
@@ -145,3 +146,57 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
         others = [other for other in keys if other != key]
         made[key] = next((one for one in ends if not any(f".{other}".endswith(f".{one}") for other in others)), key)
     return made
+
+
+def telling(configs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """Return keys that distinguish the configs as all ``keys`` do, but without a key that is not needed.
+
+    Arguments of a class are left out before the class, and keys of the data after all others.
+    """
+    kept = sorted(keys, key=lambda key: (not key.startswith("data"), key.count(".")))
+    for key in reversed(kept):
+        rest = [other for other in kept if other != key]
+        if len(configs[rest].drop_duplicates()) == len(configs[kept].drop_duplicates()) and rest:
+            kept = rest
+    return kept
+
+
+def name_configs(runs: Sequence[FitResult]) -> pd.DataFrame:
+    """Return the ``setting`` of each run and its ``line``, the label of its curve, by the keys in which configs differ.
+
+    The line is the method with its coefficients; the other keys make the setting. A key whose value follows from the
+    method belongs to the method, such as a learning rate tuned for each method. Labels of a study, data, network and
+    the amount of training always make a setting. Runs without a config are named by their folder.
+    """
+    axes = list(dict.fromkeys(axis for run in runs for axis in run.labels))
+    # a study without methods compares the labels of its first axis
+    by_label = "method" if "method" in axes else "".join(axes[:1])
+    configs = config_frame([run.labels or run.settings for run in runs])
+    folders = [run.name if run.run_dir is None else run.run_dir.parent.name for run in runs]
+    lines = pd.Series(
+        [method_names(run.config) if run.settings else name for run, name in zip(runs, folders, strict=True)]
+    )
+    lines = configs[by_label].combine_first(lines) if by_label in configs else lines
+    for _, alike in configs.groupby(lines.copy()):
+        of_method = [key for key in differing_keys(alike) if is_of_method(key)]
+        for key, name in short_keys(of_method).items():
+            lines[alike.index] += [f" {name}={value}" if value else "" for value in alike[key]]
+    one_line, keys = lines.nunique() == 1, list[str]()
+    for key in differing_keys(configs):
+        follows = configs.groupby(lines)[key].nunique(dropna=False).max() == 1
+        other = not (is_of_method(key) or key == by_label or (key == "data" and axes))
+        if other and (key in axes or OF_SETTING.fullmatch(key) or one_line or not follows):
+            keys.append(key)
+    settings = pd.Series("", configs.index)
+    short = short_keys(keys)
+    for key in telling(configs, keys) if keys else ():
+        settings += [f", {short[key]}={value or 'not set'}" for value in configs[key]]
+    settings = settings.str.removeprefix(", ")
+    if one_line and not axes:  # the settings are compared
+        settings, lines = pd.Series("", configs.index), settings.where(settings != "", lines)
+    return pd.DataFrame({"setting": settings, "line": lines})
+
+
+def with_setting(line: str, setting: str) -> str:
+    """Return the label of a configuration: its line and its setting."""
+    return ", ".join(filter(None, [line, setting]))

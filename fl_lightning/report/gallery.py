@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,15 +14,18 @@ from fl_lightning.plotting.drawing import MOST_LONG, Curve, Draw, curves, heat
 from fl_lightning.plotting.plots import PLOTS
 from fl_lightning.report.figures import Card
 from fl_lightning.report.measurements import array_files, measured, plan_of, plot_of, up_to_common_round
-from fl_lightning.report.sections import BYTES, Section
+from fl_lightning.report.sections import BYTES, OF_RUN, Section
 from fl_lightning.storage.metric_format import in_percent
 
 # settings with figures at most; further settings have tables alone
 SETTINGS = 6
 # drawings of one figure, and bands of one drawing
 PANELS, MOST_BANDS = 6, 8
-# families of metrics without curves
-ELSEWHERE = ("time", "placed", "spectrum", "bytes", "memory", "round", "step", "clients", "batches", "lr")
+# metrics without curves
+ELSEWHERE = re.compile(
+    r"(time|placed|spectrum|bytes|memory|round|step|clients|batches|lr)(/.*)?|(rank|drift|nc)/(.*/)?local/.*"
+    r"|personal/(.*/)?client/.*"
+)
 # families without a limit of panels
 WHOLE = ("scores", "nc")
 LEARNING = ("train/accuracy", "train/loss", "test/accuracy", "test/loss", "val/accuracy")
@@ -43,8 +46,7 @@ def cards_of(section: Section, prefix: str = "") -> Iterator[Card]:
         prefix: beginning of the figures' names in a report of several sections.
     """
     for part in section.parts[:SETTINGS]:
-        cards = (*metric_cards(part), *partition_cards(part), *tag_cards(part), *measured_cards(part))
-        for card in cards:
+        for card in (*metric_cards(part), *partition_cards(part), *tag_cards(part), *measured_cards(part)):
             words = filter(None, (prefix, part.setting, card.name))
             name = "-".join(re.sub(r"[^a-zA-Z0-9.]+", "-", word).strip("-") for word in words).lower()
             title = ", ".join(filter(None, [card.title, part.setting]))
@@ -56,16 +58,6 @@ def points_of(rounds: pd.DataFrame, tag: str) -> pd.DataFrame:
     """Return the mean, the deviation (0 for one run) and the number of runs of a metric, by line and round."""
     points = rounds.groupby(["line", "round"])[tag].agg(["mean", "std", "count"])
     return points[points["count"] > 0].fillna({"std": 0.0}).reset_index()
-
-
-def spent(rounds: pd.DataFrame, tags: Sequence[str]) -> pd.Series:
-    """Return the mean cost up to the end of each round, by line and round; nan from the first round without a cost.
-
-    The mean of each round is over the runs that have it, so the sum also rises where some runs have fewer rounds.
-    """
-    known = rounds.reindex(columns=["line", "round", *tags])
-    of_rounds = known[tags].sum(axis=1, skipna=False).groupby([known["line"], known["round"]]).mean()
-    return of_rounds.groupby("line").cumsum(skipna=False)
 
 
 def drawn(section: Section, points: pd.DataFrame, x: str, unit: float, **labels: str) -> Draw:
@@ -80,13 +72,10 @@ def drawn(section: Section, points: pd.DataFrame, x: str, unit: float, **labels:
 
 
 def about_band(section: Section) -> str:
-    """Return an explanation of the bands, if there are any."""
-    lines = section.found["line"]
-    if lines.is_unique:
-        return ""
-    if lines.nunique() > MOST_BANDS:
-        return "The lines are means over the seeds; deviations are not drawn for this number of lines."
-    return "The line is the mean over the seeds, the band one standard deviation on either side."
+    """Return an explanation of the lines, if they are of several seeds."""
+    lines = section.runs["line"]
+    band = ", the band one standard deviation on either side" * (lines.nunique() <= MOST_BANDS)
+    return "" if lines.is_unique else f"The line is the mean over the seeds{band}."
 
 
 def metric_cards(section: Section) -> Iterator[Card]:
@@ -94,8 +83,12 @@ def metric_cards(section: Section) -> Iterator[Card]:
     metric, rounds = section.metric, section.rounds
     if metric.tag not in rounds:
         return
-    costs = {"bytes": spent(rounds, BYTES) / 1e6, "seconds": spent(rounds, ["time/round"])}
-    points = points_of(rounds, metric.tag).join(pd.DataFrame(costs), on=["line", "round"])
+    points = points_of(rounds, metric.tag)
+    # the cost up to the end of each round, from the means of the runs that have it, so that it rises with the rounds
+    costs = rounds.reindex(columns=["line", "round", "time/round"])
+    costs["bytes"] = rounds.reindex(columns=BYTES).sum(axis=1, skipna=False) / 1e6
+    spent = costs.groupby(["line", "round"]).mean().groupby("line").cumsum(skipna=False)
+    points = points.join(spent.rename(columns={"time/round": "seconds"})[["bytes", "seconds"]], on=["line", "round"])
     labels = {"round": "round", "bytes": "MB sent down and up", "seconds": "seconds spent"}
     drawings = {
         "rounds" if x == "round" else x: drawn(section, points, x, metric.unit, xlabel=label, ylabel=metric.label)
@@ -114,15 +107,13 @@ def metric_cards(section: Section) -> Iterator[Card]:
 
 def tag_cards(section: Section) -> Iterator[Card]:
     """Yield the other metrics against the rounds, grouped by the first part of their tags."""
-    rounds = section.rounds
-    families: dict[str, list[str]] = {family: [] for family in FAMILIES}
-    for tag in rounds.columns[4:]:
+    rounds, families = section.rounds, {family: list[str]() for family in FAMILIES}
+    for tag in rounds.columns.drop([*OF_RUN, section.metric.tag], errors="ignore"):
         first = tag.split("/")[0]
-        family = "learning" if tag in LEARNING else "terms" if first == "train" else first
-        of_a_client = (family in FAMILIES and "/local/" in tag) or (family == "personal" and "/client/" in tag)
-        # sites that were measured once have bars instead of curves
+        # sites that were measured once have a table instead of curves
         once = first == "domain" and (rounds.groupby(["line", "seed"])[tag].count() < 2).all()
-        if tag != section.metric.tag and first not in ELSEWHERE and not (of_a_client or once):
+        if not (ELSEWHERE.fullmatch(tag) or once):
+            family = "learning" if tag in LEARNING else "terms" if first == "train" else first
             families.setdefault(family, []).append(tag)
     for family, found in families.items():
         tags = sorted(found, key=lambda tag: (tag not in LEARNING, tag.count("/"), tag))
@@ -141,7 +132,7 @@ def tag_cards(section: Section) -> Iterator[Card]:
 # ------------------------------------------------------------------ who holds what
 def partition_cards(section: Section) -> Iterator[Card]:
     """Yield the partition of the smallest seed."""
-    known = [run for run in section.runs if plan_of(run)[0] is not None]
+    known = [run for run in section.runs["run"] if plan_of(run)[0] is not None]
     if not known:
         return
     run = min(known, key=lambda run: run.seed)
@@ -161,11 +152,11 @@ def partition_cards(section: Section) -> Iterator[Card]:
 # ------------------------------------------------------------------ files of arrays
 def measured_cards(section: Section) -> Iterator[Card]:
     """Yield the figures of all files of arrays that callbacks wrote into the folders of the runs."""
-    files, known = {name for run in section.runs for name in array_files(run)}, list(PLOTS)
+    files, known = {name for run in section.runs["run"] for name in array_files(run)}, list(PLOTS)
     for file in sorted(files, key=lambda name: (known.index(name) if name in PLOTS else len(known), name)):
         heading, plot = plot_of(file)
         runs: dict[str, list[dict[str, np.ndarray]]] = {line: [] for line in section.lines}
-        for line, some in section.found.groupby("line")["run"]:
+        for line, some in section.runs.groupby("line")["run"]:
             runs[line] = up_to_common_round([arrays for run in some if (arrays := measured(run, file)[0])])
             for arrays in runs[line]:
                 arrays["class_names"] = np.array(plan_of(some.iloc[0])[1].get("class_names", []))

@@ -10,7 +10,7 @@ import numpy as np
 from fl_lightning.errors import printable
 from fl_lightning.plotting.figures import Plot, Runs
 from fl_lightning.plotting.plots import PLOTS, by_shape
-from fl_lightning.report.reading import INFINITE, PLAN, load_arrays, read_plan, why
+from fl_lightning.report.reading import PLAN, load_arrays, read_plan, why
 from fl_lightning.results import FitResult
 
 Arrays = dict[str, np.ndarray]
@@ -46,18 +46,11 @@ def measured(run: FitResult, file: str) -> tuple[Arrays, str]:
         return {}, ""
     try:
         assert run.run_dir is not None
-        loaded = load_arrays(run.run_dir / file)
-        if "rounds" not in loaded:
+        arrays = load_arrays(run.run_dir / file)
+        if "rounds" not in arrays:
             return {}, ""
-        if loaded["rounds"].dtype.kind not in "iu":
+        if arrays["rounds"].dtype.kind not in "iu":
             raise ValueError("rounds are not whole numbers")
-        arrays = {}
-        for name, array in loaded.items():
-            if array.dtype.kind in "US":
-                texts = [printable(str(text)) for text in array.ravel().tolist()]
-                arrays[name] = np.array(texts, dtype=str).reshape(array.shape)
-            elif array.dtype.kind in "fiub":
-                arrays[name] = np.where(np.abs(array) < INFINITE, array, np.nan) if array.dtype.kind == "f" else array
         list(plot_of(file)[1]({"run": up_to_common_round([arrays])}))
     except Exception as error:  # a damaged file raises errors of many kinds
         return {}, f"{printable(file)} is skipped: {why(error)}"

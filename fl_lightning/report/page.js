@@ -22,18 +22,15 @@
   };
 
   const sortBy = (table, rows, column, direction) => {
-    const body = table.tBodies[0], found = rows.map(row => textOf(row.cells[column]));
-    const numeric = found.some(text => !isNaN(numberOf(text))) && found.every(text => !text || text === "-"
-      || !isNaN(numberOf(text)) || /^[a-z]/i.test(text)) && column >= table.querySelectorAll("thead th.name").length;
-    const order = rows.map((row, at) => at);
+    const found = rows.map(row => textOf(row.cells[column])), numbers = found.map(numberOf);
     const compare = (a, b) => {
-      if (!numeric) return direction * found[a].localeCompare(found[b], "en", {numeric: true});
-      const [one, other] = [numberOf(found[a]), numberOf(found[b])];
       // what is no number comes last in either direction
-      return isNaN(one) || isNaN(other) ? isNaN(one) - isNaN(other) : direction * (one - other);
+      if (isNaN(numbers[a]) !== isNaN(numbers[b])) return isNaN(numbers[a]) - isNaN(numbers[b]);
+      return direction * (numbers[a] - numbers[b] || found[a].localeCompare(found[b], "en", {numeric: true}));
     };
+    const order = rows.map((row, at) => at);
     if (direction) order.sort((a, b) => compare(a, b) || a - b);
-    order.forEach(at => body.append(rows[at]));
+    order.forEach(at => table.tBodies[0].append(rows[at]));
   };
 
   for (const table of document.querySelectorAll(".scroll > table")) {

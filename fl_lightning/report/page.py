@@ -14,32 +14,16 @@ from jinja2 import Environment, StrictUndefined
 
 from fl_lightning import __version__
 from fl_lightning.bench.table import comparisons_csv, count_states, suite_tables
-from fl_lightning.bench.table_rendering import (
-    PACKAGES,
-    TextTable,
-    in_markdown,
-    latex_tables,
-    markdown,
-    with_names,
-)
+from fl_lightning.bench.table_rendering import PACKAGES, TextTable, in_markdown, latex_tables, markdown, with_names
 from fl_lightning.errors import count, printable, require
 from fl_lightning.plotting.drawing import in_style
 from fl_lightning.plotting.style import DARK, LIGHT, LINE_COLOURS, LINES_DARK, variables
+from fl_lightning.report import tables
 from fl_lightning.report.cautions import cautions
 from fl_lightning.report.figures import Card
 from fl_lightning.report.gallery import SETTINGS, cards_of
-from fl_lightning.report.sections import METRICS, Section, choose_metric, sections_of, with_other_names
-from fl_lightning.report.sites import parts_tables
+from fl_lightning.report.sections import METRICS, Section, choose_metric, sections_of
 from fl_lightning.report.sources import Study
-from fl_lightning.report.tables import (
-    commands,
-    config_table,
-    cost_table,
-    environment_table,
-    results_tables,
-    runs_csv,
-    runs_table,
-)
 
 READINGS = "Readings that are consistent with the source"
 
@@ -77,9 +61,9 @@ class Report:
     def files(self, stem: str) -> dict[str, str]:
         """Return the texts of all files of the report by name, the page first."""
         made = {f"{stem}.md": self.in_markdown(), f"{stem}.tex": self.in_latex()}
-        tables = [one for section in self.sections for one in section.comparisons.values()]
-        made[f"{stem}.csv"] = comparisons_csv(tables, titled=True)
-        made[f"{stem}.runs.csv"] = runs_csv(self.sections)
+        compared = [one for section in self.sections for one in section.comparisons.values()]
+        made[f"{stem}.csv"] = comparisons_csv(compared, titled=True)
+        made[f"{stem}.runs.csv"] = tables.runs_csv(self.sections)
         papers = [one for study in self.studies for one in study.comparisons]
         if papers:
             made[f"{stem}.paper.csv"] = comparisons_csv(papers, titled=True)
@@ -92,10 +76,7 @@ class Report:
             files: names of the other files of the report, which the page lists.
         """
         environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-        # tables and figures are made where the template shows them
-        functions = (count, results_tables, parts_tables, config_table, runs_table, cost_table, count_states)
-        environment.globals |= {function.__name__: function for function in functions}
-        runs = [run for section in self.sections for run in section.runs]
+        runs = [run for section in self.sections for run in section.runs["run"]]
         with in_style():
             return environment.from_string(package_text("page.html.j2")).render(
                 report=self,
@@ -105,8 +86,9 @@ class Report:
                 dark=variables(DARK, LINES_DARK),
                 css=package_text("page.css"),
                 script=package_text("page.js"),
-                environment=environment_table(runs),
-                commands=[f"{line}  # {n} runs" if n > 1 else line for line, n in commands(runs)[:60]],
+                tables=tables,  # made where the template shows them, as the figures
+                count=count,
+                count_states=count_states,
                 files=files,
                 most_settings=SETTINGS,
             )
@@ -116,32 +98,33 @@ class Report:
         if study.suite is None:
             return
         names = {**study.suite.names, **self.names}
-        for title, tables, below in suite_tables(study.suite, study.comparisons, names):
+        for title, some, below in suite_tables(study.suite, study.comparisons, names):
             verdicts = [line.removeprefix("- ") for line in below if line]
-            yield title or with_names(READINGS, names), tables, verdicts
+            yield title or with_names(READINGS, names), some, verdicts
 
-    def tables(self) -> Iterator[tuple[str, TextTable]]:
+    def all_tables(self) -> Iterator[tuple[str, TextTable]]:
         """Yield all tables, each with its heading."""
         for study in self.studies:
             for head, some, _ in self.tables_of(study):
                 yield from ((f"{study.title}: {head}", table) for table in some)
         for section in self.sections:
             for part in section.parts:
-                yield from ((part.full_title, table) for table in (*results_tables(part), *parts_tables(part)))
-            made = (config_table(section), runs_table(section), cost_table(section))
-            yield from ((section.title, table) for table in made if table is not None)
+                made = (*tables.results_tables(part), *tables.parts_tables(part))
+                yield from ((part.full_title, table) for table in made)
+            whole = (tables.config_table(section), tables.runs_table(section), tables.cost_table(section))
+            yield from ((section.title, table) for table in whole if table is not None)
 
     def in_markdown(self) -> str:
         """Return the warnings and all tables in Markdown."""
         lines = [f"# {in_markdown(self.title)}", "", *(f"- Warning: {in_markdown(one)}" for one in self.warnings), ""]
-        for text, found in groupby(self.tables(), key=lambda one: one[0]):
+        for text, found in groupby(self.all_tables(), key=lambda one: one[0]):
             lines += [f"## {in_markdown(text)}", "", *(line for _, table in found for line in markdown(table))]
         return "\n".join(lines)
 
     def in_latex(self) -> str:
         """Return all tables in LaTeX."""
         lines = [PACKAGES, *(f"% warning: {printable(one)}" for one in self.warnings)]
-        return "\n".join([*lines, *latex_tables(table for _, table in self.tables())])
+        return "\n".join([*lines, *latex_tables(table for _, table in self.all_tables())])
 
 
 def make_report(
@@ -189,7 +172,7 @@ def make_report(
     for old in other:
         hint = "no such method, setting or metric; use a name from the report"
         require(any(with_names(text, {old: ""}) != text for text in known), "--names", old, hint)
-    sections = [with_other_names(section, {**section.names, **other}) for section in sections]
+    sections = [section.renamed({**section.names, **other}) for section in sections]
     warnings = [f"{note}." for note in (note for study in studies for note in study.notes)]
     for section in sections:
         of = f"{section.title}: " if len(sections) > 1 else ""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.errors import count, printable, text_of, truncate
-from fl_lightning.report.configs import compact, data_set, deciding, in_texts, max_rounds, method_names
+from fl_lightning.report.configs import compact, data_set, deciding, max_rounds, method_names
 from fl_lightning.results import FitResult, History, RunState
 from fl_lightning.storage.tempdirs import is_locked
 from fl_lightning.yaml_files import parse_yaml
@@ -100,7 +100,7 @@ def read_run(folder: Path) -> FitResult:
     state = "stopped" if skipped and state == "finished" and len(history) < (wanted or 0) else state
     settings, of_folder = deciding(config), folder.resolve().parts[-2:]
     # with their arguments, such as FedProx(mu=0.1)
-    named = compact(in_texts(settings))
+    named = compact(settings)
     methods = filter(None, [named.get("method", "FedAvg"), named.get("trainer.server_optimizer")])
     costs: list[dict[str, str]] = read("cost.csv", read_csv_by_round, ([], 0))[0]
     timed = [row["time/round"] for row in history[1:] if "time/round" in row]
@@ -222,9 +222,16 @@ def read_failures(folder: Path) -> list[str]:
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a file by name."""
+    """Return the arrays of a file by name: texts printable, and nan for numbers that are not finite."""
     with np.load(path, allow_pickle=False) as saved:
-        return {printable(name): saved[name] for name in saved.files}
+        loaded = {printable(name): saved[name] for name in saved.files}
+    for name, array in loaded.items():
+        if array.dtype.kind in "US":
+            texts = [printable(str(text)) for text in array.ravel().tolist()]
+            loaded[name] = np.array(texts, dtype=str).reshape(array.shape)
+        elif array.dtype.kind == "f":
+            loaded[name] = np.where(np.abs(array) < INFINITE, array, np.nan)
+    return {name: array for name, array in loaded.items() if array.dtype.kind in "USfiub"}
 
 
 def read_plan(path: Path) -> tuple[np.ndarray | None, dict[str, list[str]]]:
@@ -233,11 +240,8 @@ def read_plan(path: Path) -> tuple[np.ndarray | None, dict[str, list[str]]]:
     The names are the ``class_names`` (C,) and the ``domains`` of the clients (K,).
     """
     loaded = load_arrays(path)
-    counts = loaded.pop("label_counts", np.zeros(0))
+    counts = loaded.get("label_counts", np.zeros(0))
     if counts.size and (counts.ndim != 2 or not ((counts >= 0) & (counts < 2**53)).all()):
         raise ValueError(f"label_counts {counts.shape} of {counts.dtype} are not numbers of samples")
-    texts: dict[str, np.ndarray] = {
-        name: loaded[name] for name in ("class_names", "domains") if name in loaded and any(loaded[name])
-    }
-    names = {name: [printable(str(text)) for text in array.tolist()] for name, array in texts.items()}
+    names = {name: loaded[name].tolist() for name in ("class_names", "domains") if any(loaded.get(name, ()))}
     return counts if counts.size else None, names

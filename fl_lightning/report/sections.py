@@ -1,8 +1,7 @@
-"""The sections of a report: the runs of one data set as frames of pandas, by setting, method and seed."""
+"""The sections of a report: the runs of one data set and their rounds, as frames of pandas."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,19 +19,19 @@ from fl_lightning.bench.statistics import fairness
 from fl_lightning.bench.suite import Cell, Show, Suite, Table
 from fl_lightning.bench.table_rendering import with_names
 from fl_lightning.errors import choices, require
-from fl_lightning.report.configs import UNKNOWN, data_set, differing_between, in_texts
+from fl_lightning.report.configs import UNKNOWN, config_frame, data_set, name_configs
 from fl_lightning.report.reading import INFINITE
-from fl_lightning.report.runs import settings_and_lines, with_setting
 from fl_lightning.results import FitResult, RunState
 from fl_lightning.storage.metric_format import in_percent
 
-ACCURACIES, LOSSES = ("{}/accuracy", "{}_accuracy", "{}/acc", "{}_acc"), ("{}/loss", "{}_loss")
 # usual metrics of a report, the first choice first
+NAMES = ("{}/accuracy", "{}_accuracy", "{}/acc", "{}_acc"), ("{}/loss", "{}_loss")
 METRICS = tuple(
     name.format(phase)
-    for phases, names in itertools.product((("test", "val"), ("train",)), (ACCURACIES, LOSSES))
+    for phases in (("test", "val"), ("train",))
+    for some in NAMES
     for phase in phases
-    for name in names
+    for name in some
 )
 # a stopped run can resume, so its cell waits
 CELL_STATES: Mapping[RunState, CellState] = {
@@ -82,8 +81,10 @@ class Section:
 
     Args:
         title: the data set, or the study.
-        found: a row for each run with the columns ``setting``, ``line`` (the label of its curve), ``seed`` and ``run``,
-            by setting, line and seed.
+        runs: a row for each run, by ``setting``, ``line`` (the label of its curve) and ``seed``: the ``run``, its
+            ``state``, ``rounds``, ``plan``, its ``last`` and ``best`` value so far, finished or not, the ``seconds`` of
+            a round, and the ``bytes`` of all rounds.
+        rounds: the metrics of all rounds, with the columns ``setting``, ``line`` and ``seed``.
         lines: the labels of all curves, the baseline first.
         metric: the metric of the comparison.
         baseline: line that the others are compared with; empty for none.
@@ -94,7 +95,8 @@ class Section:
     """
 
     title: str
-    found: pd.DataFrame
+    runs: pd.DataFrame
+    rounds: pd.DataFrame
     lines: list[str]
     metric: Metric
     baseline: str = ""
@@ -106,12 +108,7 @@ class Section:
     @property
     def settings(self) -> list[str]:
         """The settings, by the numbers in them."""
-        return list(dict.fromkeys(self.found["setting"]))
-
-    @property
-    def runs(self) -> list[FitResult]:
-        """The runs without repeats."""
-        return list(self.found["run"])
+        return list(dict.fromkeys(self.runs["setting"]))
 
     @property
     def full_title(self) -> str:
@@ -121,65 +118,35 @@ class Section:
     @cached_property
     def parts(self) -> list[Section]:
         """A section for each setting."""
-        return [
-            replace(self, found=some, setting=setting, baseline=self.baseline * (self.baseline in set(some["line"])))
-            for setting, some in self.found.groupby("setting", sort=False)
-        ]
-
-    def groups(self) -> Iterator[tuple[str, list[FitResult]]]:
-        """Yield the runs of each configuration, which differ only in the seed, with its line and setting."""
-        for (setting, line), some in self.found.groupby(OF_GROUP, sort=False):
-            yield with_setting(line, setting), list(some["run"])
+        made = []
+        for setting, some in self.runs.groupby("setting", sort=False):
+            rounds = without_empty(self.rounds[self.rounds["setting"] == setting])
+            baseline = self.baseline * (self.baseline in set(some["line"]))
+            made.append(replace(self, runs=some, rounds=rounds, setting=setting, baseline=baseline))
+        return made
 
     @cached_property
-    def configs(self) -> dict[str, dict[str, str]]:
-        """The config of each configuration by dotted key."""
-        return {label: in_texts(runs[0].settings) for label, runs in self.groups()}
+    def first_runs(self) -> pd.Series:
+        """The run of the smallest seed of each configuration, by setting and line."""
+        return self.runs.groupby(OF_GROUP, sort=False)["run"].first()
+
+    @cached_property
+    def configs(self) -> pd.DataFrame:
+        """The config of each configuration by dotted key, by setting and line."""
+        return config_frame([run.settings for run in self.first_runs]).set_axis(self.first_runs.index)
 
     @property
     def common(self) -> dict[str, str]:
         """The keys and values that all configurations share."""
-        configs = list(self.configs.values())
-        differ = set(differing_between(configs))
-        return {key: value for key, value in configs[0].items() if key not in differ} if configs else {}
-
-    @cached_property
-    def rounds(self) -> pd.DataFrame:
-        """The metrics of all rounds, with the columns ``setting``, ``line`` and ``seed``."""
-        places = self.found[OF_RUN].to_dict("records")
-        rows = [{**place, **row} for place, run in zip(places, self.runs, strict=True) for row in run.history]
-        frame = pd.DataFrame(rows, columns=None if rows else [*OF_RUN, "round"])
-        numbers = frame.drop(columns=[*OF_RUN, "round"])
-        # a part has no columns that are empty in its setting
-        return frame[[*OF_RUN, "round"]].join(numbers.where(numbers.abs() < INFINITE).dropna(axis=1, how="all"))
-
-    @cached_property
-    def by_run(self) -> pd.DataFrame:
-        """A row for each run: its state, its last and best value so far, finished or not, and its cost."""
-        rows = []
-        for run in self.runs:
-            values = run.values(self.metric.tag)
-            known = [value for value in values.values() if value == value]
-            best = (min if self.metric.minimize else max)(known, default=None)
-            last = values[max(values)] if values else None
-            rows.append(
-                {
-                    **{"state": run.state, "rounds": run.rounds, "metric": self.metric.tag, "last": last, "best": best},
-                    **{"seconds": run.seconds, "plan": run.plan, "machine": run.machine, "name": run.name},
-                }
-            )
-        known = self.rounds.reindex(columns=[*OF_RUN, *BYTES])
-        sent = known.groupby(OF_RUN)[BYTES].agg(lambda column: column.sum(skipna=False)).sum(axis=1, skipna=False)
-        made = self.found[OF_RUN].join(pd.DataFrame(rows, self.found.index))
-        made = made.astype({"last": float, "best": float, "seconds": float})
-        return made.join(sent.rename("bytes"), on=OF_RUN)
+        shared = self.configs.loc[:, self.configs.nunique(dropna=False) == 1]
+        return shared.iloc[0].to_dict()
 
     @cached_property
     def comparisons(self) -> dict[Show, Comparison]:
         """The tables: ``final``, ``best``, with a target ``rounds_to``, and with clients' accuracies ``fair``."""
         settings = {"setting": self.settings} if len(self.settings) > 1 else {}
         cells, results = list[Cell](), dict[str, CellResult]()
-        for setting, line, seed, run in self.found[[*OF_RUN, "run"]].itertuples(index=False):
+        for setting, line, seed, run in self.runs[[*OF_RUN, "run"]].itertuples(index=False):
             labels = {"method": line, **({"setting": setting} if settings else {})}
             cell = Cell(labels, seed, (dict(run.settings),), known=f"{line}, {setting}, {seed}")
             known: Any = {"plan": run.plan, "machine": run.machine, "seconds": run.seconds, "reason": run.reason}
@@ -188,7 +155,7 @@ class Section:
             results[cell.digest] = CellResult(cell.name, cell.digest, CELL_STATES[run.state], **known)
         shows: list[Show] = ["final", "best"]
         shows += [] if self.metric.target is None else ["rounds_to"]
-        shows += ["fair"] if any(fairness(run.metrics, {}) for run in self.runs) else []
+        shows += ["fair"] if any(fairness(run.metrics, {}) for run in self.runs["run"]) else []
         suite = Suite(
             path=Path("report.yaml"),
             title=self.title,
@@ -203,6 +170,27 @@ class Section:
             **self.intervals,
         )
         return {table.show: Comparison(suite, table, cells, results) for table in suite.tables}
+
+    def renamed(self, names: Mapping[str, str]) -> Section:
+        """Return the section with other names of methods, settings and metrics.
+
+        Raises:
+            UsageError: two lines would have one name.
+        """
+        lines = {line: with_names(line, names) for line in self.lines}
+        hint = f"two methods would have one name; methods: {', '.join(lines)}"
+        require(len(set(lines.values())) == len(lines), "--names", " ".join(map("=".join, names.items())), hint)
+        runs, rounds = (
+            frame.assign(
+                line=frame["line"].map(lines), setting=[with_names(setting, names) for setting in frame["setting"]]
+            )
+            for frame in (self.runs, self.rounds)
+        )
+        called = names.get(self.metric.tag, self.metric.tag)
+        metric, baseline = replace(self.metric, called=called), lines.get(self.baseline, "")
+        return replace(
+            self, runs=runs, rounds=rounds, lines=list(lines.values()), metric=metric, baseline=baseline, names=names
+        )
 
 
 def choose_metric(
@@ -244,20 +232,44 @@ def sections_of(
         by_data[run.labels.get("data") or data_set(run.config)].append(run)
     wanted = "FedAvg" if baseline is None else baseline
     for data, some in by_data.items():
-        found = pd.DataFrame(settings_and_lines(some), columns=OF_GROUP)
-        found["seed"], found["run"] = [run.seed for run in some], some
+        found = name_configs(some).join(pd.DataFrame([run_row(run, metric) for run in some]))
         lines = sorted(dict.fromkeys(found["line"]), key=lambda line: line != wanted)
         # of several runs with one seed, the one with most progress counts
-        progress = [(run.state == "finished", run.state == "running", run.rounds) for run in some]
-        found = found.iloc[sorted(range(len(some)), key=progress.__getitem__)]
-        repeated = found.duplicated(OF_RUN, keep="last")
-        order = sorted(
-            found.index[~repeated],
-            key=lambda at: (by_numbers(found["setting"][at]), lines.index(found["line"][at]), found["seed"][at]),
-        )
+        ranks = {"stopped": 0, "failed": 0, "running": 1, "finished": 2}
+        progress = found.assign(rank=found["state"].map(ranks)).sort_values(["rank", "rounds"], kind="stable")
+        repeated = progress.duplicated(OF_RUN, keep="last")
+        kept = found.drop(progress.index[repeated])
+        numbers, places = kept["setting"].map(by_numbers), kept["line"].map(lines.index)
+        order = sorted(kept.index, key=lambda at: (numbers[at], places[at], kept["seed"][at]))
+        kept, repeats = kept.loc[order], list(found["run"][progress.index[repeated]])
         whole = title if data == UNKNOWN and title else ": ".join(filter(None, [title, data]))
-        repeats = list(found["run"][repeated])
-        yield Section(whole, found.loc[order], lines, metric, wanted * (wanted in lines), repeats, **more)
+        yield Section(whole, kept, rounds_frame(kept), lines, metric, wanted * (wanted in lines), repeats, **more)
+
+
+def run_row(run: FitResult, metric: Metric) -> dict[str, Any]:
+    """Return a run as a row of :attr:`Section.runs`."""
+    values = run.values(metric.tag)
+    known = [value for value in values.values() if value == value]
+    best = (min if metric.minimize else max)(known, default=math.nan)
+    sent = [row.get(tag, math.nan) for row in run.history for tag in BYTES]
+    return {
+        **{"seed": run.seed, "run": run, "state": run.state, "rounds": run.rounds, "plan": run.plan},
+        **{"last": values[max(values)] if values else math.nan, "best": best},
+        **{"seconds": run.seconds or math.nan, "bytes": sum(sent) if sent else math.nan},
+    }
+
+
+def rounds_frame(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the metrics of all rounds of some runs; values that are not finite are empty."""
+    rows = [{**place, **row} for place in runs[[*OF_RUN, "run"]].to_dict("records") for row in place.pop("run").history]
+    frame = pd.DataFrame(rows, columns=None if rows else [*OF_RUN, "round"])
+    numbers = frame.drop(columns=[*OF_RUN, "round"])
+    return without_empty(frame[[*OF_RUN, "round"]].join(numbers.where(numbers.abs() < INFINITE)))
+
+
+def without_empty(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Return rounds without the metrics that none of them has."""
+    return rounds.loc[:, rounds.notna().any() | rounds.columns.isin([*OF_RUN, "round"])]
 
 
 def by_numbers(setting: str) -> list[tuple[float, str]]:
@@ -270,23 +282,3 @@ def by_numbers(setting: str) -> list[tuple[float, str]]:
             return math.inf, part
 
     return [key(part) for pair in setting.split(", ") for part in reversed(pair.rpartition("=")[::2])]
-
-
-def with_other_names(section: Section, names: Mapping[str, str]) -> Section:
-    """Return a section with other names of methods, settings and metric.
-
-    Raises:
-        UsageError: two lines would have one name.
-    """
-    lines = {line: with_names(line, names) for line in section.lines}
-    hint = f"two methods would have one name; methods: {', '.join(lines)}"
-    require(len(set(lines.values())) == len(lines), "--names", " ".join(map("=".join, names.items())), hint)
-    settings = [with_names(setting, names) for setting in section.found["setting"]]
-    return replace(
-        section,
-        found=section.found.assign(line=section.found["line"].map(lines), setting=settings),
-        lines=list(lines.values()),
-        metric=replace(section.metric, called=names.get(section.metric.tag, section.metric.tag)),
-        baseline=lines.get(section.baseline, ""),
-        names=names,
-    )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sqlite3
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -47,7 +45,7 @@ class Study:
     metric: str = ""
     suite: Suite | None = None
     cells: Sequence[Cell] = ()
-    results: Mapping[str, CellResult] = field(default_factory=dict)
+    results: dict[str, CellResult] = field(default_factory=dict)
     runs: list[FitResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -157,19 +155,9 @@ def studies_in_database(url: str, suites: Sequence[Suite], root: Path | None = N
     """
     import optuna
 
-    from fl_lightning.bench.study import (
-        by_digest,
-        decisive,
-        exists,
-        hidden,
-        open_database,
-        result_of_trial,
-        trial_digest,
-    )
+    from fl_lightning.bench.study import by_digest, decisive, hidden, open_to_read, result_of_trial, trial_digest
 
-    require(exists(url), "STUDY", hidden(url), "no such database")
-    with snapshot(url) as copied:
-        backend = open_database(copied)
+    with open_to_read(url) as backend:
         summaries = optuna.get_all_study_summaries(backend, include_best_trial=False)
         # studies of tune have another name than their suite
         known = [summary for summary in summaries if summary.user_attrs.get("suite") == summary.study_name]
@@ -189,71 +177,40 @@ def studies_in_database(url: str, suites: Sequence[Suite], root: Path | None = N
             yield from studies_of(noted["suite"], cells, noted.get("metric", "test/accuracy"), named, root)
 
 
-@contextmanager
-def snapshot(url: str) -> Iterator[str]:
-    """Yield the URL of a copy of a SQLite database, whose folder stays unchanged; otherwise ``url``.
-
-    Raises:
-        UsageError: it is not a database.
-    """
-    from fl_lightning.bench.study import SQLITE, hidden
-
-    if not url.startswith(SQLITE):
-        yield url
-        return
-    path = Path(url.removeprefix(SQLITE).split("?")[0])
-    # without a writer, an ordinary connection would create files next to the database
-    still = "" if path.with_name(f"{path.name}-wal").exists() else "&immutable=1"
-    with tempfile.TemporaryDirectory(prefix="fl-report-") as folder:
-        copy = Path(folder) / path.name
-        try:
-            address = f"{path.resolve().as_uri()}?mode=ro{still}"
-            with closing(sqlite3.connect(address, uri=True)) as source, closing(sqlite3.connect(copy)) as target:
-                source.backup(target)
-        except sqlite3.Error as error:
-            raise UsageError(f"STUDY={hidden(url)!r}: cannot be read: {error}; pass the output of bench") from error
-        yield f"{SQLITE}{copy}"
-
-
 def studies_of(
     name: str, stored: Sequence[StoredCell], metric: str, suites: Sequence[Suite], root: Path | None
 ) -> Iterator[Study]:
-    """Yield a study for each scale of the cells."""
+    """Yield a study for each scale of the cells; the cells of the suite that have not begun wait."""
     suite = next((suite for suite in suites if suite.name == name), None)
+
+    def place(cell: Cell) -> object:
+        return frozenset(cell.labels.items()), cell.seed
+
     for scale in sorted({cell.scale for cell, _ in stored}, reverse=True) or [1.0]:
-        some = [(cell, result) for cell, result in stored if cell.scale == scale]
-        fitting, notes, waiting = some, list[str](), list[Cell]()
+        found = {place(cell): (cell, result) for cell, result in stored if cell.scale == scale}
+        study = Study(name, suite.metric if suite else metric, suite)
         if suite is None:
             shown = f"its metric is shown as {metric}, without published numbers"
-            notes.append(f"{name}: unknown suite: {shown}; pass --suite FILE")
+            study.notes.append(f"{name}: unknown suite: {shown}; pass --suite FILE")
+            study.cells = [cell for cell, _ in found.values()]
         else:
-            fitting = [
-                (replace(cell, labels={axis: cell.labels[axis] for axis in suite.axes}), result)
-                for cell, result in some
-                if cell.labels.keys() == suite.axes.keys()
-                and all(label in suite.axes[axis] for axis, label in cell.labels.items())
-            ]
-            if len(fitting) < len(some):
-                notes.append(f"{name}: {len(some) - len(fitting)} cells have labels that the suite no longer has")
-            by_file = {suite.cell(cell.labels, cell.seed, scale).digest for cell, _ in fitting}
-            other = {result.digest for _, result in fitting} - by_file
+            seeds = sorted({cell.seed for cell, _ in found.values()}) or suite.seeds
+            cells = [suite.cell(labels, seed, scale) for seed in seeds for labels in suite.combinations()]
+            now = {place(cell): cell for cell in cells}
+            gone = found.keys() - now.keys()
+            study.notes += [f"{name}: {len(gone)} cells have labels that the suite no longer has"] if gone else []
+            found = {at: (replace(found[at][0], labels=now[at].labels), found[at][1]) for at in found if at in now}
+            other = [result.digest for at, (_, result) in found.items() if result.digest != now[at].digest]
             text = "ran with another config than the suite has now (because of --config or an edit)"
-            notes += [f"{name}: {len(other)} cells {text}"] if other else []
-            begun = {cell.name for cell, _ in fitting}
-            whole = (
-                Cell(labels, seed, (), scale, known=f"{seed} {labels}")
-                for seed in sorted({cell.seed for cell, _ in fitting}) or suite.seeds
-                for labels in suite.combinations()
-            )
-            waiting = [cell for cell in whole if cell.name not in begun]
-        results, runs = {}, list[FitResult]()
-        for cell, result in fitting:
-            run = run_of(cell, result, suite.metric if suite else metric, root)
+            study.notes += [f"{name}: {len(other)} cells {text}"] if other else []
+            waiting = [replace(cell, known=cell.name) for at, cell in now.items() if at not in found]
+            study.cells = [*(cell for cell, _ in found.values()), *waiting]
+        for cell, result in found.values():
+            run = run_of(cell, result, study.metric, root)
             interrupted = run is not None and run.state == "stopped" and result.state == "running"
-            results[result.digest] = replace(result, state="waiting") if interrupted else result
-            runs += [run] if run is not None else []
-        cells = [*{cell.name: cell for cell, _ in fitting}.values(), *waiting]
-        yield Study(name, suite.metric if suite else metric, suite, cells, results, runs, notes)
+            study.results[result.digest] = replace(result, state="waiting") if interrupted else result
+            study.runs += [run] if run is not None else []
+        yield study
 
 
 def run_of(cell: Cell, result: CellResult, metric: str, root: Path | None) -> FitResult | None:

@@ -211,6 +211,17 @@ def test_a_study_has_the_papers_table_and_its_verdicts(command, study, tmp_path)
     assert [line["verdict"] for line in paper] == ["", "reproduced", "", "reversed"]
 
 
+def test_a_study_is_read_in_a_folder_of_any_name_and_beside_its_writer(command, study, tmp_path):
+    output = shutil.copytree(study[1], tmp_path / "a #b ä")
+    database = open_database(f"sqlite:///{output / 'study.db'}")
+    with database.engine.begin() as connection:  # which locks the database
+        connection.exec_driver_sql("UPDATE trials SET number = -1 - number")
+        assert command(output)[:2] == (0, f"8 runs: {WITH_PAPER}\n")
+        connection.rollback()
+    database.engine.dispose()
+    assert "study.db-wal" not in files(output)
+
+
 def test_the_numbers_are_those_that_bench_prints(command, study, tmp_path):
     _, output, tables = study
     command(output)

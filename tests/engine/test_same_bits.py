@@ -17,16 +17,18 @@ from fl_lightning import callbacks
 from fl_lightning.callbacks import Callback, Measurement
 from fl_lightning.data import Dirichlet
 from fl_lightning.errors import ClientError
-from fl_lightning.methods import MOON, SCAFFOLD, FedDecorr, FedExP
-from fl_lightning.models import MLP, ImageClassifier, Projector
+from fl_lightning.methods import MOON, SCAFFOLD, FedDecorr, FedExLoRA, FedExP, LoRAProduct
+from fl_lightning.models import MLP, ImageClassifier, Projector, with_lora
 from fl_lightning.storage.checkpoint import unpack_rows
 
 METHODS = {
     "SCAFFOLD, MOON and FedDecorr": lambda: [SCAFFOLD(), MOON(), FedDecorr()],
     "FedExP": lambda: [FedExP(eps=0)],
+    "FedExLoRA": lambda: [FedExLoRA()],
+    "LoRAProduct": lambda: [LoRAProduct()],
     **METHODS,
 }
-KEEP_ENTRIES = ("FedBN", "FedPer", "FedProto", "LGFedAvg", "Local")
+KEEP_ENTRIES = ("FedAS", "FedBN", "FedPer", "FedProto", "LGFedAvg", "Local")
 ARGUMENTS = {
     "BatchNormGap": {"every_n_rounds": 2},
     "BestCheckpoint": {"monitor": "test/loss", "mode": "max"},
@@ -84,6 +86,7 @@ def fit(folder, workers, name, precision="32-true", stop=None, ckpt_path=None):
     kind = Plateau if name == "FedBN" else ByStep
     model = kind(MLP(64, [32, 24]), Projector(16), optimizer=functools.partial(torch.optim.SGD, lr=0.1))
     model.encoder.layers.append(torch.nn.Dropout(0.2))
+    model = with_lora(model) if "LoRA" in name else model
     trainer.fit(model, data, METHODS[name](), ckpt_path)
     return outputs(trainer)
 

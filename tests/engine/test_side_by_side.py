@@ -20,9 +20,13 @@ from fl_lightning.data import RandomCrop, RandomFlip
 from fl_lightning.engine import group_size
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import (
+    APFL,
     MOON,
     SCAFFOLD,
     DeCov,
+    Ditto,
+    FedALA,
+    FedAS,
     FedASAM,
     FedBABU,
     FedBN,
@@ -47,6 +51,7 @@ from fl_lightning.methods import (
     LGFedAvg,
     Local,
     LogitAdjustment,
+    PFedMe,
     StructuredDeCov,
 )
 from fl_lightning.models import MOONCNN, FedCKACNN
@@ -93,8 +98,13 @@ DEFAULT_METHODS = {
     "Freeze, FedLC, FedProx": (lambda: [Freeze(), FedLC(), FedProx(0.1)], MOMENTUM),
     "FedSAM": (lambda: [FedSAM(), FedLC(), FedProx(0.1)], NORMED | ONE),
     "FedASAM": (lambda: [FedASAM(), FedDecorr()], SMOOTH | ONE),
+    "FedALA": (lambda: [FedALA(window=2), FedProx(0.1)], NORMED | SOME),
+    "FedAS": (lambda: [FedAS(), FedBN()], NORMED | SOME),
     "FedPer": (lambda: [FedPer(2), SCAFFOLD()], SOME),
     "FedRoD, SCAFFOLD": (lambda: [FedRoD(), SCAFFOLD()], SOME),
+    "Ditto, FedBN": (lambda: [Ditto(2.0), FedBN()], NORMED | SOME),
+    "APFL, FedProx": (lambda: [APFL(adaptive=True, alpha_decay=0.02), FedProx(0.1)], MOMENTUM | SOME),
+    "PFedMe": (lambda: [PFedMe(5.0, 2)], {"model": partial(mlp, sgd(weight_decay=1e-3)), **SOME}),
     "FedRep": (lambda: [FedRep(), FedLC()], MOMENTUM),
     "LGFedAvg": (lambda: [LGFedAvg(), FedBN()], NORMED | ONE),
 }

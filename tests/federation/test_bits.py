@@ -22,6 +22,10 @@ RUNS = {
     "fedproto": {"method": ["FedProto"]},
     "fedbn": {"method": ["FedBN"]},
     "fedexp with fedntd and logit adjustment": {"method": ["FedExP", "FedNTD", "LogitAdjustment"]},
+    "fedetf": {
+        "method": ["LogitAdjustment"],
+        "model": {"init_args": {**SMALL["model"]["init_args"], "classifier": {"class_path": "ETFClassifier"}}},
+    },
     "fednova": {"method": ["FedNova"]},
     "dpfedavg": {"method": [{"class_path": "DPFedAvg", "init_args": {"clip": 0.1, "noise": 0.0}}]},
     "moon on a frozen base": {"method": ["MOON"], "model": {"class_path": "helpers.sites.Based"}},

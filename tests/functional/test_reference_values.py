@@ -11,7 +11,15 @@ LOSSES = reference.load("losses")
 # functions without gradient or scalar value have tests of their own
 ELSEWHERE = {
     *("as_rows", "class_sums", "condition_number", "cosines", "covariance_spectrum", "effective_rank", "eigenvalues"),
-    *("neural_collapse", "numerical_rank", "similarities", "singular_alignment", "singular_values", "stable_rank"),
+    *(
+        "low_rank_factors",
+        "neural_collapse",
+        "numerical_rank",
+        "similarities",
+        "singular_alignment",
+        "singular_values",
+        "stable_rank",
+    ),
     "unbiased_gram",
 }
 

@@ -1,8 +1,12 @@
 """Lists of methods with different payloads, memories and random draws, for properties of all methods."""
 
 from fl_lightning.methods import (
+    APFL,
     MOON,
     SCAFFOLD,
+    Ditto,
+    FedALA,
+    FedAS,
     FedBN,
     FedCKA,
     FedDecorr,
@@ -17,6 +21,8 @@ from fl_lightning.methods import (
     LGFedAvg,
     Local,
     LogitAdjustment,
+    PerFedAvg,
+    PFedMe,
 )
 
 METHODS = {
@@ -29,12 +35,18 @@ METHODS = {
     "FedDisco": lambda: [FedDisco()],
     "FedNTD": lambda: [FedNTD()],
     "FedSAM": lambda: [FedSAM()],
+    "PerFedAvg": lambda: [PerFedAvg(hessian=True)],
+    "FedALA": lambda: [FedALA(window=2)],
+    "FedAS": lambda: [FedAS()],
     "FedBN": lambda: [FedBN()],
     "FedPer": lambda: [FedPer(2)],
     "LGFedAvg": lambda: [LGFedAvg()],
     "LogitAdjustment": lambda: [LogitAdjustment(prior="global")],
     "LogitAdjustment post hoc": lambda: [LogitAdjustment(when="post_hoc")],
     "FedRoD": lambda: [FedRoD()],
+    "Ditto": lambda: [Ditto()],
+    "APFL": lambda: [APFL(adaptive=True)],
+    "PFedMe": lambda: [PFedMe(inner_steps=2)],
     "Local": lambda: [Local()],
     "FedCKA": lambda: [FedCKA(layers=1)],
 }

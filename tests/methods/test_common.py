@@ -32,6 +32,7 @@ from fl_lightning.methods import (
     MOON,
     SCAFFOLD,
     DeCov,
+    FedALA,
     FedASAM,
     FedCKA,
     FedDecorr,
@@ -48,6 +49,7 @@ from fl_lightning.methods import (
     FedUV,
     FixBN,
     LogitAdjustment,
+    PerFedAvg,
     StructuredDeCov,
 )
 from fl_lightning.models import MLP, ImageClassifier, Projector
@@ -77,6 +79,8 @@ NEUTRAL = {
     "feddecorr": (FedDecorr(beta=0), FedDecorr()),
     "fedsam": (FedSAM(rho=0), FedSAM()),
     "fedasam": (FedASAM(rho=0), FedASAM()),
+    "perfedavg": (PerFedAvg(0), PerFedAvg(0.1)),
+    "fedala": (FedALA(rate=0), FedALA(rate=50.0)),
     "fixbn": (FixBN(share=1), FixBN(share=0.5)),
 }
 

@@ -161,7 +161,7 @@ def test_a_parameter_whose_gradient_another_method_drops_does_not_move(run):
 
 
 def test_beside_methods_that_read_gradients_at_y_it_warns(run):
-    with warned("FedSAM", "scaffold"):
+    with warned("FedSAM", "SCAFFOLD"):
         run([FedSAM(), SCAFFOLD("gradients")], max_rounds=1)
 
 

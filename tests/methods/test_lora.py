@@ -1,11 +1,14 @@
 """Methods for LoRA adapters: the mean of products is not the product of means."""
 
+import warnings
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from helpers.beside import assert_same_alone
 from helpers.errors import refused, warned
+from helpers.lora import effective
 from helpers.quadratics import repeated_rows
 from helpers.runs import assert_same_bits, differs, small_data
 from lightning.pytorch import LightningModule
@@ -13,9 +16,9 @@ from torch import nn
 from torch.optim import SGD
 
 from fl_lightning import Method, optim
-from fl_lightning.callbacks import Callback
+from fl_lightning.callbacks import Callback, SpectrumMonitor
 from fl_lightning.client.lora import lora_adapters
-from fl_lightning.functional import low_rank_factors, singular_values
+from fl_lightning.functional import effective_rank, low_rank_factors, singular_values
 from fl_lightning.methods import SCAFFOLD, FedExLoRA, FedIT, FedPer, FFALoRA, Local, LoRAProduct
 from fl_lightning.models import MLP, ImageClassifier, with_lora
 from fl_lightning.models.lora import LoRALinear
@@ -179,16 +182,6 @@ class Nothing(Method):
         return 0.0
 
 
-def effective(module, state):
-    """The weights of the layers with adapters, W + s B A."""
-    found = {}
-    for adapter in lora_adapters(module):
-        change = adapter.product(state)
-        change = change.T if adapter.transposed else change
-        found[adapter.path] = state[adapter.base].double() + adapter.scaling * change.reshape(state[adapter.base].shape)
-    return found
-
-
 # ---------------------------------------------------------------- the factors of a matrix
 def test_the_factors_do_not_depend_on_how_a_product_is_split_and_their_signs_are_fixed():
     a, b = factors(0, 5, 4, 3)
@@ -200,6 +193,16 @@ def test_the_factors_do_not_depend_on_how_a_product_is_split_and_their_signs_are
     new_b, new_a = found
     assert (new_b.gather(0, new_b.abs().argmax(0, keepdim=True)) > 0).all()
     torch.testing.assert_close(new_b.norm(dim=0), new_a.norm(dim=1))
+
+
+@pytest.mark.parametrize("shape", [(5, 4, 3), (2, 7, 3), (7, 2, 3)])
+def test_the_singular_values_of_an_adapter_are_those_of_its_product(shape):
+    layer = LoRALinear(nn.Linear(shape[1], shape[0]), shape[2], 1.0)
+    layer.lora_A.weight.data, layer.lora_B.weight.data = factors(0, *shape)
+    (adapter,) = lora_adapters(nn.ModuleDict({"x": layer}))
+    a, b = factors(0, *shape)
+    found = adapter.singular_values({adapter.a: a, adapter.b: b})
+    torch.testing.assert_close(found, singular_values(b @ a)[: min(shape)])
 
 
 def test_rows_of_a_without_singular_value_stay_and_a_smaller_matrix_fits():
@@ -256,6 +259,22 @@ def test_two_workers_give_the_bits_of_one(tmp_path, run, undrawn, name):
     how = {"threads_per_worker": 1, "max_rounds": 3}
     states = [run([ALL[name]()], model=lora_model(), devices=devices, **how)[0] for devices in (1, 2)]
     assert_same_bits(*states)
+
+
+@pytest.mark.parametrize("methods", [[LoRAProduct()], [FedPer(2)]], ids=["global model", "own models"])
+def test_the_spectrum_of_each_product_is_logged_and_stored(run, undrawn, methods):
+    monitor = SpectrumMonitor(lora=True, local_models=True)
+    state, trainer = run(methods, model=lora_model(), callbacks=[monitor])
+    spectra = np.load(trainer.run_dir / "spectra.npz")
+    for adapter in lora_adapters(trainer.client.module):
+        owns = [state | trainer.client.memories().own_entries(k) for k in range(4)]
+        values = np.mean([singular_values(adapter.product(own))[:4] for own in owns], 0)
+        name = f"lora/{adapter.path}"
+        np.testing.assert_allclose(spectra[name][-1], values, rtol=1e-5)
+        assert trainer.metrics[f"spectrum/{name}/00"] == pytest.approx(values[0])
+        assert trainer.metrics[f"rank/{name}/effective"] == pytest.approx(float(effective_rank(torch.tensor(values))))
+        assert spectra[f"local_{name}"].shape == (2, 4, 4)
+        assert f"spectrum/{name}" in {plot.name for plot in monitor.plot({"": [dict(spectra)]})}
 
 
 # ---------------------------------------------------------------- names of adapters
@@ -338,10 +357,8 @@ class Moves(LightningModule):
 
     def training_step(self, batch, batch_idx):
         number = batch[0].mean()
-        trained = [value for name, value in self.named_parameters() if "lora_" in name]
-        return sum(
-            (value - torch.sin(number * torch.arange(value.numel()).view_as(value))).square().sum() for value in trained
-        )
+        trained = [value.flatten() for name, value in self.named_parameters() if "lora_" in name]
+        return sum((value - torch.sin(number * torch.arange(len(value)))).square().sum() for value in trained)
 
     def configure_optimizers(self):
         return SGD([value for name, value in self.named_parameters() if "lora_" in name], lr=0.1)
@@ -399,6 +416,12 @@ REFUSED = {
         {"buffers": "local"},
     ),
     "a layer that does not scale": (lambda: [FedExLoRA()], Unscaled, ("FedExLoRA", "adapter='layer'", "scaling")),
+    "no adapter to log": (
+        list,
+        lambda: ImageClassifier(MLP(64, [16])),
+        ("SpectrumMonitor.lora=True", "ImageClassifier"),
+        {"callbacks": [SpectrumMonitor(lora=True)]},
+    ),
     "no linear layer": (list, lambda: with_lora(nn.Sequential(nn.ReLU())), ("with_lora.module='Sequential'",)),
 }
 
@@ -421,6 +444,8 @@ def test_what_acts_on_the_factors_is_warned_of(run):
         run([LoRAProduct(), SCAFFOLD()], model=lora_model())
     with warned("LoRAProduct", "trainer.server_optimizer", "FedAvgM"):
         run([LoRAProduct()], model=lora_model(), server_optimizer=optim.FedAvgM)
+    with warnings.catch_warnings(action="error"):
+        run([FFALoRA(), SCAFFOLD()], model=lora_model(), server_optimizer=optim.FedAvgM)
 
 
 def test_a_product_differs_from_fedavg(run):

@@ -25,6 +25,8 @@ VARIANTS = {
     "MOON with random models": lambda: methods.MOON(first="random", pool_size=2),
     "FedProto with weights": lambda: methods.FedProto(aggregate_weights=True),
     "FedLC as printed": lambda: methods.FedLC(denominator="exclude_true", margin="log_prior"),
+    "LogitAdjustment by the global prior": lambda: methods.LogitAdjustment(prior="global"),
+    "LogitAdjustment post hoc": lambda: methods.LogitAdjustment(when="post_hoc"),
     "FedRS by frequency": lambda: methods.FedRS(mode="frequency"),
     "FedUV with the spectral norm": lambda: methods.FedUV(spectral=0.1),
     "FedCKA by RBF": lambda: methods.FedCKA(similarity="rbf"),
@@ -77,7 +79,8 @@ class OnGpu:
             trainer_shim=TrainerShim(FitProgress(rounds=3, local_epochs=2, batches=1)),
             cache_limit=1e9,
         )
-        self.server = Server(self.client.live, self.client.trainable, num_clients=2, num_examples=24)
+        of_all = {"num_clients": 2, "num_examples": 24, "label_counts": torch.ones(2, 10, dtype=torch.int64)}
+        self.server = Server(self.client.live, self.client.trainable, **of_all)
         self.optimizer = self.model.configure_optimizers()
         self.methods.setup(self.client, self.optimizer)
         self.methods.on_fit_start(self.server)

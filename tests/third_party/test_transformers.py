@@ -4,10 +4,16 @@ from typing import ClassVar
 
 import pytest
 import torch
+from helpers.lora import effective
 from helpers.published import Published, Sets
+from helpers.runs import small_trainer
 from lightning.pytorch import LightningModule
 
+from fl_lightning import Partitioned
+from fl_lightning.callbacks import Callback
 from fl_lightning.data import Dirichlet
+from fl_lightning.functional import singular_values
+from fl_lightning.methods import FedExLoRA, FFALoRA, LoRAProduct
 
 transformers = pytest.importorskip("transformers")
 
@@ -85,6 +91,30 @@ class TestLoRA(TestBert):
         peft = pytest.importorskip("peft")
         config = peft.LoraConfig(task_type="SEQ_CLS", r=2, lora_alpha=8, target_modules=["query", "value"])
         return Classifier(peft.get_peft_model(bert(), config), lr=2e-2)
+
+    @pytest.mark.parametrize("method", [FFALoRA, LoRAProduct, FedExLoRA], ids=lambda method: method.__name__)
+    def test_methods_for_adapters_find_those_of_peft(self, tmp_path, method):
+        """The mean of the clients' effective weights is that of the global model, exactly or by the best rank."""
+        local = []
+
+        class Watch(Callback):
+            def on_client_end(self, trainer, client):
+                local.append((client.weight, effective(client.module, client.state())))
+
+        methods, callbacks = [method()], [Watch()]
+        trainer = small_trainer(tmp_path, max_rounds=1, precision="64-true", taps=self.taps, callbacks=callbacks)
+        data = Partitioned(self.data(), num_clients=3, partitioner=self.partitioner)
+        trainer.fit(self.module(), data, methods)
+        found = effective(trainer.client.module, trainer.server.state)
+        assert len(found) == 4  # query and value of two layers
+        for name, weight in found.items():
+            mean = sum(n * one[name] for n, one in local) / sum(n for n, _ in local)
+            assert not torch.equal(mean, local[0][1][name])
+            error = torch.linalg.matrix_norm(weight - mean)
+            if method is LoRAProduct:  # the adapters have rank 2
+                base = trainer.server.state[name.replace(".default", ".base_layer.weight")]
+                error = error - singular_values(mean - base)[2:].square().sum().sqrt()
+            assert abs(error) < 1e-10
 
     def test_only_what_is_trained_travels(self, tmp_path):
         trainer, _, _ = self.run(tmp_path, "fedavg", max_rounds=1)

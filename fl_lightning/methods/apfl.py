@@ -1,0 +1,97 @@
+r"""APFL: Deng, Kamani and Mahdavi, Adaptive Personalized Federated Learning, 2020, Algorithm 1.
+
+Paper: https://arxiv.org/abs/2003.13461
+Code: https://github.com/MLOPTPSU/FedTorch
+
+.. math::
+    m = \alpha_k v_k + (1 - \alpha_k) y, \qquad v_k \leftarrow v_k - \eta \alpha_k \nabla f_k(m), \qquad
+    \alpha_k \leftarrow \alpha_k - \eta \langle v_k - y, \nabla f_k(m) \rangle
+
+The global model is FedAvg's, with the local parameters y. Beside it, a client trains :math:`v_k` such that the mixture
+m fits its data.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch.optim import Optimizer
+
+from fl_lightning.client_context import ClientContext
+from fl_lightning.errors import require
+from fl_lightning.method import Method
+from fl_lightning.methods.ditto import own_model, rate_of
+from fl_lightning.state import State, clone
+
+
+class APFL(Method):
+    r"""Trains a personal model :math:`v_k` in a mixture with the global one, on the same batches.
+
+    Both gradients of a step are taken at its beginning. :math:`v_k` takes plain SGD steps, at the rate :math:`\eta` of
+    the client's optimizer and without its momentum and weight decay; the mixture has its own running statistics, and
+    its loss is the module's own. What is sent does not depend on :math:`v_k` and :math:`\alpha_k`. A step computes two
+    gradients.
+
+    On its test data, a client uses the mixture of :math:`v_k` with the received model (evaluation point R). A new
+    client uses the global model, with which :math:`v_k` begins. ``test/accuracy`` is that of the global model.
+
+    Args:
+        alpha: initial share :math:`\alpha_k` of :math:`v_k`, in [0, 1]; 0 gives the global model, and 1 gives Local for
+            :math:`v_k`.
+        adaptive: move :math:`\alpha_k` by its gradient in the first step of each visit, within [0, 1].
+            ``train/apfl/alpha`` is its mean over the clients.
+        alpha_decay: coefficient of :math:`\alpha_k` that is added to this gradient, at least 0; the code has 0.02.
+
+    Raises:
+        UsageError: an argument is out of its range, the optimizer has several rates or needs a closure, or gradients
+            are accumulated.
+    """
+
+    needs_gradients = True
+    memory_keys: ClassVar = {
+        "model": "v_k: the personal parameters, and the buffers of the mixture, by name",
+        "alpha": "the share of v_k in the mixture",
+    }
+
+    def __init__(self, alpha: float = 0.5, adaptive: bool = False, alpha_decay: float = 0.0) -> None:
+        require(0 <= alpha <= 1, "APFL.alpha", alpha, "use a number in [0, 1]")
+        require(alpha_decay >= 0, "APFL.alpha_decay", alpha_decay, "give 0 or more")
+        self.alpha, self.adaptive, self.alpha_decay = alpha, adaptive, alpha_decay
+
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
+        rate_of("APFL", optimizer)
+
+    def on_client_start(self, client: ClientContext) -> None:
+        visit, kept = client.scratch(self), client.memory(self)
+        visit.model = own_model(client, kept.get("model", {}))
+        device = next(iter(visit.model.values())).device
+        visit.alpha = torch.tensor(kept.get("alpha", self.alpha), dtype=torch.float64, device=device)
+
+    @torch.no_grad()
+    def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
+        visit, rate = client.scratch(self), optimizer.param_groups[0]["lr"]
+        v, y, alpha = visit.model, client.live, visit.alpha
+        mixture = v | {name: torch.lerp(y[name], v[name], alpha.to(v[name])) for name in client.trainable}
+        gradients = client.gradients(mixture, loss="own")
+        v.update({name: value for name, value in mixture.items() if name not in gradients})
+        slope = self.alpha_decay * alpha
+        for name, gradient in gradients.items():
+            slope = slope + ((v[name] - y[name]).double() * gradient).sum()
+            v[name] = v[name].add(alpha.to(gradient) * gradient, alpha=-rate)
+        if self.adaptive:
+            first = torch.as_tensor(client.num_steps == 0, device=alpha.device)
+            visit.alpha = torch.where(first, (alpha - rate * slope).clamp(0, 1), alpha)
+
+    def on_client_end(self, client: ClientContext) -> None:
+        visit = client.scratch(self)
+        client.memory(self).update(model=clone(visit.model), alpha=float(visit.alpha))
+        if self.adaptive:
+            client.log("apfl/alpha", float(visit.alpha), weight=1.0)
+
+    def personal_state(self, client: ClientContext) -> State | None:
+        kept = client.memory(self)
+        if not kept:
+            return None
+        mixed = {n: torch.lerp(client.received[n], kept["model"][n], kept["alpha"]) for n in client.trainable}
+        return kept["model"] | mixed

@@ -1,0 +1,92 @@
+r"""Ditto: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021, Algorithm 1.
+
+Paper: https://arxiv.org/abs/2012.04221
+Code: https://github.com/litian96/ditto
+
+.. math:: v_k \leftarrow v_k - \eta \big(\nabla f_k(v_k) + \lambda (v_k - w^t)\big)
+
+The global model is FedAvg's. Beside it, a client trains a personal model :math:`v_k` on the same batches.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from torch.optim import Optimizer
+
+from fl_lightning.client_context import ClientContext
+from fl_lightning.errors import require
+from fl_lightning.method import Method
+from fl_lightning.state import State, clone
+
+
+class Ditto(Method):
+    r"""Trains a personal model beside the global one, and pulls it towards the received model :math:`w^t`.
+
+    :math:`v_k` takes plain SGD steps, at the rate :math:`\eta` of the client's optimizer and without its momentum and
+    weight decay, and has its own running statistics. Entries that stay with the client, as by FedBN, are not pulled.
+    What is sent does not depend on :math:`v_k`. A step computes two gradients.
+
+    On its test data, a client uses :math:`v_k`, which changes in its own visits only (evaluation point R, which equals
+    T). A new client uses the global model, with which :math:`v_k` begins. ``test/accuracy`` is that of the global
+    model.
+
+    Args:
+        lambda_: coefficient :math:`\lambda \ge 0`; 0 gives Local for :math:`v_k`. The global model is FedAvg's for any
+            value.
+        personal_loss: loss of :math:`v_k`: the module's ``own``, or ``full``, with the penalties and changes of logits
+            by the other methods.
+
+    Raises:
+        UsageError: ``lambda_`` is below 0, :math:`\eta \lambda \ge 2`, for which :math:`v_k` diverges, the optimizer
+            has several rates or needs a closure, or gradients are accumulated.
+    """
+
+    needs_gradients = True
+    memory_keys: ClassVar = {"model": "v_k: the personal parameters and their buffers, by name"}
+
+    def __init__(self, lambda_: float = 1.0, personal_loss: Literal["own", "full"] = "own") -> None:
+        require(lambda_ >= 0, "Ditto.lambda_", lambda_, "give 0 or more")
+        self.lambda_, self.personal_loss = lambda_, personal_loss
+
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
+        check_pull("Ditto with the client optimizer's lr", rate_of("Ditto", optimizer), self.lambda_)
+
+    def on_client_start(self, client: ClientContext) -> None:
+        client.scratch(self).model = own_model(client, client.memory(self).get("model", {}))
+
+    def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
+        v, rate = client.scratch(self).model, optimizer.param_groups[0]["lr"]
+        for name, gradient in client.gradients(v, loss=self.personal_loss).items():
+            if name in client.sent:
+                gradient = gradient + self.lambda_ * (v[name] - client.received[name])
+            v[name] = v[name].add(gradient, alpha=-rate)
+
+    def on_client_end(self, client: ClientContext) -> None:
+        client.memory(self)["model"] = clone(client.scratch(self).model)
+
+    def personal_state(self, client: ClientContext) -> State | None:
+        return client.memory(self).get("model")
+
+
+def own_model(client: ClientContext, kept: State) -> State:
+    """Return copies of the trained parameters and buffers of the received state, with those ``kept`` in their place."""
+    frozen = {*client.frozen}
+    return clone({name: value for name, value in (client.received | kept).items() if name not in frozen})
+
+
+def rate_of(who: str, optimizer: Optimizer) -> float:
+    """Return the learning rate of all parameters; refuse several."""
+    rates = sorted({group["lr"] for group in optimizer.param_groups})
+    hint = "the personal model has one; give all parameters the same"
+    require(len(rates) == 1, f"{who} with the client optimizer's lr", rates, hint)
+    return rates[0]
+
+
+def check_pull(who: str, rate: float, lambda_: float) -> None:
+    """Refuse a rate at which the pull of ``lambda_`` alone diverges; warn of one at which it overshoots."""
+    hint = f"times lambda_={lambda_:g} it is 2 or more, and the model diverges; lower one of them"
+    require(rate * lambda_ < 2, who, rate, hint)
+    if rate * lambda_ > 1:
+        rank_zero_warn(f"{who}={rate:g}: times lambda_={lambda_:g} it is above 1, so that a step overshoots its anchor")
