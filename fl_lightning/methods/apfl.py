@@ -7,8 +7,8 @@ Code: https://github.com/MLOPTPSU/FedTorch
     m = \alpha_k v_k + (1 - \alpha_k) y, \qquad v_k \leftarrow v_k - \eta \alpha_k \nabla f_k(m), \qquad
     \alpha_k \leftarrow \alpha_k - \eta \langle v_k - y, \nabla f_k(m) \rangle
 
-The global model is FedAvg's, with the local parameters y. Beside it, a client trains :math:`v_k` such that the mixture
-m fits its data.
+The global model is trained by FedAvg, with the local parameters y. In addition, a client trains :math:`v_k` such that
+the mixture m fits its data.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ from fl_lightning.state import State, clone
 class APFL(Method):
     r"""Trains a personal model :math:`v_k` in a mixture with the global one, on the same batches.
 
-    Both gradients of a step are taken at its beginning. :math:`v_k` takes plain SGD steps, at the rate :math:`\eta` of
-    the client's optimizer and without its momentum and weight decay; the mixture has its own running statistics, and
-    its loss is the module's own. What is sent does not depend on :math:`v_k` and :math:`\alpha_k`. A step computes two
-    gradients.
+    Both gradients of a step are computed before it. :math:`v_k` takes plain SGD steps, at the rate :math:`\eta` of the
+    client's optimizer but without its momentum and weight decay. The mixture has its own running statistics, and the
+    module's own loss. The update that a client sends does not depend on :math:`v_k` and :math:`\alpha_k`.
 
-    On its test data, a client uses the mixture of :math:`v_k` with the received model (evaluation point R). A new
-    client uses the global model, with which :math:`v_k` begins. ``test/accuracy`` is that of the global model.
+    On its test data, a client uses the mixture of :math:`v_k` and the received model (evaluation point R). A new client
+    uses the global model, with which :math:`v_k` begins; ``test/accuracy`` measures the global model.
 
     Args:
-        alpha: initial share :math:`\alpha_k` of :math:`v_k`, in [0, 1]; 0 gives the global model, and 1 gives Local for
-            :math:`v_k`.
+        alpha: initial share :math:`\alpha_k` of :math:`v_k`, in [0, 1]. With 0, the mixture is the global model, and
+            with 1, :math:`v_k` is trained as by Local.
         adaptive: move :math:`\alpha_k` by its gradient in the first step of each visit, within [0, 1].
             ``train/apfl/alpha`` is its mean over the clients.
-        alpha_decay: coefficient of :math:`\alpha_k` that is added to this gradient, at least 0; the code has 0.02.
+        alpha_decay: coefficient, at least 0, of the :math:`\alpha_k` that is added to this gradient; 0.02 in the code.
 
     Raises:
         UsageError: an argument is out of its range, the optimizer has several rates or needs a closure, or gradients

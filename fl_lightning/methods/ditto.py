@@ -5,7 +5,7 @@ Code: https://github.com/litian96/ditto
 
 .. math:: v_k \leftarrow v_k - \eta \big(\nabla f_k(v_k) + \lambda (v_k - w^t)\big)
 
-The global model is FedAvg's. Beside it, a client trains a personal model :math:`v_k` on the same batches.
+The global model w is trained by FedAvg. In addition, a client trains a personal model :math:`v_k` on the same batches.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ from fl_lightning.state import State, clone
 
 
 class Ditto(Method):
-    r"""Trains a personal model beside the global one, and pulls it towards the received model :math:`w^t`.
+    r"""Trains a personal model next to the global one, and pulls it towards the received model :math:`w^t`.
 
-    :math:`v_k` takes plain SGD steps, at the rate :math:`\eta` of the client's optimizer and without its momentum and
-    weight decay, and has its own running statistics. Entries that stay with the client, as by FedBN, are not pulled.
-    What is sent does not depend on :math:`v_k`. A step computes two gradients.
+    :math:`v_k` takes plain SGD steps, at the rate :math:`\eta` of the client's optimizer but without its momentum and
+    weight decay, and has its own running statistics. Entries that stay with the client, such as FedBN's, are not
+    pulled. The update that a client sends does not depend on :math:`v_k`. A step computes two gradients.
 
-    On its test data, a client uses :math:`v_k`, which changes in its own visits only (evaluation point R, which equals
-    T). A new client uses the global model, with which :math:`v_k` begins. ``test/accuracy`` is that of the global
-    model.
+    On its test data, a client uses :math:`v_k`, which changes only in its own visits (evaluation point R, which equals
+    T). A new client uses the global model, with which :math:`v_k` begins; ``test/accuracy`` measures the global model.
 
     Args:
-        lambda_: coefficient :math:`\lambda \ge 0`; 0 gives Local for :math:`v_k`. The global model is FedAvg's for any
-            value.
-        personal_loss: loss of :math:`v_k`: the module's ``own``, or ``full``, with the penalties and changes of logits
-            by the other methods.
+        lambda_: coefficient :math:`\lambda \ge 0`. With 0, :math:`v_k` is trained as by Local; for every value, the
+            global model is FedAvg's.
+        personal_loss: loss of :math:`v_k`: the module's ``own``, or ``full``, which includes the other methods'
+            penalties and their changes of the logits.
 
     Raises:
         UsageError: ``lambda_`` is below 0, :math:`\eta \lambda \ge 2`, for which :math:`v_k` diverges, the optimizer

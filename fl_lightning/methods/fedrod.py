@@ -7,7 +7,7 @@ Code of others: https://github.com/TsingZ0/PFLlib, https://github.com/makgyver/f
     \ell = \mathrm{CE}(G(z) + \gamma \log n_k, y) + \mathrm{CE}(\mathrm{sg}[G(z)] + H_k(\mathrm{sg}[z]), y)
 
 The body and the generic head G learn from the first term, the balanced softmax, and are averaged. The personal head
-:math:`H_k` learns from the second one and stays with the client; sg has no gradient.
+:math:`H_k` learns from the second term and stays with the client; sg stops the gradient.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from torch.nn.functional import cross_entropy
 
 from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
-from fl_lightning.functional import as_rows, calibrated_logits
+from fl_lightning.functional import adjusted_logits, as_rows
 from fl_lightning.functional.rows import in_full_precision
 from fl_lightning.method import Method, Step
 from fl_lightning.state import State
 
 
 class FedRoD(Method):
-    r"""Trains a generic head on a balanced softmax, and beside it a personal head that stays with the client.
+    r"""Trains a generic head on a balanced softmax, and a personal head that stays with the client.
 
-    z is the representation, the input of the head, and :math:`n_k` the client's label counts; a class without examples
-    there is left out of the softmax. The personal head trains with the client's optimizer, and has no effect on what is
-    sent, unless gradients are clipped by their common norm.
+    z is the representation, the input of the head, and :math:`n_k` are the client's label counts. The softmax of the
+    first term leaves out classes without examples at the client. The client's optimizer trains both heads. The personal
+    head does not affect the generic model, unless gradients are clipped by their common norm.
 
-    On its test data, a client uses the received model with the head G + H of its last visit (evaluation point R). A new
-    client uses the generic model. ``test/accuracy`` is that of the generic model.
+    On its test data, a client uses the received model with the head :math:`G + H_k`, where :math:`H_k` is from its last
+    visit (evaluation point R). A new client uses the generic model, which ``test/accuracy`` measures.
 
     Args:
-        gamma: exponent :math:`\gamma \ge 0` of the counts; 0 gives FedAvg's generic model, and 1 is the paper's.
-        head_init: personal head of a client's first visit: a ``copy`` of the received G, so that its logits begin as
-            twice those of G, as in the code; or ``zero``, with which they begin as those of G.
-        joint: as in FL-bench, the personal logits are :math:`H_k(z)` alone, and the body learns from both terms.
+        gamma: exponent :math:`\gamma \ge 0` of the counts. 0 gives FedAvg's generic model, and 1 is the paper's.
+        head_init: personal head in a client's first visit: a ``copy`` of the received G, as in the code, or ``zero``.
+            The personal logits then begin as :math:`2 G(z)` or as :math:`G(z)`.
+        joint: use :math:`H_k(z)` alone as personal logits, and let the body learn from both terms, as in FL-bench.
 
     Raises:
         UsageError: ``gamma`` is below 0, clients have no label counts, or ``logits`` is not a linear layer that reads
@@ -51,21 +51,17 @@ class FedRoD(Method):
 
     requires = ("representation", "logits")
     needs_label_counts = True
-    memory_keys: ClassVar = {
-        "trained": "whether the client has a personal head, which is among its entries of the state"
-    }
+    memory_keys: ClassVar = {"trained": "True: the client's entries of the state hold a personal head"}
 
     def __init__(self, gamma: float = 1.0, head_init: Literal["copy", "zero"] = "copy", joint: bool = False) -> None:
         require(gamma >= 0, "FedRoD.gamma", gamma, "give 0 or more")
         self.gamma, self.head_init, self.joint = gamma, head_init, joint
 
     def modules(self, module: nn.Module, taps: Mapping[str, str]) -> dict[str, nn.Module]:
-        self.path, head = taps["logits"], module.get_submodule(taps["logits"])
-        require(
-            isinstance(head, nn.Linear), "FedRoD with the tap logits", self.path, "bind it to the last linear layer"
-        )
-        # the name of each entry of the personal head, by that of the generic one
-        self.entries = {f"{self.path}.{name}": f"{self.name}.head.{name}" for name, _ in head.named_parameters()}
+        path, head = taps["logits"], module.get_submodule(taps["logits"])
+        require(isinstance(head, nn.Linear), "FedRoD with the tap logits", path, "bind it to the last linear layer")
+        # names of the personal head's entries by names of the generic head's
+        self.entries = {f"{path}.{name}": f"{self.name}.head.{name}" for name, _ in head.named_parameters()}
         return {"head": copy.deepcopy(head)}
 
     def exchanges(self, key: str) -> bool:
@@ -73,16 +69,13 @@ class FedRoD(Method):
 
     @torch.no_grad()
     def on_client_start(self, client: ClientContext) -> None:
-        if not client.memory(self):
-            for generic, own in self.entries.items():
-                value = client.received[generic]
-                client.live[own].copy_(value if self.head_init == "copy" else torch.zeros_like(value))
+        for generic, own in self.entries.items() if not client.memory(self) else ():
+            value = client.received[generic]
+            client.live[own].copy_(value if self.head_init == "copy" else torch.zeros_like(value))
 
     def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
         counts: Tensor = client.info.label_counts  # type: ignore[assignment]
-        if not self.gamma:
-            return logits
-        return calibrated_logits(logits, counts.to(logits.device), self.gamma, "mask", "log_prior")
+        return adjusted_logits(logits, counts.to(logits.device), self.gamma)
 
     def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
         if step.targets is None:

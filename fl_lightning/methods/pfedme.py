@@ -22,7 +22,7 @@ from fl_lightning.methods.ditto import check_pull, own_model
 from fl_lightning.server import Server
 from fl_lightning.state import State
 
-# they presume that a client's change is that of the parameters that it trains, or pull these to another anchor
+# their equations hold if a client sends the change of the parameters that it trains, or have another anchor
 UNFIT = ("fedprox", "scaffold", "feddyn", "fednova")
 
 
@@ -30,11 +30,11 @@ class PFedMe(Method):
     r"""Trains a personal model :math:`\theta` near a local copy :math:`x_k` of the global model, which follows it.
 
     Both begin a visit as the received model w. On each batch D, :math:`\theta` takes K steps at the rate a of the
-    client's optimizer, with its weight decay, then :math:`x_k` takes one. :math:`\theta` is not reset between batches,
-    and a batch counts once in its running statistics. :math:`x_k - w` is sent.
+    client's optimizer, with its weight decay, and then :math:`x_k` takes one. :math:`\theta` is not reset between
+    batches, and a batch counts once in its running statistics. The client sends :math:`x_k - w`.
 
-    On its test data, a client uses the :math:`\theta` with which its last visit ended (evaluation point T, in the tags
-    ``trained``). A new client uses the global model. ``test/accuracy`` is that of the global model.
+    On its test data, a client uses :math:`\theta` as its last visit left it (evaluation point T; tags have
+    ``trained``). A new client uses the global model, which ``test/accuracy`` measures.
 
     Args:
         lambda_: coefficient :math:`\lambda \ge 0`; with 0, the global model does not move.
@@ -43,12 +43,12 @@ class PFedMe(Method):
             :math:`x_k`, and with 0 the global model does not move.
         outer_lr: rate :math:`\eta > 0` of :math:`x_k`.
         personal: model that is evaluated for the client: ``theta``, as the paper says, or ``local`` for :math:`x_k`
-            with the buffers of :math:`\theta`, which the authors' code reports.
+            with the buffers of :math:`\theta`, as in the authors' code.
 
     Raises:
         UsageError: an argument is out of its range, the optimizer is not SGD without momentum and with one rate,
             :math:`a \lambda \ge 2` or :math:`\eta \lambda \ge 2`, for which the models diverge, gradients are clipped
-            or replaced, or another method presumes that what is sent is the change of the trained parameters.
+            or replaced, or the list has FedProx, SCAFFOLD, FedDyn or FedNova.
     """
 
     evaluation_point = "trained"

@@ -35,7 +35,7 @@ def own(trainer, name):
 def from_v(kind, **memory):
     """The method, whose personal models begin at V."""
     begun = {"model": {HEAD: V.clone()}, **memory}
-    return type(kind.__name__, (kind,), {"initial_memory": lambda self, client: begun})
+    return type("FromV", (kind,), {"initial_memory": lambda self, client: begun})
 
 
 @pytest.mark.parametrize(
