@@ -108,7 +108,8 @@ class PFedMe(Method):
 
     def transform_client_update(self, client: ClientContext, delta: State) -> State:
         anchor = client.scratch(self).anchor
-        return {name: anchor[name].double() - client.received[name].double() for name in delta}
+        # rounded to the parameters' type, in which a site sends it
+        return {name: (anchor[name] - client.received[name]).double() for name in delta}
 
     def transform_update(self, server: Server, delta: State, payload: Payload) -> State:
         return {name: self.beta * value for name, value in delta.items()}
