@@ -99,9 +99,8 @@ class Method:
             name: what it would begin its next visit with (``received``), what its local steps have ended with, before
             the aggregation (``trained``), or what some steps make of the global model (``adapted``).
         needs_gradients: whether it calls ``client.gradients`` in a local step, on the present batch.
-        replaces_gradients: whether it does, and puts other gradients in the place of those of the step. Its
-            ``on_before_optimizer_step`` comes before those of the other methods, whose corrections are added to its
-            gradients. Only one method of a list may do so.
+        replaces_gradients: whether it also replaces the gradients of the step, which only one method of a list may do.
+            Its ``on_before_optimizer_step`` runs first, and the other methods add their corrections.
     """
 
     name = ""

@@ -88,7 +88,7 @@ def set_generators(states: tuple[Any, Any, list[torch.Tensor]]) -> None:
 
 @contextmanager
 def replayed(states: tuple[Any, Any, list[torch.Tensor]]) -> Iterator[None]:
-    """In this block the global generators repeat what they drew from these states on; they are put back after it."""
+    """In this block the global generators repeat their draws from these states; after it, they continue."""
     now = generator_states()
     set_generators(states)
     try:

@@ -314,7 +314,7 @@ class Client(LightningModule):
         """Return the gradient of the training loss at other values of the parameters, or on another batch.
 
         Parameters, their ``.grad``, the optimizer, the running statistics of BatchNorm, logged values and attributes
-        of the module stay as they are. In a local step, random numbers such as dropout masks are those of the step's
+        of the module do not change. In a local step, random numbers such as dropout masks are those of the step's
         own forward pass. Outside of steps they come from a stream of their own, and a batch must be given.
 
         Args:

@@ -47,8 +47,8 @@ class FedALA(Method):
         threshold: standard deviation of their losses, at least 0.
 
     Raises:
-        UsageError: an argument is out of range, or SCAFFOLD, FedDyn, FedNova, or another method that gives clients
-            models of their own is in the list.
+        UsageError: an argument is out of range, or SCAFFOLD, FedDyn, FedNova, or another method that gives each client
+            its own model is in the list.
     """
 
     requires = ("logits",)
@@ -69,7 +69,7 @@ class FedALA(Method):
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         hint = "a client's steps do not start at the received model, as it assumes; take it out"
-        require(not reading_sums(client), "FedALA beside method", reading_sums(client), hint)
+        require(not reading_sums(client), "FedALA with method", reading_sums(client), hint)
         last = last_layers(client, self.layers, "FedALA")
         self.upper = [name for name in client.trainable if name in last]
 

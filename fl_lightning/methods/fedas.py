@@ -71,10 +71,10 @@ class FedAS(FedPer):
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         super().setup(client, optimizer)
         hint = "a client's steps do not start at the received model, as it assumes; take it out"
-        require(not reading_sums(client), "FedAS beside method", reading_sums(client), hint)
+        require(not reading_sums(client), "FedAS with method", reading_sums(client), hint)
         others = [type(m).__name__ for m in client.methods.methods if m is not self and overrides(m, "client_weight")]
         alone = self.weighting == "examples" or not others
-        require(alone, "FedAS beside method", others, "it weights clients, too; set FedAS.weighting to examples")
+        require(alone, "FedAS with method", others, "it weights clients, too; set FedAS.weighting to examples")
 
     def on_client_start(self, client: ClientContext) -> None:
         if "last" not in client.memory(self) or not self.alignment_epochs:
@@ -82,7 +82,7 @@ class FedAS(FedPer):
         prototypes = self.class_means(client)
 
         def distance(step: Step) -> Tensor:
-            return alignment(step.taps["representation"], step.targets, prototypes)  # type: ignore[arg-type]
+            return distance_to_means(step.taps["representation"], step.targets, prototypes)  # type: ignore[arg-type]
 
         for batch in client.batches(f"{self.name}/alignment", self.alignment_epochs):
             found = client.gradients(batch=batch, loss=distance)
@@ -98,7 +98,9 @@ class FedAS(FedPer):
         squares: list[Tensor] = []
         with evaluating(client.module):
             for batch in client.batches(f"{self.name}/fisher"):
-                found = client.gradients(batch=batch, loss=likelihood)
+                found = client.gradients(
+                    batch=batch, loss=lambda step: cross_entropy(step.taps["logits"], step.targets)
+                )
                 squares += [gradient.double().square().sum() for gradient in found.values()]
         trace = float(torch.stack(squares).sum())
         return trace if trace >= LEAST_TRACE else LEAST_TRACE * client.info.num_examples
@@ -119,15 +121,10 @@ class FedAS(FedPer):
 
 
 @in_full_precision
-def alignment(z: Tensor, targets: Tensor, prototypes: Tensor) -> Tensor:
+def distance_to_means(z: Tensor, targets: Tensor, prototypes: Tensor) -> Tensor:
     """The sum over the batch's classes of the mean squared difference between representations and their prototype."""
     gaps = as_rows(z) - prototypes.to(z)[targets]
     return (gaps.square().mean(1) / (targets[:, None] == targets).sum(1)).sum()
-
-
-def likelihood(step: Step) -> Tensor:
-    """The mean negative log likelihood of a batch."""
-    return cross_entropy(step.taps["logits"], step.targets)  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -47,16 +47,18 @@ class FedSAM(Method):
         names = reading_sums(client)
         if names:
             who = type(self).__name__
-            rank_zero_warn(f"method={who}: {', '.join(names)} beside it corrects gradients that are not taken at y")
+            rank_zero_warn(f"method={who}: {', '.join(names)} corrects gradients that are not taken at y")
 
     @torch.no_grad()
     def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         if not self.rho:
             return
         live = {name: client.live[name] for name in client.trainable if client.live[name].grad is not None}
-        slopes = {name: dense(value.grad) for name, value in live.items()}
-        norms = [wide_norm(self.scale(name, value) * slopes[name]) for name, value in live.items()]
-        norm = torch.linalg.vector_norm(torch.stack(norms))
+        gradients: dict[str, Any] = {name: value.grad for name, value in live.items()}
+        slopes = {name: value.to_dense() if value.is_sparse else value for name, value in gradients.items()}
+        wide = torch.promote_types(next(iter(slopes.values())).dtype, torch.float32)
+        scaled = (self.scale(name, value) * slopes[name] for name, value in live.items())
+        norm = torch.stack([torch.linalg.vector_norm(value, dtype=wide) for value in scaled]).norm()
         rate = torch.where(norm > 0, self.rho / norm, 0.0)
         at = {
             name: value + self.scale(name, value) ** 2 * slopes[name] * rate.to(value) for name, value in live.items()
@@ -74,13 +76,3 @@ def reading_sums(client: ClientContext) -> list[str]:
     """The methods of the list for which a client's change is its rate times a sum of gradients on its way."""
     kinds = [type(method).__name__ for method in client.methods.methods]
     return [kind for kind in kinds if kind in ("SCAFFOLD", "FedDyn", "FedNova")]
-
-
-def dense(gradient: Any) -> Tensor:
-    """A gradient that is not sparse."""
-    return gradient.to_dense() if gradient.is_sparse else gradient
-
-
-def wide_norm(value: Tensor) -> Tensor:
-    """The Euclidean norm of a tensor, at least in float32."""
-    return torch.linalg.vector_norm(value, dtype=torch.promote_types(value.dtype, torch.float32))

@@ -40,7 +40,7 @@ class PerFedAvg(Method):
             :math:`(\nabla f_k(y + \delta g) - \nabla f_k(y - \delta g)) / (2 \delta)`.
 
     Raises:
-        UsageError: ``inner_lr`` is below 0 or ``delta`` not above 0, another method gives clients models of their own,
+        UsageError: ``inner_lr`` is below 0 or ``delta`` not above 0, another method gives each client its own model,
             or as in :class:`FedSAM`.
     """
 
@@ -49,13 +49,13 @@ class PerFedAvg(Method):
 
     def __init__(self, inner_lr: float = 0.01, hessian: bool = False, delta: float = 1e-3) -> None:
         require(inner_lr >= 0, "PerFedAvg.inner_lr", inner_lr, "give 0 or more")
-        require(delta > 0, "PerFedAvg.delta", delta, "give a number above 0")
+        require(delta > 0, "PerFedAvg.delta", delta, "use a number above 0")
         self.inner_lr, self.hessian, self.delta = inner_lr, hessian, delta
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         names = ", ".join(reading_sums(client))
         if names:
-            rank_zero_warn(f"method=PerFedAvg: {names} beside it corrects gradients that are not taken at y")
+            rank_zero_warn(f"method=PerFedAvg: {names} corrects gradients that are not taken at y")
 
     @torch.no_grad()
     def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:

@@ -57,7 +57,7 @@ class ExtraPasses:
         known = callable(loss) or loss in ("full", "own")
         require(known, "client.gradients: loss", loss, "give full, own or a function")
         if batch is None and present is None:
-            hint = "there is no present batch; give one, or set needs_gradients = True in the class of the method"
+            hint = "there is no present batch; pass one, or set needs_gradients = True in the class of the method"
             raise UsageError(f"client.gradients: {hint}")
         hooks = client.methods.having
         alone = present is not None or loss != "full" or not (hooks("penalty") or hooks("transform_logits"))
