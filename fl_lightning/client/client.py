@@ -309,7 +309,7 @@ class Client(LightningModule):
         self,
         at: MutableMapping[str, Tensor] | None = None,
         batch: Any = None,
-        loss: Literal["full", "own"] | Callable[[Step], Tensor] = "full",
+        loss: Literal["full", "own"] | Callable[[Step], Tensor | None] = "full",
     ) -> Gradients:
         """Return the gradient of the training loss at other values of the parameters, or on another batch.
 
@@ -325,7 +325,8 @@ class Client(LightningModule):
                 ``needs_gradients``.
             loss: ``full``, the loss of the step, with the methods' penalties and logits; ``own``, the loss of the
                 module alone; or a function of a :class:`~fl_lightning.Step`, of this batch at these values, that
-                returns a scalar. Outside of steps, ``full`` is refused where a method has a penalty or changes logits.
+                returns a scalar, or None to read taps alone. Outside of steps, ``full`` is refused where a method has a
+                penalty or changes logits.
 
         Returns:
             The gradient of each trained parameter, 0 where the loss does not depend on it; its attribute ``loss`` is

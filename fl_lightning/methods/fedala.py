@@ -33,8 +33,8 @@ class FedALA(Method):
     :math:`l_k` is the model at the end of the client's last visit, and :math:`\Omega_k` has a weight from 0 to 1 for
     each trained parameter of the last layers, 1 at first. Other entries start as received. The weights are learned
     before the local steps, by the loss of the module alone; the client then trains and sends its change as in FedAvg.
-    The first time, passes over the sample of its data go on until the last batch's losses in the last ``window``
-    passes have a standard deviation below ``threshold``; later it is one pass.
+    The first time, passes over the sample of its data continue until the last batch's losses in the last
+    ``window`` passes have a standard deviation below ``threshold``; later it is one pass.
 
     A client's model is the point at which it would begin its next visit (evaluation point R), with weights that are
     learned for the evaluation alone. A new client begins with the received model.

@@ -35,7 +35,7 @@ class FedAS(FedPer):
     r"""Aligns the received body with the client's last one before it trains, and weights clients by Fisher information.
 
     At the start of a visit, :math:`\mu_c` is the mean representation of the client's examples of class c by its last
-    model. The received body is trained to give these, by plain SGD; the head stays with the client, as in
+    model. The received body is trained towards these means, by plain SGD; the head stays with the client, as in
     :class:`FedPer` (evaluation point R). Then the client trains as usual. A client's weight is the trace of its Fisher
     information after training, estimated by the squared norms of the gradients of the mean negative log likelihood on
     each batch, in eval mode. Where all traces are 0, weights are numbers of examples. A client's first visit has no
@@ -115,7 +115,7 @@ class FedAS(FedPer):
 
         with evaluating(client.module):
             for batch in client.batches(f"{self.name}/prototypes"):
-                client.gradients(last, batch, collect)  # type: ignore[arg-type]
+                client.gradients(last, batch, collect)
         sums, counts = (torch.stack(parts).sum(0) for parts in zip(*found, strict=True))
         return sums / counts.clamp_min(1)
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.client_context import ClientContext
 from fl_lightning.errors import require
+from fl_lightning.functional.rows import HALF
 from fl_lightning.method import Method
 
 
@@ -56,9 +57,10 @@ class FedSAM(Method):
         live = {name: client.live[name] for name in client.trainable if client.live[name].grad is not None}
         gradients: dict[str, Any] = {name: value.grad for name, value in live.items()}
         slopes = {name: value.to_dense() if value.is_sparse else value for name, value in gradients.items()}
-        wide = torch.promote_types(next(iter(slopes.values())).dtype, torch.float32)
         scaled = (self.scale(name, value) * slopes[name] for name, value in live.items())
-        norm = torch.stack([torch.linalg.vector_norm(value, dtype=wide) for value in scaled]).norm()
+        # bfloat16 has too few digits for a norm
+        norms = [(value.float() if value.dtype in HALF else value).norm() for value in scaled]
+        norm = torch.stack(norms).norm()
         rate = torch.where(norm > 0, self.rho / norm, 0.0)
         at = {
             name: value + self.scale(name, value) ** 2 * slopes[name] * rate.to(value) for name, value in live.items()

@@ -45,7 +45,7 @@ class ExtraPasses:
     def batches(self, stream: str, passes: float, fraction: float) -> Iterator[Any]:
         """The batches of a stream, which is known by the present visit."""
         require(passes >= 0, "client.batches: passes", passes, "give 0 or more")
-        require(0 < fraction <= 1, "client.batches: fraction", fraction, "give a share in (0, 1]")
+        require(0 < fraction <= 1, "client.batches: fraction", fraction, "use a share in (0, 1]")
         visit = self.client.visit  # in a mapped step, its id is refused
         return self.loaders.extra(stream, visit.fit_progress.round, visit.info.id, passes, fraction)
 
@@ -81,7 +81,7 @@ class ExtraPasses:
 
     @contextmanager
     def _unnoticed(self, batch: Any, present: PresentBatch | None, loss: Any) -> Iterator[None]:
-        """In this block a pass logs nothing, and leaves the values of the visit and all random numbers as they are."""
+        """In this block a pass logs nothing, and changes neither values of the visit nor random numbers."""
         client, worker_module, visit = self.client, self.client.worker_module, self.client.visit
         before, outputs = visit.logged, visit.outputs
         scratch = [(vars(held), dict(vars(held))) for held in visit.scratch.values()]
