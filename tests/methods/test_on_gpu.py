@@ -13,7 +13,8 @@ from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.lightning.trainer_shim import TrainerShim
 from fl_lightning.client.taps import resolve_taps
 from fl_lightning.data.datamodule import ClientInfo
-from fl_lightning.method import MethodList, ServerValue
+from fl_lightning.method import MethodList, ServerValue, Step
+from fl_lightning.state import Gradients
 from fl_lightning.storage.atomic_io import load
 from fl_lightning.storage.checkpoint import client_files, read
 from fl_lightning.storage.serializable import with_tensors
@@ -62,6 +63,31 @@ class Own(Method):
         self.loaded = state["loaded"]
 
 
+def batch_on_gpu():
+    return [torch.rand(12, 1, 8, 8, device=CUDA), torch.zeros(12, dtype=torch.int64, device=CUDA)]
+
+
+class Ones:
+    """Stands for the extra passes of a run: gradients are 1, but for the backward pass."""
+
+    def __init__(self, client):
+        self.client = client
+
+    def batches(self, stream, passes, fraction):
+        return (batch_on_gpu() for _ in range(3))
+
+    def gradients(self, at, batch, loss):
+        client = self.client
+        assert {value.device for value in (at or {}).values()} <= {CUDA}
+        with client.worker_module.taps.recorded():
+            client.training_step(batch_on_gpu(), 0)
+            if callable(loss):
+                loss(Step(batch, batch[1], client.worker_module.taps.values))
+        found = Gradients({name: torch.ones_like(client.live[name]) for name in client.trainable})
+        found.loss = torch.ones((), device=CUDA)
+        return found
+
+
 class OnGpu:
     """The parts of a run on a GPU, in a block of ``WithoutValues``."""
 
@@ -79,6 +105,7 @@ class OnGpu:
             trainer_shim=TrainerShim(FitProgress(rounds=3, local_epochs=2, batches=1)),
             cache_limit=1e9,
         )
+        self.client.extra_passes = Ones(self.client)
         of_all = {"num_clients": 2, "num_examples": 24, "label_counts": torch.ones(2, 10, dtype=torch.int64)}
         self.server = Server(self.client.live, self.client.trainable, **of_all)
         self.optimizer = self.model.configure_optimizers()
@@ -103,7 +130,7 @@ class OnGpu:
         assert {value.device for value in self.methods.evaluated_state(server).values()} == {CUDA}
 
     def step(self, visit):
-        batch = [torch.rand(12, 1, 8, 8, device=CUDA), torch.zeros(12, dtype=torch.int64, device=CUDA)]
+        batch = batch_on_gpu()
         visit.logged.begin_batch(batch)
         self.client.training_step(batch, 0)
         for name in self.client.trainable:
