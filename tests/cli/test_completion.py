@@ -19,7 +19,7 @@ done
 OFFERED = {
     "f": "fit federate",
     "report --bas": "--baseline",
-    "fit --method FedP": "FedProto FedProx",
+    "fit --method FedP": "FedPer FedProto FedProx",
     "fit --method+ MO": "MOON",
     "fit --method.bet": "--method.beta",
     "fit --config a.yaml --data Site": "SiteImageFolders",
