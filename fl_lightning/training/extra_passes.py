@@ -73,8 +73,9 @@ class ExtraPasses:
         def value() -> Tensor | None:
             with self.fabric.autocast():
                 found = client.training_step(batch, index, rows)
-                taps = client.worker_module.taps.values
-                return loss(Step(batch, targets_of(batch), taps)) if callable(loss) else found
+                if found is None or not callable(loss):  # the module skips the batch
+                    return found
+                return loss(Step(batch, targets_of(batch), client.worker_module.taps.values))
 
         with self._unnoticed(batch, present, loss):
             return self._alone(at, value) if self.mapped is None else self._mapped(at, value, self.mapped)

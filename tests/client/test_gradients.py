@@ -491,3 +491,25 @@ def test_a_step_that_writes_to_its_batch_cannot_be_computed_again(tmp_path):
 
     with refused("Writes.training_step changes its batch", kind=ClientError):
         fit(tmp_path, [Repeats()], model=Writes)
+
+
+class Skips(TinyModule):
+    """Skips incomplete batches before their forward pass."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) if len(batch[0]) == 8 else None
+
+
+def test_the_gradient_of_a_skipped_batch_is_0_for_a_function_of_taps_too(tmp_path):
+    found = []
+
+    class ReadsTaps(Method):
+        requires = ("representation",)
+
+        def on_client_start(self, client):
+            for batch in client.batches("taps"):
+                gradients = client.gradients(batch=batch, loss=lambda step: step.taps["representation"].square().sum())
+                found.append((len(batch[0]), any(map(torch.any, gradients.values())), bool(gradients.loss)))
+
+    train(tmp_path, [ReadsTaps()], model=Skips(), data=rows([8, 13]), taps=TAPS, max_rounds=1)
+    assert set(found) == {(5, False, False), (8, True, True)}
