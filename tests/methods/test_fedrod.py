@@ -1,4 +1,4 @@
-"""FedRoD trains a generic head on the balanced softmax, and a personal head beside it."""
+"""FedRoD trains a generic head on the balanced softmax, and a personal head in addition."""
 
 import pytest
 import torch
