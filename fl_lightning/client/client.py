@@ -334,7 +334,7 @@ class Client(LightningModule):
             the loss. Both are 0 if the module skips the batch. With 16-mixed they are unscaled.
 
         Raises:
-            UsageError: ``batch`` is None and no step provides one, or ``at`` names no entry of the state.
+            UsageError: no step or argument provides a batch, or ``at`` names no entry of the state.
         """
         return self.extra_passes.gradients(at, batch, loss)
 

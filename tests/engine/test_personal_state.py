@@ -28,7 +28,7 @@ class LastModel(Method):
 
 
 class Received(LastModel):
-    """A client's model is the global one, as it is anyway."""
+    """A client's model is the global one, as without this method."""
 
     evaluation_point = "received"
 
