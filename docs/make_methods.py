@@ -73,8 +73,8 @@ layers stay with the clients, the mean of their models on all test data. *Client
 own test data, in the proportions of its labels, of the model with which its next visit would begin; T: of the model
 with which its visit ended; A: after the method's adaptation of the global model. Numbers with different letters do not
 compare. *Worst tenth*: the mean over the worst tenth of the clients, here one of ten. [NC1](collapse.md) is the
-variability within classes relative to that between them; 0 is collapse. The seconds are medians over the seeds,
-without evaluation, on a machine that did other work at the same time.
+variability within classes relative to the variability between them; 0 is collapse. The seconds are medians over the
+seeds, without evaluation, on a machine that did other work at the same time.
 
 The methods combine [as a list](composing.md#methods), and a coefficient of 0 gives FedAvg, bit for bit, unless stated
 otherwise. [Another table](libraries.md) shows which libraries have them. Below, a table for each method lists the
@@ -125,8 +125,8 @@ and from the authors' code. Nothing was run for it.
 {% for row in rows -%}
 | {{ row | join(" | ") }} |
 {% endfor %}
-Here, all clients receive the same state, and the server sees only sums of what they send. FedAMP, FedFomo, FedPAC and
-FedGen need a state for each client, or updates that the server sees one at a time, and are not available.
+Here, all clients receive the same state, and the server sees only sums over the clients. FedAMP, FedFomo, FedPAC and
+FedGen are not available: they need a state for each client, or a server that sees each client's update.
 
 {% for remark in remarks -%}
 {{ loop.index }}. {{ remark }}
@@ -198,7 +198,7 @@ def spread(values: list[float], scale: float = 1.0, digits: int = 1) -> str:
 
 
 def row_beside(name: str, runs: Runs, fedavg: Runs) -> list[str]:
-    """What a method does to accuracies, spectra and time, as a row of the table of all methods."""
+    """Return the effect of a method on accuracies, spectra and time, as a row of the table of all methods."""
     own = [*runs.values()]
     point = next(point for point in POINTS if f"{point}accuracy" in own[0])
     columns = [(f"{point}accuracy", POINTS[point]), (f"{point}worst_tenth", "")]

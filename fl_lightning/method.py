@@ -93,11 +93,11 @@ class Method:
         requires: names of the taps it reads, checked before round 0.
         needs_label_counts: whether it reads ``client.info.label_counts``, checked before round 0.
         needs_exchange: whether it needs a run that exchanges weights, checked before round 0.
-        has_personal_models: whether it gives each client a model of its own, which only one method of a list may do;
+        has_personal_models: whether it gives each client its own model, which only one method of a list may do;
             a method with :meth:`personal_state` does so in any case.
         evaluation_point: when in a round :meth:`personal_state` is the client's model, which the tags of callbacks
-            name: what it would begin its next visit with (``received``), what its local steps have ended with, before
-            the aggregation (``trained``), or what some steps make of the global model (``adapted``).
+            name: at the beginning of its next visit (``received``), at the end of its local steps, before the
+            aggregation (``trained``), or after some steps from the global model (``adapted``).
         needs_gradients: whether it calls ``client.gradients`` in a local step, on the present batch.
         replaces_gradients: whether it also replaces the gradients of the step, which only one method of a list may do.
             Its ``on_before_optimizer_step`` runs first, and the other methods add their corrections.
@@ -138,8 +138,8 @@ class Method:
         """Return modules of the method's own, which train with the client's, by name.
 
         For the run, they are submodules of ``module``, and their entries are in the state: ``<method>.<name>.weight``.
-        The client's optimizer moves what the method's loss depends on, and :meth:`exchanges` says which entries travel.
-        On all workers the random generators are in the same state.
+        The client's optimizer moves the parameters on which the method's loss depends, and :meth:`exchanges` says which
+        entries travel. On all workers the random generators are in the same state.
 
         Args:
             module: the user's module, with its initial weights.
@@ -231,9 +231,9 @@ class Method:
         """The state that is evaluated for a client, where it is not the one that its next visit would begin with.
 
         It is called between rounds, also for a client without a visit so far, and nothing that it changes lasts. The
-        client has its memory and its data, and the module holds ``client.received``: the global model as it is
-        evaluated, with the entries that stay with the client. Entries that the result leaves out are as received; None
-        is for all of them.
+        client has its memory and its data, and the module holds ``client.received``: the evaluated global
+        model, with the entries that stay with the client. Entries that the result leaves out have their received
+        values; None leaves out all.
         """
         return None
 
@@ -330,7 +330,7 @@ class MethodList:
         check_all(partial(method.setup, client, optimizer) for method in self.methods)
         self.client_weight(client)  # raises if two methods disagree
         exclusive: dict[str, Callable[[Method], bool]] = {
-            "gives a client a model of its own": lambda m: m.has_personal_models or overrides(m, "personal_state"),
+            "gives a client its own model": lambda m: m.has_personal_models or overrides(m, "personal_state"),
             "replaces the gradients of a step": lambda m: m.replaces_gradients,
             "changes the logits by label counts": lambda m: m.calibrates_labels,
         }
@@ -474,7 +474,7 @@ class MethodList:
 
     @property
     def evaluation_point(self) -> str:
-        """The beginning of tags of what is measured on the clients' models; empty for received models."""
+        """The prefix of the tags of measurements on the clients' models; empty for received models."""
         points = (method.evaluation_point for method in self.having("personal_state"))
         return next((f"{point}/" for point in points if point != "received"), "")
 

@@ -173,7 +173,7 @@ def fedlc(o, counts, tau, missing, y, margin="fourth_root"):
 
 
 def adjusted(o, counts, tau, floor, y):
-    """Cross-entropy of adjusted logits; without a floor, missing classes are left out of the sum over classes."""
+    """Cross-entropy of adjusted logits; without a floor, the sum over classes omits missing classes."""
     kept = np.arange(len(counts)) if floor else np.flatnonzero(counts)
     added = np.log((counts[kept] / counts.sum()) ** tau + floor)
     return cross_entropy(o[:, kept] + added, np.searchsorted(kept, y))

@@ -151,7 +151,7 @@ def draw_ranks(axes: Axes) -> dict[str, float]:
 
 
 def draw_missing(axes: Axes) -> dict[str, float]:
-    """Draw ranks and cosines against the number of classes with examples; return those of 4 and of all."""
+    """Draw ranks and cosines against the number of classes with examples; return the values for 4 and for all."""
     some = range(2, CLASSES + 1)
     found = {classes: of_missing(classes) for classes in some}
     for what, marker in (("representations", "o"), ("classifier", "s")):

@@ -189,7 +189,7 @@ def open_to_read(url: str) -> Iterator[RDBStorage]:
     """A connection to an existing database that changes neither it nor the folder of a file.
 
     Raises:
-        UsageError: there is no such database, or it cannot be read.
+        UsageError: the database does not exist, or it cannot be read.
     """
     require(exists(url), "STUDY", hidden(url), "no such database")
     how: dict[str, Any] = {}

@@ -37,7 +37,7 @@ SCORE = "score"
 # the columns of a table of fairness, see ``statistics.fairness``, and its additional axis
 FAIR = ("accuracy", "worst_tenth", "spread", "variance", "noise", "gain", "gain_worst", "helped")
 FAIRNESS = "fair"
-# the additional axis of a table, by what it shows
+# the additional axis of a table, by its ``show``
 ADDED_AXES: dict[str, str] = {"scores": SCORE, "fair": FAIRNESS}
 # the additional axis of ``--readings``
 READING = "reading"

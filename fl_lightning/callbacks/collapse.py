@@ -34,13 +34,13 @@ class NeuralCollapse(EvaluationMeasurement):
     is a vertex of a simplex for each class and the rows are in proportion to the vertices; their formulas are in
     :func:`~fl_lightning.functional.neural_collapse`:
 
-    - ``nc/1`` and ``nc/1_quotient``: variability within classes, relative to that between them.
+    - ``nc/1`` and ``nc/1_quotient``: variability within classes, relative to the variability between them.
     - ``nc/2_norm_means`` and ``nc/2_norm_weights``: relative spread of the norms of the centred class means and rows;
       ``nc/2_angle_means`` and ``nc/2_angle_weights``: distance of the cosines of two of them from -1 / (K - 1);
-      ``nc/2_etf``: distance of the rows' products from those of a simplex equiangular tight frame.
+      ``nc/2_etf``: distance of the rows' products from the products for a simplex equiangular tight frame.
     - ``nc/3``: squared distance of the classifier and the class means, both normalised; at most 4.
-    - ``nc/4``: share of the test examples for which the largest logit of the K classes is not that of the nearest
-      :math:`\mu_c`.
+    - ``nc/4``: share of the test examples for which the class with the largest of the K logits differs from the class
+      of the nearest :math:`\mu_c`.
 
     Besides, ``nc/classes`` is K, and ``nc/dead_units`` the share of the units of z that are 0 for all test examples.
     For the rows of classes without test examples, ``nc/absent/cosine`` is the mean cosine of two of them,

@@ -40,11 +40,11 @@ class PersonalAccuracy(Measurement):
     """Measures the accuracy on each client's test data and on each domain.
 
     The model is the one that a client would begin its next visit with: the global model or, if entries of the state
-    stay with the clients, each client's personalized model. A method may give the clients others
-    (:meth:`.Method.personal_state`); unless they are for the next visit too, the tags say so:
-    ``personal/trained/accuracy`` and ``personal/adapted/accuracy`` in place of ``personal/accuracy``. A client's test
-    data come from ``data.test_dataloader(k)``: the test data of its domain, or the largest subset with
-    the proportions of its labels.
+    stay with the clients, each client's personalized model. A method may define other
+    personalized models (:meth:`.Method.personal_state`). If these are not the models for the next visit, the tags name
+    their point in the round: ``personal/trained/accuracy`` or ``personal/adapted/accuracy`` instead of
+    ``personal/accuracy``. A client's test data come from ``data.test_dataloader(k)``: the test data of its domain, or
+    the largest subset with the proportions of its labels.
 
     In ``personal.npz``, for R measurements, m clients and V domains:
 

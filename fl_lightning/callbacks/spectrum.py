@@ -87,7 +87,7 @@ class SpectrumMonitor(EvaluationMeasurement):
     Without test data, only the classifier of the global model has a spectrum.
 
     Raises:
-        UsageError: an argument out of its range, or a tap ``logits`` other than a layer with a weight matrix, or
+        UsageError: an argument out of its range, a tap ``logits`` that is not a layer with a weight matrix, or
             ``lora`` without an adapter in the model.
     """
 

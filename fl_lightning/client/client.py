@@ -314,8 +314,9 @@ class Client(LightningModule):
         """Return the gradient of the training loss at other values of the parameters, or on another batch.
 
         Parameters, their ``.grad``, the optimizer, the running statistics of BatchNorm, logged values and attributes
-        of the module do not change. In a local step, random numbers such as dropout masks are those of the step's
-        own forward pass. Outside of steps they come from a stream of their own, and a batch must be given.
+        of the module do not change. In a local step, the pass draws the same random numbers, such as dropout
+        masks, as the step's own forward pass. Outside of steps it draws them from a separate random stream and requires
+        ``batch``.
 
         Args:
             at: values of trained parameters by name; those that it leaves out have their present values. It may also
@@ -333,7 +334,7 @@ class Client(LightningModule):
             the loss. Both are 0 if the module skips the batch. With 16-mixed they are unscaled.
 
         Raises:
-            UsageError: there is no present batch, or ``at`` names no entry of the state.
+            UsageError: no step or argument provides a batch, or ``at`` names no entry of the state.
         """
         return self.extra_passes.gradients(at, batch, loss)
 
@@ -345,7 +346,7 @@ class Client(LightningModule):
 
         Args:
             stream: name of the random stream, such as the method's.
-            passes: number of passes over the data, each in an order of its own; ``math.inf`` for batches without end.
+            passes: number of passes over the data, each in a new order; ``math.inf`` for batches without end.
             fraction: share of the batches of each pass, rounded up, in (0, 1].
 
         Raises:
@@ -493,7 +494,7 @@ class ClientLifecycle:
     def personal_entries(self, info: ClientInfo, state: State) -> State:
         """The entries in which the model of a client differs from the evaluated global ``state``, from its memory.
 
-        They are those that stay with it, or what a method's ``personal_state`` gives.
+        They are the entries that stay with the client, or the result of a method's ``personal_state``.
         """
         client, memories, worker_module = self.client, self.client.memories(), self.client.worker_module
         if not client.methods.having("personal_state"):

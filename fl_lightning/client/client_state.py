@@ -91,7 +91,7 @@ class ClientStateStore(Mapping[int, Memory]):
     def unchanged(self, k: int | None = None) -> Iterator[None]:
         """Return a context that drops the changes of its visits; an earlier visit continues after it.
 
-        With ``k``, the memory of this client is there as it is now, in the middle of its visit too.
+        With ``k``, visits see the present memory of this client, even while it trains.
         """
         there = {} if k is None else {k: with_tensors(self.get(k, {}), lambda tensor: tensor.to(self.device))}
         begun, self._visited = self._visited, there

@@ -48,7 +48,7 @@ class LoRAAdapter(NamedTuple):
     @torch.no_grad()
     def singular_values(self, state: Mapping[str, Tensor]) -> Tensor:
         """Return the singular values of B A ``(min(out, r, in),)``, descending, in float64; the others are 0."""
-        # those of the small product of the triangular factors of B and A^T
+        # B A has the singular values of the small product of the triangular factors of B and A^T
         b, a = (torch.linalg.qr(factor.double()).R for factor in (state[self.b].flatten(1), state[self.a].flatten(1).T))
         return torch.linalg.svdvals(b @ a.T)
 

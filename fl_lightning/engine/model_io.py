@@ -187,7 +187,7 @@ def load_weights(run: Run, path: Path) -> None:
 
 
 def load_global(run: Run, state: Mapping[str, Any], key: str, path: Path) -> None:
-    """Load a global model, without the methods' own modules, whose entries stay as they are."""
+    """Load a global model, without the methods' own modules, whose entries do not change."""
     own = select(run.worker_module.state(), run.client.of_methods)
     load_state(run.client.module, {**own, **state}, key, path)
 

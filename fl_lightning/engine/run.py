@@ -337,7 +337,7 @@ def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers
     batches = trainer.accumulate_grad_batches
     require(not needing or batches == 1, "trainer.accumulate_grad_batches", batches, hint)
     hooks = sorted({"backward", "on_after_backward", "on_before_optimizer_step"} & client.worker_module.hooks)
-    hint = f"the gradient that {', '.join(needing)} computes again would lack what they do; remove them"
+    hint = f"the gradient that {', '.join(needing)} computes again would lack the effect of these hooks; remove them"
     require(not (needing and hooks), f"model={type(client.module).__name__}: hooks", hooks, hint)
     client.methods.setup(client, optimizer)
     check_length(client, schedulers, (num_batches(data, k) for k in range(data.num_clients)))

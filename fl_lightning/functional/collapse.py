@@ -74,7 +74,7 @@ def neural_collapse(means: Tensor, within: Tensor, weight: Tensor, center: Tenso
     rows = means - (means.mean(0) if center is None else center.double())
     frame, products = (torch.eye(classes).to(means) - 1 / classes) / (classes - 1) ** 0.5, weight @ weight.T
     _, s, directions = torch.linalg.svd(rows, full_matrices=False)
-    # K S_B^+ has the eigenvalues 1 / s^2; those of the directions without a difference of means are rounding errors
+    # K S_B^+ has the eigenvalues 1 / s^2; in directions without a difference of means, s is a rounding error
     spread = s[: classes - 1] > max(rows.shape) * torch.finfo(s.dtype).eps * s[0]
     s, directions = s[: classes - 1][spread], directions[: classes - 1][spread]
     found = {

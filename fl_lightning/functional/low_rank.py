@@ -40,7 +40,7 @@ def low_rank_factors(product: Tensor, a: Tensor, rank: int | None = None) -> tup
         ([[2.0, 2.0], [2.0, 2.0]], [[1.4142, 1.4142], [5.0, 6.0]])
     """
     number = len(a) if rank is None else rank
-    require(1 <= number <= len(a), "rank", rank, f"the factors have rank {len(a)}; use a number from 1 to that")
+    require(1 <= number <= len(a), "rank", rank, f"the factors have rank {len(a)}; use 1 to this number")
     left, values, right = torch.linalg.svd(product.detach().double(), full_matrices=False)
     left, values, right = left[:, :number], values[:number], right[:number]
     signs = left.gather(0, left.abs().argmax(0, keepdim=True)).sign()

@@ -36,7 +36,7 @@ class FedExP(Method):
         eps: :math:`\epsilon \ge 0`; infinity (``.inf`` in YAML) gives FedAvg, except for ``average_last_two``.
         eps_scale: :math:`\epsilon` itself (``one``), or times the number of clients in the cohort, as in the authors'
             code (``cohort``).
-        eps_decay: factor in (0, 1] of :math:`\epsilon` after each round; 0.998 squared in that code.
+        eps_decay: factor in (0, 1] of :math:`\epsilon` after each round; 0.998 squared in the authors' code.
         average_last_two: evaluate the mean of the last two models; if not, the last one.
 
     Raises:

@@ -36,7 +36,7 @@ class FedPer(Method):
 
     Raises:
         UsageError: ``layers`` is below 0 or above the number of layers, or the tap ``logits`` has no trained parameter
-            or all of them. Freeze, or another method that gives clients models of their own, is in the list.
+            or all of them. Freeze, or another method that gives each client its own model, is in the list.
     """
 
     requires = ("logits",)

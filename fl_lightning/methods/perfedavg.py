@@ -24,10 +24,10 @@ from fl_lightning.state import State
 class PerFedAvg(Method):
     r"""Trains a global model from which one gradient step leads to a good model of each client.
 
-    Each local step has three batches: D of the step, and :math:`D'` and :math:`D''` from a random stream of their own.
+    Each local step has three batches: D of the step, and :math:`D'` and :math:`D''` from a separate random stream.
     :math:`\beta` is the learning rate of the client's optimizer, and all steps start from y, where corrections of
-    other methods are added, too. Terms of other methods enter all gradients. Running statistics are those of the pass
-    on D at y. Clients train sequentially.
+    other methods are added, too. Terms of other methods enter all gradients. Running statistics come from the
+    pass on D at y. Clients train sequentially.
 
     A client's model takes one step of rate :math:`\alpha` from the global model, on a batch of its training data and
     with the loss of the module alone (evaluation point A). That holds for new clients, too.

@@ -149,9 +149,9 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
 
 
 def telling(configs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """Return keys that distinguish the configs as all ``keys`` do, but without a key that is not needed.
+    """Return keys that distinguish the configs as all ``keys`` do, without superfluous keys.
 
-    Arguments of a class are left out before the class, and keys of the data after all others.
+    Drops arguments of a class before the class itself, and keys of the data last.
     """
     kept = sorted(keys, key=lambda key: (not key.startswith("data"), key.count(".")))
     for key in reversed(kept):

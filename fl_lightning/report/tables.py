@@ -89,7 +89,7 @@ def entry_text(comparison: Comparison, row: tuple[str], notes: dict[str, str]) -
 
 # ------------------------------------------------------------------ sites and clients
 def parts_tables(section: Section) -> Iterator[TextTable]:
-    """Yield a table of the sites and one of the clients of a section of one setting, as far as they were measured."""
+    """Yield a table of the sites and one of the clients of a section of one setting, each only if measured."""
     several, when = not section.runs["line"].is_unique, "at the last measurement"
     sites, clients = values_of_sites(section), values_of_clients(section)
     if len(sites):

@@ -97,12 +97,12 @@ class Loaders:
         return ((rows if same else None, self.to_device(batch)) for rows, batch in loader.batches(self.channels_last))
 
     def extra(self, stream: str, round_: int, k: int, passes: float, fraction: float) -> Iterator[Any]:
-        """Yield batches of client ``k`` from a random stream of their own, which no other batch depends on."""
+        """Yield batches of client ``k`` from a separate random stream, which does not affect any other batch."""
         address = (self.seed, f"batches/{stream}", round_, k)
         with rng_scope(*address):
             loader = self._images.of(as_client_loader(self.data.train_dataloader(k)))
             number = math.ceil(fraction * min(len(loader), math.inf if self.limit is None else self.limit))
-        # the data may give the same loader again, and training may be in the middle of a pass over it
+        # the data may return the same loader again, and training may be in the middle of a pass over it
         generators, states = generators_of(loader), list[Tensor]()
         batches: Iterator[Any] = iter(())
         count = 0

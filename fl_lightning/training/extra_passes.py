@@ -1,4 +1,4 @@
-"""Passes outside of the local steps: gradients at other values of the parameters, and batches of their own."""
+"""Passes outside of the local steps: gradients at other values of the parameters, and separate batches."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ExtraPasses:
         known = callable(loss) or loss in ("full", "own")
         require(known, "client.gradients: loss", loss, "give full, own or a function")
         if batch is None and present is None:
-            hint = "there is no present batch; pass one, or set needs_gradients = True in the class of the method"
+            hint = "needs a batch; pass one, or set needs_gradients = True in the class of the method"
             raise UsageError(f"client.gradients: {hint}")
         hooks = client.methods.having
         alone = present is not None or loss != "full" or not (hooks("penalty") or hooks("transform_logits"))

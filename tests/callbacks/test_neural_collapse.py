@@ -1,4 +1,4 @@
-"""The distances from neural collapse are those of the definition, and 0 for a simplex equiangular tight frame."""
+"""The distances from neural collapse agree with the definition, and are 0 for a simplex equiangular tight frame."""
 
 from functools import partial
 

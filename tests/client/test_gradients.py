@@ -1,4 +1,4 @@
-"""A method asks for gradients elsewhere and for batches of its own, and the run goes on as if it had not."""
+"""A method requests gradients elsewhere and separate batches, and the run continues as if it had not."""
 
 import math
 from functools import partial

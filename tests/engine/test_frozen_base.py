@@ -164,7 +164,7 @@ class Assigns(Method):
 
 
 class Received(Callback):
-    """Notes the client of each round, and what it has received of the bias of the base."""
+    """Notes the client of each round and the bias of the base that it has received."""
 
     def __init__(self):
         self.seen = []

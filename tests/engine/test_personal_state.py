@@ -1,4 +1,4 @@
-"""A method may give each client a model of its own, which callbacks and the command ``test`` evaluate."""
+"""A method may give each client its own model, which callbacks and the command ``test`` evaluate."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ class LastModel(Method):
 
 
 class Received(LastModel):
-    """A client's model is the global one, as it is anyway."""
+    """A client's model is the global one, as without this method."""
 
     evaluation_point = "received"
 

@@ -76,7 +76,7 @@ def fit(folder, workers, name, precision="32-true", stop=None, ckpt_path=None):
     left_out = OF_A_GLOBAL_MODEL if name in KEEP_ENTRIES else ()
     watching = [getattr(callbacks, kind)(**given) for kind, given in ARGUMENTS.items() if kind not in left_out]
     how = {"max_rounds": 3, "participation": 0.75, "threads_per_worker": 1, "precision": precision}
-    if name != "FedExP":  # which has a server rate of its own
+    if name != "FedExP":  # which has its own server rate
         how["server_optimizer"] = functools.partial(torch.optim.SGD, lr=1.0, momentum=0.5)
     trainer = small_trainer(folder, callbacks=[*watching, Stops(stop)], devices=workers, logger=True, name="run", **how)
     data = TwoDomains(

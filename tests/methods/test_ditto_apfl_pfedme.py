@@ -1,4 +1,4 @@
-"""Ditto, APFL and pFedMe train a personal model of each client beside the global one."""
+"""Ditto, APFL and pFedMe train a personal model of each client in addition to the global one."""
 
 from functools import partial
 

@@ -62,7 +62,7 @@ def test_a_new_client_has_the_received_model(run):
 
 
 class Starts(Method):
-    """Notes the parameters with which visits start, beside those that were received."""
+    """Notes the parameters with which visits start, and the received ones."""
 
     def __init__(self, seen):
         self.note = seen.append

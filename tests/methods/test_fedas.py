@@ -147,7 +147,7 @@ def test_equal_clients_have_equal_weights(tmp_path):
 
 
 class OneClass(TinyModule):
-    """Has one logit, whose likelihood is 1, so that no gradient is left."""
+    """Has one logit, whose likelihood is 1, so that the gradient is 0."""
 
     def build(self):
         self.head = nn.Linear(6, 1)

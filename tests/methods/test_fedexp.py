@@ -38,7 +38,7 @@ class KeepsOwn(Method):
 
 
 def along(run, rows, method, sizes=None, lr=0.1, **options):
-    """Return the final y of clients that pull along a row each, of which they hold ``sizes`` examples."""
+    """Return the final y of clients that pull along one row each; client k has ``sizes[k]`` copies of its row."""
     sizes = sizes or [1] * len(rows)
     repeated = [row for row, n in zip(rows, sizes, strict=True) for _ in range(n)]
     options = {"max_rounds": 1, **options}

@@ -1,4 +1,4 @@
-"""FedRoD trains a generic head on the balanced softmax, and a personal head beside it."""
+"""FedRoD trains a generic head on the balanced softmax, and a personal head in addition."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ class Begins(FedRoD):
 
 
 def test_the_worked_example(tmp_path):
-    """One step on A, beside examples of the labels 0 and 0 that make the counts (3, 0, 1) and are in no step."""
+    """One step on A; two more examples of label 0 make the counts (3, 0, 1) and are in no step."""
     trainer = fit(tmp_path, [Begins()], added=([[0, 0], [0, 0]], [0, 0]), sizes=[4], local_steps=1)
     assert_printed(trainer.server.state[GENERIC], 0.13350981, 0.16663218, 0, -0.1, 0.26649019, 0.03336782)
     assert_printed(own(trainer)[PERSONAL], 0.04304552, 0.09738084, 0.19112695, -0.01983010, -0.13417247, 0.32244926)

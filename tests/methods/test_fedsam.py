@@ -128,7 +128,7 @@ def test_running_statistics_are_those_of_the_first_pass(tmp_path, run):
 
 
 def test_corrections_of_other_methods_are_added_at_y_in_any_order(run):
-    """The step is that of the gradient at the ascended point, plus mu (y - w)."""
+    """The step uses the gradient at the ascended point, plus mu (y - w)."""
     a, b, rho, mu, lr, y = 2.0, 3.0, 0.25, 0.5, 0.1, 0.0
     for _ in range(2):
         y -= lr * (a * (y - rho - b) + mu * y)

@@ -129,7 +129,7 @@ def test_lora_product_is_the_best_approximation_of_its_rank(run, rank):
     values = singular_values(exact)
     assert torch.linalg.matrix_rank(product) == rank
     torch.testing.assert_close(torch.linalg.matrix_norm(product - exact), values[rank:].square().sum().sqrt())
-    # what is left over can be trained in the next round
+    # the next round can train the remaining rows and columns
     assert not state[B][:, rank:].any() and torch.equal(state[A][rank:], first[rank:])
 
 

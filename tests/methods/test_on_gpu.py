@@ -68,7 +68,7 @@ def batch_on_gpu():
 
 
 class Ones:
-    """Stands for the extra passes of a run: gradients are 1, but for the backward pass."""
+    """Stands for the extra passes of a run: gradients are 1, without a backward pass."""
 
     def __init__(self, client):
         self.client = client

@@ -21,7 +21,7 @@ EXAMPLE = {
 
 @pytest.mark.parametrize("form", EXAMPLE)
 def test_the_worked_example(tmp_path, monkeypatch, form):
-    """The step's batch is A, and those of the stream are B and C."""
+    """The step's batch is A, and the stream's batches are B and C."""
     other = ([X[name], Y[name]] for name in "BC")
     monkeypatch.setattr(ExtraPasses, "batches", lambda *args: other)
     state = fit(tmp_path, [PerFedAvg(0.5, hessian=form == "HF")]).server.state

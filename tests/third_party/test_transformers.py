@@ -94,7 +94,7 @@ class TestLoRA(TestBert):
 
     @pytest.mark.parametrize("method", [FFALoRA, LoRAProduct, FedExLoRA], ids=lambda method: method.__name__)
     def test_methods_for_adapters_find_those_of_peft(self, tmp_path, method):
-        """The mean of the clients' effective weights is that of the global model, exactly or by the best rank."""
+        """The global model has the mean of the clients' effective weights, exactly or in its best approximation."""
         local = []
 
         class Watch(Callback):
