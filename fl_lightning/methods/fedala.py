@@ -62,7 +62,7 @@ class FedALA(Method):
     ) -> None:
         require(layers >= 0, "FedALA.layers", layers, "give 0 or more")
         require(rate >= 0, "FedALA.rate", rate, "give 0 or more")
-        require(0 < sample <= 1, "FedALA.sample", sample, "give a share in (0, 1]")
+        require(0 < sample <= 1, "FedALA.sample", sample, "use a share in (0, 1]")
         require(window >= 2, "FedALA.window", window, "give 2 or more")
         require(threshold >= 0, "FedALA.threshold", threshold, "give 0 or more")
         self.layers, self.rate, self.sample, self.window, self.threshold = layers, rate, sample, window, threshold
