@@ -51,7 +51,7 @@ TEMPLATE = """\
 {% endfor %}
 *Costs*: floating-point operations of a local step, bytes that the clients send, and client memory between visits, in
 sizes of the model. *Effective rank*: of the representations after the last round, as a difference to FedAvg on equal
-seeds and partitions: the mean, and in brackets the least and the largest of five seeds. A higher rank
+seeds and partitions: the mean, and in brackets the least and the largest of {{ seeds["Digits"] }} seeds. A higher rank
 [does not mean a higher accuracy](findings.md#on-digits-a-higher-rank-does-not-go-with-a-higher-accuracy).
 Other data, networks and coefficients lead to other numbers;
 [the papers' figures](paper_figures.md) have spectra of CIFAR-10, and [speed](speed.md#what-a-method-costs) has seconds.
@@ -61,14 +61,14 @@ All numbers are from [one suite](../experiments/overview/suite.yaml):
 
 ## All methods side by side
 {% for data, rows in beside.items() %}
-{{ data }}:
+{{ data }}, {{ seeds[data] }} seeds:
 
 | method | global model | clients' models | worst tenth | effective rank | NC1 | seconds of a round, FedAvg is 1 |
 |---|---:|---:|---:|---:|---:|---:|
 {% for row in rows -%}
 | {{ row | join(" | ") }} |
 {% endfor %}{% endfor %}
-Mean and standard deviation of {{ seeds }} seeds after the last round. *Global model*: test accuracy in percent; where
+Mean and standard deviation over the seeds, after the last round. *Global model*: test accuracy in percent; where
 layers stay with the clients, the mean of their models on all test data. *Clients' models*: accuracy on each client's
 own test data, in the proportions of its labels, of the model with which its next visit would begin; T: of the model
 with which its visit ended; A: after the method's adaptation of the global model. Numbers with different letters do not
@@ -185,7 +185,7 @@ def measured() -> dict[str, dict[str, Runs]]:
     suite, file = load_suite(OVERVIEW / "suite.yaml"), OVERVIEW / "overview-suite.cells.csv"
     results, found = read_cells(file), dict[str, dict[str, Runs]]()
     for cell in sorted(stored_cells(file, suite), key=lambda cell: cell.seed):
-        if results[cell.digest].state == "done":
+        if results[cell.digest].state == "done" and results[cell.digest].metrics:
             runs = found.setdefault(cell.labels["data"], {}).setdefault(cell.labels["method"], {})
             runs[cell.seed] = results[cell.digest].metrics
     return found
@@ -274,9 +274,14 @@ def make() -> str:
         data: [row_beside(name, own, of_data["FedAvg"]) for name, own in of_data.items()]
         for data, of_data in found.items()
     }
-    numbers = sorted({len(own) for of_data in found.values() for own in of_data.values()})
-    seeds = " to ".join(map(str, dict.fromkeys([numbers[0], numbers[-1]])))
+    seeds = {data: number_of_seeds(of_data) for data, of_data in found.items()}
     return jinja2.Template(TEMPLATE).render(parts=parts, protocol=protocol, beside=beside, seeds=seeds).rstrip() + "\n"
+
+
+def number_of_seeds(runs: dict[str, Runs]) -> str:
+    """The number of seeds of each method, such as ``1 to 2``."""
+    numbers = sorted(map(len, runs.values()))
+    return " to ".join(map(str, dict.fromkeys([numbers[0], numbers[-1]])))
 
 
 def make_libraries() -> str:
