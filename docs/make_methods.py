@@ -51,7 +51,7 @@ TEMPLATE = """\
 {% endfor %}
 *Costs*: floating-point operations of a local step, bytes that the clients send, and client memory between visits, in
 sizes of the model. *Effective rank*: of the representations after the last round, as a difference to FedAvg on equal
-seeds and partitions: the mean, and in brackets the least and the largest of {{ seeds["Digits"] }} seeds. A higher rank
+seeds and partitions: the mean, and in brackets the least and the largest of {{ seeds["Digits"] }}. A higher rank
 [does not mean a higher accuracy](findings.md#on-digits-a-higher-rank-does-not-go-with-a-higher-accuracy).
 Other data, networks and coefficients lead to other numbers;
 [the papers' figures](paper_figures.md) have spectra of CIFAR-10, and [speed](speed.md#what-a-method-costs) has seconds.
@@ -61,7 +61,7 @@ All numbers are from [one suite](../experiments/overview/suite.yaml):
 
 ## All methods side by side
 {% for data, rows in beside.items() %}
-{{ data }}, {{ seeds[data] }} seeds:
+{{ data }}, {{ seeds[data] }}:
 
 | method | global model | clients' models | worst tenth | effective rank | NC1 | seconds of a round, FedAvg is 1 |
 |---|---:|---:|---:|---:|---:|---:|
@@ -279,9 +279,9 @@ def make() -> str:
 
 
 def number_of_seeds(runs: dict[str, Runs]) -> str:
-    """The number of seeds of each method, such as ``1 to 2``."""
-    numbers = sorted(map(len, runs.values()))
-    return " to ".join(map(str, dict.fromkeys([numbers[0], numbers[-1]])))
+    """The number of seeds of each method, such as ``1 to 2 seeds``."""
+    least, most = min(map(len, runs.values())), max(map(len, runs.values()))
+    return f"{most} seed{'s' * (most > 1)}" if least == most else f"{least} to {most} seeds"
 
 
 def make_libraries() -> str:

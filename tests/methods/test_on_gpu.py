@@ -95,6 +95,7 @@ class OnGpu:
         self.model = without_values(model, mode, CUDA)
         self.methods = MethodList([method])
         taps = resolve_taps(self.model, {}, self.methods.wanted_taps())
+        self.methods.add_modules(self.model, taps)
         info = ClientInfo(0, 12, torch.ones(10, dtype=torch.int64))
         self.client = Client(
             self.model,
