@@ -35,6 +35,9 @@ from fl_lightning.plotting.values import MODELS
 from fl_lightning.state import State
 from fl_lightning.storage.metric_format import aligned, format_value
 
+# a metric of each client is logged for up to so many clients
+MOST_TAGS = 100
+
 
 class PersonalAccuracy(Measurement):
     """Measures the accuracy on each client's test data and on each domain.
@@ -58,11 +61,11 @@ class PersonalAccuracy(Measurement):
     Each of the accuracies ``own``, ``tuned`` and ``prototype`` is logged as mean, mean over the worst tenth of the
     clients and standard deviation: ``personal/accuracy``, ``personal/worst_tenth``, ``personal/spread``, then
     ``personal/tuned/accuracy``, ... and ``personal/prototype/accuracy``, ...; ``own`` also by client, as
-    ``personal/client/<id>``. Even equally good models differ in accuracy on small test sets: ``fair/noise``, the mean
-    of :math:`a_k (1 - a_k) / t_k` over the accuracies on :math:`t_k` examples, is about what this adds to their
-    variance, the square of ``personal/spread``. Domains are logged as ``personal/domain/<name>``. The figure is
-    ``personal/clients``, and the console shows the last measurement of each client at the end. ``test`` with a
-    checkpoint of a finished run shows and logs the same, without a file.
+    ``personal/client/<id>``, with up to 100 clients. Even equally good models differ in accuracy on small test sets:
+    ``fair/noise``, the mean of :math:`a_k (1 - a_k) / t_k` over the accuracies on :math:`t_k` examples, is about what
+    this adds to their variance, the square of ``personal/spread``. Domains are logged as ``personal/domain/<name>``.
+    The figure is ``personal/clients``, and the console shows the last measurement of each client at the end. ``test``
+    with a checkpoint of a finished run shows and logs the same, without a file.
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
@@ -140,7 +143,8 @@ class PersonalAccuracy(Measurement):
             prefix = f"personal/{trainer.methods.evaluation_point}" if what == "own" else f"personal/{what}/"
             log_finite(trainer, spread_over_clients(measured[what]), prefix)
             if what == "own":
-                log_finite(trainer, {str(k): of_client[what] for k, of_client in values.items()}, f"{prefix}client/")
+                by_client = {str(k): of_client[what] for k, of_client in values.items()}
+                log_finite(trainer, by_client if len(by_client) <= MOST_TAGS else {}, f"{prefix}client/")
                 log_finite(trainer, {"fair/noise": finite_mean(sampling_variance(measured[what], examples))})
         self._lines = [["client", "domain", *(MODELS[what] for what in measured if what in MODELS)]]
         for k, of_client in values.items():

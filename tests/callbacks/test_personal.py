@@ -58,6 +58,13 @@ def test_it_is_what_evaluating_and_fine_tuning_give_and_fine_tuning_helps_under_
     assert "personal/tuned/accuracy" not in trainer.history[0]
 
 
+def test_a_run_of_many_clients_has_no_metric_of_each(tmp_path, monkeypatch):
+    monkeypatch.setattr("fl_lightning.callbacks.personalized_accuracy.MOST_TAGS", 3)
+    trainer, file = fit(tmp_path, PersonalAccuracy(fine_tune_steps=0), max_rounds=1)
+    assert file["own"].shape == (1, 4)
+    assert not [tag for tag in trainer.metrics if "client/" in tag]
+
+
 @pytest.mark.parametrize("methods", [list, lambda: [FedBN()]])
 def test_domains_are_measured_by_the_global_model_or_by_the_models_of_their_clients(tmp_path, methods):
     data = domains()
