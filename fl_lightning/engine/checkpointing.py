@@ -140,6 +140,7 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
         run.local_training.scaling = checkpoint["scaling"]
         run.worker_module.evaluated = checkpoint["evaluated"]
         run.metrics.history = unpack_rows(checkpoint["history"])
+        run.metrics.current = dict(run.metrics.history[-1]) if run.metrics.history else {}
     except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         text = " ".join(str(error).split())
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {text}") from error

@@ -98,6 +98,12 @@ def test_a_copy_of_a_checkpoint_continues_in_a_new_version(tmp_path, stopped, ru
         assert_same_bits(stopped[1].server.state, again.server.state)
 
 
+def test_a_resumed_run_without_a_round_left_has_the_metrics_of_its_last_round(tmp_path):
+    metrics = fit(tmp_path, max_rounds=2).metrics
+    again = fit(tmp_path, max_rounds=2, ckpt_path="last")
+    assert again.metrics == metrics == again.history[-1]
+
+
 def test_the_last_checkpoint_is_that_of_the_last_due_round_and_old_memories_are_gone(tmp_path):
     fit(tmp_path, [MOON()], stop=3, checkpoint_every_n_rounds=2)
     folder = tmp_path / "run/version_0/checkpoints"
