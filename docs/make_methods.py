@@ -27,13 +27,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from fl_lightning import callbacks, methods, models, optim  # the line above makes them importable
 from fl_lightning.bench import load_suite
 from fl_lightning.bench.cells_csv import read_cells, stored_cells
+from fl_lightning.bench.statistics import point_of
 
 DOCS = Path(__file__).resolve().parent
 OVERVIEW = DOCS.parent / "experiments" / "overview"
 RANK = "rank/representation/effective"
 NC1 = "nc/1"
-# beginnings of the tags of the clients' models, and the letter of each in the table
-POINTS = {"personal/": "", "personal/trained/": " T", "personal/adapted/": " A"}
+# the mark in the table of each prefix of the tags of the clients' models
+MARKS = {"personal/": "", "personal/trained/": " T", "personal/adapted/": " A"}
 # metrics of the last round by seed
 Runs = dict[int, dict[str, float]]
 # code with which the ledger compares methods of other authors
@@ -200,8 +201,8 @@ def spread(values: list[float], scale: float = 1.0, digits: int = 1) -> str:
 def row_beside(name: str, runs: Runs, fedavg: Runs) -> list[str]:
     """Return the effect of a method on accuracies, spectra and time, as a row of the table of all methods."""
     own = [*runs.values()]
-    point = next(point for point in POINTS if f"{point}accuracy" in own[0])
-    columns = [(f"{point}accuracy", POINTS[point]), (f"{point}worst_tenth", "")]
+    point = point_of(own[0])
+    columns = [(f"{point}accuracy", MARKS[point]), (f"{point}worst_tenth", "")]
     clients = [spread([run[tag] for run in own], 100) + mark for tag, mark in columns]
     seconds = [
         statistics.median(run["time/train"] + run["time/server"] for run in of.values()) for of in (runs, fedavg)
@@ -296,7 +297,7 @@ def make_libraries() -> str:
             remarks += [f"{name} in {library}: {text}." for text in remark]
             number = f" ({len(remarks)})" if remark else ""
             cells.append("-" if file == "-" else f"[yes]({url}/blob/{commit}/{file}){number}")
-        here = "yes" if find(name) else f"no: {entries.get('missing', 'to come')}"
+        here = f"no: {entries['missing']}" if "missing" in entries else "yes"
         rows.append([name, *cells, f"[yes](methods.md#{name.lower()})" if name in ledger else here])
     return jinja2.Template(LIBRARIES).render(**facts | {"rows": rows, "remarks": remarks}).rstrip() + "\n"
 

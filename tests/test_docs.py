@@ -59,15 +59,14 @@ def test_every_method_has_an_entry_in_the_ledger_with_whole_rows_and_tests_that_
 
 
 def test_every_method_is_compared_with_other_libraries_or_missing_for_a_reason():
-    """Methods that wait are written elsewhere, and are here once they are merged."""
     facts = yaml.safe_load((ROOT / "docs" / "libraries.yaml").read_text())
     compared, libraries = facts["methods"], facts["libraries"]
     assert compared.keys() >= LEDGER.keys()
     for name, entries in compared.items():
         here = name in LEDGER or find(name) is not None
-        assert here + ("missing" in entries) + (not here and name in facts["waiting"]) == 1, name
+        assert here + ("missing" in entries) == 1, name
         found = entries.keys() - {"missing"}
-        assert found <= libraries.keys() and (here or name in facts["waiting"] or len(found) > 1), name
+        assert found <= libraries.keys() and (here or len(found) > 1), name
     assert {"FedAMP", "FedFomo", "FedPAC", "FedGen"} <= {name for name, one in compared.items() if "missing" in one}
 
 
