@@ -3,7 +3,7 @@
 python docs/make_front.py [--output FOLDER]
 
 The pictures, ``docs/front_*.svg``, show cells and spectra of ``experiments/papers/scaled/figures.yaml``. The table
-shows ``experiments/papers/scaled/one_run.yaml``, between ``<!-- results -->`` and ``<!-- end -->`` in the README.
+shows ``experiments/papers/scaled/decisive.yaml``, between ``<!-- results -->`` and ``<!-- end -->`` in the README.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 from matplotlib import rc_context
@@ -20,7 +21,7 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments" / "papers" / "programs")]
 
-from quotes import Quote, Stored  # noqa: E402, found through the path above
+from quotes import Quote, Stored, signed, span  # noqa: E402, found through the path above
 
 from fl_lightning.bench import load_suite  # noqa: E402, found through the path above
 from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
@@ -79,23 +80,37 @@ def picture(of_label: Mapping[str, np.ndarray], log: str, **labels: str) -> Figu
 
 
 def results() -> Iterator[str]:
-    """The lines of the table: of each method and partition its accuracy, FedAvg's over the same seeds, the verdict."""
-    suite, file = load_suite(PAPERS / "scaled" / "one_run.yaml"), RESULTS / "scaled-one_run.cells.csv"
+    """The lines of the table: each method's gain over FedAvg, effective rank and worst decile; what was tested."""
+    suite, file = load_suite(PAPERS / "scaled" / "decisive.yaml"), RESULTS / "scaled-decisive.cells.csv"
     at, alphas = Stored(suite, stored_cells(file, suite), read_cells(file)), list(suite.axes["alpha"])
     methods = [method for method in suite.axes["method"] if method != "FedAvg"]
-    yield "|  | " + "".join(f"alpha {alpha} | FedAvg | difference | " for alpha in alphas).rstrip()
-    yield "|---|" + "---:|---:|---|" * len(alphas)
-    for method in methods:
-        name = ", ".join(filter(None, (method, at.coefficients(method=method))))
+    yield "|  | " + " | ".join(f"gain at alpha {alpha} | rank | worst" for alpha in alphas) + " |"
+    yield "|---|" + "---|---:|---:|" * len(alphas)
+    for method in ("FedAvg", *methods):
+        values = dict.fromkeys(tuned(at.coefficients(method=method, alpha=alpha)) for alpha in alphas)
+        name = f"{method}: {' / '.join(values)}" if any(values) else method
         yield " | ".join([f"| {name}", *(text for alpha in alphas for text in texts(at, method, alpha))]) + " |"
-    p_values = [at(method=method, alpha=alpha).holm for method in methods for alpha in alphas]
-    survive, many = sum(p < 0.05 for p in p_values) or "none", len(p_values)
+    quotes = [at(method=method, alpha=alpha) for method in methods for alpha in alphas]
+    p_values = [found.holm for found in quotes if found.holm is not None]
+    seeds, survive = sorted({found.pairs for found in quotes}), sum(p < 0.05 for p in p_values)
+    assert suite.decide is not None
     yield ""
-    yield "Each verdict is on one pair, with an error of 5 %. After Holm's correction for the"
-    yield f"{many} comparisons {survive} is shown to differ from FedAvg: the smallest p-value is {min(p_values):.2f}."
-    yield "\\* The verdict is another one by the best round, or by the mean of the last three."
+    yield f"{' or '.join(map(str, seeds))} of {suite.decide.max_seeds} seeds have been run; a sequence needs 5."
+    yield "Each verdict is on one pair, with an error of 5 %. \\* It is another one by the best round, or by the mean"
+    yield "of the last three."
+    if p_values:
+        shown = f"{survive or 'none'} of them {'are' if survive > 1 else 'is'} shown to differ from FedAvg"
+        yield f"After Holm's correction for the {len(p_values)} comparisons, {shown}:"
+        yield f"the smallest p-value is {min(p_values):.3f}."
     yield ""
     yield from lesson([at(method=method, alpha=alphas[0]) for method in methods], alphas[0])
+
+
+def tuned(coefficients: str) -> str:
+    """The coefficients that were chosen, without the other arguments of a method or a server optimizer."""
+    others = ("temperature", "layers", "lambda", "dampening", "beta1", "beta2", "tau 0.001", "initial_v")
+    kept = [one for one in coefficients.split(", ") if not one.startswith(others)]
+    return ", ".join(one for one in kept if len(kept) == 1 or one != "lr 1")
 
 
 def lesson(quotes: Sequence[Quote], alpha: str) -> Iterator[str]:
@@ -103,17 +118,23 @@ def lesson(quotes: Sequence[Quote], alpha: str) -> Iterator[str]:
     deviations = [found.compared.deviation for found in quotes if found.compared]
     opened = sum(found.verdict == "undecided" for found in quotes)
     yield f"The lesson: at alpha {alpha} a pair's difference deviates from seed to seed by {min(deviations):.0f} to"
-    yield f"{max(deviations):.0f} points, so that {opened} of {len(quotes)} methods are undecided with 20 seeds."
+    yield f"{max(deviations):.0f} points, so that {opened} of {len(quotes)} methods are undecided with these seeds."
 
 
 def texts(at: Stored, method: str, alpha: str) -> tuple[str, str, str]:
-    """Mean and deviation of a method, FedAvg's mean over the same seeds, and the difference with its verdict."""
+    """The gain with its verdict, or FedAvg's accuracy; mean effective rank, and mean accuracy of the worst decile."""
     found = at(method=method, alpha=alpha)
+    rank, worst = (
+        fmean(found.metric(tag).values()) for tag in ("rank/representation/effective", "personal/worst_tenth")
+    )
+    if found.compared is None:
+        return f"{found.mean:.1f} %", f"{rank:.1f}", f"{100 * worst:.0f} %"
     others = (at(show, k, method=method, alpha=alpha) for show, k in (("last", 3), ("best", None)))
     star = "\\*" * any(other.verdict != found.verdict for other in others)
-    low, high = found.interval
-    difference = f"{found.difference:+.1f} ({low:+.1f} to {high:+.1f}), {found.verdict}{star}"
-    return f"{found.mean:.1f} ± {found.deviation:.1f}", f"{found.baseline:.1f}", difference
+    gain = signed(found.difference)
+    if found.compared.interval:
+        gain += f" ({span(found)}), {found.verdict}{star}"
+    return gain, f"{rank:.1f}", f"{100 * worst:.0f} %"
 
 
 def with_table(page: str) -> str:
