@@ -108,7 +108,7 @@ def results() -> Iterator[str]:
 
 def tuned(coefficients: str) -> str:
     """The coefficients that were chosen, without the other arguments of a method or a server optimizer."""
-    others = ("temperature", "layers", "lambda", "dampening", "beta1", "beta2", "tau 0.001", "initial_v")
+    others = ("temperature", "layers", "lambda", "floor", "dampening", "beta1", "beta2", "tau 0.001", "initial_v")
     kept = [one for one in coefficients.split(", ") if not one.startswith(others)]
     return ", ".join(one for one in kept if len(kept) == 1 or one != "lr 1")
 
@@ -152,7 +152,8 @@ def main() -> None:
         accuracy = picture(accuracies(), "", title="Test accuracy in %", xlabel="round")
         singular = picture(spectra(), "y", title="Singular values of the representations", xlabel="index")
     for name, figure in (("accuracy", accuracy), ("spectra", singular)):
-        with in_style(), rc_context({"svg.fonttype": "path"}):  # the letters look alike everywhere
+        # the letters look alike everywhere, and equal pictures are equal files
+        with in_style(), rc_context({"svg.fonttype": "path", "svg.hashsalt": name}):
             place = folder / "docs" / f"front_{name}.svg"
             figure.savefig(place, transparent=False, metadata={"Date": None})
     (folder / "README.md").write_text(with_table((ROOT / "README.md").read_text()))

@@ -53,7 +53,7 @@ TEMPLATE = """\
 *Costs*: floating-point operations of a local step, bytes that the clients send, and client memory between visits, in
 sizes of the model. *Effective rank*: of the representations after the last round, as a difference to FedAvg on equal
 seeds and partitions: the mean, and in brackets the least and the largest of {{ seeds["Digits"] }}. A higher rank
-[does not mean a higher accuracy](findings.md#on-digits-a-higher-rank-does-not-go-with-a-higher-accuracy).
+[does not mean a higher accuracy](findings.md#rank-and-accuracy-over-the-methods-opposite-signs-on-two-data-sets).
 Other data, networks and coefficients lead to other numbers;
 [the papers' figures](paper_figures.md) have spectra of CIFAR-10, and [speed](speed.md#what-a-method-costs) has seconds.
 All numbers are from [one suite](../experiments/overview/suite.yaml):
