@@ -34,7 +34,7 @@ class UsageErrors(UsageError):
 
 
 class ChangedCodeError(UsageError):
-    """A run does not resume, because the user's source code differs from the checkpoint."""
+    """A run does not resume, because the checkpoint is of other source code: the user's, or this package's."""
 
 
 class SharedStateError(UsageError):

@@ -83,7 +83,7 @@ class CellCLI(FederatedCLI):
 
 
 def run_cell(cell: Mapping[str, Any], report: RoundReport) -> dict[str, Any]:
-    """Run a cell, or the rest of it; all of it where the user's code has changed since its last checkpoint.
+    """Run a cell, or the rest of it; all of it where code has changed since its last checkpoint.
 
     Returns:
         The suite's metric by round, seconds of a round, hash of the partition, metrics of the last round, machine,

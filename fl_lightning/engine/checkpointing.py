@@ -12,7 +12,7 @@ from fl_lightning.callbacks.base import named
 from fl_lightning.engine.fingerprint import changes_of, description_of, identity, record, touches
 from fl_lightning.engine.model_io import call_on_load, entries_of_module, restore_data, state_of_data, storable
 from fl_lightning.engine.run import Run
-from fl_lightning.errors import UsageError
+from fl_lightning.errors import ChangedCodeError, UsageError
 from fl_lightning.state import select, uncompiled_names
 from fl_lightning.storage.checkpoint import (
     client_files,
@@ -89,9 +89,10 @@ def verified_checkpoint(run: Run, ckpt_path: str | Path | None, resumes: bool = 
     The folder of a run that ``resumes`` is locked before it is read, so that the checkpoint remains the last one.
 
     Raises:
-        UsageError: the checkpoint does not exist, or every candidate is damaged.
+        UsageError: the checkpoint does not exist, or every candidate is damaged; a ChangedCodeError if another version
+            of the package has written it.
     """
-    path, error = None, None
+    path, error, changed = None, None, False
     if run.workers.rank == 0:  # verification reads all files, so only one worker does it
         try:
             path = find_checkpoint(ckpt_path, run.folder.root, resumes)
@@ -99,10 +100,10 @@ def verified_checkpoint(run: Run, ckpt_path: str | Path | None, resumes: bool = 
                 run.folder.hold(path.parents[1])
             path = None if path is None else valid_checkpoint(path, run.trainer.warn)
         except UsageError as problem:
-            error = str(problem)
-    path, error = run.workers.gather((path, error))[0]
+            error, changed = str(problem), isinstance(problem, ChangedCodeError)
+    path, error, changed = run.workers.gather((path, error, changed))[0]
     if error is not None:
-        raise UsageError(error)
+        raise (ChangedCodeError if changed else UsageError)(error)
     return path
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from torch import Tensor
 
 from fl_lightning.code_fingerprint import file_sha256
-from fl_lightning.errors import UsageError, choices, require
+from fl_lightning.errors import ChangedCodeError, UsageError, choices, require
 from fl_lightning.lazy_copies import is_lazy, lazy_copy, share_memory
 from fl_lightning.state import State, same_bits, uncompiled_names
 from fl_lightning.storage.atomic_io import (
@@ -227,14 +227,15 @@ def verify(path: Path) -> None:
 
     Raises:
         DamagedFileError: a file is missing or altered. The message names it.
-        UsageError: another version of the package has written the checkpoint.
+        ChangedCodeError: another version of the package has written the checkpoint.
     """
     if not path.is_file():
         raise DamagedFileError("the file does not exist")
     contents = _load_verified(path)
     if isinstance(contents, dict) and not contents.keys().isdisjoint(("server", "failure")):
-        hint = "another version of fl_lightning has written it; resume with that version, or pass it as weights"
-        require(contents.get("format") == FORMAT, "ckpt_path", str(path), hint)
+        if contents.get("format") != FORMAT:
+            hint = "another version of fl_lightning has written it; resume with that version, or pass it as weights"
+            raise ChangedCodeError(f"ckpt_path={str(path)!r}: {hint}")
     for k, file in client_files(path, contents).items():
         _compare(file, contents["clients"][k][1], f"clients/{file.name}")
     frozen_of(path, contents, verifies=True)

@@ -10,6 +10,7 @@ from helpers.errors import assert_names, refused
 from fl_lightning.cli.bench_worker import check_configs, machine, run_cell
 from fl_lightning.data.plan import Plan
 from fl_lightning.errors import ClientError
+from fl_lightning.storage import checkpoint
 
 BASE = {
     "seed_everything": 1,
@@ -68,6 +69,15 @@ def test_a_cell_goes_on_where_it_was(tmp_path):
     assert half["values"] == {0: whole[0], 1: whole[1]}
     assert run_cell(cell(tmp_path), lambda *given: rounds.append(given))["values"] == whole
     assert rounds == [(2, whole[2])]
+
+
+def test_a_cell_of_another_version_of_the_package_starts_again(tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as before:
+        before.setattr(checkpoint, "FORMAT", "another one")
+        run_cell(cell(tmp_path), lambda round_, value: round_ == 1)
+    told = run_cell(cell(tmp_path), nothing)
+    assert len(told["values"]) == 3 and told["run_dir"] == str(tmp_path / "cell" / "version_1")
+    assert "another version of fl_lightning" in capsys.readouterr().err
 
 
 def test_a_cell_that_begins_with_weights_goes_on_where_it_was(tmp_path):
