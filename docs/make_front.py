@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from textwrap import wrap
 
 import numpy as np
 from matplotlib import rc_context
@@ -21,7 +22,7 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments" / "papers" / "programs")]
 
-from quotes import Quote, Stored, signed, span  # noqa: E402, found through the path above
+from quotes import Quote, Stored, listed, p_value, paired, signed, span, spearman  # noqa: E402, found through the path above
 
 from fl_lightning.bench import load_suite  # noqa: E402, found through the path above
 from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
@@ -39,6 +40,8 @@ LINES = {
     "0.1": (f"{ALPHA} = 0.1", LINE_COLOURS[3], 5),
     "0.05": (f"{ALPHA} = 0.05", LINE_COLOURS[1], -5),
 }
+RANK, WORST = "rank/representation/effective", "personal/worst_tenth"
+STAR = "\\*"
 # of the 84 neurons of the layer; the last ones are rounding errors in some of the runs
 SHOWN = 70
 
@@ -80,61 +83,80 @@ def picture(of_label: Mapping[str, np.ndarray], log: str, **labels: str) -> Figu
 
 
 def results() -> Iterator[str]:
-    """The lines of the table: each method's gain over FedAvg, effective rank and worst decile; what was tested."""
+    """The lines of the table, what they rest on, and the lesson."""
     suite, file = load_suite(PAPERS / "scaled" / "decisive.yaml"), RESULTS / "scaled-decisive.cells.csv"
     at, alphas = Stored(suite, stored_cells(file, suite), read_cells(file)), list(suite.axes["alpha"])
     methods = [method for method in suite.axes["method"] if method != "FedAvg"]
     yield "|  | " + " | ".join(f"gain at alpha {alpha} | rank | worst" for alpha in alphas) + " |"
     yield "|---|" + "---|---:|---:|" * len(alphas)
-    for method in ("FedAvg", *methods):
+    rows = {method: [text for alpha in alphas for text in texts(at, method, alpha)] for method in ("FedAvg", *methods)}
+    for method, row in rows.items():
         values = dict.fromkeys(tuned(at.coefficients(method=method, alpha=alpha)) for alpha in alphas)
-        name = f"{method}: {' / '.join(values)}" if any(values) else method
-        yield " | ".join([f"| {name}", *(text for alpha in alphas for text in texts(at, method, alpha))]) + " |"
-    quotes = [at(method=method, alpha=alpha) for method in methods for alpha in alphas]
-    p_values = [found.holm for found in quotes if found.holm is not None]
-    seeds, survive = sorted({found.pairs for found in quotes}), sum(p < 0.05 for p in p_values)
+        yield " | ".join([f"| {method}: {' / '.join(values)}" if any(values) else f"| {method}", *row]) + " |"
+    by_alpha = {alpha: [at(method=method, alpha=alpha) for method in methods] for alpha in alphas}
+    quotes = [found for some in by_alpha.values() for found in some]
     assert suite.decide is not None
-    yield ""
-    yield f"{' or '.join(map(str, seeds))} of {suite.decide.max_seeds} seeds have been run; a sequence needs 5."
-    yield "Each verdict is on one pair, with an error of 5 %. \\* It is another one by the best round, or by the mean"
-    yield "of the last three."
+    said = [f"{min(found.pairs for found in quotes)} of {suite.decide.max_seeds} planned seeds have been run."]
+    if any(STAR in text for row in rows.values() for text in row):
+        said.append(f"{STAR} The verdict differs for the best round or the mean of the last three.")
+    said.append("FedETF's rank is of normalised projections, which its fixed classifier reads.")
+    p_values = [found.holm for found in quotes if found.holm is not None]
     if p_values:
-        shown = f"{survive or 'none'} of them {'are' if survive > 1 else 'is'} shown to differ from FedAvg"
-        yield f"After Holm's correction for the {len(p_values)} comparisons, {shown}:"
-        yield f"the smallest p-value is {min(p_values):.3f}."
-    yield ""
-    yield from lesson([at(method=method, alpha=alphas[0]) for method in methods], alphas[0])
+        said.append("Each verdict has an error of 5 % for itself. After Holm's correction, p-values below 0.05:")
+        remaining = sum(p < 0.05 for p in p_values) or "none"
+        said.append(f"{remaining} of {len(p_values)}; the smallest is {p_value(min(p_values))}.")
+    yield from ("", *wrap(" ".join(said), 120), "")
+    together = " and ".join(going_together(at, alpha) for alpha in alphas)
+    learned = ["**The lesson.**", *(lesson(alpha, some) for alpha, some in by_alpha.items())]
+    learned.append(f"Over the methods, gains in rank and in accuracy have a rank correlation of {together}.")
+    yield from wrap(" ".join(learned), 120)
 
 
 def tuned(coefficients: str) -> str:
     """The coefficients that were chosen, without the other arguments of a method or a server optimizer."""
     others = ("temperature", "layers", "lambda", "floor", "dampening", "beta1", "beta2", "tau 0.001", "initial_v")
     kept = [one for one in coefficients.split(", ") if not one.startswith(others)]
-    return ", ".join(one for one in kept if len(kept) == 1 or one != "lr 1")
+    return ", ".join(one for one in kept if len(kept) == 1 or one != "lr 1").replace("alpha", "its alpha")
 
 
-def lesson(quotes: Sequence[Quote], alpha: str) -> Iterator[str]:
-    """One sentence: the lesson of the comparisons under the strongest skew."""
-    deviations = [found.compared.deviation for found in quotes if found.compared]
-    opened = sum(found.verdict == "undecided" for found in quotes)
-    yield f"The lesson: at alpha {alpha} a pair's difference deviates from seed to seed by {min(deviations):.0f} to"
-    yield f"{max(deviations):.0f} points, so that {opened} of {len(quotes)} methods are undecided with these seeds."
+def lesson(alpha: str, quotes: Sequence[Quote]) -> str:
+    """The verdicts on the methods at one alpha, and by how much a difference varies with the seed."""
+    names = {
+        word: [q.labels["method"] for q in quotes if q.verdict == word] for word in ("above", "below", "undecided")
+    }
+    deviations = [found.compared.deviation for found in quotes if found.compared and found.compared.deviation]
+    return (
+        f"At alpha {alpha}, above FedAvg: {listed(names['above'])}; below: {listed(names['below'])}; undecided:"
+        f" {len(names['undecided']) or 'none'} of {len(quotes)}. There a difference has a standard deviation of"
+        f" {span(deviations, 1, False)} points over the seeds."
+    )
+
+
+def going_together(at: Stored, alpha: str) -> str:
+    """The rank correlation of the methods' mean gains in effective rank and in accuracy."""
+    quotes = [found for found in at.each(alpha=alpha) if found.compared]
+    ranks = [paired(found.metric(RANK), at(method="FedAvg", alpha=alpha).metric(RANK)).mean for found in quotes]
+    return f"{signed(spearman([found.difference for found in quotes], ranks), 2)} at {alpha}"
 
 
 def texts(at: Stored, method: str, alpha: str) -> tuple[str, str, str]:
-    """The gain with its verdict, or FedAvg's accuracy; mean effective rank, and mean accuracy of the worst decile."""
-    found = at(method=method, alpha=alpha)
-    rank, worst = (
-        fmean(found.metric(tag).values()) for tag in ("rank/representation/effective", "personal/worst_tenth")
-    )
+    """The gain with its verdict, or FedAvg's accuracy; mean effective rank; mean accuracy of the worst decile.
+
+    Ranks and accuracies that differ from FedAvg's by Student's interval are bold.
+    """
+    found, avg = at(method=method, alpha=alpha), at(method="FedAvg", alpha=alpha)
+    measured = []
+    for tag, form, unit in ((RANK, "{:.1f}", 1), (WORST, "{:.0f} %", 100)):
+        values, others = found.metric(tag), avg.metric(tag)
+        low, high = paired(values, others).interval or (0, 0)
+        measured.append(("**{}**" if low > 0 or high < 0 else "{}").format(form.format(unit * fmean(values.values()))))
     if found.compared is None:
-        return f"{found.mean:.1f} %", f"{rank:.1f}", f"{100 * worst:.0f} %"
-    others = (at(show, k, method=method, alpha=alpha) for show, k in (("last", 3), ("best", None)))
-    star = "\\*" * any(other.verdict != found.verdict for other in others)
+        return f"{found.mean:.1f} %", *measured
+    others = [at(show, k, method=method, alpha=alpha) for show, k in (("last", 3), ("best", None))]
     gain = signed(found.difference)
     if found.compared.interval:
-        gain += f" ({span(found)}), {found.verdict}{star}"
-    return gain, f"{rank:.1f}", f"{100 * worst:.0f} %"
+        gain += f" ({span(found)}), {found.verdict}{STAR * any(other.verdict != found.verdict for other in others)}"
+    return gain, *measured
 
 
 def with_table(page: str) -> str:

@@ -51,9 +51,10 @@ TEMPLATE = """\
 | {{ part.overview | join(" | ") }} |
 {% endfor %}
 *Costs*: floating-point operations of a local step, bytes that the clients send, and client memory between visits, in
-sizes of the model. *Effective rank*: of the representations after the last round, as a difference to FedAvg on equal
-seeds and partitions: the mean, and in brackets the least and the largest of {{ seeds["Digits"] }}. A higher rank
-[does not mean a higher accuracy](findings.md#rank-and-accuracy-over-the-methods-opposite-signs-on-two-data-sets).
+sizes of the model. *Effective rank*: of the representations of digits after the last round, as a difference to FedAvg
+on equal seeds and partitions: the mean, and in brackets the least and the largest of {{ seeds["Digits"] }}. A higher
+rank
+[does not mean a higher accuracy](findings.md#rank-and-accuracy-over-the-methods-no-consistent-relation).
 Other data, networks and coefficients lead to other numbers;
 [the papers' figures](paper_figures.md) have spectra of CIFAR-10, and [speed](speed.md#what-a-method-costs) has seconds.
 All numbers are from [one suite](../experiments/overview/suite.yaml):
@@ -75,7 +76,8 @@ own test data, in the proportions of its labels, of the model with which its nex
 with which its visit ended; A: after the method's adaptation of the global model. Numbers with different letters do not
 compare. *Worst tenth*: the mean over the worst tenth of the clients, here one of ten. [NC1](collapse.md) is the
 variability within classes relative to the variability between them; 0 is collapse. The seconds are medians over the
-seeds, without evaluation, on a machine that did other work at the same time.
+seeds, without evaluation, on a machine that did other work at the same time, so that a factor of two may be noise:
+[speed](speed.md#what-a-method-costs) has quiet ones.
 
 The methods combine [as a list](composing.md#methods), and a coefficient of 0 gives FedAvg, bit for bit, unless stated
 otherwise. [Another table](libraries.md) shows which libraries have them. Below, a table for each method lists the

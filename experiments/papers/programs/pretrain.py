@@ -4,8 +4,8 @@ python experiments/papers/programs/pretrain.py [--root FOLDER] [--output FILE] [
 
 The network is trained centrally on classes 0 to 4 of CIFAR-10, all 25,000 training images, without augmentation. Its
 accuracy on their test images is printed. Then the last layer is drawn anew, as the clients' classes are others, and the
-state dict is written to the file that the suite names. One seed decides all, so that the same machine gives the same
-file.
+state dict is written to the file that the suite names, and with new LoRA adapters to the file that
+scaled/pretrained_lora.yaml names. One seed decides all, so that the same machine gives the same files.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ sys.path.insert(0, str(ROOT))
 from experiments.papers.scaled.some_classes import SomeClasses  # noqa: E402, found through the path above
 from fl_lightning import FederatedTrainer  # noqa: E402
 from fl_lightning.data import Pooled  # noqa: E402
-from fl_lightning.models import MOONCNN, ImageClassifier  # noqa: E402
+from fl_lightning.models import MOONCNN, ImageClassifier, with_lora  # noqa: E402
 
 CLASSES = [0, 1, 2, 3, 4]
 SEED = 1000
 
 
-def pretrain(root: str, epochs: int, offline: bool) -> tuple[dict[str, torch.Tensor], float]:
-    """Train the network; return its state with a new last layer, and the accuracy that it had with the old one."""
+def pretrain(root: str, epochs: int, offline: bool) -> tuple[ImageClassifier, float]:
+    """Train the network; return it with a new last layer, and the accuracy that it had with the old one."""
     seed_everything(SEED)
     optimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=1e-5)
     network = ImageClassifier(MOONCNN(3, 32, "group"), num_classes=len(CLASSES), optimizer=optimizer)
@@ -43,7 +43,7 @@ def pretrain(root: str, epochs: int, offline: bool) -> tuple[dict[str, torch.Ten
         trainer = FederatedTrainer(epochs, local_epochs=1, precision="32-true", logger=False, default_root_dir=folder)
         trainer.fit(network, data)
     network.classifier.reset_parameters()
-    return {name: value.clone() for name, value in network.state_dict().items()}, trainer.metrics["test/accuracy"]
+    return network, trainer.metrics["test/accuracy"]
 
 
 if __name__ == "__main__":
@@ -53,7 +53,9 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--offline", action="store_true", help="a small generated data set, to see that it runs")
     options = parser.parse_args()
-    state, accuracy = pretrain(options.root, options.epochs, options.offline)
+    network, accuracy = pretrain(options.root, options.epochs, options.offline)
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(state, options.output)
+    for adapt, file in ((None, options.output), (with_lora, options.output.with_stem(f"{options.output.stem}_lora"))):
+        network = adapt(network) if adapt else network
+        torch.save({name: value.clone() for name, value in network.state_dict().items()}, file)
     print(f"{options.output}: {accuracy:.4f} of the test images of classes {CLASSES} after {options.epochs} epochs")

@@ -9,7 +9,7 @@ A text, such as ``results/scaled-decisive.md.j2``, is a template of Jinja2:
 ``stored(file)`` holds the cells of a file in ``results``, and calling it returns a :class:`Quote`; its ``each`` returns
 all quotes with some labels, and ``coefficients`` the arguments of a method. ``paired(a.values, b.values)`` compares two
 of them in equal seeds, ``differences`` lists the differences by seed, and ``spearman`` is the rank correlation of two
-lists. Unknown names, labels and numbers are errors.
+lists, which ``spearman_interval`` resamples. Unknown names, labels and numbers are errors.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from statistics import stdev
 
+import numpy as np
 from jinja2 import Environment, StrictUndefined
 from scipy.stats import spearmanr
 
@@ -265,6 +266,14 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
     return float(spearmanr(one, other).statistic)
 
 
+def spearman_interval(one: Sequence[float], other: Sequence[float], draws: int) -> tuple[float, float]:
+    """The 95 % bootstrap percentile interval of the rank correlation of two lists; equal lists give equal intervals."""
+    pairs, rng = np.array([one, other]), np.random.default_rng(0)
+    samples = rng.integers(len(one), size=(draws, len(one)))
+    low, high = np.nanquantile([spearmanr(*pairs[:, rows]).statistic for rows in samples], [0.025, 0.975])
+    return float(low), float(high)
+
+
 def listed(words: Iterable[object]) -> str:
     """Join words with commas and an ``and``; an empty list becomes ``none``."""
     *first, last = [str(word) for word in words] or ["none"]
@@ -279,6 +288,11 @@ def plain(value: float, digits: int = 1) -> str:
 def signed(value: float, digits: int = 1) -> str:
     """A number with its sign."""
     return f"{value:+.{digits}f}" if round(value, digits) else f"{0:.{digits}f}"
+
+
+def p_value(value: float) -> str:
+    """A p-value with three decimals, ``0.021`` or ``< 0.001``."""
+    return f"{value:.3f}" if value >= 0.001 else "< 0.001"
 
 
 def span(what: Quote | Difference | Numbers | Sequence[float], digits: int = 1, sign: bool | None = None) -> str:
@@ -300,7 +314,8 @@ def quoted(text: str, stored: Callable[[str], Stored]) -> str:
         stored: gives the cells of a file in ``results``, by the name of its suite and scale.
     """
     made = Environment(undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
-    made.globals |= {"stored": cache(stored), "paired": paired, "differences": differences, "spearman": spearman}
+    made.globals |= {"stored": cache(stored), "paired": paired, "differences": differences}
+    made.globals |= {"spearman": spearman, "spearman_interval": spearman_interval}
     made.filters |= {
         "plain": plain,
         "signed": signed,
@@ -308,5 +323,6 @@ def quoted(text: str, stored: Callable[[str], Stored]) -> str:
         "listed": listed,
         "aside": lambda value, digits=1: plain(abs(value), digits),
         "side": lambda value: "above" if value > 0 else "below",
+        "p_value": p_value,
     }
     return made.from_string(text).render()
