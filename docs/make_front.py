@@ -121,14 +121,13 @@ def tuned(coefficients: str) -> str:
 
 def lesson(alpha: str, quotes: Sequence[Quote]) -> str:
     """The verdicts on the methods at one alpha, and by how much a difference varies with the seed."""
-    names = {
-        word: [q.labels["method"] for q in quotes if q.verdict == word] for word in ("above", "below", "undecided")
-    }
+    verdicts = ("above", "below", "undecided")
+    names = [[found.labels["method"] for found in quotes if found.verdict == word] for word in verdicts]
+    above, below = (f"{listed(some)} {'are' if len(some) > 1 else 'is'}" for some in names[:2])
     deviations = [found.compared.deviation for found in quotes if found.compared and found.compared.deviation]
     return (
-        f"At alpha {alpha}, above FedAvg: {listed(names['above'])}; below: {listed(names['below'])}; undecided:"
-        f" {len(names['undecided']) or 'none'} of {len(quotes)}. There a difference has a standard deviation of"
-        f" {span(deviations, 1, False)} points over the seeds."
+        f"At alpha {alpha} {above} above FedAvg and {below} below; {len(names[2]) or 'none'} of {len(quotes)} methods"
+        f" are undecided. A difference has a standard deviation of {span(deviations, 1, False)} points over the seeds."
     )
 
 
