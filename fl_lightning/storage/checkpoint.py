@@ -232,10 +232,10 @@ def verify(path: Path) -> None:
     if not path.is_file():
         raise DamagedFileError("the file does not exist")
     contents = _load_verified(path)
-    if isinstance(contents, dict) and not contents.keys().isdisjoint(("server", "failure")):
-        if contents.get("format") != FORMAT:
-            hint = "another version of fl_lightning has written it; resume with that version, or pass it as weights"
-            raise ChangedCodeError(f"ckpt_path={str(path)!r}: {hint}")
+    of_run = isinstance(contents, dict) and not contents.keys().isdisjoint(("server", "failure"))
+    if of_run and contents.get("format") != FORMAT:
+        hint = "another version of fl_lightning has written it; resume with that version, or pass it as weights"
+        raise ChangedCodeError(f"ckpt_path={str(path)!r}: {hint}")
     for k, file in client_files(path, contents).items():
         _compare(file, contents["clients"][k][1], f"clients/{file.name}")
     frozen_of(path, contents, verifies=True)
