@@ -22,7 +22,17 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments" / "papers" / "programs")]
 
-from quotes import Quote, Stored, listed, p_value, paired, signed, span, spearman  # noqa: E402, found through the path above
+from quotes import (  # noqa: E402, found through the path above
+    Quote,
+    Stored,
+    gains_together,
+    listed,
+    p_value,
+    paired,
+    signed,
+    span,
+    spearman,
+)
 
 from fl_lightning.bench import load_suite  # noqa: E402, found through the path above
 from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
@@ -106,7 +116,8 @@ def results() -> Iterator[str]:
         remaining = sum(p < 0.05 for p in p_values) or "none"
         said.append(f"{remaining} of {len(p_values)}; the smallest is {p_value(min(p_values))}.")
     yield from ("", *wrap(" ".join(said), 120), "")
-    together = " and ".join(going_together(at, alpha) for alpha in alphas)
+    pairs = {alpha: gains_together(some, at(method="FedAvg", alpha=alpha), RANK) for alpha, some in by_alpha.items()}
+    together = " and ".join(f"{signed(spearman(*pair), 2)} at {alpha}" for alpha, pair in pairs.items())
     learned = ["**The lesson.**", *(lesson(alpha, some) for alpha, some in by_alpha.items())]
     learned.append(f"Over the methods, gains in rank and in accuracy have a rank correlation of {together}.")
     yield from wrap(" ".join(learned), 120)
@@ -129,13 +140,6 @@ def lesson(alpha: str, quotes: Sequence[Quote]) -> str:
         f"At alpha {alpha} {above} above FedAvg and {below} below; {len(names[2]) or 'none'} of {len(quotes)} methods"
         f" are undecided. A difference has a standard deviation of {span(deviations, 1, False)} points over the seeds."
     )
-
-
-def going_together(at: Stored, alpha: str) -> str:
-    """The rank correlation of the methods' mean gains in effective rank and in accuracy."""
-    quotes = [found for found in at.each(alpha=alpha) if found.compared]
-    ranks = [paired(found.metric(RANK), at(method="FedAvg", alpha=alpha).metric(RANK)).mean for found in quotes]
-    return f"{signed(spearman([found.difference for found in quotes], ranks), 2)} at {alpha}"
 
 
 def texts(at: Stored, method: str, alpha: str) -> tuple[str, str, str]:

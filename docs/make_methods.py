@@ -188,7 +188,7 @@ def measured() -> dict[str, dict[str, Runs]]:
     suite, file = load_suite(OVERVIEW / "suite.yaml"), OVERVIEW / "overview-suite.cells.csv"
     results, found = read_cells(file), dict[str, dict[str, Runs]]()
     for cell in sorted(stored_cells(file, suite), key=lambda cell: cell.seed):
-        if results[cell.digest].state == "done" and results[cell.digest].metrics:
+        if results[cell.digest].state == "done":
             runs = found.setdefault(cell.labels["data"], {}).setdefault(cell.labels["method"], {})
             runs[cell.seed] = results[cell.digest].metrics
     return found

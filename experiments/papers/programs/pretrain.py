@@ -46,6 +46,10 @@ def pretrain(root: str, epochs: int, offline: bool) -> tuple[ImageClassifier, fl
     return network, trainer.metrics["test/accuracy"]
 
 
+def save(network: torch.nn.Module, file: Path) -> None:
+    torch.save({name: value.clone() for name, value in network.state_dict().items()}, file)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", default="data/cifar10_npy", help="folder of the .npy files, see scaled/cifar10.yaml")
@@ -55,7 +59,6 @@ if __name__ == "__main__":
     options = parser.parse_args()
     network, accuracy = pretrain(options.root, options.epochs, options.offline)
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    for adapt, file in ((None, options.output), (with_lora, options.output.with_stem(f"{options.output.stem}_lora"))):
-        network = adapt(network) if adapt else network
-        torch.save({name: value.clone() for name, value in network.state_dict().items()}, file)
+    save(network, options.output)
+    save(with_lora(network), options.output.with_stem(f"{options.output.stem}_lora"))
     print(f"{options.output}: {accuracy:.4f} of the test images of classes {CLASSES} after {options.epochs} epochs")

@@ -274,6 +274,24 @@ def spearman_interval(one: Sequence[float], other: Sequence[float], draws: int) 
     return float(low), float(high)
 
 
+def gains_together(quotes: Sequence[Quote], baseline: Quote, tag: str) -> tuple[list[float], list[float]]:
+    """The mean gains over the baseline in the number of the table, and in a metric of the last round on equal seeds."""
+    gains = [paired(quote.metric(tag), baseline.metric(tag)).mean for quote in quotes]
+    return [quote.difference for quote in quotes], gains
+
+
+def differing(quotes: Sequence[Quote], baseline: Quote, tag: str, unit: float = 1, digits: int = 1) -> str:
+    """The methods whose metric differs from the baseline's by Student's interval, with the difference."""
+    found = {quote.labels["method"]: paired(quote.metric(tag), baseline.metric(tag)) for quote in quotes}
+    texts = []
+    for method, difference in found.items():
+        low, high = difference.interval or (0, 0)
+        if low > 0 or high < 0:
+            mean, *ends = (signed(unit * value, digits) for value in (difference.mean, low, high))
+            texts.append(f"{method} ({mean}, {' to '.join(ends)})")
+    return listed(texts)
+
+
 def listed(words: Iterable[object]) -> str:
     """Join words with commas and an ``and``; an empty list becomes ``none``."""
     *first, last = [str(word) for word in words] or ["none"]
@@ -316,6 +334,7 @@ def quoted(text: str, stored: Callable[[str], Stored]) -> str:
     made = Environment(undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
     made.globals |= {"stored": cache(stored), "paired": paired, "differences": differences}
     made.globals |= {"spearman": spearman, "spearman_interval": spearman_interval}
+    made.globals |= {"gains_together": gains_together, "differing": differing}
     made.filters |= {
         "plain": plain,
         "signed": signed,
