@@ -63,8 +63,8 @@ class ETFClassifier(nn.Module):
         self.vertices.weight.data.copy_(simplex(num_classes, width))
 
     def forward(self, z: Tensor) -> Tensor:
-        # the copies that methods compare with have no gradient, and clients side by side no value
-        if not self.training and self.scale.requires_grad and self.scale <= 0:
+        # the copies that methods compare with have no gradient, and clients side by side and meta tensors no value
+        if not self.training and self.scale.requires_grad and not self.scale.is_meta and self.scale <= 0:
             rank_zero_warn(
                 f"ETFClassifier: the trained scale is {float(self.scale):.3g}, so that predictions are reversed"
             )

@@ -7,9 +7,10 @@ A text, such as ``results/scaled-decisive.md.j2``, is a template of Jinja2:
     FedUV is {{ uv.difference | aside }} points {{ uv.difference | side }} FedAvg ({{ uv | span }}): {{ uv.verdict }}.
 
 ``stored(file)`` holds the cells of a file in ``results``, and calling it returns a :class:`Quote`; its ``each`` returns
-all quotes with some labels, and ``coefficients`` the arguments of a method. ``paired(a.values, b.values)`` compares two
-of them in equal seeds, ``differences`` lists the differences by seed, and ``spearman`` is the rank correlation of two
-lists, which ``spearman_interval`` resamples. Unknown names, labels and numbers are errors.
+all quotes with some labels, ``coefficients`` the arguments of a method, and ``after(rounds)`` the same cells after some
+rounds. ``paired(a.values, b.values)`` compares two quotes in equal seeds, ``differences`` lists the differences by
+seed, and ``spearman`` is the rank correlation of two lists, which ``spearman_interval`` resamples. Unknown names,
+labels and numbers are errors.
 """
 
 from __future__ import annotations
@@ -174,6 +175,14 @@ class Stored:
         """The numbers that the methods and the server optimizer of some cells were given, such as ``mu 0.1``."""
         alike = (cell for cell in self.cells if labels.items() <= cell.labels.items())
         return " or ".join(dict.fromkeys(text for cell in alike if (text := coefficients(cell))))
+
+    def after(self, rounds: int) -> Stored:
+        """Return the same cells with their values of the first rounds alone; ``metric`` still gives the last round."""
+        early = {
+            digest: replace(result, values={at: value for at, value in result.values.items() if at < rounds})
+            for digest, result in self.results.items()
+        }
+        return Stored(self.suite, self.cells, early)
 
     def __call__(self, show: str | None = None, k: int | None = None, **labels: object) -> Quote:
         """Return the cells with these labels; an axis with a single label is optional.
