@@ -3,14 +3,15 @@
 python docs/make_front.py [--output FOLDER]
 
 The pictures, ``docs/front_*.svg``, show cells and spectra of ``experiments/papers/scaled/figures.yaml``. The table
-shows ``experiments/papers/scaled/decisive.yaml``, between ``<!-- results -->`` and ``<!-- end -->`` in the README.
+shows ``experiments/papers/scaled/decisive.yaml``, between ``<!-- results -->`` and ``<!-- end -->`` in the README; the
+lesson below it is ``experiments/papers/results/lesson.md.j2``.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import fmean
 from textwrap import wrap
@@ -22,17 +23,8 @@ from matplotlib.figure import Figure
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "experiments" / "papers" / "programs")]
 
-from quotes import (  # noqa: E402, found through the path above
-    Quote,
-    Stored,
-    gains_together,
-    listed,
-    p_value,
-    paired,
-    signed,
-    span,
-    spearman,
-)
+from make_results import text_of  # noqa: E402, found through the path above
+from quotes import Stored, p_value, paired, signed, span  # noqa: E402, found through the path above
 
 from fl_lightning.bench import load_suite  # noqa: E402, found through the path above
 from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
@@ -106,7 +98,8 @@ def results() -> Iterator[str]:
     by_alpha = {alpha: [at(method=method, alpha=alpha) for method in methods] for alpha in alphas}
     quotes = [found for some in by_alpha.values() for found in some]
     assert suite.decide is not None
-    said = [f"{min(found.pairs for found in quotes)} of {suite.decide.max_seeds} planned seeds have been run."]
+    pairs, planned = min(found.pairs for found in quotes), suite.decide.max_seeds
+    said = [f"{f'All {planned}' if pairs == planned else f'{pairs} of {planned}'} planned seeds have been run."]
     if any(STAR in text for row in rows.values() for text in row):
         said.append(f"{STAR} The verdict differs for the best round or the mean of the last three.")
     said.append("FedETF's rank is of normalised projections, which its fixed classifier reads.")
@@ -116,11 +109,8 @@ def results() -> Iterator[str]:
         remaining = sum(p < 0.05 for p in p_values) or "none"
         said.append(f"{remaining} of {len(p_values)}; the smallest is {p_value(min(p_values))}.")
     yield from ("", *wrap(" ".join(said), 120), "")
-    pairs = {alpha: gains_together(some, at(method="FedAvg", alpha=alpha), RANK) for alpha, some in by_alpha.items()}
-    together = " and ".join(f"{signed(spearman(*pair), 2)} at {alpha}" for alpha, pair in pairs.items())
-    learned = ["**The lesson.**", *(lesson(alpha, some) for alpha, some in by_alpha.items())]
-    learned.append(f"Over the methods, gains in rank and in accuracy have a rank correlation of {together}.")
-    yield from wrap(" ".join(learned), 120)
+    for line in text_of(RESULTS / "lesson.md.j2", PAPERS).splitlines():
+        yield from wrap(line, 120, subsequent_indent="  " * line.startswith("-")) or [""]
 
 
 def tuned(coefficients: str) -> str:
@@ -128,18 +118,6 @@ def tuned(coefficients: str) -> str:
     others = ("temperature", "layers", "lambda", "floor", "dampening", "beta1", "beta2", "tau 0.001", "initial_v")
     kept = [one for one in coefficients.split(", ") if not one.startswith(others)]
     return ", ".join(one for one in kept if len(kept) == 1 or one != "lr 1").replace("alpha", "its alpha")
-
-
-def lesson(alpha: str, quotes: Sequence[Quote]) -> str:
-    """The verdicts on the methods at one alpha, and by how much a difference varies with the seed."""
-    verdicts = ("above", "below", "undecided")
-    names = [[found.labels["method"] for found in quotes if found.verdict == word] for word in verdicts]
-    above, below = (f"{listed(some)} {'are' if len(some) > 1 else 'is'}" for some in names[:2])
-    deviations = [found.compared.deviation for found in quotes if found.compared and found.compared.deviation]
-    return (
-        f"At alpha {alpha} {above} above FedAvg and {below} below; {len(names[2]) or 'none'} of {len(quotes)} methods"
-        f" are undecided. A difference has a standard deviation of {span(deviations, 1, False)} points over the seeds."
-    )
 
 
 def texts(at: Stored, method: str, alpha: str) -> tuple[str, str, str]:

@@ -4,8 +4,8 @@ python experiments/papers/programs/make_results.py [--output FOLDER] [--tables]
 
 ``python cli.py bench SUITE --status --save experiments/papers/results`` stores the cells of a suite. Our conclusions
 are written by hand: for one file of cells in ``results/<name of the file of cells>.md.j2``, such as
-``results/scaled-decisive.md.j2``; for all of them in ``results/claims.md.j2`` and ``results/findings.md.j2``. Their
-numbers are quoted from the cells, see ``quotes.py``.
+``results/scaled-decisive.md.j2``; for all of them in ``results/claims.md.j2``, ``results/findings.md.j2`` and, for the
+README, ``results/lesson.md.j2``. Their numbers are quoted from the cells, see ``quotes.py``.
 """
 
 from __future__ import annotations
