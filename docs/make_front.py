@@ -85,7 +85,7 @@ def picture(of_label: Mapping[str, np.ndarray], log: str, **labels: str) -> Figu
 
 
 def results() -> Iterator[str]:
-    """The lines of the table, what they rest on, and the lesson."""
+    """Yield the lines of the table, its footnotes, and the lesson."""
     suite, file = load_suite(PAPERS / "scaled" / "decisive.yaml"), RESULTS / "scaled-decisive.cells.csv"
     at, alphas = Stored(suite, stored_cells(file, suite), read_cells(file)), list(suite.axes["alpha"])
     methods = [method for method in suite.axes["method"] if method != "FedAvg"]

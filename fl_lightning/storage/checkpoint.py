@@ -271,7 +271,7 @@ def client_files(path: Path, contents: Any) -> dict[int, Path]:
 
 
 def frozen_of(path: Path, contents: Any, verifies: bool) -> State:
-    """Return the entries of a checkpoint's state that are in the file beside it, which is read in whole to verify it.
+    """Return the entries of a checkpoint's state that are in the file next to it, which is read in whole to verify it.
 
     Raises:
         DamagedFileError: the file is missing or altered.

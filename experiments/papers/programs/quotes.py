@@ -301,6 +301,16 @@ def differing(quotes: Sequence[Quote], baseline: Quote, tag: str, unit: float = 
     return listed(texts)
 
 
+def only_by_student(quotes: Sequence[Quote]) -> str:
+    """The comparisons that the sequence does not decide, where Student's interval of all seeds excludes 0."""
+    texts = []
+    for quote in quotes:
+        low, high = quote.student or (0, 0)
+        if quote.verdict not in ("above", "below") and (low > 0 or high < 0):
+            texts.append(f"{quote.labels['method']} at {quote.labels['alpha']} ({signed(low)} to {signed(high)})")
+    return listed(texts)
+
+
 def listed(words: Iterable[object]) -> str:
     """Join words with commas and an ``and``; an empty list becomes ``none``."""
     *first, last = [str(word) for word in words] or ["none"]
@@ -343,7 +353,7 @@ def quoted(text: str, stored: Callable[[str], Stored]) -> str:
     made = Environment(undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
     made.globals |= {"stored": cache(stored), "paired": paired, "differences": differences}
     made.globals |= {"spearman": spearman, "spearman_interval": spearman_interval}
-    made.globals |= {"gains_together": gains_together, "differing": differing}
+    made.globals |= {"gains_together": gains_together, "differing": differing, "only_by_student": only_by_student}
     made.filters |= {
         "plain": plain,
         "signed": signed,
