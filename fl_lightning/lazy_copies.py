@@ -1,7 +1,10 @@
-"""Copies of tensors that share their memory until one of them is written to, whoever writes and however.
+"""Copies of tensors on the CPU that share their memory until one of them is written to, whoever writes and however.
 
 These are private functions of torch, as of torch 2.6 and 2.15, which copy the memory of a tensor at the first access
 that may write to it. Only this module uses them. Where they are missing, or cannot share, all copies are ordinary ones.
+
+On CUDA all copies are ordinary ones, since in-place operations on lists of tensors, such as those of SGD and Adam, write
+there without ending the sharing (``const_data_ptr`` in ``MultiTensorApply.cuh`` of torch 2.11 and 2.14).
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ _is_lazy: Any = getattr(_C, "_is_cow_tensor", lambda value: False)
 
 
 def lazy_copy(value: Tensor) -> Tensor:
-    """A detached copy of a tensor, in the same memory if the tensor has all of it, on a CPU or a GPU of CUDA."""
+    """Return a detached copy of a tensor, in the same memory if it is on the CPU and the tensor has all of it."""
     value = value.detach()
-    if type(value) is Tensor and value.device.type in ("cpu", "cuda"):
+    if type(value) is Tensor and value.device.type == "cpu":
         with suppress(AttributeError, RuntimeError):  # refused for memory of NumPy or of a file
             if 0 < value.nbytes == value.untyped_storage().nbytes():
                 return torch._lazy_clone(value)
@@ -45,7 +48,7 @@ def share_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def readable(value: Tensor, known: dict[int, Tensor]) -> Tensor:
-    """The tensor, or in the place of a lazy copy another one in its memory, for code that only reads, on the CPU.
+    """The tensor, or in the place of a lazy copy another one in its memory, for code that only reads.
 
     ``torch.save`` and NumPy ask for an address that they could write to, which would make an ordinary copy. ``known``
     has the memory by address, so that tensors that share it do so in the result.
@@ -53,8 +56,6 @@ def readable(value: Tensor, known: dict[int, Tensor]) -> Tensor:
     if not is_lazy(value):
         return value
     start, size = _C._data_address(value), value.untyped_storage().nbytes()  # of the storage
-    if start not in known and value.device.type == "cpu":
+    if start not in known:
         known[start] = torch.frombuffer((ctypes.c_byte * size).from_address(start), dtype=torch.uint8)
-    elif start not in known:
-        known[start] = value.as_strided((size // value.element_size(),), (1,), 0).cpu().view(torch.uint8)
     return known[start].view(value.dtype).as_strided(value.shape, value.stride(), value.storage_offset())

@@ -66,9 +66,13 @@ def clone(state: Mapping[str, Tensor]) -> State:
 
 
 def changed_entries(state: Mapping[str, Tensor], before: Mapping[str, Tensor], names: Iterable[str]) -> list[str]:
-    """Return the ``names`` of entries that differ between two states; lazy copies of each other are not compared."""
-    pairs = ((name, state[name], before[name]) for name in names)
-    return [name for name, now, old in pairs if not (share_memory(now, old) or torch.equal(now, old))]
+    """Return the ``names`` of entries that differ between two states; lazy copies of each other are not compared.
+
+    A GPU is waited for once.
+    """
+    names = [name for name in names if not share_memory(state[name], before[name])]
+    differ = [(state[name] != before[name]).any() for name in names]
+    return [name for name, differs in zip(names, torch.stack(differ).tolist() if names else (), strict=True) if differs]
 
 
 def is_frozen(value: Tensor) -> bool:

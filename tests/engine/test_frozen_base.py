@@ -62,6 +62,7 @@ class Watches(Callback):
         models = [dict(model.named_parameters()) for model in client.references.models.values()]
         for name in BASE:
             assert share_memory(client.live[name], trainer.server.state[name])
+            assert share_memory(client.live[name], client.received[name])
             assert all(share_memory(model[name], client.live[name]) for model in models)
 
     def on_round_end(self, trainer):
