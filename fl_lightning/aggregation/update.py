@@ -17,7 +17,7 @@ from fl_lightning.collectives import Collectives
 
 
 # A new field is also written in `Update.weighted` and `Totals` below, `ClientLifecycle.finish` (client/client.py),
-# `Group.updates` (training/vmap/group.py), and `PARTS`, `encode_update` and `decode_update` (engine/update_codec.py).
+# `Group.updates` (vectorized/group.py), and `PARTS`, `encode_update` and `decode_update` (engine/update_codec.py).
 @dataclass
 class Update:
     """The update that a client sends after a visit.

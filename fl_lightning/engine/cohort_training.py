@@ -25,8 +25,8 @@ from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.storage.atomic_io import save
 from fl_lightning.storage.checkpoint import FORMAT
 from fl_lightning.systems import SystemOutcome
-from fl_lightning.training.vmap.group import Group, GroupMember
-from fl_lightning.training.vmap.grouping import cost, form_groups
+from fl_lightning.vectorized.group import Group, GroupMember
+from fl_lightning.vectorized.grouping import cost, form_groups
 
 # phases of local training
 VISIT_PHASES = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")

@@ -11,7 +11,7 @@ from fl_lightning.aggregation import Totals
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.engine.cohort_training import draw_cohort, simulate_systems, train_cohort
 from fl_lightning.engine.evaluation.evaluator import PHASES
-from fl_lightning.engine.personalized_evaluation import groups_of_own_models, metrics_of_own_models
+from fl_lightning.vectorized.personalized_evaluation import groups_of_own_models, metrics_of_own_models
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.update_codec import broadcast_names
 from fl_lightning.errors import ClientError, add_note

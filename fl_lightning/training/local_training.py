@@ -29,7 +29,7 @@ from fl_lightning.seeding import generator_states, rng_scope
 from fl_lightning.state import State
 from fl_lightning.training.device_loaders import Loaders
 from fl_lightning.training.extra_passes import ExtraPasses
-from fl_lightning.training.op_trace import Recordings
+from fl_lightning.vectorized.op_trace import Recordings
 from fl_lightning.training.optimizers import OptimizerFactory, Schedulers, clear_gradients, needs_closure, take_step
 from fl_lightning.training.patching import patched
 from fl_lightning.training.schedules import Mode, PlateauScheduler, Schedules

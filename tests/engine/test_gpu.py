@@ -16,7 +16,7 @@ from fl_lightning.engine import run as run_module
 from fl_lightning.engine.argument_checks import check_precision
 from fl_lightning.errors import ClientError
 from fl_lightning.training.local_training import Stopwatch
-from fl_lightning.training.vmap.group import Group
+from fl_lightning.vectorized.group import Group
 
 CUDA = torch.device("cuda", 0)
 

@@ -17,7 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import Method, Weighted
 from fl_lightning.data import RandomCrop, RandomFlip
-from fl_lightning.engine import group_size
+from fl_lightning.vectorized import group_size
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import (
     APFL,

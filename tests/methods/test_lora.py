@@ -250,7 +250,7 @@ def test_ffalora_on_a_model_that_freezes_a_sends_b_alone(run):
 
 @pytest.mark.parametrize("name", ALL)
 def test_it_trains_side_by_side_as_one_by_one(tmp_path, undrawn, monkeypatch, name):
-    monkeypatch.setattr("fl_lightning.engine.group_size.LEAST_CLIENTS", 2)
+    monkeypatch.setattr("fl_lightning.vectorized.group_size.LEAST_CLIENTS", 2)
     assert_same_alone(tmp_path, methods=lambda: [ALL[name]()], model=lora_model)
 
 

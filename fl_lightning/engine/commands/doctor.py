@@ -34,7 +34,7 @@ from fl_lightning.sampling import size_of_cohort
 from fl_lightning.state import num_bytes, select
 from fl_lightning.storage.hyperparameters import plain_arguments
 from fl_lightning.training.patching import patched
-from fl_lightning.training.vmap.group import Group, GroupMember
+from fl_lightning.vectorized.group import Group, GroupMember
 
 # batches to which the measured visit is cut
 BATCHES = 4

@@ -29,9 +29,9 @@ from fl_lightning.engine.fingerprint import (
     message,
     shown_path,
 )
-from fl_lightning.engine.group_size import choose, group_bounds
+from fl_lightning.vectorized.group_size import choose, group_bounds
 from fl_lightning.engine.model_io import check_storable, load_model, load_weights, save_model
-from fl_lightning.engine.personalized_evaluation import groups_of_own_models, metrics_of_own_models
+from fl_lightning.vectorized.personalized_evaluation import groups_of_own_models, metrics_of_own_models
 from fl_lightning.engine.rounds import check_metrics, run_round
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sanity_check import run_sanity_check

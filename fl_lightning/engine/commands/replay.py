@@ -13,7 +13,7 @@ from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
 from fl_lightning.engine.cohort_training import draw_cohort, groups_of_cohort, side_by_side, simulate_systems
 from fl_lightning.engine.commands.fit import begin_fit
 from fl_lightning.engine.fingerprint import description_of, differences, identity, message, shown_path
-from fl_lightning.engine.group_size import choose
+from fl_lightning.vectorized.group_size import choose
 from fl_lightning.engine.model_io import call_on_load, load_state, restore_data
 from fl_lightning.engine.run import Run
 from fl_lightning.errors import ClientError, UsageError, count, require

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.client import Client
-from fl_lightning.client.batched_tree import (
+from fl_lightning.vectorized.batched_tree import (
     BatchedTree,
     Column,
     RowIndex,
@@ -24,7 +24,7 @@ from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.metric_log import MetricLog, Record
 from fl_lightning.client.module_snapshot import StateBinding
 from fl_lightning.client.visit import Visit
-from fl_lightning.client.vmap_views import View, not_mappable
+from fl_lightning.vectorized.vmap_views import View, not_mappable
 from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.errors import ClientError
 from fl_lightning.state import State

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_lightning.client.metric_log import MetricLog, Record
 from fl_lightning.client.module_snapshot import StateBinding
-from fl_lightning.client.vmap_views import not_mappable
+from fl_lightning.vectorized.vmap_views import not_mappable
 from fl_lightning.data.client_loaders import ClientLoader
 from fl_lightning.engine.evaluation.evaluator import STAGES, step_name
 from fl_lightning.engine.evaluation.loop import can_share, stage_of
@@ -22,7 +22,7 @@ from fl_lightning.seeding import rng_scope
 from fl_lightning.state import State
 from fl_lightning.storage.metric_format import tagged
 from fl_lightning.training.local_training import GroupSize
-from fl_lightning.training.vmap.grouping import dealt_out
+from fl_lightning.vectorized.grouping import dealt_out
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run

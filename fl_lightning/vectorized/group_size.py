@@ -17,17 +17,17 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_lightning.client.module_snapshot import changed_value, values_held
-from fl_lightning.client.vmap_views import VmapUnsupported
+from fl_lightning.vectorized.vmap_views import VmapUnsupported
 from fl_lightning.data.client_loaders import DataLoaderAdapter, IndexedLoader
 from fl_lightning.errors import ClientError, UsageError, require, truncate, with_location
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.seeding import rng_scope, torch_generators
 from fl_lightning.state import norm
 from fl_lightning.training.local_training import GroupSize
-from fl_lightning.training.op_trace import Recordings, numbers_drawn
+from fl_lightning.vectorized.op_trace import Recordings, numbers_drawn
 from fl_lightning.training.patching import patched
-from fl_lightning.training.vmap.group import Group, GroupMember
-from fl_lightning.training.vmap.stacked_state import ELEMENTWISE
+from fl_lightning.vectorized.group import Group, GroupMember
+from fl_lightning.vectorized.stacked_state import ELEMENTWISE
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
