@@ -20,8 +20,9 @@ from fl_lightning.engine.commands import fit as commands
 from fl_lightning.engine.commands import replay as replaying
 from fl_lightning.engine.fingerprint import code_of_run
 from fl_lightning.engine.rounds import SimulationBackend
-from fl_lightning.engine.run import ClientBackend, Result, Run, launch
+from fl_lightning.engine.run import ClientBackend, Result, Run, VisitRunner, launch
 from fl_lightning.engine.run_arguments import RunArguments
+from fl_lightning.engine.sequential_runner import SequentialRunner
 from fl_lightning.errors import Stopped, Terminated, require
 from fl_lightning.federation import server as federation
 from fl_lightning.federation.client_app import write_app
@@ -472,7 +473,16 @@ class FederatedTrainer(RunArguments):
             validation.check_folder("trainer.default_root_dir", self.default_root_dir)
         code_of_run(self, model, datamodule, methods.methods)  # read now: a file may be edited while data are prepared
         try:
-            return launch(self, model, datamodule, methods, work, backend, stage)
+            return launch(self, model, datamodule, methods, work, backend, runner_for(self.clients_per_step), stage)
         finally:
             if self._fitted is not None:  # the trainer describes its fit, not a later evaluation
                 self._run, self.fabric = self._fitted, self._fitted.fabric
+
+
+def runner_for(clients_per_step: int | str) -> VisitRunner:
+    """How the clients train: only here the package knows that they can train side by side."""
+    if clients_per_step == 1:
+        return SequentialRunner()
+    from fl_lightning.vectorized.runner import VectorizedRunner
+
+    return VectorizedRunner()

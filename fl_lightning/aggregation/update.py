@@ -59,6 +59,27 @@ class Update:
         }
 
 
+@dataclass
+class UpdateRows:
+    """The updates of several clients that nothing observes one by one.
+
+    Args:
+        clients: their ids.
+        updates: values as in :meth:`Update.weighted`, with a row for each client.
+        extremes: the largest and smallest of their logged values, by name.
+        steps: local steps of each visit.
+        rates: its last learning rate.
+        skipped: its batches without a loss.
+    """
+
+    clients: list[int]
+    updates: Mapping[str, Any]
+    extremes: Mapping[str, Reduced]
+    steps: list[int]
+    rates: list[float]
+    skipped: list[int]
+
+
 class Totals:
     """The sums over the updates of a cohort, in memory that does not grow with the cohort.
 
@@ -79,15 +100,10 @@ class Totals:
         self._sums.add(update.weighted())
         update_extremes(self._extremes, update.logged)
 
-    def add_rows(self, updates: Mapping[str, Any], extremes: Mapping[str, Reduced]) -> None:
-        """Add the updates of several clients.
-
-        Args:
-            updates: values as in :meth:`Update.weighted`, with a row for each client.
-            extremes: the largest and smallest of their logged values, by name.
-        """
-        self._sums.add_rows(updates)
-        update_extremes(self._extremes, extremes)
+    def add_rows(self, rows: UpdateRows) -> None:
+        """Add the updates of several clients."""
+        self._sums.add_rows(rows.updates)
+        update_extremes(self._extremes, rows.extremes)
 
     def all_reduce(self, workers: Collectives) -> None:
         """Add up the totals of all workers, in one collective over one flat vector."""

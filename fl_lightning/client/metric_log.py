@@ -18,7 +18,6 @@ from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.aggregation import Weighted
 from fl_lightning.aggregation.reduced import EMPTY, Reduced, join
-from fl_lightning.vectorized.batched_tree import RowIndex, numbers_of
 from fl_lightning.client.lightning.private import LogValidator, extract_batch_sizes
 from fl_lightning.client.reductions import (
     FOLDS,
@@ -30,9 +29,10 @@ from fl_lightning.client.reductions import (
     one_after_another,
     row_of,
 )
-from fl_lightning.vectorized.vmap_views import DIFFERS, not_mappable
 from fl_lightning.errors import require
 from fl_lightning.storage.metric_format import is_defined
+from fl_lightning.vectorized.batched_tree import RowIndex, numbers_of
+from fl_lightning.vectorized.vmap_views import DIFFERS, not_mappable
 
 # in the place of a hook, of the terms of the loss
 TERM = ""

@@ -5,28 +5,26 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
 import torch
 
-from fl_lightning.aggregation import Totals, Update
+from fl_lightning.aggregation import Totals, Update, UpdateRows
 from fl_lightning.aggregation.weighted import cloned
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.distributed.workers import schedule
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.fingerprint import identity
 from fl_lightning.engine.model_io import entries_of_module, state_of_data, storable
-from fl_lightning.engine.run import Run
+from fl_lightning.engine.run import Result, Run
 from fl_lightning.errors import ClientError, LostWorkerError, SharedStateError, UsageError, text_of, with_location
 from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.storage.atomic_io import save
 from fl_lightning.storage.checkpoint import FORMAT
 from fl_lightning.systems import SystemOutcome
-from fl_lightning.vectorized.group import Group, GroupMember
-from fl_lightning.vectorized.grouping import cost, form_groups
 
 # phases of local training
 VISIT_PHASES = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")
@@ -45,7 +43,6 @@ class Outcome:
         arrived: clients whose updates the server gets.
         rates: last learning rates of those that took a step.
         scalings: with 16-mixed, the gradient scales at the end of their visits.
-        remembered: memories of the clients of the present group before it.
         errors: of the clients that failed.
     """
 
@@ -54,7 +51,6 @@ class Outcome:
     arrived: list[int] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     scalings: list[tuple[float, int]] = field(default_factory=list)
-    remembered: dict[int, dict] = field(default_factory=dict)
     errors: dict[int, Exception] = field(default_factory=dict)
 
     def note_visit(self, k: int, steps: int, rate: float, skipped: int, idle: bool, arrived: bool = True) -> None:
@@ -93,10 +89,12 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
     """
     totals, outcome = Totals(run.fabric.device), Outcome(VisitMetrics(run.client.module))
     run.stopwatch.reset()
-    for group in place_cohort(run, simulated):
-        run.workers.check()
-        train = train_client if len(group) == 1 else train_group
-        train(run, group, round_, simulated, totals, outcome)
+    for result in results_of_visits(run, round_, simulated):
+        if isinstance(result, UpdateRows):
+            add_rows(run, result, totals, outcome)
+        else:
+            k, update = result
+            add_result(run, k, round_, simulated[k], update, totals, outcome)
         if outcome.errors and run.trainer.on_client_error == "raise":
             break
     arrived = share_outcome(run, round_, outcome)
@@ -108,18 +106,26 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
     return totals, arrived
 
 
+def results_of_visits(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> Iterator[Result]:
+    """Train the clients that are placed on this worker."""
+    work = {k: one.work for k, one in simulated.items()}
+    for part in place_cohort(run, simulated):
+        run.workers.check()
+        observed = is_watched(run) or any(simulated[k].lost is not None for k in part)
+        yield from run.runner.run(run, part, round_, work, observed)
+
+
 def place_cohort(run: Run, simulated: dict[int, SystemOutcome]) -> list[list[int]]:
-    """Place the cohort on the workers, send each client's memory along, and return the groups of this worker.
+    """Place the cohort on the workers, send each client's memory along, and return the parts of this worker.
 
     They are in ascending order of their first clients.
     """
     memories = run.client.memories()
     steps = {k: run.local_training.steps(k, simulated[k].work) for k in run.server.cohort}
-    groups = {group[0]: group for group in groups_of_cohort(run, steps)}
-    of_groups = schedule(
-        {first: cost(group, steps) for first, group in groups.items()}, run.workers.size, memories.owners
-    )
-    placed = [[k for first in firsts for k in groups[first]] for firsts in of_groups]
+    parts = {part[0]: part for part in run.runner.divide(run, steps)}
+    costs = {first: run.runner.cost(part, steps) for first, part in parts.items()}
+    of_workers = schedule(costs, run.workers.size, memories.owners)
+    placed = [[k for first in firsts for k in parts[first]] for firsts in of_workers]
     if memories.owners:
         run.workers.barrier()  # a memory is sent when both sides are here
     memories.follow(placed, run.workers)
@@ -127,69 +133,32 @@ def place_cohort(run: Run, simulated: dict[int, SystemOutcome]) -> list[list[int
         total = sum(steps[k] for k in clients)
         run.metrics.update({f"placed/{worker}/clients": len(clients), f"placed/{worker}/steps": total})
     run.stopwatch.lap("place")
-    return [groups[first] for first in sorted(of_groups[run.workers.rank])]
+    return [parts[first] for first in sorted(of_workers[run.workers.rank])]
 
 
-def groups_of_cohort(run: Run, steps: dict[int, int]) -> list[list[int]]:
-    """The groups of a cohort, by the expected local steps of its clients."""
-    training, choice = run.local_training, run.local_training.choice
-    return form_groups(steps, choice.least, choice.size, training.kind, choice.least > 2)
+def add_rows(run: Run, rows: UpdateRows, totals: Totals, outcome: Outcome) -> None:
+    """Add the updates of clients that nothing observes one by one."""
+    if rows.clients:
+        totals.add_rows(rows)
+    for k, steps, rate, skipped in zip(rows.clients, rows.steps, rows.rates, rows.skipped, strict=True):
+        run.client.memories().commit_visit(k)
+        outcome.note_visit(k, steps, rate, skipped, run.local_training.batches(k) == 0)
 
 
-def train_client(
-    run: Run, group: list[int], round_: int, simulated: dict[int, SystemOutcome], totals: Totals, outcome: Outcome
+def add_result(
+    run: Run,
+    k: int,
+    round_: int,
+    simulated: SystemOutcome,
+    update: Update | Exception,
+    totals: Totals,
+    outcome: Outcome,
 ) -> None:
-    """Train the only client of a group, and add its update."""
-    (k,) = group
+    """Add the update of a client, or note its failure."""
     with isolate_failure(run, k, outcome), run.client.memories().visit(k):
-        update = run.local_training.visit(k, round_, run.server.state, simulated[k].work)
-        add_update(run, k, round_, simulated[k], update, totals, outcome)
-
-
-def train_group(
-    run: Run, group: list[int], round_: int, simulated: dict[int, SystemOutcome], totals: Totals, outcome: Outcome
-) -> None:
-    """Train clients side by side, and add their updates; the failure of one does not touch the others."""
-    memories = run.client.memories()
-    # a visit can be repeated in its group alone, so its record holds the memories of all
-    outcome.remembered = {k: memories.get(k, {}) for k in group}
-    visits, why = side_by_side(run, group, round_, simulated), ""
-    with ExitStack() as stack:
-        stack.callback(memories.drop_all, group)
-        try:
-            stack.enter_context(visits.training_all())
-        except LostWorkerError:
-            raise
-        except (ClientError, UsageError) as error:
-            why = with_location(error.__cause__ or error)  # each reason is shown once
-        if why:  # training in turn shows which client failed, if one did, once the group's memory is free
-            del visits
-            memories.drop_all(group)
-            run.trainer.warn(f"clients that cannot train side by side are trained sequentially: {why}")
-            outcome.remembered = {}
-            for k in group:
-                if not outcome.errors or run.trainer.on_client_error == "skip":
-                    train_client(run, [k], round_, simulated, totals, outcome)
-            return
-        done = set[int]()
-        if visits.sends_states_alone() and not is_watched(run) and all(simulated[k].lost is None for k in group):
-            rows, updates, extremes = visits.updates()
-            if rows:
-                totals.add_rows(updates, extremes)
-            for row in rows:
-                k, steps, rate = group[row], int(visits.num_steps[row]), float(visits.lr[row])
-                memories.commit_visit(k)
-                outcome.note_visit(k, steps, rate, int(visits.num_skipped[row]), run.local_training.batches(k) == 0)
-            done = {*rows}
-        for row, k in enumerate(group):
-            if row not in done:
-                with isolate_failure(run, k, outcome), memories.visit(k):
-                    add_update(run, k, round_, simulated[k], visits.update(row), totals, outcome)
-
-
-def side_by_side(run: Run, group: list[int], round_: int, simulated: dict[int, SystemOutcome]) -> Group:
-    """The visits of the clients of a group."""
-    return Group(run.local_training, [GroupMember(k, simulated[k].work) for k in group], round_, run.server.state)
+        if isinstance(update, Exception):
+            raise update
+        add_update(run, k, round_, simulated, update, totals, outcome)
 
 
 def add_update(
@@ -245,7 +214,7 @@ def isolate_failure(run: Run, k: int, outcome: Outcome) -> Iterator[None]:
         raise
     except (ClientError, UsageError) as error:
         outcome.errors[k] = error
-        record_failure(run, k, error, outcome.remembered if k in outcome.remembered else {})
+        record_failure(run, k, error)
         # it may have changed the state of later clients, and a full memory is not the client's fault
         cause = error.__cause__
         full = isinstance(cause, (MemoryError, torch.OutOfMemoryError))
@@ -260,24 +229,23 @@ def record_path(run: Run, k: int) -> Path | None:
     return None if folder is None else folder / "failures" / f"round-{run.server.round}-client-{k}.pt"
 
 
-def record_failure(run: Run, k: int, error: Exception, group: dict[int, dict]) -> None:
+def record_failure(run: Run, k: int, error: Exception) -> None:
     """Write all that ``replay`` needs, apart from config and data, to repeat the visit of a client that has failed.
 
-    ``group`` has the memories of the clients that trained side by side with it. Only the first :data:`MOST_RECORDED`
-    failures of a run are recorded.
+    Only the first :data:`MOST_RECORDED` failures of a run are recorded.
     """
     path = record_path(run, k)
     if path is None or len(list(path.parent.glob("*.pt"))) >= MOST_RECORDED:
         return
-    server, client = run.server, run.client
+    server, client, beside = run.server, run.client, run.runner.beside(k)
     try:
         term, step = client.worker_module.logged.first_nonfinite_term() or (None, client.num_steps)
         record = {
             "failure": {"round": server.round, "client": k, "error": str(error), "term": term, "step": step},
             "state_dict": server.state,
             "cohort": server.cohort,
-            "memory": group.get(k) or client.memories().get(k, {}),
-            "memories": {other: memory for other, memory in group.items() if memory},
+            "memory": beside.get(k) or client.memories().get(k, {}),
+            "memories": {other: memory for other, memory in beside.items() if memory},
             "methods": run.methods.state_dict(),
             "module": storable(entries_of_module(run)),
             "datamodule": state_of_data(run.data),

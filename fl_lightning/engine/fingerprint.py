@@ -118,8 +118,7 @@ def describe_trainer(run: Run) -> dict[str, Any]:
         "precision": str(run.fabric.strategy.precision.precision),
         "threads_per_worker": torch.get_num_threads(),
         "channels_last": run.loaders.channels_last,
-        "clients_per_step": local.choice.size,
-        "clients_per_step=auto": local.choice.least > 2,  # which forms other groups of the same size
+        **run.runner.settings(),
         **evaluated,
     }
 

@@ -11,7 +11,6 @@ from fl_lightning.aggregation import Totals
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.engine.cohort_training import draw_cohort, simulate_systems, train_cohort
 from fl_lightning.engine.evaluation.evaluator import PHASES
-from fl_lightning.vectorized.personalized_evaluation import groups_of_own_models, metrics_of_own_models
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.update_codec import broadcast_names
 from fl_lightning.errors import ClientError, add_note
@@ -104,11 +103,11 @@ def evaluate(run: Run) -> None:
     state, client = run.methods.evaluated_state(run.server), run.client
     with run.metrics.timed("evaluate"):
         own = bool(not client.has_global_model and client.memories().owners)
-        groups = groups_of_own_models(run, run.local_training.choice) if own else []
+        parts = run.runner.place_models(run) if own else []
         for phase in PHASES:
             try:
                 if own:
-                    run.metrics.update(run.evaluator.means(metrics_of_own_models(run, phase, state, groups)))
+                    run.metrics.update(run.evaluator.means(run.runner.evaluate_models(run, phase, state, parts)))
                 else:
                     run.metrics.update(run.evaluator.evaluate_global_model(phase, state))
             except Exception as error:

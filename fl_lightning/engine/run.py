@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +17,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from torch.optim.lr_scheduler import LRScheduler
 
-from fl_lightning.aggregation import Totals
+from fl_lightning.aggregation import Totals, Update, UpdateRows
 from fl_lightning.aggregation.reduced import Reduced
 from fl_lightning.aggregation.weighted import Weighted
 from fl_lightning.callbacks.base import Callback
@@ -50,7 +50,7 @@ from fl_lightning.errors import ClientError, Stopped, add_note, check_all, requi
 from fl_lightning.method import MethodList
 from fl_lightning.seeding import base_seed, rng_scope
 from fl_lightning.server import Server
-from fl_lightning.state import select
+from fl_lightning.state import State, select
 from fl_lightning.storage.metrics import Metrics
 from fl_lightning.storage.run_folder import RunFolder
 from fl_lightning.systems import SystemOutcome
@@ -78,12 +78,65 @@ class ClientBackend(Protocol):
         """Evaluate the global model, or the clients' own models where entries of the state do not travel."""
 
 
+# a client, and its update or the reason why it has none; or the updates of several
+Result = tuple[int, Update | Exception] | UpdateRows
+# epochs, or steps where the run counts them, of each client; None is a whole visit
+Work = Mapping[int, int | None]
+
+
+class VisitRunner(Protocol):
+    """How a worker trains clients, and evaluates their own models: one after another, or side by side.
+
+    A part of a cohort is a list of clients that one worker trains.
+    """
+
+    def prepare(self, run: Run) -> None:
+        """Choose how to train, once the methods have their server values, before round 0; all workers call this."""
+
+    def settings(self) -> dict[str, Any]:
+        """What the bits of a result depend on, by the name of the argument of the trainer."""
+
+    def reason(self) -> str:
+        """Why the clients train in this way."""
+
+    def divide(self, run: Run, steps: Mapping[int, int]) -> list[list[int]]:
+        """Divide a cohort, by the expected local steps of its clients, into parts."""
+
+    def cost(self, part: Sequence[int], steps: Mapping[int, int]) -> float:
+        """The cost of training a part, in steps of one client."""
+
+    def run(self, run: Run, part: Sequence[int], round_: int, work: Work, observed: bool) -> Iterator[Result]:
+        """Train the clients of a part from the server's state, and give the result of each.
+
+        Until the next result is asked for, the module holds the client. Its memory then loses what is not committed.
+        Where the clients are ``observed``, each result is of one client.
+        """
+
+    def beside(self, k: int) -> dict[int, dict]:
+        """The memories, before the present part, of the clients on which the bits of client ``k`` depend."""
+
+    def repeat(self, run: Run, k: int, round_: int, steps: Mapping[int, int], work: Work) -> None:
+        """Repeat the visit of a client of the cohort with these ``steps``; its failure is raised at once."""
+
+    def example(self, clients: Sequence[int], cohort: int) -> list[int]:
+        """A part that costs about the mean, of ``clients`` in ascending order of their steps."""
+
+    def place_models(self, run: Run) -> list[list[int]]:
+        """The clients with a memory whose models this worker evaluates, by part; all workers call this."""
+
+    def evaluate_models(
+        self, run: Run, phase: str, state: State, parts: Sequence[Sequence[int]], observed: bool = True
+    ) -> Iterator[dict[str, float]]:
+        """The metrics of each client's own model by tag."""
+
+
 @dataclass(frozen=True)
 class Run:
     """The parts of a run, as one worker has them: ``client`` is the module in which all its clients train."""
 
     trainer: RunArguments
     backend: ClientBackend
+    runner: VisitRunner
     seed: int
     fabric: Fabric
     workers: Workers
@@ -146,6 +199,7 @@ def launch(
     methods: MethodList,
     command: Callable[[Run], Result],
     backend: ClientBackend,
+    runner: VisitRunner,
     stage: str = "fit",
 ) -> Result:
     """Start the workers, and run a command on the run that each of them builds."""
@@ -172,7 +226,8 @@ def launch(
             validation.check_data_fits(trainer, model, data, methods)
             cleanup.callback(trainer_shim.detach, model)
             cleanup.push(partial(notify_failure, data))
-            return command(build(trainer, backend, trainer_shim, fabric, workers, model, data, methods, stage, cleanup))
+            given = (model, data, methods, stage, cleanup)
+            return command(build(trainer, backend, runner, trainer_shim, fabric, workers, *given))
 
     fabric = build_fabric(trainer, *devices_and_nodes(trainer, data))
     refuse_default_group(fabric.world_size)
@@ -188,6 +243,7 @@ def folder_of_versions(trainer: RunArguments, methods: MethodList) -> Path:
 def build(
     trainer: RunArguments,
     backend: ClientBackend,
+    runner: VisitRunner,
     trainer_shim: TrainerShim,
     fabric: Fabric,
     workers: Workers,
@@ -275,7 +331,7 @@ def build(
     representations = Representations(client, loaders, workers, trainer.taps)
     recalibration = Recalibration(client, loaders, workers)
     parts = (data, methods, client, server, loaders, local_training, evaluator, representations, recalibration)
-    return Run(trainer, backend, seed, fabric, workers, *parts, Metrics(), stopwatch, folder)
+    return Run(trainer, backend, runner, seed, fabric, workers, *parts, Metrics(), stopwatch, folder)
 
 
 def initial_shim_config(trainer: RunArguments, data: Any) -> ShimConfig:

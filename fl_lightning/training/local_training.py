@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
@@ -29,20 +29,12 @@ from fl_lightning.seeding import generator_states, rng_scope
 from fl_lightning.state import State
 from fl_lightning.training.device_loaders import Loaders
 from fl_lightning.training.extra_passes import ExtraPasses
-from fl_lightning.vectorized.op_trace import Recordings
 from fl_lightning.training.optimizers import OptimizerFactory, Schedulers, clear_gradients, needs_closure, take_step
 from fl_lightning.training.patching import patched
 from fl_lightning.training.schedules import Mode, PlateauScheduler, Schedules
+from fl_lightning.vectorized.op_trace import Recordings
 
 Batch = tuple[ExampleIndices | None, Any]
-
-
-class GroupSize(NamedTuple):
-    """Groups of ``least`` to ``size`` clients train side by side, with a reason; size 1 is sequential training."""
-
-    size: int
-    reason: str
-    least: int = 2
 
 
 class LocalTraining:
@@ -76,7 +68,6 @@ class LocalTraining:
         self._scaler = self._unused_scaler = getattr(self._precision, "scaler", None)
         self.scaling = next(iter(scalings_of(self._scaler)), None)
         self.batches = cache(partial(num_batches, loaders.data))
-        self.choice = GroupSize(1, "no round has begun")
         self.recordings = Recordings()
         self.looks_at_index = client.worker_module.takes_index and looks_at(client.module.training_step, 1)
         self._has_gradients = self._skips = self._closes = self._overflows = False

@@ -16,6 +16,18 @@ from torch.optim import SGD
 from fl_lightning.aggregation import Reduced, Update, Weighted
 from fl_lightning.aggregation.weighted import weigh_rows
 from fl_lightning.client import Client
+from fl_lightning.client.client import LARGEST_INTEGER, are_exact
+from fl_lightning.client.lightning.fit_progress import FitProgress
+from fl_lightning.client.metric_log import MetricLog
+from fl_lightning.client.module_snapshot import StateBinding, values_held
+from fl_lightning.client.reductions import row_of
+from fl_lightning.client.visit import PresentBatch, Visit
+from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, with_location
+from fl_lightning.seeding import generator_states, rng_scope
+from fl_lightning.state import State, norm
+from fl_lightning.training.local_training import LocalTraining
+from fl_lightning.training.optimizers import take_step
+from fl_lightning.training.patching import patched
 from fl_lightning.vectorized.batched_tree import (
     BatchedTree,
     Column,
@@ -26,22 +38,10 @@ from fl_lightning.vectorized.batched_tree import (
     table_of,
     take_apart,
 )
-from fl_lightning.client.client import LARGEST_INTEGER, are_exact
-from fl_lightning.client.lightning.fit_progress import FitProgress
-from fl_lightning.client.metric_log import MetricLog
-from fl_lightning.client.module_snapshot import StateBinding, values_held
-from fl_lightning.client.reductions import row_of
-from fl_lightning.client.visit import PresentBatch, Visit
-from fl_lightning.vectorized.vmap_views import not_mappable
-from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, with_location
-from fl_lightning.seeding import generator_states, rng_scope
-from fl_lightning.state import State, norm
-from fl_lightning.training.local_training import LocalTraining
-from fl_lightning.training.optimizers import take_step
-from fl_lightning.training.patching import patched
 from fl_lightning.vectorized.group_loader import GroupBatch, GroupLoader
 from fl_lightning.vectorized.stacked_state import StackedState
 from fl_lightning.vectorized.vmap_step import Results, StepPhase, VmapStep
+from fl_lightning.vectorized.vmap_views import not_mappable
 
 # numbers in the states of a group beyond which its updates are computed sequentially, to save memory
 MOST_NUMBERS = 2**24

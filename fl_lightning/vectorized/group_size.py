@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,17 +17,16 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_lightning.client.module_snapshot import changed_value, values_held
-from fl_lightning.vectorized.vmap_views import VmapUnsupported
 from fl_lightning.data.client_loaders import DataLoaderAdapter, IndexedLoader
 from fl_lightning.errors import ClientError, UsageError, require, truncate, with_location
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.seeding import rng_scope, torch_generators
 from fl_lightning.state import norm
-from fl_lightning.training.local_training import GroupSize
-from fl_lightning.vectorized.op_trace import Recordings, numbers_drawn
 from fl_lightning.training.patching import patched
 from fl_lightning.vectorized.group import Group, GroupMember
+from fl_lightning.vectorized.op_trace import Recordings, numbers_drawn
 from fl_lightning.vectorized.stacked_state import ELEMENTWISE
+from fl_lightning.vectorized.vmap_views import VmapUnsupported
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
@@ -61,17 +60,20 @@ NEAR = {"64-true": 1e-6, "": 0.05}
 AUTO = "auto"
 
 
-def choose(run: Run) -> None:
-    """Choose the size of groups, once the methods have their server values; all workers call this.
+class GroupSize(NamedTuple):
+    """Groups of ``least`` to ``size`` clients train side by side, with a reason; size 1 is sequential training."""
+
+    size: int
+    reason: str
+    least: int = 2
+
+
+def choice_for(run: Run) -> GroupSize:
+    """The size of groups, with its reason, once the methods have their server values; all workers call this.
 
     Raises:
         UsageError: a size is requested, but this run cannot be mapped over clients.
     """
-    run.local_training.choice = choice_for(run)
-
-
-def choice_for(run: Run) -> GroupSize:
-    """The choice, with its reason."""
     bounds, trainer = group_bounds(run), run.trainer
     asked, least = trainer.clients_per_step, bounds.least
     if asked == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fl_lightning.client.metric_log import MetricLog, Record
 from fl_lightning.client.module_snapshot import StateBinding
-from fl_lightning.vectorized.vmap_views import not_mappable
 from fl_lightning.data.client_loaders import ClientLoader
 from fl_lightning.engine.evaluation.evaluator import STAGES, step_name
 from fl_lightning.engine.evaluation.loop import can_share, stage_of
@@ -21,8 +20,9 @@ from fl_lightning.errors import LostWorkerError, Stopped, with_location
 from fl_lightning.seeding import rng_scope
 from fl_lightning.state import State
 from fl_lightning.storage.metric_format import tagged
-from fl_lightning.training.local_training import GroupSize
+from fl_lightning.vectorized.group_size import GroupSize
 from fl_lightning.vectorized.grouping import dealt_out
+from fl_lightning.vectorized.vmap_views import not_mappable
 
 if TYPE_CHECKING:
     from fl_lightning.engine.run import Run
@@ -43,29 +43,23 @@ def groups_of_own_models(run: Run, choice: GroupSize) -> list[list[int]]:
     return groups[workers.rank :: workers.size]
 
 
-def metrics_of_own_models(
-    run: Run, phase: str, state: State, groups: Sequence[list[int]], observed: bool = True
-) -> Iterator[dict[str, float]]:
-    """Return the metrics of each client's model by tag; a group that cannot be mapped is evaluated sequentially."""
+def metrics_of_group(run: Run, phase: str, state: State, group: Sequence[int]) -> list[dict[str, float]] | None:
+    """Return the metrics of the own models of several clients by tag; None where they cannot be mapped."""
     module, worker_module = run.client.module, run.client.worker_module
     step, loaders = step_name(module, phase), run.loaders.evaluation(phase)
     # an evaluation that is nothing but its step: no hook of the module's around it, and no torchmetrics object
     hooked = "on_validation_model_zero_grad" in worker_module.hooks or bool(metrics_of(module))
-    plain = step is not None and len(loaders) == 1 and not hooked and can_share(run.client, stage_of(step))
-    for group in groups:  # those on disk need not fit into memory together
-        own = {k: run.client.lifecycle.personal_entries(run.data.info(k), state) for k in group}
-        if plain and len(own) > 1:
-            try:
-                yield from evaluate_side_by_side(run, phase, str(step), state, loaders[0], [*own.values()])
-                continue
-            except (LostWorkerError, Stopped):
-                raise
-            except Exception as error:  # an error of a client occurs again
-                run.trainer.warn(
-                    f"personalized models are evaluated sequentially, since side by side fails: {with_location(error)}"
-                )
-        for k, entries in own.items():
-            yield run.evaluator.evaluate_local_model(phase, state, k, entries, observed)
+    if step is None or len(loaders) != 1 or hooked or not can_share(run.client, stage_of(step)):
+        return None
+    own = [run.client.lifecycle.personal_entries(run.data.info(k), state) for k in group]
+    try:
+        return evaluate_side_by_side(run, phase, step, state, loaders[0], own)
+    except (LostWorkerError, Stopped):
+        raise
+    except Exception as error:  # an error of a client occurs again
+        told = with_location(error)
+        run.trainer.warn(f"personalized models are evaluated sequentially, since side by side fails: {told}")
+    return None
 
 
 @torch.no_grad()

@@ -11,6 +11,14 @@ import torch
 from torch import Tensor
 
 from fl_lightning.client import Client
+from fl_lightning.client.lightning.fit_progress import FitProgress
+from fl_lightning.client.metric_log import MetricLog, Record
+from fl_lightning.client.module_snapshot import StateBinding
+from fl_lightning.client.visit import Visit
+from fl_lightning.data.datamodule import ClientInfo
+from fl_lightning.errors import ClientError
+from fl_lightning.state import State
+from fl_lightning.training.local_training import LocalTraining
 from fl_lightning.vectorized.batched_tree import (
     BatchedTree,
     Column,
@@ -20,15 +28,7 @@ from fl_lightning.vectorized.batched_tree import (
     put_together,
     take_apart,
 )
-from fl_lightning.client.lightning.fit_progress import FitProgress
-from fl_lightning.client.metric_log import MetricLog, Record
-from fl_lightning.client.module_snapshot import StateBinding
-from fl_lightning.client.visit import Visit
 from fl_lightning.vectorized.vmap_views import View, not_mappable
-from fl_lightning.data.datamodule import ClientInfo
-from fl_lightning.errors import ClientError
-from fl_lightning.state import State
-from fl_lightning.training.local_training import LocalTraining
 
 # results of a part of a step for one client, by name; None is a removed gradient
 Results = dict[str, Tensor | None]

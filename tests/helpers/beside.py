@@ -8,8 +8,9 @@ from torch import nn
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.data import Digits, Dirichlet
-from fl_lightning.engine import cohort_training
+from fl_lightning.engine.sequential_runner import SequentialRunner
 from fl_lightning.models import MLP, Encoder, ETFClassifier, ImageClassifier
+from fl_lightning.vectorized.runner import VectorizedRunner
 from helpers.runs import history, small_trainer
 from helpers.tiny import TinyData, clients
 
@@ -77,13 +78,20 @@ def trained(tmp_path, size, model=mlp, data=digits, methods=list, visits=True, c
     callbacks = [*callbacks, *([seen] if visits else [])]
     trainer = small_trainer(tmp_path, **{**given, "clients_per_step": size, "callbacks": callbacks, **kwargs})
     dealt = data()
-    alone, grouped = cohort_training.train_client, cohort_training.train_group
+    sizes = []
+
+    def noted(original):
+        def run(self, run, part, *args, **kwargs):
+            sizes.append(len(part))
+            return original(self, run, part, *args, **kwargs)
+
+        return run
+
     with (
-        patch.object(cohort_training, "train_client", wraps=alone) as alone,
-        patch.object(cohort_training, "train_group", wraps=grouped) as grouped,
+        patch.object(SequentialRunner, "run", noted(SequentialRunner.run)),
+        patch.object(VectorizedRunner, "run", noted(VectorizedRunner.run)),
     ):
         trainer.fit(model(), dealt, methods(), ckpt_path)
-    sizes = [len(call.args[1]) for call in alone.call_args_list + grouped.call_args_list]
     # otherwise both runs of a comparison would be sequential
     assert (max(sizes) > 1) == (size != 1)
     memories = {} if "client_memory" in kwargs else trainer.client.memories()  # the run removes those on disk

@@ -34,7 +34,6 @@ from fl_lightning.sampling import size_of_cohort
 from fl_lightning.state import num_bytes, select
 from fl_lightning.storage.hyperparameters import plain_arguments
 from fl_lightning.training.patching import patched
-from fl_lightning.vectorized.group import Group, GroupMember
 
 # batches to which the measured visit is cut
 BATCHES = 4
@@ -98,8 +97,8 @@ def diagnose(
             "device": str(run.fabric.device),
             "precision": str(run.fabric.strategy.precision.precision),
             "seed": run.seed,
-            "clients_per_step": run.local_training.choice.size,
-            "side_by_side": run.local_training.choice.reason,
+            "clients_per_step": run.runner.settings()["clients_per_step"],
+            "side_by_side": run.runner.reason(),
             "systems": None if trainer.systems is None else plain_arguments(trainer.systems),
             "callbacks": [type(callback).__name__ for callback in trainer.callbacks],
         },
@@ -169,20 +168,18 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     run.server.begin_round(done, draw_cohort(run, done))
     run.worker_module.begin_round(done)
     run.methods.on_round_start(run.server)
-    size = min(training.choice.size, len(run.server.cohort))
-    first = max(0, min(len(trained) // 2, len(trained) - size))
-    group = [k for _, k in reversed(trained[first : first + size])]
-    for _ in range(3):  # the first two warm up and record the programs of groups; the third is measured
+    part = run.runner.example([k for _, k in trained], len(run.server.cohort))
+    for _ in range(3):  # the first two warm up; the third is measured
         with patched(fit_progress, limit=min(BATCHES, fit_progress.limit or BATCHES)):
             began = time.perf_counter()
-            if len(group) == 1:
-                update = training.visit(group[0], done, run.server.state)
-            else:
-                visits = Group(training, [GroupMember(k) for k in group], done, run.server.state)
-                with visits.training_all():
-                    update = visits.update(0)
+            results: Any = run.runner.run(run, part, done, dict.fromkeys(part), observed=True)
+            k, update = next(results)
             seconds = time.perf_counter() - began
-            taken = sum(sum(fit_progress.at(done, training.batches(k)).passes) for k in group)
+            if isinstance(update, Exception):
+                raise update
+            client.memories().commit_visit(k)
+            results.close()
+            taken = sum(sum(fit_progress.at(done, training.batches(k)).passes) for k in part)
     sums = []
     if run.trainer.buffers in RECALIBRATES:  # counts, inputs and squares of each BatchNorm layer
         for path in client.batch_norms:
@@ -190,7 +187,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
             sums.append(TensorSpec(f"recalibration/{path}.count", "float64", ()))
             sums.append(TensorSpec(f"recalibration/{path}.sums", "float64", (2, numbers)))
     leaving = [*list_tensors(encode_update(client, update)), *sums]
-    state = num_bytes(client.memories().get(group[0], {}))
+    state = num_bytes(client.memories().get(part[0], {}))
     measured = run.workers.gather((seconds / taken, worker_peak_memory()))
     visit = statistics.fmean(batches) * statistics.fmean(one for one, _ in measured)
     peak = max(peak for _, peak in measured)  # 0 if the system does not measure it

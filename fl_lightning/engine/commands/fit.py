@@ -29,9 +29,7 @@ from fl_lightning.engine.fingerprint import (
     message,
     shown_path,
 )
-from fl_lightning.vectorized.group_size import choose, group_bounds
 from fl_lightning.engine.model_io import check_storable, load_model, load_weights, save_model
-from fl_lightning.vectorized.personalized_evaluation import groups_of_own_models, metrics_of_own_models
 from fl_lightning.engine.rounds import check_metrics, run_round
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sanity_check import run_sanity_check
@@ -102,7 +100,7 @@ def prepare_fit(
     check_storable(run)
     if source is None and not run.trainer.fast_dev_run:
         run_sanity_check(run)
-    choose(run)
+    run.runner.prepare(run)
     checkpoint = restore_run(run, source, allow_changes)
     client = run.client
     warn_of_averaged_statistics(run.trainer, client, run.data)
@@ -212,8 +210,8 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: P
     state = run.client.state()
     metrics = {} if own else run.evaluator.evaluate_global_model(phase, state, observed=False)
     if own or (run.methods.having("personal_state") and run.client.memories().owners):
-        groups = groups_of_own_models(run, group_bounds(run))
-        means = run.evaluator.means(metrics_of_own_models(run, phase, state, groups, observed=False))
+        parts = run.runner.place_models(run)
+        means = run.evaluator.means(run.runner.evaluate_models(run, phase, state, parts, observed=False))
         start = "" if own else f"personal/{run.methods.evaluation_point}"
         metrics |= {start + tag: value for tag, value in means.items()}
         run.worker_module.load(state)

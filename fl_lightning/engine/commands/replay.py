@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from fl_lightning.distributed.launcher import threads
 from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
-from fl_lightning.engine.cohort_training import draw_cohort, groups_of_cohort, side_by_side, simulate_systems
+from fl_lightning.engine.cohort_training import draw_cohort, simulate_systems
 from fl_lightning.engine.commands.fit import begin_fit
 from fl_lightning.engine.fingerprint import description_of, differences, identity, message, shown_path
-from fl_lightning.vectorized.group_size import choose
 from fl_lightning.engine.model_io import call_on_load, load_state, restore_data
 from fl_lightning.engine.run import Run
-from fl_lightning.errors import ClientError, UsageError, count, require
+from fl_lightning.errors import UsageError, count, require
 from fl_lightning.storage.checkpoint import read
 from fl_lightning.systems import SystemOutcome
-from fl_lightning.training.patching import patched
 
 
 def replay(
@@ -42,7 +37,7 @@ def replay(
     # the bits depend on the threads of the worker that trained the client
     with threads(contents["description"]["trainer"]["threads_per_worker"]):
         run.methods.on_fit_start(run.server)
-        choose(run)
+        run.runner.prepare(run)
         description_of(run).pop("code", None)  # a replay may test corrected code
         restore = restore_failure if "failure" in contents else restore_round
         restore(run, source, contents, round_, client, allow_changes)
@@ -51,36 +46,12 @@ def replay(
         # the cohort of a changed run may differ
         simulated = simulate_systems(run, round_, draw_cohort(run, round_))
         simulated |= {k: SystemOutcome() for k in (*run.server.cohort, client) if k not in simulated}
-        steps = {k: run.local_training.steps(k, simulated[k].work) for k in run.server.cohort}
-        group = next((group for group in groups_of_cohort(run, steps) if client in group), [client])
-        # clients that train side by side affect each other's rounding, so the whole group is repeated if possible
-        if len(group) == 1 or not repeated_beside(run, group, client, round_, simulated):
-            step = run.client.training_step
-
-            def checked(*args: Any) -> Tensor | None:
-                # a run checks at the end of the visit instead, since each check waits for the device
-                loss = step(*args)
-                run.client.lifecycle.check_terms()
-                return loss
-
-            with patched(run.client, training_step=checked):
-                run.local_training.visit(client, round_, run.server.state, simulated[client].work)
+        work = {k: one.work for k, one in simulated.items()}
+        steps = {k: run.local_training.steps(k, work[k]) for k in run.server.cohort}
+        run.runner.repeat(run, client, round_, steps, work)
     if "failure" in contents:
         run.trainer.warn(f"in the run it failed: {contents['failure']['error']}")
     return {"steps": run.client.num_steps, "lr": run.client.lr, **run.client.metrics}
-
-
-def repeated_beside(run: Run, group: list[int], client: int, round_: int, simulated: dict[int, SystemOutcome]) -> bool:
-    """Repeat the visit of a client in its group; return whether the group can train side by side."""
-    visits = side_by_side(run, group, round_, simulated)
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(visits.training_all())
-        except ClientError:
-            run.client.memories().drop_all(group)
-            return False
-        visits.update(group.index(client))
-    return True
 
 
 def find_visit(run: Run, ckpt_path: str | Path | None, round_: int, client: int) -> tuple[Path, dict[str, Any]]:

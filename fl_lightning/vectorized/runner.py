@@ -1,0 +1,136 @@
+"""Clients in groups: each step of a group is one program over stacked tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from fl_lightning.aggregation import Update, UpdateRows
+from fl_lightning.engine.run import Result, Run, Work
+from fl_lightning.engine.sequential_runner import SequentialRunner
+from fl_lightning.errors import ClientError, LostWorkerError, UsageError, with_location
+from fl_lightning.state import State
+from fl_lightning.vectorized import grouping
+from fl_lightning.vectorized.group import Group, GroupMember
+from fl_lightning.vectorized.group_size import GroupSize, choice_for, group_bounds
+from fl_lightning.vectorized.personalized_evaluation import groups_of_own_models, metrics_of_group
+
+
+class VectorizedRunner(SequentialRunner):
+    """Trains clients side by side in groups; a part is a group, and a group of one trains sequentially.
+
+    Attributes:
+        choice: the size of groups, with its reason; None before the run is prepared.
+    """
+
+    def __init__(self) -> None:
+        self.choice: GroupSize | None = None
+        self._before: dict[int, dict] = {}
+
+    def prepare(self, run: Run) -> None:
+        self.choice = choice_for(run)
+
+    @property
+    def chosen(self) -> GroupSize:
+        """The size of groups of a run that is prepared."""
+        return self.choice or GroupSize(1, "no round has begun")
+
+    def settings(self) -> dict[str, Any]:
+        # auto forms other groups of the same size
+        return {"clients_per_step": self.chosen.size, "clients_per_step=auto": self.chosen.least > 2}
+
+    def reason(self) -> str:
+        return self.chosen.reason
+
+    def divide(self, run: Run, steps: Mapping[int, int]) -> list[list[int]]:
+        choice = self.chosen
+        return grouping.form_groups(steps, choice.least, choice.size, run.local_training.kind, choice.least > 2)
+
+    def cost(self, part: Sequence[int], steps: Mapping[int, int]) -> float:
+        return grouping.cost(part, steps)
+
+    def run(self, run: Run, part: Sequence[int], round_: int, work: Work, observed: bool) -> Iterator[Result]:
+        """Train a group; the failure of a client does not touch the others."""
+        if len(part) == 1:
+            yield from super().run(run, part, round_, work, observed)
+            return
+        memories = run.client.memories()
+        # a visit can be repeated in its group alone, so its record holds the memories of all
+        self._before = {k: memories.get(k, {}) for k in part}
+        group, why = self.group(run, part, round_, work), ""
+        with ExitStack() as stack:
+            stack.callback(self._before.clear)
+            stack.callback(memories.drop_all, part)
+            try:
+                stack.enter_context(group.training_all())
+            except LostWorkerError:
+                raise
+            except (ClientError, UsageError) as error:
+                why = with_location(error.__cause__ or error)  # each reason is shown once
+            if why:  # training in turn shows which client failed, if one did, once the group's memory is free
+                del group
+                memories.drop_all(part)
+                run.trainer.warn(f"clients that cannot train side by side are trained sequentially: {why}")
+                self._before.clear()
+                yield from super().run(run, part, round_, work, observed)
+                return
+            done = set[int]()
+            if group.sends_states_alone() and not observed:
+                rows, updates, extremes = group.updates()
+                numbers = [values[rows].tolist() for values in (group.num_steps, group.lr, group.num_skipped)]
+                yield UpdateRows([part[row] for row in rows], updates, extremes, *numbers)
+                done = {*rows}
+            for row, k in enumerate(part):
+                if row not in done:
+                    yield k, self.update(group, row)
+
+    def update(self, group: Group, row: int) -> Update | Exception:
+        """The update of a client of a group that has trained, or its failure."""
+        try:
+            return group.update(row)
+        except LostWorkerError:
+            raise
+        except (ClientError, UsageError) as error:
+            return error
+
+    def group(self, run: Run, part: Sequence[int], round_: int, work: Work) -> Group:
+        """The visits of the clients of a part."""
+        return Group(run.local_training, [GroupMember(k, work[k]) for k in part], round_, run.server.state)
+
+    def beside(self, k: int) -> dict[int, dict]:
+        return self._before if k in self._before else {}
+
+    def repeat(self, run: Run, k: int, round_: int, steps: Mapping[int, int], work: Work) -> None:
+        """Repeat a visit; clients of a group affect each other's rounding, so it is repeated whole if possible."""
+        part = next((part for part in self.divide(run, steps) if k in part), [k])
+        if len(part) == 1 or not self._repeated(run, part, k, round_, work):
+            super().repeat(run, k, round_, steps, work)
+
+    def _repeated(self, run: Run, part: list[int], k: int, round_: int, work: Work) -> bool:
+        """Repeat the visit of a client in its group; return whether the group can train side by side."""
+        group = self.group(run, part, round_, work)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(group.training_all())
+            except ClientError:
+                run.client.memories().drop_all(part)
+                return False
+            group.update(part.index(k))
+        return True
+
+    def example(self, clients: Sequence[int], cohort: int) -> list[int]:
+        size = min(self.chosen.size, cohort)
+        first = max(0, min(len(clients) // 2, len(clients) - size))
+        return [*reversed(clients[first : first + size])]
+
+    def place_models(self, run: Run) -> list[list[int]]:
+        return groups_of_own_models(run, self.choice or group_bounds(run))
+
+    def evaluate_models(
+        self, run: Run, phase: str, state: State, parts: Sequence[Sequence[int]], observed: bool = True
+    ) -> Iterator[dict[str, float]]:
+        """The metrics of each client's model; a group that cannot be mapped is evaluated sequentially."""
+        for part in parts:
+            metrics = metrics_of_group(run, phase, state, part) if len(part) > 1 else None
+            yield from metrics or super().evaluate_models(run, phase, state, [part], observed)
