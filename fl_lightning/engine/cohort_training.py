@@ -19,7 +19,7 @@ from fl_lightning.distributed.workers import schedule
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.fingerprint import identity
 from fl_lightning.engine.model_io import entries_of_module, state_of_data, storable
-from fl_lightning.engine.run import Result, Run
+from fl_lightning.engine.run import Run, VisitResult
 from fl_lightning.errors import ClientError, LostWorkerError, SharedStateError, UsageError, text_of, with_location
 from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.storage.atomic_io import save
@@ -106,7 +106,7 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
     return totals, arrived
 
 
-def results_of_visits(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> Iterator[Result]:
+def results_of_visits(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> Iterator[VisitResult]:
     """Train the clients that are placed on this worker."""
     work = {k: one.work for k, one in simulated.items()}
     for part in place_cohort(run, simulated):

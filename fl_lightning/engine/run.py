@@ -79,7 +79,7 @@ class ClientBackend(Protocol):
 
 
 # a client, and its update or the reason why it has none; or the updates of several
-Result = tuple[int, Update | Exception] | UpdateRows
+VisitResult = tuple[int, Update | Exception] | UpdateRows
 # epochs, or steps where the run counts them, of each client; None is a whole visit
 Work = Mapping[int, int | None]
 
@@ -105,7 +105,7 @@ class VisitRunner(Protocol):
     def cost(self, part: Sequence[int], steps: Mapping[int, int]) -> float:
         """The cost of training a part, in steps of one client."""
 
-    def run(self, run: Run, part: Sequence[int], round_: int, work: Work, observed: bool) -> Iterator[Result]:
+    def run(self, run: Run, part: Sequence[int], round_: int, work: Work, observed: bool) -> Iterator[VisitResult]:
         """Train the clients of a part from the server's state, and give the result of each.
 
         Until the next result is asked for, the module holds the client. Its memory then loses what is not committed.

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fl_lightning.aggregation import Update
-from fl_lightning.engine.run import Result, Run, Work
+from fl_lightning.engine.run import Run, VisitResult, Work
 from fl_lightning.errors import ClientError, LostWorkerError, UsageError
 from fl_lightning.state import State
 from fl_lightning.training.patching import patched
@@ -36,7 +36,7 @@ class SequentialRunner:
         """The cost of training a part, in steps of one client."""
         return sum(steps[k] for k in part)
 
-    def run(self, run: Run, part: Sequence[int], round_: int, work: Work, observed: bool) -> Iterator[Result]:
+    def run(self, run: Run, part: Sequence[int], round_: int, work: Work, observed: bool) -> Iterator[VisitResult]:
         """Train the clients of a part from the server's state, and give the result of each.
 
         Until the next result is asked for, the module holds the client, whose memory then loses what is not committed.

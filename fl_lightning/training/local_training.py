@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dis
 import itertools
 import time
 from collections import defaultdict
@@ -32,7 +31,6 @@ from fl_lightning.training.extra_passes import ExtraPasses
 from fl_lightning.training.optimizers import OptimizerFactory, Schedulers, clear_gradients, needs_closure, take_step
 from fl_lightning.training.patching import patched
 from fl_lightning.training.schedules import Mode, PlateauScheduler, Schedules
-from fl_lightning.vectorized.op_trace import Recordings
 
 Batch = tuple[ExampleIndices | None, Any]
 
@@ -44,7 +42,6 @@ class LocalTraining:
         batches: gives the number of batches in a pass over the data of a client.
         monitored: the scheduler that watches a metric, on the server.
         scaling: with 16-mixed, the server's gradient scale and the steps since it changed; visits begin with it.
-        looks_at_index: whether the module's ``training_step`` reads the index of the batch.
     """
 
     def __init__(
@@ -68,8 +65,6 @@ class LocalTraining:
         self._scaler = self._unused_scaler = getattr(self._precision, "scaler", None)
         self.scaling = next(iter(scalings_of(self._scaler)), None)
         self.batches = cache(partial(num_batches, loaders.data))
-        self.recordings = Recordings()
-        self.looks_at_index = client.worker_module.takes_index and looks_at(client.module.training_step, 1)
         self._has_gradients = self._skips = self._closes = self._overflows = False
         strategy = client.worker_module.trainer_shim.strategy
         strategy.do_step, strategy.do_backward = self._closure_step, fabric.backward
@@ -108,11 +103,6 @@ class LocalTraining:
         if fit_progress.local_steps:
             return work or fit_progress.local_steps
         return self.batches(k) * (work or fit_progress.local_epochs)
-
-    def kind(self, k: int) -> object:
-        """Equal for clients that have the same schedule of rates, and may train side by side."""
-        _, schedulers = self.optimizers.first
-        return self.batches(k) if schedulers else None
 
     def fine_tune(self, k: int, round_: int, state: State, steps: int) -> State:
         """Train ``state`` on the data of client ``k`` by the module's own loss, without the methods, as a dry run."""
@@ -365,15 +355,6 @@ def scalings_of(scaler: Any) -> list[tuple[float, int]]:
     """The scale of a gradient scaler, with the steps since it changed; nothing without one, or where it is not used."""
     state = {} if scaler is None else scaler.state_dict()
     return [(float(state["scale"]), int(state["_growth_tracker"]))] if state else []
-
-
-def looks_at(function: Callable[..., Any], place: int) -> bool:
-    """Whether the code of a method may read its argument at this place."""
-    code = getattr(getattr(function, "__func__", None), "__code__", None)
-    if code is None or code.co_argcount <= place + 1:
-        return True
-    read = (one.argval if isinstance(one.argval, tuple) else (one.argval,) for one in dis.get_instructions(code))
-    return any(code.co_varnames[place + 1] in names for names in read)
 
 
 class Stopwatch:

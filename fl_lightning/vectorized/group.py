@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -39,6 +40,7 @@ from fl_lightning.vectorized.batched_tree import (
     take_apart,
 )
 from fl_lightning.vectorized.group_loader import GroupBatch, GroupLoader
+from fl_lightning.vectorized.op_trace import Recordings
 from fl_lightning.vectorized.stacked_state import StackedState
 from fl_lightning.vectorized.vmap_step import Results, StepPhase, VmapStep
 from fl_lightning.vectorized.vmap_views import not_mappable
@@ -62,6 +64,7 @@ class Group:
         members: the clients, clients with most batches first.
         round_: number of the round.
         received: the global state.
+        recordings: the programs of earlier groups.
 
     Attributes:
         errors: the error of each client that failed, by row.
@@ -71,8 +74,16 @@ class Group:
         settings: settings of the optimizer on which a step may depend.
     """
 
-    def __init__(self, training: LocalTraining, members: Sequence[GroupMember], round_: int, received: State) -> None:
+    def __init__(
+        self,
+        training: LocalTraining,
+        members: Sequence[GroupMember],
+        round_: int,
+        received: State,
+        recordings: Recordings | None = None,
+    ) -> None:
         self.training, self.members, self.round, self.received = training, members, round_, received
+        self.recordings = Recordings() if recordings is None else recordings
         self.client: Client = training.client
         self.device = training.fabric.device
         self.size = len(members)
@@ -94,6 +105,9 @@ class Group:
         clips = training.client.worker_module.trainer_shim.setting.gradient_clip_val is not None
         self._prepares = bool(hooks("on_before_optimizer_step") or hooks("on_after_clipping") or clips)
         self._corrects = bool(hooks("on_after_optimizer_step"))
+        takes_index = training.client.worker_module.takes_index
+        # whether the module's training_step reads the index of the batch
+        self._looks_at_index = takes_index and looks_at(training.client.module.training_step, 1)
 
     # ------------------------------------------------------------------ the visits
     @contextmanager
@@ -138,7 +152,7 @@ class Group:
             optimizer, schedulers = training.begin_optimizer(training.lr_factors[self.round], None)
             self._begin(optimizer)
             held = values_held(client.module, client.methods.methods, [*client.live.values(), *self._apart.values()])
-            training.recordings.begin_group(self.round, held)
+            self.recordings.begin_group(self.round, held)
             try:
                 feed = GroupLoader(training.loaders, loaders, self.device)
                 training.stopwatch.lap("load")
@@ -233,7 +247,7 @@ class Group:
         """The step of the clients of a batch: one for all that can take it together."""
         rows = batch.rows
         same = [self._kinds[rows], *([m[rows] for m in self.stack.moves.values()] if self._counts_steps else [])]
-        if self.training.looks_at_index and len(batch.indices) > 1:
+        if self._looks_at_index and len(batch.indices) > 1:
             same.append(np.array(batch.indices))
         if all((values == values[0]).all() for values in same):
             self._step(batch, optimizer)
@@ -310,7 +324,7 @@ class Group:
         columns = [column.take(slice(0, None)) for column in table.columns]
         if by_client := len(set(batch.indices)) > 1:
             columns.append((torch.tensor(batch.indices, device=self.device), True))
-        about = (repr(table.shape), by_client or (self.training.looks_at_index and index))
+        about = (repr(table.shape), by_client or (self._looks_at_index and index))
         return columns, about, lambda leaves: (put_together(table.shape, leaves), leaves[-1] if by_client else index)
 
     def _mapped_hooks(
@@ -438,3 +452,12 @@ class Group:
             self.fit_progress(row), epoch=passes
         )
         client.visit = visit
+
+
+def looks_at(function: Callable[..., Any], place: int) -> bool:
+    """Whether the code of a method may read its argument at this place."""
+    code = getattr(getattr(function, "__func__", None), "__code__", None)
+    if code is None or code.co_argcount <= place + 1:
+        return True
+    read = (one.argval if isinstance(one.argval, tuple) else (one.argval,) for one in dis.get_instructions(code))
+    return any(code.co_varnames[place + 1] in names for names in read)

@@ -24,7 +24,7 @@ from fl_lightning.seeding import rng_scope, torch_generators
 from fl_lightning.state import norm
 from fl_lightning.training.patching import patched
 from fl_lightning.vectorized.group import Group, GroupMember
-from fl_lightning.vectorized.op_trace import Recordings, numbers_drawn
+from fl_lightning.vectorized.op_trace import numbers_drawn
 from fl_lightning.vectorized.stacked_state import ELEMENTWISE
 from fl_lightning.vectorized.vmap_views import VmapUnsupported
 
@@ -173,7 +173,6 @@ def try_two(run: Run) -> None:
         rng_scope(run.seed, "side_by_side"),
         run.client.lifecycle.rehearsing(run.methods),
         patched(run.worker_module.fit_progress, limit=1),
-        patched(training, recordings=Recordings()),
     ):
         try:
             alone = [dict(training.visit(k, 0, state).delta) for k in clients]

@@ -7,13 +7,14 @@ from contextlib import ExitStack
 from typing import Any
 
 from fl_lightning.aggregation import Update, UpdateRows
-from fl_lightning.engine.run import Result, Run, Work
+from fl_lightning.engine.run import Run, VisitResult, Work
 from fl_lightning.engine.sequential_runner import SequentialRunner
 from fl_lightning.errors import ClientError, LostWorkerError, UsageError, with_location
 from fl_lightning.state import State
 from fl_lightning.vectorized import grouping
 from fl_lightning.vectorized.group import Group, GroupMember
 from fl_lightning.vectorized.group_size import GroupSize, choice_for, group_bounds
+from fl_lightning.vectorized.op_trace import Recordings
 from fl_lightning.vectorized.personalized_evaluation import groups_of_own_models, metrics_of_group
 
 
@@ -27,6 +28,7 @@ class VectorizedRunner(SequentialRunner):
     def __init__(self) -> None:
         self.choice: GroupSize | None = None
         self._before: dict[int, dict] = {}
+        self._recordings = Recordings()
 
     def prepare(self, run: Run) -> None:
         self.choice = choice_for(run)
@@ -44,13 +46,17 @@ class VectorizedRunner(SequentialRunner):
         return self.chosen.reason
 
     def divide(self, run: Run, steps: Mapping[int, int]) -> list[list[int]]:
-        choice = self.chosen
-        return grouping.form_groups(steps, choice.least, choice.size, run.local_training.kind, choice.least > 2)
+        choice, training = self.chosen, run.local_training
+        _, schedulers = training.optimizers.first
+        # clients that share a group have the same schedule of rates
+        return grouping.form_groups(
+            steps, choice.least, choice.size, training.batches if schedulers else lambda k: None, choice.least > 2
+        )
 
     def cost(self, part: Sequence[int], steps: Mapping[int, int]) -> float:
         return grouping.cost(part, steps)
 
-    def run(self, run: Run, part: Sequence[int], round_: int, work: Work, observed: bool) -> Iterator[Result]:
+    def run(self, run: Run, part: Sequence[int], round_: int, work: Work, observed: bool) -> Iterator[VisitResult]:
         """Train a group; the failure of a client does not touch the others."""
         if len(part) == 1:
             yield from super().run(run, part, round_, work, observed)
@@ -96,7 +102,8 @@ class VectorizedRunner(SequentialRunner):
 
     def group(self, run: Run, part: Sequence[int], round_: int, work: Work) -> Group:
         """The visits of the clients of a part."""
-        return Group(run.local_training, [GroupMember(k, work[k]) for k in part], round_, run.server.state)
+        members = [GroupMember(k, work[k]) for k in part]
+        return Group(run.local_training, members, round_, run.server.state, self._recordings)
 
     def beside(self, k: int) -> dict[int, dict]:
         return self._before if k in self._before else {}

@@ -28,6 +28,7 @@ from fl_lightning.vectorized.batched_tree import (
     put_together,
     take_apart,
 )
+from fl_lightning.vectorized.op_trace import Recordings
 from fl_lightning.vectorized.vmap_views import View, not_mappable
 
 # results of a part of a step for one client, by name; None is a removed gradient
@@ -72,6 +73,7 @@ class GroupContext(Protocol):
     client: Client
     training: LocalTraining
     settings: str
+    recordings: Recordings
     # the received state, and client-local entries of it
     received: State
     received_own: State
@@ -106,7 +108,7 @@ class VmapStep:
 
     def results(self) -> Results:
         """Run or repeat it; keep its effects and return the results of all clients."""
-        recordings, name = self.group.training.recordings, self.part.name
+        recordings, name = self.group.recordings, self.part.name
         versions = [value._version if isinstance(value, Tensor) else 0 for value, _ in self.given]
         outputs: Sequence[Tensor]
         inputs, key = self._inputs()

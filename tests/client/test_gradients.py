@@ -20,10 +20,10 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import Method
 from fl_lightning.data import FederatedDataModule, RandomCrop
-from fl_lightning.vectorized import group_size
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import FedBABU, FedDecorr, FedLC, FedProto, FedProx
 from fl_lightning.state import clone
+from fl_lightning.vectorized import group_size
 
 TAPS = {"representation": "body", "logits": "head"}
 

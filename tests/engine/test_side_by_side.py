@@ -17,7 +17,6 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import Method, Weighted
 from fl_lightning.data import RandomCrop, RandomFlip
-from fl_lightning.vectorized import group_size
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import (
     APFL,
@@ -56,6 +55,7 @@ from fl_lightning.methods import (
 )
 from fl_lightning.models import MOONCNN, FedCKACNN
 from fl_lightning.systems import SystemsHeterogeneity
+from fl_lightning.vectorized import group_size
 
 pytestmark = pytest.mark.filterwarnings("error:clients that cannot train side by side")
 
