@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
 from functools import cache
 from numbers import Number
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.aggregation import Weighted
 from fl_lightning.aggregation.reduced import EMPTY, Reduced, join
 from fl_lightning.client.lightning.private import LogValidator, extract_batch_sizes
 from fl_lightning.client.reductions import (
-    FOLDS,
     LogKey,
     LogSpec,
     computed,
     log_spec,
     numbers,
-    one_after_another,
-    row_of,
 )
 from fl_lightning.errors import require
 from fl_lightning.storage.metric_format import is_defined
-from fl_lightning.vectorized.batched_tree import RowIndex, numbers_of
-from fl_lightning.vectorized.vmap_views import DIFFERS, not_mappable
 
 # in the place of a hook, of the terms of the loss
 TERM = ""
@@ -40,15 +33,6 @@ TERM = ""
 METHODS_HOOK = "on_train_epoch_end"
 # pending values of a name before they are reduced
 MAX_PENDING = 4096
-
-
-class Record(NamedTuple):
-    """A value that was logged in a mapped step: of each client ``(m,)``, or a number; ``...`` stands for a tensor."""
-
-    key: LogKey
-    spec: LogSpec
-    weight: Any
-    value: Any
 
 
 class MetricLog:
@@ -62,25 +46,22 @@ class MetricLog:
     without a display, ``sync_dist``, ``sync_dist_group``, ``rank_zero_only``, ``prog_bar`` and ``enable_graph`` have no
     effect.
 
-    The log of clients side by side has a row for each client. A mapped step appends to :attr:`records`, whose tensors
-    are results of the step and return through :meth:`add_records`.
-
     Args:
         module: the user's module.
         evaluated: values of the last evaluations of the global model, which are also in :meth:`callback_metrics`.
         examples: number of the client's examples, the weight of values logged once an epoch; None in an evaluation.
-        size: number of clients side by side; None for one client.
     """
+
+    # whether logged tensors are copied, since the module may change them in place
+    copies = True
 
     def __init__(
         self,
         module: LightningModule,
         evaluated: Mapping[str, Tensor] | None = None,
         examples: float | None = 1.0,
-        size: int | None = None,
     ) -> None:
-        self.module, self.size = module, size
-        self.records: list[Record] = []
+        self.module = module
         self.dataloader_idx: int | None = None
         self._training = examples is not None
         # where the engine has called no hook
@@ -117,14 +98,8 @@ class MetricLog:
                 hint = f"a tensor of one element is logged; try value.mean(), not {tuple(value.shape)}"
                 require(value.numel() == 1, f"self.log({name!r}, ...)", "tensor", hint)
                 value = value.reshape(())
-            if self.size is not None:
-                value = value.detach()
-            else:
-                value = (value.detach() if value.requires_grad else value).clone()  # the module may change it in place
+            value = value.detach().clone() if self.copies else value.detach()
         elif isinstance(value, Metric):
-            if self.size is not None:
-                why = "a torchmetrics object has the state of one client"
-                raise not_mappable(f"self.log({name!r}, ...)", why)
             entry.add_metric(value, weight)
             return
         else:
@@ -215,8 +190,6 @@ class MetricLog:
 
         In a visit, these are the values of its client and of the last evaluation of the global model.
         """
-        if self.size is not None:
-            raise not_mappable("self.trainer.callback_metrics", DIFFERS)
         metrics = dict(self._callback)
         # in this hook Lightning has reduced the epoch already
         ended = vars(self.module)["_current_fx_name"] == "on_train_epoch_end"
@@ -225,6 +198,10 @@ class MetricLog:
                 metrics |= entry.shown_step()
                 metrics |= entry.shown_epoch(entry.partial_value()) if ended else {}
         return {name: as_tensor(value) for name, value in metrics.items()}
+
+    def muted(self) -> MetricLog:
+        """Return another log, for passes whose values are not kept."""
+        return MetricLog(self.module)
 
     # ------------------------------------------------------------------ of an evaluation
     def take(self) -> dict[LogKey, Reduced]:
@@ -260,47 +237,6 @@ class MetricLog:
         self._reset_metrics()
         return {entry.spec.epoch_name: entry.total.value for entry in self._recorded if entry.total is not None}
 
-    # ------------------------------------------------------------------ of clients side by side
-    def take_records(self) -> tuple[list[Record], list[Tensor]]:
-        """Return the records of a mapped step, with ``...`` in place of tensors, and these tensors."""
-        tensors = [part for record in self.records for part in record if isinstance(part, Tensor)]
-        shapes = [Record._make(... if isinstance(part, Tensor) else part for part in one) for one in self.records]
-        self.records.clear()
-        return shapes, tensors
-
-    def add_records(self, rows: RowIndex, records: Iterable[Record], tensors: Iterator[Tensor]) -> None:
-        """Add the values of a step of these clients; ``tensors`` take the places of ``...``."""
-        for key, spec, *parts in records:
-            weight, value = (next(tensors) if part is ... else part for part in parts)
-            (self._entries.get(key) or self._new(key, spec)).add(value, weight, rows)
-
-    def fill(self, logged: MetricLog, row: int) -> None:
-        """Put the values of one client into the log of its visit."""
-        logged._entries |= {key: one for key, entry in self._entries.items() if (one := entry.of_row(row))}
-
-    def without_bad_terms(self) -> np.ndarray | bool:
-        """Which clients have finite terms of the loss alone ``(G,)``."""
-        return np.all([np.asarray(term.first_bad) < 0 for term in self._terms], 0)
-
-    def weighted(
-        self, rows: Sequence[int], device: torch.device
-    ) -> tuple[dict[str, dict[str, Weighted]], dict[str, Reduced]]:
-        """The values of the clients at ``rows``, for sums over the cohort.
-
-        Returns:
-            The means and sums by kind and name, with a row for each client; and the extremes over these clients.
-        """
-        added: dict[str, dict[str, Weighted]] = {"mean": {}, "sum": {}}
-        extremes: dict[str, Reduced] = {}
-        for name, one in self.sums().items():
-            total, weight = (np.asarray(part)[rows] for part in (one.total, one.weight))
-            if one.kind in added:
-                weight = weight if one.kind == "mean" else np.ones_like(total)
-                added[one.kind][name] = Weighted(*(torch.from_numpy(part).to(device) for part in (total, weight)))
-            elif rows:
-                extremes[name] = Reduced(one.kind, float(FOLDS[one.kind].reduce(total)))
-        return added, extremes
-
     # ------------------------------------------------------------------ inside
     def _without_size(self, entry: LoggedValue, value: Any) -> float:
         """The weight in a batch whose size is unknown: by Lightning's rule it must be known where a mean needs it."""
@@ -332,7 +268,7 @@ class MetricLog:
         return entry
 
     def _new(self, key: LogKey, spec: LogSpec, once: bool = False) -> LoggedValue:
-        entry = self._entries[key] = LoggedValue(spec, once, self.size, key, self.records)
+        entry = self._entries[key] = LoggedValue(spec, once)
         return entry
 
     @property
@@ -355,23 +291,15 @@ class MetricLog:
 class LoggedValue:
     """The values of one name, reduced over the present epoch and over the epochs of a visit.
 
-    A mean is continued over epochs; any other value is the last epoch's. Of ``size`` clients side by side, all numbers
-    are arrays ``(G,)``, and the values of a mapped step go to ``records`` until they are computed.
+    A mean is continued over epochs; any other value is the last epoch's.
     """
 
-    def __init__(
-        self,
-        spec: LogSpec,
-        once: bool = False,
-        size: int | None = None,
-        key: LogKey = ("", "", None),
-        records: list[Record] | None = None,
-    ) -> None:
-        self.spec, self.once, self.size, self.key, self._records = spec, once, size, key, records
+    def __init__(self, spec: LogSpec, once: bool = False) -> None:
+        self.spec, self.once = spec, once
         self.given: Any = None  # arguments of the latest call
         self.batch_size: Any = None
         self.metric: Metric | None = None
-        self.count = 0  # values in the present epoch, of all clients
+        self.count = 0  # values in the present epoch
         self.last: Any = None
         self.last_weight: Any = 0.0
         self.epoch: Reduced | None = None  # the last complete epoch
@@ -380,21 +308,13 @@ class LoggedValue:
         self.first_bad: Any = -1  # index of the first value that made the total nan or infinite
         self._pending: list[Any] = []
         self._weights: list[Any] = []
-        self._rows: list[RowIndex] = []
         self._read_before: Any = 0
         self._sum: Any = EMPTY[spec.kind]
         self._weight: Any = 0.0
 
-    def add(self, value: Any, weight: Any, rows: RowIndex | None = None) -> None:
-        """Add a number, or a tensor of one; of several clients a number or a tensor ``(m,)``, with their rows."""
-        if rows is not None:
-            self._rows.append(rows)
-        elif self.size is None:
-            self.last, self.last_weight = value, weight
-        else:
-            assert self._records is not None
-            self._records.append(Record(self.key, self.spec, weight, value))
-            return
+    def add(self, value: Any, weight: Any) -> None:
+        """Add a number, or a tensor of one."""
+        self.last, self.last_weight = value, weight
         # a step only appends to a list; reading the values would wait for the device
         self._pending.append(value)
         self._weights.append(weight)
@@ -410,9 +330,7 @@ class LoggedValue:
 
     def read(self) -> None:
         """Reduce the pending values."""
-        if self._rows:
-            self._read_rows(len(self._rows), self.size or 0)
-        elif self._pending:
+        if self._pending:
             # a loop over numbers takes less time than arrays for the few steps of an epoch
             kind, total = self.spec.kind, self._sum
             for value, weight in zip(numbers(self._pending), self._weights, strict=True):
@@ -421,36 +339,7 @@ class LoggedValue:
                     self.first_bad = self._read_before
                 self._read_before += 1
             self._sum, self._weight = total, self._weight + sum(self._weights)
-        self._pending, self._weights, self._rows = [], [], []
-
-    def _read_rows(self, steps: int, size: int) -> None:
-        """Reduce the pending values of several clients, as matrices ``(steps, G)`` and in the order of one client."""
-        kind = self.spec.kind
-        chosen = [numbers_of(rows, size) for rows in self._rows]
-        lengths = [*map(len, chosen)]
-        places = np.repeat(np.arange(steps) * size, lengths) + np.concatenate(chosen)
-
-        def spread(parts: Sequence[Any], empty: float) -> np.ndarray:
-            whole = np.full(steps * size, empty)
-            whole[places] = one_after_another(parts, lengths)
-            return whole.reshape(steps, size)
-
-        values, weights = spread(self._pending, EMPTY[kind]), spread(self._weights, 0.0)
-        there = spread([1.0] * steps, 0.0).astype(bool)
-        parts, fold = values * weights if kind == "mean" else values, FOLDS[kind]
-        self._sum = fold(self._sum, fold.accumulate(parts)[-1]) + 0.0
-        self._weight = self._weight + weights.sum(0)
-        bad = there & ~np.isfinite(parts)
-        if bad.any():
-            index = self._read_before + np.take_along_axis(np.cumsum(there, 0), bad.argmax(0)[None], 0)[0] - 1
-            self.first_bad = np.where(bad.any(0) & (np.asarray(self.first_bad) < 0), index, self.first_bad)
-        self._read_before = self._read_before + there.sum(0)
-        latest = steps - 1 - there[::-1].argmax(0)[None]
-        before = (0.0, 0.0) if self.last is None else (self.last, self.last_weight)
-        self.last, self.last_weight = (
-            np.where(there.any(0), np.take_along_axis(now, latest, 0)[0], old)
-            for now, old in zip((values, weights), before, strict=True)
-        )
+        self._pending, self._weights = [], []
 
     def end_epoch(self) -> None:
         """Reduce the epoch and begin another; without effect where nothing was logged in it."""
@@ -462,12 +351,14 @@ class LoggedValue:
             states = {name: copy(value) for name, value in self.metric.metric_state.items()}
             self.states = states if self.metric.update_called else {}
         self.assign(epoch)
-        if before is not None and epoch.kind == "mean" and self.metric is None:
-            self.total = Reduced("mean", before.total + epoch.total, before.weight + epoch.weight)
-        elif before is not None and self.size is not None:  # a client without a value in this epoch keeps its last one
-            pairs = ((epoch.total, before.total), (epoch.weight, before.weight))
-            seen = np.asarray(epoch.weight) != 0
-            self.total = Reduced(epoch.kind, *(np.where(seen, new, old) for new, old in pairs))  # type: ignore[arg-type]
+        if before is not None:
+            self.total = self._continued(before, epoch)
+
+    def _continued(self, before: Reduced, epoch: Reduced) -> Reduced:
+        """The value of all epochs."""
+        if epoch.kind != "mean" or self.metric is not None:
+            return epoch
+        return Reduced("mean", before.total + epoch.total, before.weight + epoch.weight)
 
     def partial_value(self) -> Reduced:
         """The reduction over the present epoch so far."""
@@ -484,16 +375,6 @@ class LoggedValue:
         self.epoch = self.total = value
         self.count, self._sum, self._weight = 0, EMPTY[self.spec.kind], 0.0
 
-    def of_row(self, row: int) -> LoggedValue | None:
-        """The values of one of several clients, after the last epoch; None if it has none."""
-        if self.total is None or not self._read_before[row]:
-            return None
-        one = LoggedValue(self.spec)
-        one.assign(row_of(self.total, row))
-        one.last, one.last_weight = float(self.last[row]), float(self.last_weight[row])
-        one.first_bad = int(np.broadcast_to(self.first_bad, self._read_before.shape)[row])
-        return one
-
     def shown_step(self) -> dict[str, Any]:
         """The latest value by Lightning's names, where steps are logged."""
         known = self.spec.on_step and self.last is not None
@@ -508,8 +389,11 @@ class LoggedValue:
         """The latest value, with its weight for a mean over clients."""
         if self.last is None:
             return None
-        value, weight = float(self.last) if self.size is None else self.last, self.last_weight
+        value, weight = self._number(self.last), self.last_weight
         return Reduced(self.spec.kind, value * weight if self.spec.kind == "mean" else value, weight)
+
+    def _number(self, value: Any) -> Any:
+        return float(value)
 
 
 def size_of_batch(batch: Any) -> int | None:

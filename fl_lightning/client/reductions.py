@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from inspect import signature
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import prints
 
-from fl_lightning.aggregation.reduced import KINDS, Kind, Reduced
+from fl_lightning.aggregation.reduced import KINDS, Kind
 from fl_lightning.client.lightning.private import LogValidator
 from fl_lightning.errors import UsageError, require
 
@@ -101,25 +100,6 @@ def log_spec(hook: str, name: str, args: tuple, items: tuple, loader: int | None
     suffix = f"/dataloader_idx_{loader}" if numbered and loader is not None else ""
     logger = given["logger"] is None or bool(given["logger"])
     return LogSpec(name, suffix, kind, bool(levels[0]), bool(levels[1]), logger), given
-
-
-def row_of(value: Reduced, row: int) -> Reduced:
-    """The reduction of one of several clients."""
-    total, weight = (np.asarray(part)[row].item() for part in (value.total, value.weight))
-    return Reduced(value.kind, total, weight)
-
-
-def one_after_another(parts: Sequence[Any], lengths: Sequence[int]) -> np.ndarray:
-    """Tensors ``(m,)`` in one array of float64, with one transfer; a number stands for the length at its place."""
-    device = next((part.device for part in parts if isinstance(part, Tensor)), None)
-    if device is None:
-        return np.repeat(np.array(parts, dtype=np.float64), lengths)
-    tensors = [
-        part.to(device) if isinstance(part, Tensor) else torch.full((length,), part, dtype=torch.float64, device=device)
-        for part, length in zip(parts, lengths, strict=True)
-    ]
-    same = len({tensor.dtype for tensor in tensors}) == 1
-    return torch.cat(tensors if same else [tensor.double() for tensor in tensors]).double().cpu().numpy()
 
 
 def numbers(values: list[Any]) -> list[float]:

@@ -14,7 +14,6 @@ from torch import Tensor
 from fl_lightning import foreach
 from fl_lightning.client import Client
 from fl_lightning.client.client import Gradients, targets_of
-from fl_lightning.client.metric_log import MetricLog
 from fl_lightning.client.module_snapshot import ModuleSnapshot, StateBinding
 from fl_lightning.client.reference_models import tensor_versions
 from fl_lightning.client.visit import PresentBatch
@@ -86,7 +85,7 @@ class ExtraPasses:
         client, worker_module, visit = self.client, self.client.worker_module, self.client.visit
         before, outputs = visit.logged, visit.outputs
         scratch = [(vars(held), dict(vars(held))) for held in visit.scratch.values()]
-        muted = MetricLog(client.module, {}, size=before.size)
+        muted = before.muted()
         muted.begin_batch(batch)
         with ExitStack() as stack:
             if present is not None:

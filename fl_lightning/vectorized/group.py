@@ -19,9 +19,7 @@ from fl_lightning.aggregation.weighted import weigh_rows
 from fl_lightning.client import Client
 from fl_lightning.client.client import LARGEST_INTEGER, are_exact
 from fl_lightning.client.lightning.fit_progress import FitProgress
-from fl_lightning.client.metric_log import MetricLog
 from fl_lightning.client.module_snapshot import StateBinding, values_held
-from fl_lightning.client.reductions import row_of
 from fl_lightning.client.visit import PresentBatch, Visit
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, with_location
 from fl_lightning.seeding import generator_states, rng_scope
@@ -40,6 +38,7 @@ from fl_lightning.vectorized.batched_tree import (
     take_apart,
 )
 from fl_lightning.vectorized.group_loader import GroupBatch, GroupLoader
+from fl_lightning.vectorized.group_log import GroupLog, row_of
 from fl_lightning.vectorized.op_trace import Recordings
 from fl_lightning.vectorized.stacked_state import StackedState
 from fl_lightning.vectorized.vmap_step import Results, StepPhase, VmapStep
@@ -93,7 +92,7 @@ class Group:
         self.counts = {name: Column(np.array([zero] * self.size), self.device) for name, zero in zeros.items()}
         self.num_steps, self.lr = self.counts["num_steps"].values, self.counts["lr"].values
         self._taken, self.num_skipped = np.zeros((2, self.size), dtype=np.int64)
-        self.log = MetricLog(self.client.module, size=self.size)
+        self.log = GroupLog(self.client.module, self.size)
         # of each pass, the means of the loss's terms
         self._epochs: list[dict[str, Reduced]] = []
         self.visits: dict[int, Visit] = {}

@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
-from fl_lightning.client.metric_log import MetricLog, Record
 from fl_lightning.client.module_snapshot import StateBinding
 from fl_lightning.data.client_loaders import ClientLoader
 from fl_lightning.engine.evaluation.evaluator import STAGES, step_name
@@ -20,6 +19,7 @@ from fl_lightning.errors import LostWorkerError, Stopped, with_location
 from fl_lightning.seeding import rng_scope
 from fl_lightning.state import State
 from fl_lightning.storage.metric_format import tagged
+from fl_lightning.vectorized.group_log import GroupLog, Record
 from fl_lightning.vectorized.group_size import GroupSize
 from fl_lightning.vectorized.grouping import dealt_out
 from fl_lightning.vectorized.vmap_views import not_mappable
@@ -75,7 +75,7 @@ def evaluate_side_by_side(
     worker_module.load(state)
     worker_module.trainer_shim.evaluated_batches = [loaders.length(loader)]
     takes_index = is_param_in_hook_signature(getattr(client.module, step), "batch_idx", min_args=2)
-    log = MetricLog(client.module, examples=None, size=len(own))
+    log = GroupLog(client.module, len(own), examples=None)
     names = dict.fromkeys(name for entries in own for name in entries)
     stacked = {n: torch.stack([entries.get(n, state[n]).to(client.live[n]) for entries in own]) for n in names}
     places, records = StateBinding(client.module, client.live), list[Record]()

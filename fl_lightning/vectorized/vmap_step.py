@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fl_lightning.client import Client
 from fl_lightning.client.lightning.fit_progress import FitProgress
-from fl_lightning.client.metric_log import MetricLog, Record
 from fl_lightning.client.module_snapshot import StateBinding
 from fl_lightning.client.visit import Visit
 from fl_lightning.data.datamodule import ClientInfo
@@ -28,6 +27,7 @@ from fl_lightning.vectorized.batched_tree import (
     put_together,
     take_apart,
 )
+from fl_lightning.vectorized.group_log import GroupLog, Record
 from fl_lightning.vectorized.op_trace import Recordings
 from fl_lightning.vectorized.vmap_views import View, not_mappable
 
@@ -81,7 +81,7 @@ class GroupContext(Protocol):
     shared: State
     infos: list[ClientInfo]
     counts: dict[str, Column]
-    log: MetricLog
+    log: GroupLog
     places: StateBinding
 
     def fit_progress(self, row: int) -> FitProgress:

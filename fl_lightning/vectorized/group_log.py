@@ -1,0 +1,195 @@
+"""The log of clients side by side: a row for each client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+from torchmetrics import Metric
+
+from fl_lightning.aggregation import Weighted
+from fl_lightning.aggregation.reduced import EMPTY, Reduced
+from fl_lightning.client.metric_log import MAX_PENDING, LoggedValue, MetricLog
+from fl_lightning.client.reductions import FOLDS, LogKey, LogSpec
+from fl_lightning.vectorized.batched_tree import RowIndex, numbers_of
+from fl_lightning.vectorized.vmap_views import DIFFERS, not_mappable
+
+
+class Record(NamedTuple):
+    """A value that was logged in a mapped step: of each client ``(m,)``, or a number; ``...`` stands for a tensor."""
+
+    key: LogKey
+    spec: LogSpec
+    weight: Any
+    value: Any
+
+
+class GroupLog(MetricLog):
+    """Collects the values of ``size`` clients side by side.
+
+    A mapped step appends to :attr:`records`, whose tensors are results of the step and return through
+    :meth:`add_records`.
+    """
+
+    copies = False  # a mapped step returns them
+
+    def __init__(self, module: LightningModule, size: int, examples: float | None = 1.0) -> None:
+        super().__init__(module, None, examples)
+        self.size = size
+        self.records: list[Record] = []
+
+    def muted(self) -> GroupLog:
+        return GroupLog(self.module, self.size)
+
+    def callback_metrics(self) -> dict[str, Tensor]:
+        raise not_mappable("self.trainer.callback_metrics", DIFFERS)
+
+    def take_records(self) -> tuple[list[Record], list[Tensor]]:
+        """Return the records of a mapped step, with ``...`` in place of tensors, and these tensors."""
+        tensors = [part for record in self.records for part in record if isinstance(part, Tensor)]
+        shapes = [Record._make(... if isinstance(part, Tensor) else part for part in one) for one in self.records]
+        self.records.clear()
+        return shapes, tensors
+
+    def add_records(self, rows: RowIndex, records: Iterable[Record], tensors: Iterator[Tensor]) -> None:
+        """Add the values of a step of these clients; ``tensors`` take the places of ``...``."""
+        for key, spec, *parts in records:
+            weight, value = (next(tensors) if part is ... else part for part in parts)
+            entry: Any = self._entries.get(key) or self._new(key, spec)
+            entry.add_rows(rows, value, weight)
+
+    def fill(self, logged: MetricLog, row: int) -> None:
+        """Put the values of one client into the log of its visit."""
+        entries: Any = self._entries
+        logged._entries |= {key: one for key, entry in entries.items() if (one := entry.of_row(row))}
+
+    def without_bad_terms(self) -> np.ndarray | bool:
+        """Which clients have finite terms of the loss alone ``(G,)``."""
+        return np.all([np.asarray(term.first_bad) < 0 for term in self._terms], 0)
+
+    def weighted(
+        self, rows: Sequence[int], device: torch.device
+    ) -> tuple[dict[str, dict[str, Weighted]], dict[str, Reduced]]:
+        """The values of the clients at ``rows``, for sums over the cohort.
+
+        Returns:
+            The means and sums by kind and name, with a row for each client; and the extremes over these clients.
+        """
+        added: dict[str, dict[str, Weighted]] = {"mean": {}, "sum": {}}
+        extremes: dict[str, Reduced] = {}
+        for name, one in self.sums().items():
+            total, weight = (np.asarray(part)[rows] for part in (one.total, one.weight))
+            if one.kind in added:
+                weight = weight if one.kind == "mean" else np.ones_like(total)
+                added[one.kind][name] = Weighted(*(torch.from_numpy(part).to(device) for part in (total, weight)))
+            elif rows:
+                extremes[name] = Reduced(one.kind, float(FOLDS[one.kind].reduce(total)))
+        return added, extremes
+
+    def _new(self, key: LogKey, spec: LogSpec, once: bool = False) -> LoggedValue:
+        entry = self._entries[key] = GroupValue(spec, once, self.size, key, self.records)
+        return entry
+
+
+class GroupValue(LoggedValue):
+    """The values of one name: all numbers are arrays ``(G,)``; those of a mapped step go to ``records`` first."""
+
+    def __init__(self, spec: LogSpec, once: bool, size: int, key: LogKey, records: list[Record]) -> None:
+        super().__init__(spec, once)
+        self.size, self.key, self._records = size, key, records
+        self._rows: list[RowIndex] = []
+
+    def add(self, value: Any, weight: Any) -> None:
+        """Note a value within a mapped step."""
+        self._records.append(Record(self.key, self.spec, weight, value))
+
+    def add_metric(self, metric: Metric, weight: float) -> None:
+        why = "a torchmetrics object has the state of one client"
+        raise not_mappable(f"self.log({self.spec.name!r}, ...)", why)
+
+    def add_rows(self, rows: RowIndex, value: Any, weight: Any) -> None:
+        """Add a number, or a tensor ``(m,)`` with the values of these clients."""
+        self._rows.append(rows)
+        self._pending.append(value)
+        self._weights.append(weight)
+        self.count += 1
+        if len(self._pending) >= MAX_PENDING:
+            self.read()
+
+    def read(self) -> None:
+        """Reduce the pending values, as matrices ``(steps, G)`` and in the order of one client."""
+        if self._rows:
+            self._read_rows(len(self._rows), self.size)
+        self._pending, self._weights, self._rows = [], [], []
+
+    def _read_rows(self, steps: int, size: int) -> None:
+        kind = self.spec.kind
+        chosen = [numbers_of(rows, size) for rows in self._rows]
+        lengths = [*map(len, chosen)]
+        places = np.repeat(np.arange(steps) * size, lengths) + np.concatenate(chosen)
+
+        def spread(parts: Sequence[Any], empty: float) -> np.ndarray:
+            whole = np.full(steps * size, empty)
+            whole[places] = one_after_another(parts, lengths)
+            return whole.reshape(steps, size)
+
+        values, weights = spread(self._pending, EMPTY[kind]), spread(self._weights, 0.0)
+        there = spread([1.0] * steps, 0.0).astype(bool)
+        parts, fold = values * weights if kind == "mean" else values, FOLDS[kind]
+        self._sum = fold(self._sum, fold.accumulate(parts)[-1]) + 0.0
+        self._weight = self._weight + weights.sum(0)
+        bad = there & ~np.isfinite(parts)
+        if bad.any():
+            index = self._read_before + np.take_along_axis(np.cumsum(there, 0), bad.argmax(0)[None], 0)[0] - 1
+            self.first_bad = np.where(bad.any(0) & (np.asarray(self.first_bad) < 0), index, self.first_bad)
+        self._read_before = self._read_before + there.sum(0)
+        latest = steps - 1 - there[::-1].argmax(0)[None]
+        before = (0.0, 0.0) if self.last is None else (self.last, self.last_weight)
+        self.last, self.last_weight = (
+            np.where(there.any(0), np.take_along_axis(now, latest, 0)[0], old)
+            for now, old in zip((values, weights), before, strict=True)
+        )
+
+    def _continued(self, before: Reduced, epoch: Reduced) -> Reduced:
+        if epoch.kind == "mean":
+            return super()._continued(before, epoch)
+        # a client without a value in this epoch keeps its last one
+        pairs = ((epoch.total, before.total), (epoch.weight, before.weight))
+        seen = np.asarray(epoch.weight) != 0
+        return Reduced(epoch.kind, *(np.where(seen, new, old) for new, old in pairs))  # type: ignore[arg-type]
+
+    def of_row(self, row: int) -> LoggedValue | None:
+        """The values of one of several clients, after the last epoch; None if it has none."""
+        if self.total is None or not self._read_before[row]:
+            return None
+        one = LoggedValue(self.spec)
+        one.assign(row_of(self.total, row))
+        one.last, one.last_weight = float(self.last[row]), float(self.last_weight[row])
+        one.first_bad = int(np.broadcast_to(self.first_bad, self._read_before.shape)[row])
+        return one
+
+    def _number(self, value: Any) -> Any:
+        return value
+
+
+def row_of(value: Reduced, row: int) -> Reduced:
+    """The reduction of one of several clients."""
+    total, weight = (np.asarray(part)[row].item() for part in (value.total, value.weight))
+    return Reduced(value.kind, total, weight)
+
+
+def one_after_another(parts: Sequence[Any], lengths: Sequence[int]) -> np.ndarray:
+    """Tensors ``(m,)`` in one array of float64, with one transfer; a number stands for the length at its place."""
+    device = next((part.device for part in parts if isinstance(part, Tensor)), None)
+    if device is None:
+        return np.repeat(np.array(parts, dtype=np.float64), lengths)
+    tensors = [
+        part.to(device) if isinstance(part, Tensor) else torch.full((length,), part, dtype=torch.float64, device=device)
+        for part, length in zip(parts, lengths, strict=True)
+    ]
+    same = len({tensor.dtype for tensor in tensors}) == 1
+    return torch.cat(tensors if same else [tensor.double() for tensor in tensors]).double().cpu().numpy()
