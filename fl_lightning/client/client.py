@@ -463,7 +463,7 @@ class ClientLifecycle:
         """
         client = self.client
         with self.attributes_restored():
-            visit, _ = self._begin(info, received, fit_progress)
+            visit, _ = self.begin(info, received, fit_progress)
             client.references.start(repeats=len(fit_progress.passes_now) > 1)
             client.worker_module.load_and_reset(visit.received)
             client.methods.call("on_client_start", client)
@@ -482,7 +482,7 @@ class ClientLifecycle:
         finally:
             attributes.restore()
 
-    def _begin(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> tuple[Visit, State]:
+    def begin(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> tuple[Visit, State]:
         """The visit that begins, and the entries of its received state that stay with the client."""
         client = self.client
         client.worker_module.trainer_shim.fit_progress = fit_progress
@@ -514,46 +514,6 @@ class ClientLifecycle:
                 return {**own, **clone(client.methods.personal_state(client))}
             finally:
                 client.visit = before
-
-    def starting(
-        self, info: ClientInfo, received: State, fit_progress: FitProgress
-    ) -> tuple[Visit, State, State, dict[str, dict[str, Any]]]:
-        """Start the visit of a client that trains side by side, in a module with the global state.
-
-        Returns:
-            The visit, the entries of its received state that stay with the client, those that a method has changed,
-            and the states of the reference models.
-        """
-        client = self.client
-        visit, own = self._begin(info, received, fit_progress)
-        if own:
-            client.worker_module.load(visit.received)
-        versions = [value._version for value in client.live.values()]
-        with client.references.collected() as references:
-            client.methods.call("on_client_start", client)
-        pairs = zip(client.live.items(), versions, strict=True)
-        moved = clone({name: value for (name, value), version in pairs if value._version != version})
-        if own or moved:
-            client.worker_module.load(received)
-        return visit, own, moved, references
-
-    @contextmanager
-    def mapped(self, live: State, visit: Any, references: Mapping[str, Any]) -> Iterator[None]:
-        """Return a context, for functions that are mapped over clients, with the values of one of them."""
-        client, worker_module = self.client, self.client.worker_module
-        attributes, trainer_shim, logged = vars(client), worker_module.trainer_shim, worker_module.logged
-        before = {name: attributes[name] for name in ("live", "visit")}, trainer_shim.fit_progress
-        try:
-            attributes.update(live=live, visit=visit)
-            trainer_shim.fit_progress = visit.fit_progress
-            worker_module.log_into(visit.logged)
-            models = client.references.holding(references) if references else nullcontext()
-            with models, foreach.tensor_by_tensor():
-                yield
-        finally:
-            attributes.update(before[0])
-            trainer_shim.fit_progress = before[1]
-            worker_module.log_into(logged)
 
     @contextmanager
     def rehearsing(self, methods: MethodList | None = None) -> Iterator[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +27,6 @@ from torch.utils.hooks import RemovableHandle
 from fl_lightning import lightning_compat
 from fl_lightning.data.client_loaders import leaves_of
 from fl_lightning.errors import ClientError, UsageError
-from fl_lightning.functional.rows import is_mapped
 from fl_lightning.method import Method, ServerValue
 from fl_lightning.state import Weighted, tensors
 
@@ -193,40 +191,6 @@ def refill_tensor(value: Tensor, saved: Tensor, trained: bool, gradient: Tensor 
     if value.is_leaf:
         value.requires_grad_(trained)
     value.grad = None if gradient is None else gradient.clone()
-
-
-def values_held(module: nn.Module, methods: Sequence[Method], known: Iterable[Any]) -> dict[tuple[int, str], Any]:
-    """Return the contents of a module's and its methods' attributes by name, for :func:`changed_value`.
-
-    Tensors and arrays are copied; server values and ``known`` objects are omitted.
-    """
-    seen, found = {*map(id, known), *(id(tensor) for _, tensor in server_tensors(methods))}, dict[Any, Any]()
-    for place, root in enumerate((module, *methods)):
-        for name, part in walk(root, seen, type(root).__name__ if place else "self"):
-            if isinstance(part, Tensor):
-                # a tensor that a mapped step left behind can neither be read nor compared
-                found[place, name] = object() if is_mapped(part) else part.detach().clone()
-            elif isinstance(part, np.ndarray):
-                found[place, name] = (part.dtype.str, part.tobytes())
-            elif held_by(part) is None:
-                found[place, name] = part
-            ignored = OWN if isinstance(part, nn.Module) else ()
-            plain = [(key, at) for key, at in entries_of(part) if isinstance(at, PLAIN) and key not in ignored]
-            found |= {(place, f"{name}.{key}"): at for key, at in plain}
-    return found
-
-
-def changed_value(before: Mapping[tuple[int, str], Any], after: Mapping[tuple[int, str], Any]) -> str | None:
-    """The name of the first attribute that is new, missing, or holds another value; None where all are equal."""
-    for key in {**before, **after}:
-        one, other = before.get(key, MISSING), after.get(key, MISSING)
-        if isinstance(one, Tensor) and isinstance(other, Tensor):
-            same = one.dtype == other.dtype and torch.equal(one, other)
-        else:
-            same = one is other or (isinstance(one, (*PLAIN, tuple)) and type(one) is type(other) and one == other)
-        if not same:
-            return re.sub(r"\._(modules|buffers|parameters)\b", "", key[1])
-    return None
 
 
 def uncopyable(module: nn.Module, shared: object) -> dict[int, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,8 +44,6 @@ class ReferenceModels:
         self._batch: tuple[Any, int] = (None, 0)
         self._versions: list[tuple[int, int]] = []
         self._rows: ExampleIndices | None = None
-        # for clients side by side: values loaded for one of them, to be stacked
-        self._given: dict[str, dict[str, Any]] | None = None
 
     def start(self, repeats: bool = True) -> None:
         """Begin a visit; a cache saves nothing unless it ``repeats`` its data."""
@@ -77,34 +75,15 @@ class ReferenceModels:
         self._tensors[name] = (live, StateBinding(model, live))
 
     @contextmanager
-    def collected(self) -> Iterator[dict[str, dict[str, Any]]]:
-        """In this block nothing is loaded; gives the states that would be, and the taps that are wanted, by model."""
-        before, self._given = self._given, {}
-        try:
-            yield self._given
-        finally:
-            self._given = before
-
-    @contextmanager
-    def holding(self, given: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
-        """In this block the models have these states, and no value is cached."""
-        self.start(repeats=False)
-        self.wanted = {name: set(part["taps"]) for name, part in given.items()}
-        with ExitStack() as stack:
-            for name, part in given.items():
-                self._models[name][2].restore()
-                live, binding = self._tensors[name]
-                stack.enter_context(binding.swapped({**live, **part["state"]}))
+    def swapped(self, name: str, state: Mapping[str, Tensor]) -> Iterator[None]:
+        """In this block the model ``name`` has these tensors in place of its own."""
+        self._models[name][2].restore()
+        live, binding = self._tensors[name]
+        with binding.swapped({**live, **state}):
             yield
-        self.start(repeats=False)
 
     def load(self, name: str, state: Mapping[str, Tensor], taps: Collection[str] | None) -> None:
         """Load the state of the model ``name`` for this visit, and want ``taps`` of it too (None: all of them)."""
-        if self._given is not None:
-            part = self._given.setdefault(name, {"taps": []})
-            wanted = {*part["taps"], *(self.tap_paths if taps is None else taps)}
-            part.update(state=dict(state), taps=sorted(wanted))
-            return
         model, _, snapshot = self._models[name]
         snapshot.restore()
         copy_into(tensors(model), state)

@@ -14,14 +14,13 @@ from torch import Tensor
 from fl_lightning import foreach
 from fl_lightning.client import Client
 from fl_lightning.client.client import Gradients, targets_of
-from fl_lightning.client.module_snapshot import ModuleSnapshot, StateBinding
+from fl_lightning.client.module_snapshot import ModuleSnapshot
 from fl_lightning.client.reference_models import tensor_versions
 from fl_lightning.client.visit import PresentBatch
 from fl_lightning.errors import ClientError, UsageError, require
-from fl_lightning.functional.rows import linked_zero
 from fl_lightning.method import MethodList, Step
 from fl_lightning.seeding import replayed, rng_scope
-from fl_lightning.state import State, entry_norms
+from fl_lightning.state import entry_norms
 from fl_lightning.training.device_loaders import Loaders
 from fl_lightning.training.patching import patched
 
@@ -30,22 +29,25 @@ NO_METHODS = MethodList([])
 SCALE = 2.0**16
 
 
+Compute = Callable[[MutableMapping[str, Tensor], Callable[[], Tensor | None]], Gradients]
+
+
 class ExtraPasses:
     """Computes what :meth:`.Client.gradients` and :meth:`.Client.batches` return.
 
     Attributes:
-        mapped: in a step of clients side by side, the places of their tensors in the module; None otherwise.
+        compute: computes the gradient at the given values, from a function that gives the loss.
     """
 
     def __init__(self, fabric: Fabric, client: Client, loaders: Loaders) -> None:
         self.fabric, self.client, self.loaders = fabric, client, loaders
-        self.mapped: StateBinding | None = None
+        self.compute: Compute = self._alone
 
     def batches(self, stream: str, passes: float, fraction: float) -> Iterator[Any]:
         """The batches of a stream, which is known by the present visit."""
         require(passes >= 0, "client.batches: passes", passes, "give 0 or more")
         require(0 < fraction <= 1, "client.batches: fraction", fraction, "use a share in (0, 1]")
-        visit = self.client.visit  # in a mapped step, its id is refused
+        visit = self.client.visit
         return self.loaders.extra(stream, visit.fit_progress.round, visit.info.id, passes, fraction)
 
     def gradients(self, at: MutableMapping[str, Tensor] | None, batch: Any, loss: Any) -> Gradients:
@@ -77,7 +79,7 @@ class ExtraPasses:
                 return loss(Step(batch, targets_of(batch), client.worker_module.taps.values))
 
         with self._unnoticed(batch, present, loss):
-            return self._alone(at, value) if self.mapped is None else self._mapped(at, value, self.mapped)
+            return self.compute(at, value)
 
     @contextmanager
     def _unnoticed(self, batch: Any, present: PresentBatch | None, loss: Any) -> Iterator[None]:
@@ -146,27 +148,3 @@ class ExtraPasses:
             if scale <= 1 or all(map(bool, torch.stack(sizes).isfinite())):
                 return foreach.multiply([*scaled], 1 / scale)
             scale /= 2
-
-    def _mapped(
-        self, at: MutableMapping[str, Tensor], value: Callable[[], Tensor | None], places: StateBinding
-    ) -> Gradients:
-        """The gradient in a step of clients side by side, as a function of the parameters."""
-        client, held = self.client, places.held()
-        parameters = {name: at[name] if name in at else held[name] for name in client.trainable}
-        kept = {*client.trainable, *client.frozen}
-
-        def of(parameters: State) -> tuple[Tensor, tuple[Tensor, State]]:
-            # an operation in place on a tensor from outside would not be differentiable
-            begin = {name: at.get(name, tensor) for name, tensor in held.items()}
-            now = {name: value if name in kept else value.clone() for name, value in begin.items()} | parameters
-            live = {name: now[name] for name in client.live}
-            with places.swapped(now), patched(client, live=live):
-                loss, after = value(), places.held()
-            loss = linked_zero(*parameters.values()) if loss is None else loss.reshape(())
-            return loss, (loss, {name: after[name] for name in at if name not in kept})
-
-        found, (loss, buffers) = torch.func.grad(of, has_aux=True)(parameters)
-        at.update(buffers)
-        result = Gradients(found)
-        result.loss = loss
-        return result

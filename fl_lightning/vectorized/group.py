@@ -6,6 +6,7 @@ import dis
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ from fl_lightning.aggregation.weighted import weigh_rows
 from fl_lightning.client import Client
 from fl_lightning.client.client import LARGEST_INTEGER, are_exact
 from fl_lightning.client.lightning.fit_progress import FitProgress
-from fl_lightning.client.module_snapshot import StateBinding, values_held
+from fl_lightning.client.module_snapshot import StateBinding
 from fl_lightning.client.visit import PresentBatch, Visit
 from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, with_location
 from fl_lightning.seeding import generator_states, rng_scope
@@ -39,8 +40,10 @@ from fl_lightning.vectorized.batched_tree import (
 )
 from fl_lightning.vectorized.group_loader import GroupBatch, GroupLoader
 from fl_lightning.vectorized.group_log import GroupLog, row_of
+from fl_lightning.vectorized.one_client import mapped_gradient, start_visit
 from fl_lightning.vectorized.op_trace import Recordings
 from fl_lightning.vectorized.stacked_state import StackedState
+from fl_lightning.vectorized.values_held import values_held
 from fl_lightning.vectorized.vmap_step import Results, StepPhase, VmapStep
 from fl_lightning.vectorized.vmap_views import not_mappable
 
@@ -209,12 +212,12 @@ class Group:
         self._set_tables([references for *_, references in own])
 
     def _start(self, row: int) -> tuple[State, State, dict[str, Any]]:
-        """Begin one client's visit; see :meth:`~fl_lightning.client.client.ClientLifecycle.starting`."""
+        """Begin one client's visit; see :func:`start_visit`."""
         member, seed = self.members[row], self.training.loaders.seed
         try:
             with rng_scope(seed, "train", self.round, member.id):
-                visit, own, moved, references = self.client.lifecycle.starting(
-                    self.infos[row], self.received, self.progresses[row]
+                visit, own, moved, references = start_visit(
+                    self.client, self.infos[row], self.received, self.progresses[row]
                 )
         except (UsageError, LostWorkerError, Stopped):
             raise
@@ -342,7 +345,7 @@ class Group:
             self.stack.fill_groups(live)
             if of_one is not None:
                 client.visit.present = PresentBatch(*of_one(leaves[len(trained) :]), None, self._states)
-            with patched(client.extra_passes, mapped=self.places):
+            with patched(client.extra_passes, compute=partial(mapped_gradient, client, self.places)):
                 hooks(optimizer)
             return {name: live[name].grad for name in live if live[name].grad is not gradients.get(name)}
 

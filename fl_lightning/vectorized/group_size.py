@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_lightning.client.module_snapshot import changed_value, values_held
 from fl_lightning.data.client_loaders import DataLoaderAdapter, IndexedLoader
 from fl_lightning.errors import ClientError, UsageError, require, truncate, with_location
 from fl_lightning.sampling import size_of_cohort
@@ -26,6 +25,7 @@ from fl_lightning.training.patching import patched
 from fl_lightning.vectorized.group import Group, GroupMember
 from fl_lightning.vectorized.op_trace import numbers_drawn
 from fl_lightning.vectorized.stacked_state import ELEMENTWISE
+from fl_lightning.vectorized.values_held import changed_value, values_held
 from fl_lightning.vectorized.vmap_views import VmapUnsupported
 
 if TYPE_CHECKING:

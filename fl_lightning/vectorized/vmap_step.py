@@ -28,6 +28,7 @@ from fl_lightning.vectorized.batched_tree import (
     take_apart,
 )
 from fl_lightning.vectorized.group_log import GroupLog, Record
+from fl_lightning.vectorized.one_client import one_client
 from fl_lightning.vectorized.op_trace import Recordings
 from fl_lightning.vectorized.vmap_views import View, not_mappable
 
@@ -163,7 +164,7 @@ class VmapStep:
             numbers = SimpleNamespace(**dict(zip(group.counts, counted, strict=True)))
             visit.scratch, visit.counts = scratch, View("client.", lambda: [numbers], note)
             live = {name: everything[name] for name in client.live}
-            with group.places.swapped(everything) as rebound, client.lifecycle.mapped(live, visit, tree["references"]):
+            with group.places.swapped(everything) as rebound, one_client(client, live, visit, tree["references"]):
                 results = part.work(leaves[:number])
             notes.results = {name: value is not None for name, value in results.items()}
             notes.rebound, fresh = list(rebound), list[Tensor]()

@@ -1,0 +1,114 @@
+"""One client of a group, in the module of this worker: at the start of its visit, and within a mapped step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning import foreach
+from fl_lightning.client import Client
+from fl_lightning.client.client import Gradients
+from fl_lightning.client.lightning.fit_progress import FitProgress
+from fl_lightning.client.module_snapshot import StateBinding
+from fl_lightning.client.reference_models import ReferenceModels
+from fl_lightning.client.visit import Visit
+from fl_lightning.data.datamodule import ClientInfo
+from fl_lightning.functional.rows import linked_zero
+from fl_lightning.state import State, clone
+from fl_lightning.training.patching import patched
+
+
+def start_visit(
+    client: Client, info: ClientInfo, received: State, fit_progress: FitProgress
+) -> tuple[Visit, State, State, dict[str, dict[str, Any]]]:
+    """Start the visit of a client that trains side by side, in a module with the global state.
+
+    Returns:
+        The visit, the entries of its received state that stay with the client, those that a method has changed,
+        and the states of the reference models.
+    """
+    visit, own = client.lifecycle.begin(info, received, fit_progress)
+    if own:
+        client.worker_module.load(visit.received)
+    versions = [value._version for value in client.live.values()]
+    with collected(client.references) as references:
+        client.methods.call("on_client_start", client)
+    pairs = zip(client.live.items(), versions, strict=True)
+    moved = clone({name: value for (name, value), version in pairs if value._version != version})
+    if own or moved:
+        client.worker_module.load(received)
+    return visit, own, moved, references
+
+
+@contextmanager
+def one_client(client: Client, live: State, visit: Any, references: Mapping[str, Any]) -> Iterator[None]:
+    """Return a context, for functions that are mapped over clients, with the values of one of them."""
+    worker_module = client.worker_module
+    attributes, trainer_shim, logged = vars(client), worker_module.trainer_shim, worker_module.logged
+    before = {name: attributes[name] for name in ("live", "visit")}, trainer_shim.fit_progress
+    try:
+        attributes.update(live=live, visit=visit)
+        trainer_shim.fit_progress = visit.fit_progress
+        worker_module.log_into(visit.logged)
+        models = holding(client.references, references) if references else nullcontext()
+        with models, foreach.tensor_by_tensor():
+            yield
+    finally:
+        attributes.update(before[0])
+        trainer_shim.fit_progress = before[1]
+        worker_module.log_into(logged)
+
+
+@contextmanager
+def collected(models: ReferenceModels) -> Iterator[dict[str, dict[str, Any]]]:
+    """In this block no reference model is loaded; gives the states that would be, and the taps wanted, by model."""
+    given: dict[str, dict[str, Any]] = {}
+
+    def note(name: str, state: Mapping[str, Tensor], taps: Collection[str] | None) -> None:
+        part = given.setdefault(name, {"taps": []})
+        wanted = {*part["taps"], *(models.tap_paths if taps is None else taps)}
+        part.update(state=dict(state), taps=sorted(wanted))
+
+    with patched(models, load=note):
+        yield given
+
+
+@contextmanager
+def holding(models: ReferenceModels, given: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+    """In this block the reference models have these states, and no value is cached."""
+    models.start(repeats=False)
+    models.wanted = {name: set(part["taps"]) for name, part in given.items()}
+    with ExitStack() as stack:
+        for name, part in given.items():
+            stack.enter_context(models.swapped(name, part["state"]))
+        yield
+    models.start(repeats=False)
+
+
+def mapped_gradient(
+    client: Client, places: StateBinding, at: MutableMapping[str, Tensor], value: Callable[[], Tensor | None]
+) -> Gradients:
+    """The gradient in a step of clients side by side, as a function of the parameters."""
+    held = places.held()
+    parameters = {name: at[name] if name in at else held[name] for name in client.trainable}
+    kept = {*client.trainable, *client.frozen}
+
+    def of(parameters: State) -> tuple[Tensor, tuple[Tensor, State]]:
+        # an operation in place on a tensor from outside would not be differentiable
+        begin = {name: at.get(name, tensor) for name, tensor in held.items()}
+        now = {name: value if name in kept else value.clone() for name, value in begin.items()} | parameters
+        live = {name: now[name] for name in client.live}
+        with places.swapped(now), patched(client, live=live):
+            loss, after = value(), places.held()
+        loss = linked_zero(*parameters.values()) if loss is None else loss.reshape(())
+        return loss, (loss, {name: after[name] for name in at if name not in kept})
+
+    found, (loss, buffers) = torch.func.grad(of, has_aux=True)(parameters)
+    at.update(buffers)
+    result = Gradients(found)
+    result.loss = loss
+    return result

@@ -1,0 +1,49 @@
+"""What a module and methods hold in their attributes, to find what a step of several clients changes there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.client.module_snapshot import MISSING, OWN, PLAIN, entries_of, held_by, server_tensors, walk
+from fl_lightning.functional.rows import is_mapped
+from fl_lightning.method import Method
+
+
+def values_held(module: nn.Module, methods: Sequence[Method], known: Iterable[Any]) -> dict[tuple[int, str], Any]:
+    """Return the contents of a module's and its methods' attributes by name, for :func:`changed_value`.
+
+    Tensors and arrays are copied; server values and ``known`` objects are omitted.
+    """
+    seen, found = {*map(id, known), *(id(tensor) for _, tensor in server_tensors(methods))}, dict[Any, Any]()
+    for place, root in enumerate((module, *methods)):
+        for name, part in walk(root, seen, type(root).__name__ if place else "self"):
+            if isinstance(part, Tensor):
+                # a tensor that a mapped step left behind can neither be read nor compared
+                found[place, name] = object() if is_mapped(part) else part.detach().clone()
+            elif isinstance(part, np.ndarray):
+                found[place, name] = (part.dtype.str, part.tobytes())
+            elif held_by(part) is None:
+                found[place, name] = part
+            ignored = OWN if isinstance(part, nn.Module) else ()
+            plain = [(key, at) for key, at in entries_of(part) if isinstance(at, PLAIN) and key not in ignored]
+            found |= {(place, f"{name}.{key}"): at for key, at in plain}
+    return found
+
+
+def changed_value(before: Mapping[tuple[int, str], Any], after: Mapping[tuple[int, str], Any]) -> str | None:
+    """The name of the first attribute that is new, missing, or holds another value; None where all are equal."""
+    for key in {**before, **after}:
+        one, other = before.get(key, MISSING), after.get(key, MISSING)
+        if isinstance(one, Tensor) and isinstance(other, Tensor):
+            same = one.dtype == other.dtype and torch.equal(one, other)
+        else:
+            same = one is other or (isinstance(one, (*PLAIN, tuple)) and type(one) is type(other) and one == other)
+        if not same:
+            return re.sub(r"\._(modules|buffers|parameters)\b", "", key[1])
+    return None
