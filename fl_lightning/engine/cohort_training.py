@@ -93,8 +93,8 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
         if isinstance(result, UpdateRows):
             add_rows(run, result, totals, outcome)
         else:
-            k, update = result
-            add_result(run, k, round_, simulated[k], update, totals, outcome)
+            add_result(run, round_, simulated, result, totals, outcome)
+        del result  # before the next client trains, since an update is as large as a model
         if outcome.errors and run.trainer.on_client_error == "raise":
             break
     arrived = share_outcome(run, round_, outcome)
@@ -147,18 +147,18 @@ def add_rows(run: Run, rows: UpdateRows, totals: Totals, outcome: Outcome) -> No
 
 def add_result(
     run: Run,
-    k: int,
     round_: int,
-    simulated: SystemOutcome,
-    update: Update | Exception,
+    simulated: dict[int, SystemOutcome],
+    result: tuple[int, Update | Exception],
     totals: Totals,
     outcome: Outcome,
 ) -> None:
     """Add the update of a client, or note its failure."""
+    k, update = result
     with isolate_failure(run, k, outcome), run.client.memories().visit(k):
         if isinstance(update, Exception):
             raise update
-        add_update(run, k, round_, simulated, update, totals, outcome)
+        add_update(run, k, round_, simulated[k], update, totals, outcome)
 
 
 def add_update(

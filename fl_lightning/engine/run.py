@@ -108,7 +108,7 @@ class VisitRunner(Protocol):
     def run(self, run: Run, part: Sequence[int], round_: int, work: Work, observed: bool) -> Iterator[VisitResult]:
         """Train the clients of a part from the server's state, and give the result of each.
 
-        Until the next result is asked for, the module holds the client. Its memory then loses what is not committed.
+        Until the next result is asked for, the module holds the client. Then its memory loses what is not committed.
         Where the clients are ``observed``, each result is of one client.
         """
 

@@ -18,30 +18,21 @@ class SequentialRunner:
     """Trains clients, and evaluates their own models, one after another: each client is a part of a cohort."""
 
     def prepare(self, run: Run) -> None:
-        """Choose how to train, once the methods have their server values, before round 0; all workers call this."""
+        pass
 
     def settings(self) -> dict[str, Any]:
-        """What the bits of a result depend on, by the name of the argument of the trainer."""
         return {"clients_per_step": 1, "clients_per_step=auto": False}
 
     def reason(self) -> str:
-        """Why the clients train in this way."""
         return "trainer.clients_per_step is 1"
 
     def divide(self, run: Run, steps: Mapping[int, int]) -> list[list[int]]:
-        """Divide a cohort, by the expected local steps of its clients, into parts."""
         return [[k] for k in steps]
 
     def cost(self, part: Sequence[int], steps: Mapping[int, int]) -> float:
-        """The cost of training a part, in steps of one client."""
         return sum(steps[k] for k in part)
 
     def run(self, run: Run, part: Sequence[int], round_: int, work: Work, observed: bool) -> Iterator[VisitResult]:
-        """Train the clients of a part from the server's state, and give the result of each.
-
-        Until the next result is asked for, the module holds the client, whose memory then loses what is not committed.
-        With ``observed``, each result is of one client.
-        """
         for k in part:
             try:
                 yield k, self.trained(run, k, round_, work)
@@ -58,11 +49,9 @@ class SequentialRunner:
             return error
 
     def beside(self, k: int) -> dict[int, dict]:
-        """The memories, before the present part, of the clients on which the bits of client ``k`` depend."""
         return {}
 
     def repeat(self, run: Run, k: int, round_: int, steps: Mapping[int, int], work: Work) -> None:
-        """Repeat the visit of a client of the cohort with these ``steps``; its failure is raised at once."""
         step = run.client.training_step
 
         def checked(*args: Any) -> Tensor | None:
@@ -75,17 +64,14 @@ class SequentialRunner:
             run.local_training.visit(k, round_, run.server.state, work[k])
 
     def example(self, clients: Sequence[int], cohort: int) -> list[int]:
-        """A part that costs about the mean, of ``clients`` in ascending order of their steps."""
         return [clients[len(clients) // 2]]
 
     def place_models(self, run: Run) -> list[list[int]]:
-        """The clients with a memory whose models this worker evaluates, by part; all workers call this."""
         return [[k] for k in run.client.memories()]
 
     def evaluate_models(
         self, run: Run, phase: str, state: State, parts: Sequence[Sequence[int]], observed: bool = True
     ) -> Iterator[dict[str, float]]:
-        """The metrics of each client's own model by tag."""
         for part in parts:  # those on disk need not fit into memory together
             for k in part:
                 entries = run.client.lifecycle.personal_entries(run.data.info(k), state)

@@ -49,9 +49,8 @@ class VectorizedRunner(SequentialRunner):
         choice, training = self.chosen, run.local_training
         _, schedulers = training.optimizers.first
         # clients that share a group have the same schedule of rates
-        return grouping.form_groups(
-            steps, choice.least, choice.size, training.batches if schedulers else lambda k: None, choice.least > 2
-        )
+        kind = training.batches if schedulers else lambda k: None
+        return grouping.form_groups(steps, choice.least, choice.size, kind, choice.least > 2)
 
     def cost(self, part: Sequence[int], steps: Mapping[int, int]) -> float:
         return grouping.cost(part, steps)

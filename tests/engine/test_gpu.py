@@ -11,9 +11,9 @@ from helpers.tiny import TinyData, TinyModule, clients
 from lightning.fabric.accelerators import MPSAccelerator
 
 from fl_lightning.callbacks import CostLedger
-from fl_lightning.engine import cohort_training
 from fl_lightning.engine import run as run_module
 from fl_lightning.engine.argument_checks import check_precision
+from fl_lightning.engine.sequential_runner import SequentialRunner
 from fl_lightning.errors import ClientError
 from fl_lightning.training.local_training import Stopwatch
 from fl_lightning.vectorized.group import Group
@@ -63,20 +63,20 @@ def test_auto_is_the_cpu_on_a_mac_with_apple_silicon_and_its_gpu_is_refused(tmp_
 
 
 def test_nothing_of_a_group_that_failed_is_in_memory_while_its_clients_train_one_by_one(tmp_path, monkeypatch):
-    groups, alive, take_steps, train_client = [], [], Group._take_steps, cohort_training.train_client
+    groups, alive, take_steps, train_client = [], [], Group._take_steps, SequentialRunner.trained
 
     def fail(group, *args):
-        if group.training.choice.size == 1:  # the trial before round 0
+        if group.size == 2:  # the trial before round 0
             return take_steps(group, *args)
         groups.append(weakref.ref(group))
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     def watched(*args):
         alive.append(groups[-1]() is not None)
-        train_client(*args)
+        return train_client(*args)
 
     monkeypatch.setattr(Group, "_take_steps", fail)
-    monkeypatch.setattr(cohort_training, "train_client", watched)
+    monkeypatch.setattr(SequentialRunner, "trained", watched)
     with pytest.warns(UserWarning, match="sequentially"):
         train(tmp_path, data=small_data(num_clients=4), clients_per_step=4, max_rounds=1)
     assert alive == [False] * 4
@@ -109,7 +109,7 @@ def test_clients_whose_dropout_draws_on_a_gpu_do_not_share_a_program_unasked(tmp
     monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
     trainer = small_trainer(tmp_path, max_rounds=1, devices=1)
     trainer.fit(Drops(), clients(TinyData(48), *[6] * 8))
-    assert "random numbers" in trainer.run.local_training.choice.reason
+    assert "random numbers" in trainer.run.runner.reason()
 
 
 class Event:
