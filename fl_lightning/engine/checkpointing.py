@@ -10,8 +10,9 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import named
 from fl_lightning.engine.fingerprint import changes_of, description_of, identity, record, touches
-from fl_lightning.engine.model_io import call_on_load, entries_of_module, restore_data, state_of_data, storable
+from fl_lightning.engine.model_io import call_on_load, restore_data
 from fl_lightning.engine.run import Run
+from fl_lightning.engine.run_state import load_state_of_round, recorded_state
 from fl_lightning.errors import ChangedCodeError, UsageError
 from fl_lightning.state import select, uncompiled_names
 from fl_lightning.storage.checkpoint import (
@@ -48,15 +49,9 @@ def save_run(run: Run, folder: Path) -> None:
             "state_dict": {n: v for n, v in uncompiled_names(evaluated).items() if n not in of_methods},
             "server": {**run.server.state_dict(), "state": begun},
             "frozen": frozen,
-            "methods": run.methods.state_dict(),
-            "module": storable(entries_of_module(run)),
-            "datamodule": state_of_data(run.data),
-            "client_schedulers": run.local_training.monitored.state_dict(),
-            "scaling": run.local_training.scaling,
-            "evaluated": run.worker_module.evaluated,
+            **recorded_state(run),
             "callbacks": {name: callback.state_dict() for name, callback in named(run.callbacks).items()},
             "changes": run.folder.changes,
-            **identity(run),
             "round": done,
             "clients": memories.files,
         }
@@ -134,12 +129,7 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
         run.server.load_state_dict(server)
         if "methods" in fresh:
             files = {}
-        else:
-            run.methods.load_state_dict(checkpoint["methods"], run.fabric.device)
-        if "schedule that watches a metric" not in fresh:
-            run.local_training.monitored.load_state_dict(checkpoint["client_schedulers"])
-        run.local_training.scaling = checkpoint["scaling"]
-        run.worker_module.evaluated = checkpoint["evaluated"]
+        load_state_of_round(run, checkpoint, ["client_schedulers" if "watches" in part else part for part in fresh])
         run.metrics.history = unpack_rows(checkpoint["history"])
         run.metrics.current = dict(run.metrics.history[-1]) if run.metrics.history else {}
     except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:

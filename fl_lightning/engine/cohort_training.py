@@ -17,9 +17,8 @@ from fl_lightning.aggregation.weighted import cloned
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.distributed.workers import schedule
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
-from fl_lightning.engine.fingerprint import identity
-from fl_lightning.engine.model_io import entries_of_module, state_of_data, storable
 from fl_lightning.engine.run import Run, VisitResult
+from fl_lightning.engine.run_state import recorded_state
 from fl_lightning.errors import ClientError, LostWorkerError, SharedStateError, UsageError, text_of, with_location
 from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.storage.atomic_io import save
@@ -246,14 +245,8 @@ def record_failure(run: Run, k: int, error: Exception) -> None:
             "cohort": server.cohort,
             "memory": beside.get(k) or client.memories().get(k, {}),
             "memories": {other: memory for other, memory in beside.items() if memory},
-            "methods": run.methods.state_dict(),
-            "module": storable(entries_of_module(run)),
-            "datamodule": state_of_data(run.data),
-            "client_schedulers": run.local_training.monitored.state_dict(),
-            "scaling": run.local_training.scaling,
-            "evaluated": client.worker_module.evaluated,
             "format": FORMAT,
-            **identity(run),
+            **recorded_state(run),
         }
         save(record, path)
     except Exception as problem:  # the user has to see the failure itself

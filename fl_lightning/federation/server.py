@@ -19,6 +19,7 @@ from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.rounds import evaluate
 from fl_lightning.engine.run import Run
+from fl_lightning.engine.run_state import state_of_round
 from fl_lightning.engine.update_codec import TensorSpec, broadcast_names, decode_update, tensors_of
 from fl_lightning.errors import ClientError, UsageError, require, truncate
 from fl_lightning.federation.data import Sites, SiteSummary
@@ -296,10 +297,7 @@ class FlowerBackend:
                 "num_examples": server.num_examples,
                 "state": select(dict(state), travels),
                 "rest": digest_of_state(rest_of(run)),
-                "methods": run.methods.state_dict(),
-                "client_schedulers": run.local_training.monitored.state_dict(),
-                "scaling": run.local_training.scaling,
-                "evaluated": dict(run.worker_module.evaluated),
+                **state_of_round(run),
             }
         )
         seconds, where = self.sites.seconds_to_answer, f"round {server.round}"

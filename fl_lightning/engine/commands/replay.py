@@ -12,6 +12,7 @@ from fl_lightning.engine.commands.fit import begin_fit
 from fl_lightning.engine.fingerprint import description_of, differences, identity, message, shown_path
 from fl_lightning.engine.model_io import call_on_load, load_state, restore_data
 from fl_lightning.engine.run import Run
+from fl_lightning.engine.run_state import load_state_of_round
 from fl_lightning.errors import UsageError, count, require
 from fl_lightning.storage.checkpoint import read
 from fl_lightning.systems import SystemOutcome
@@ -89,9 +90,7 @@ def restore_failure(
     # the hook may set attributes that no file holds; the record already has its changes of the server values
     run.methods.on_round_start(run.server)
     restore_server(run, path, record)
-    run.local_training.monitored.load_state_dict(record["client_schedulers"])
-    run.local_training.scaling = record["scaling"]
-    run.worker_module.evaluated = record["evaluated"]
+    load_state_of_round(run, record, without=["methods"])
     for k, memory in {**record["memories"], client: record["memory"]}.items():
         if memory:
             run.client.memories().visited(k).update(memory)
