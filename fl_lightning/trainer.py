@@ -19,10 +19,10 @@ from fl_lightning.engine.commands import doctor as examination
 from fl_lightning.engine.commands import fit as commands
 from fl_lightning.engine.commands import replay as replaying
 from fl_lightning.engine.fingerprint import code_of_run
+from fl_lightning.engine.launching import Result, launch
 from fl_lightning.engine.rounds import SimulationBackend
-from fl_lightning.engine.run import ClientBackend, Result, Run, VisitRunner, launch
+from fl_lightning.engine.run import ClientBackend, Run, VisitRunner
 from fl_lightning.engine.run_arguments import RunArguments
-from fl_lightning.engine.sequential_runner import SequentialRunner
 from fl_lightning.errors import Stopped, Terminated, require
 from fl_lightning.federation import server as federation
 from fl_lightning.federation.client_app import write_app
@@ -482,7 +482,7 @@ class FederatedTrainer(RunArguments):
 def runner_for(clients_per_step: int | str) -> VisitRunner:
     """How the clients train: only here the package knows that they can train side by side."""
     if clients_per_step == 1:
-        return SequentialRunner()
+        return VisitRunner()
     from fl_lightning.vectorized.runner import VectorizedRunner
 
     return VectorizedRunner()

@@ -29,7 +29,7 @@ from fl_lightning.cli.parser_errors import LISTS, shorten
 from fl_lightning.cli.parser_loading import CHECKED, ValueTextError
 from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.commands.doctor import as_text
-from fl_lightning.engine.run import folder_of_versions
+from fl_lightning.engine.launching import folder_of_versions
 from fl_lightning.errors import (
     ClientError,
     Stopped,

@@ -7,8 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from fl_lightning.aggregation import Update, UpdateRows
-from fl_lightning.engine.run import Run, VisitResult, Work
-from fl_lightning.engine.sequential_runner import SequentialRunner
+from fl_lightning.engine.run import Run, VisitResult, VisitRunner, Work
 from fl_lightning.errors import ClientError, LostWorkerError, UsageError, with_location
 from fl_lightning.state import State
 from fl_lightning.vectorized import grouping
@@ -18,7 +17,7 @@ from fl_lightning.vectorized.op_trace import Recordings
 from fl_lightning.vectorized.personalized_evaluation import groups_of_own_models, metrics_of_group
 
 
-class VectorizedRunner(SequentialRunner):
+class VectorizedRunner(VisitRunner):
     """Trains clients side by side in groups; a part is a group, and a group of one trains sequentially.
 
     Attributes:

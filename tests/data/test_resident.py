@@ -12,7 +12,7 @@ from lightning.fabric import Fabric
 from torch.utils.data import TensorDataset
 
 from fl_lightning.data import AutoAugment, Batches, RandomCrop, RandomFlip, RandomRotation, client_loaders
-from fl_lightning.engine import run as run_module
+from fl_lightning.engine import launching as run_module
 from fl_lightning.training import device_loaders
 from fl_lightning.training.device_loaders import Loaders
 from fl_lightning.training.resident_images import ResidentImages

@@ -7,7 +7,7 @@ from torch import nn
 
 from fl_lightning.client.reference_models import ReferenceModels
 from fl_lightning.data import Digits, RandomFlip
-from fl_lightning.engine import run as building
+from fl_lightning.engine import launching as building
 from fl_lightning.methods import MOON
 from fl_lightning.models import ImageClassifier
 from fl_lightning.training.device_loaders import TRANSFER_HOOKS

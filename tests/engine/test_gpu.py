@@ -11,9 +11,9 @@ from helpers.tiny import TinyData, TinyModule, clients
 from lightning.fabric.accelerators import MPSAccelerator
 
 from fl_lightning.callbacks import CostLedger
-from fl_lightning.engine import run as run_module
+from fl_lightning.engine import launching as run_module
 from fl_lightning.engine.argument_checks import check_precision
-from fl_lightning.engine.sequential_runner import SequentialRunner
+from fl_lightning.engine.run import VisitRunner
 from fl_lightning.errors import ClientError
 from fl_lightning.training.local_training import Stopwatch
 from fl_lightning.vectorized.group import Group
@@ -63,7 +63,7 @@ def test_auto_is_the_cpu_on_a_mac_with_apple_silicon_and_its_gpu_is_refused(tmp_
 
 
 def test_nothing_of_a_group_that_failed_is_in_memory_while_its_clients_train_one_by_one(tmp_path, monkeypatch):
-    groups, alive, take_steps, train_client = [], [], Group._take_steps, SequentialRunner.trained
+    groups, alive, take_steps, train_client = [], [], Group._take_steps, VisitRunner.trained
 
     def fail(group, *args):
         if group.size == 2:  # the trial before round 0
@@ -76,7 +76,7 @@ def test_nothing_of_a_group_that_failed_is_in_memory_while_its_clients_train_one
         return train_client(*args)
 
     monkeypatch.setattr(Group, "_take_steps", fail)
-    monkeypatch.setattr(SequentialRunner, "trained", watched)
+    monkeypatch.setattr(VisitRunner, "trained", watched)
     with pytest.warns(UserWarning, match="sequentially"):
         train(tmp_path, data=small_data(num_clients=4), clients_per_step=4, max_rounds=1)
     assert alive == [False] * 4

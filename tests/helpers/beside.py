@@ -8,7 +8,7 @@ from torch import nn
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.data import Digits, Dirichlet
-from fl_lightning.engine.sequential_runner import SequentialRunner
+from fl_lightning.engine.run import VisitRunner
 from fl_lightning.models import MLP, Encoder, ETFClassifier, ImageClassifier
 from fl_lightning.vectorized.runner import VectorizedRunner
 from helpers.runs import history, small_trainer
@@ -88,7 +88,7 @@ def trained(tmp_path, size, model=mlp, data=digits, methods=list, visits=True, c
         return run
 
     with (
-        patch.object(SequentialRunner, "run", noted(SequentialRunner.run)),
+        patch.object(VisitRunner, "run", noted(VisitRunner.run)),
         patch.object(VectorizedRunner, "run", noted(VectorizedRunner.run)),
     ):
         trainer.fit(model(), dealt, methods(), ckpt_path)
