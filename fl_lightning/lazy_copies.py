@@ -3,8 +3,8 @@
 These are private functions of torch, as of torch 2.6 and 2.15, which copy the memory of a tensor at the first access
 that may write to it. Only this module uses them. Where they are missing, or cannot share, all copies are ordinary ones.
 
-On CUDA all copies are ordinary ones, since in-place operations on lists of tensors, such as those of SGD and Adam, write
-there without ending the sharing (``const_data_ptr`` in ``MultiTensorApply.cuh`` of torch 2.11 and 2.14).
+On CUDA all copies are ordinary ones: in-place operations on lists of tensors, such as those of SGD and Adam, would
+write to the shared memory (``const_data_ptr`` in ``MultiTensorApply.cuh`` of torch 2.11 and 2.14).
 """
 
 from __future__ import annotations

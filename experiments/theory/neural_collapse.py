@@ -14,19 +14,24 @@ with the vertices s_c of a simplex and a direction e orthogonal to it, the minim
 
 in which the loss is minimised over five numbers. A test minimises it over all vectors.
 
+Beside them stand the values of FedAvg in stored runs of experiments/papers/scaled/narrowing.yaml.
+
 docs/collapse.md explains the figure.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.fft import dct
 from scipy.optimize import minimize
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -44,13 +49,13 @@ CLASSES, WIDTH, DECAY = 10, 64, 1e-3
 # factor between the lengths of consecutive directions in which class means differ
 RATIO = 0.5
 NOISES = np.logspace(-3, 0.5, 50)
+CELLS = Path(__file__).resolve().parents[1] / "papers" / "results" / "scaled-narrowing.cells.csv"
 
 
 def simplex(classes: int, width: int = WIDTH) -> np.ndarray:
     """Return the vertices ``(K, d)`` of a simplex around 0, of norm 1, in the first K - 1 directions."""
-    centred = np.eye(classes) - 1 / classes
-    vertices = centred @ np.linalg.svd(centred)[2][: classes - 1].T
-    return np.pad(vertices / np.linalg.norm(vertices, axis=1, keepdims=True), ((0, 0), (0, width - classes + 1)))
+    vertices = dct(np.eye(classes), norm="ortho")[:, 1:] / np.sqrt(1 - 1 / classes)
+    return np.pad(vertices, ((0, 0), (0, width - classes + 1)))
 
 
 def flattened(means: np.ndarray) -> np.ndarray:
@@ -106,11 +111,21 @@ def of_missing(classes: int) -> dict[str, float]:
     return found
 
 
+# ------------------------------------------------------------------ stored runs
+def of_runs() -> dict[str, float]:
+    """Return the means over the seeds of FedAvg's accuracy, rank and angles with IID clients and under label skew."""
+    cells = pd.read_csv(CELLS).query("network == 'CNN' and method == 'FedAvg'")
+    metrics = pd.DataFrame([json.loads(row) for row in cells["metrics"]], index=cells["skew"])
+    logged = {"test/accuracy": "accuracy", "rank/representation/effective": "effective rank"}
+    means = metrics[[*logged, "nc/2_angle_means"]].rename(columns=logged).groupby(level=0).mean()
+    return {f"{name}, {skew}": value for skew, row in means.iterrows() for name, value in row.items()}
+
+
 # ------------------------------------------------------------------ the figure
 def draw(figure: Figure) -> dict[str, float]:
     """Draw all, and return the numbers of docs/collapse.md."""
     panels = figure.subplots(1, 3)
-    return {**draw_spectra(panels[0]), **draw_ranks(panels[1]), **draw_missing(panels[2])}
+    return {**draw_spectra(panels[0]), **draw_ranks(panels[1]), **of_runs(), **draw_missing(panels[2])}
 
 
 def draw_spectra(axes: Axes) -> dict[str, float]:
