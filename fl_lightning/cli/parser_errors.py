@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 
 import torch
@@ -17,6 +16,7 @@ from fl_lightning.bundled_configs import names_near
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.base import replacement
 from fl_lightning.cli.config_checks import constructors
+from fl_lightning.cli.config_files import keys_of, last_part, near, unknown_key
 from fl_lightning.data import Augmentation, FederatedDataModule, Partitioner
 from fl_lightning.errors import choices, truncate
 from fl_lightning.lightning_compat import classes
@@ -24,7 +24,6 @@ from fl_lightning.method import Method
 from fl_lightning.models import Encoder
 from fl_lightning.models.projector import BaseProjector
 from fl_lightning.sampling import Sampler
-from fl_lightning.trainer import FederatedTrainer
 
 BASES: dict[str, type] = {
     "method": Method,
@@ -72,8 +71,6 @@ GIVEN = re.compile(r"(?:Got|Given) value: (.*?)(?:\. Got value:| Subclass types 
 NOT_A_PATH = re.compile(r"- Expected a path but .*? either not accessible or invalid - ")
 # the keys whose values are lists of classes
 LISTS = ("method", "trainer.callbacks", "trainer.logger")
-# arguments of Lightning's trainer, with those that stand for them here
-OF_LIGHTNING = {"max_epochs": "max_rounds", "check_val_every_n_epoch": "eval_every_n_rounds"}
 
 
 def shorten(message: str) -> str:
@@ -99,10 +96,7 @@ def shorten(message: str) -> str:
         return f"{found}: no key stands before it; give {hint}"
     if kind in ("word", "unknown"):
         # an argument of a class that the config names has another cause
-        keys = ["seed_everything", "model", "data", "method", "ckpt_path", "weights", "trainer"]
-        keys += [f"trainer.{name}" for name in inspect.signature(FederatedTrainer).parameters]
-        hint = near(found.removeprefix("--").partition("=")[0], keys) or "; remove it"
-        return f"{found}: no such key (--help lists them){hint}"
+        return unknown_key(found.partition("=")[0], keys_of("fit"))
     if kind == "option":
         name, names = found.split(".")[0], parameters(owner)
         if name in ("class_path", "init_args"):
@@ -169,20 +163,6 @@ def about_type(where: str, key: str, value: str, kind: str, before: str) -> str:
 def brief(value: str) -> str:
     """A value as a line shows it, in quotation marks and not too long."""
     return "null" if value == "None" else repr(value if len(value) <= 60 else f"{value[:57]}...")
-
-
-def near(name: str, known: Sequence[str]) -> str:
-    """A hint to the nearest of the known names; empty where none is near."""
-    last, initials = last_part(name).lower(), "".join(part[:1] for part in name.split("_"))
-    by_end = {last_part(candidate).lower(): candidate for candidate in reversed(known)}
-    ours = OF_LIGHTNING.get(last, initials)
-    matches = [ours] if ours in by_end else get_close_matches(last, by_end, 1)
-    return f"; did you mean {by_end[matches[0]]}?" if matches and by_end[matches[0]] != name else ""
-
-
-def last_part(path: str) -> str:
-    """The last part of a dotted name."""
-    return path.rsplit(".", 1)[-1]
 
 
 def parameters(path: str) -> list[str]:
