@@ -21,7 +21,7 @@ from fl_lightning.bench.cells_csv import read_cells
 from fl_lightning.bench.comparison import unequal_settings
 from fl_lightning.bench.config_fragments import Fragment, config_digest, fragments_of, look_up
 from fl_lightning.bench.protocol_variants import with_readings
-from fl_lightning.bench.results import changed_code
+from fl_lightning.bench.results import CellResult, changed_code
 from fl_lightning.bench.scheduler import Scheduler, SuiteStudy
 from fl_lightning.bench.sequential_stopping import paired_cells, pending_cells, shown_cells
 from fl_lightning.bench.study import (
@@ -34,8 +34,8 @@ from fl_lightning.bench.study import (
     open_database,
     results_of,
 )
-from fl_lightning.bench.suite import file_part, first_seeds, selected_cells
-from fl_lightning.bench.table import render, write_tables
+from fl_lightning.bench.suite import file_part, first_seeds, selected_cells, without_data
+from fl_lightning.bench.table import conclusion, render, write_tables
 from fl_lightning.bench.tuner import AXIS, Search, SearchStudy, read_tuning_spec
 from fl_lightning.bench.worker_client import WorkerClient
 from fl_lightning.cli.entry_point import (
@@ -85,6 +85,8 @@ def bench_parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("--hours", type=float, default=math.inf, metavar="H", help=about)
         about = "run the readings of the suite's key open, and compare them with published numbers"
         parser.add_argument("--readings", action="store_true", help=about)
+        about = "try the suite without its data set, by tiny runs whose numbers mean nothing"
+        parser.add_argument("--offline", action="store_true", help=about)
         parser.add_argument("--save", metavar="FOLDER", type=Path, help="write the tables and the cells there, too")
     else:
         parser.add_argument("--trials", type=int, metavar="N", help="number of trials")
@@ -104,6 +106,11 @@ def run(args: Sequence[str]) -> int:
     """Read the suite and run the command; returns the exit status."""
     options = bench_parser(args[0]).parse_args(args[1:])
     suite = load_suite(options.suite)
+    if getattr(options, "offline", False):
+        given = {"scale": options.scale != 1, "until-decided": options.until_decided, "readings": options.readings}
+        for name, value in given.items():
+            require(not value, f"--{name}", getattr(options, name.replace("-", "_")), "leave it out with --offline")
+        suite = without_data(suite)
     if getattr(options, "readings", False):
         hint = "the readings have the seeds of open.seeds: leave it out"
         require(not options.until_decided, "--until-decided", True, hint)
@@ -178,11 +185,12 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     if status := why_ended(scheduler, options.again):
         return status
     # before they are printed: who reads them may close the pipe, as `head` does
-    write_shown(suite, whole, study, "--output", options.output)
+    files = write_shown(suite, whole, study, "--output", options.output)
     if options.save is not None:
-        write_shown(suite, whole, study, "--save", options.save)
+        files += write_shown(suite, whole, study, "--save", options.save)
     own = study.results()
-    print(render(suite, shown_cells(suite, cells, own), own))
+    print(in_words(suite, cells, own))
+    say(f"Files: {', '.join(map(str, files))}")
     if scheduler.late:
         say(f"the {options.hours:g} hours are spent; continue: {options.again}")
     failed = sum(result.state == "failed" for result in own.values())
@@ -243,7 +251,7 @@ def look(
     if options.save is not None:
         write_shown(suite, whole, study, "--save", options.save)
     if options.status:
-        print(render(suite, shown_cells(suite, cells, results), results))
+        print(in_words(suite, cells, results))
         return 0
     states = {digest: "waiting" if digest in dropped else result.state for digest, result in results.items()}
     lines, total, unknown = list[tuple[str, str]](), 0.0, 0
@@ -274,11 +282,17 @@ def as_time(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def write_shown(suite: Suite, whole: Sequence[Cell], study: Study | None, key: str, folder: Path) -> None:
-    """Write the tables of the whole suite into the folder that ``key`` names."""
+def in_words(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> str:
+    """The tables of a suite, followed by their conclusion."""
+    shown = shown_cells(suite, cells, results)
+    return f"{render(suite, shown, results)}\n{conclusion(suite, shown, results)}"
+
+
+def write_shown(suite: Suite, whole: Sequence[Cell], study: Study | None, key: str, folder: Path) -> list[Path]:
+    """Write the tables of the whole suite into the folder that ``key`` names; return the files."""
     results = results_of(study, whole)
     with writing_into(key, folder, LATER):
-        write_tables(suite, shown_cells(suite, whole, results), results, folder)
+        return write_tables(suite, shown_cells(suite, whole, results), results, folder)
 
 
 def why_ended(scheduler: Scheduler, again: str) -> int:

@@ -66,7 +66,12 @@ TOLD = "print(json.dumps([told, sorted(modules())]))"
 def steps(folder, code, *args):
     """Run a program in a folder; return the imports and the output of each step, and all imports."""
     given = [sys.executable, "-c", STEPS + code + TOLD, *map(str, args)]
-    how = {"cwd": folder, "env": {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": PATH}, "timeout": 1800, "check": False}
+    how = {
+        "cwd": folder,
+        "env": {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": PATH},
+        "timeout": 1800,
+        "check": False,
+    }
     ended = subprocess.run(given, capture_output=True, text=True, **how)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
