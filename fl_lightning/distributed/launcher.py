@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.multiprocessing
 from lightning.fabric import Fabric
-from lightning.fabric.accelerators import MPSAccelerator
+from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -63,6 +63,9 @@ def build_fabric(trainer: Any, devices: int | str | list[int] = 1, num_nodes: in
         UsageError: accelerator, precision and devices are incompatible, or no program exists to run again.
     """
     on_apple = trainer.accelerator == "auto" and MPSAccelerator.is_available()
+    has_gpu = CUDAAccelerator.is_available() or (trainer.accelerator == "gpu" and MPSAccelerator.is_available())
+    hint = "there is no GPU that torch can use; set cpu"
+    require(has_gpu or trainer.accelerator not in ("gpu", "cuda"), "trainer.accelerator", trainer.accelerator, hint)
     accelerator = "cpu" if on_apple else trainer.accelerator  # Apple's GPU lacks float64, which sums need
     how: dict[str, Any] = {"accelerator": accelerator, "precision": trainer.precision, "devices": devices}
     try:

@@ -8,7 +8,7 @@ import torch
 from helpers.errors import refused
 from helpers.runs import small_data, small_trainer, train
 from helpers.tiny import TinyData, TinyModule, clients
-from lightning.fabric.accelerators import MPSAccelerator
+from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
 
 from fl_lightning.callbacks import CostLedger
 from fl_lightning.engine import launching as run_module
@@ -51,6 +51,14 @@ def test_bfloat16_is_refused_in_the_worker_where_the_gpu_would_emulate_it(monkey
     check_precision(CUDA, "16-mixed")
     with refused("trainer.precision='bf16-mixed'", "16-mixed"):
         check_precision(CUDA, "bf16-mixed")
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_the_cpu_as_remedy(tmp_path, monkeypatch):
+    for kind in (CUDAAccelerator, MPSAccelerator):
+        monkeypatch.setattr(kind, "is_available", lambda: False)
+    for accelerator in ("gpu", "cuda"):
+        with refused(f"trainer.accelerator='{accelerator}'", "set cpu"):
+            small_trainer(tmp_path, accelerator=accelerator)
 
 
 def test_auto_is_the_cpu_on_a_mac_with_apple_silicon_and_its_gpu_is_refused(tmp_path, monkeypatch):
