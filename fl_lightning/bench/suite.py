@@ -47,7 +47,9 @@ OF_READINGS = "-readings"
 OF_OFFLINE = "-offline"
 NO_MEANING = "numbers without meaning"
 # sizes of an offline run: clients at most; examples of a batch, and of a client at least; rounds
-OFFLINE_CLIENTS, OFFLINE_BATCH, OFFLINE_ROUNDS = 10, 4, 2
+OFFLINE_CLIENTS, OFFLINE_BATCH, OFFLINE_ROUNDS = 4, 4, 2
+# clients of partitioners that need more, such as to hold all classes
+MORE_CLIENTS = {"ClassesPerClient": 10}
 # data sets that are generated, and those that the package holds; the others have an argument ``offline``
 GENERATED, EMBEDDED = ("Synthetic", "SyntheticPerClass"), ("Digits",)
 # arguments of the trainer that are at most these, and of partitioners that are these
@@ -328,14 +330,16 @@ def offline_work(config: Fragment) -> Fragment:
     """
     trainer, data = config.get("trainer") or {}, config.get("data") or {}
     given = data.get("init_args") or {}
-    clients = min(given.get("num_clients") or OFFLINE_CLIENTS, OFFLINE_CLIENTS)
+    kind = class_name(given.get("partitioner"))
+    most = MORE_CLIENTS.get(kind, OFFLINE_CLIENTS)
+    clients = min(given.get("num_clients") or most, most)
     rounds = min(trainer.get("max_rounds", 10), OFFLINE_ROUNDS)
     fewer: Fragment = {"max_rounds": rounds, "local_epochs": 1}
-    fewer |= {key: min(trainer[key], most) for key, most in SMALLER.items() if trainer.get(key)}
+    fewer |= {key: min(trainer[key], limit) for key, limit in SMALLER.items() if trainer.get(key)}
     if look_up(trainer, OVER_ROUNDS) == trainer.get("max_rounds", 10):
         fewer |= nested_config(OVER_ROUNDS, rounds)
     small: Fragment = {"num_clients": clients, "batch_size": OFFLINE_BATCH}
-    name = str(data.get("class_path", "")).rpartition(".")[2]
+    name = class_name(data)
     if name in GENERATED:
         small |= {"largest": 5 * OFFLINE_BATCH}
     else:
@@ -343,10 +347,15 @@ def offline_work(config: Fragment) -> Fragment:
         small |= {"offline": True} if name not in EMBEDDED else {}
         small |= {"val_fraction": 0.5} if given.get("val_fraction") else {}
         small |= {"drop_last": "singletons"} if not given.get("drop_last") else {}
-        kind = str(look_up(given, "partitioner.class_path", "")).rpartition(".")[2]
         if kind in SMALLEST:
             small |= nested_config("partitioner.init_args", SMALLEST[kind])
     return {"trainer": fewer, "data": {"init_args": small}, **({"weights": None} if config.get("weights") else {})}
+
+
+def class_name(part: Any) -> str:
+    """The name of the class of a part of a config; empty without one."""
+    path = part.get("class_path") if isinstance(part, Mapping) else part
+    return str(path or "").rpartition(".")[2]
 
 
 def selected_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:

@@ -43,16 +43,16 @@ def test_data_clients_least_sizes_batches_and_rounds_shrink_together(tmp_path):
     assert data["offline"] is True and config["weights"] is None
     batch = partitioner["min_size"]
     assert data["batch_size"] == batch and partitioner["alpha"] == 0.1
-    assert data["num_clients"] == 10 and data["train_size"] * (1 - data["val_fraction"]) == data["num_clients"] * batch
+    assert data["num_clients"] == 4 and data["train_size"] * (1 - data["val_fraction"]) == data["num_clients"] * batch
     rounds = trainer["max_rounds"]
     assert (rounds, trainer["local_epochs"], trainer["client_lr_scheduler"]["init_args"]["T_max"]) == (2, 1, rounds)
 
 
 def test_generated_and_embedded_data_stay(tmp_path):
     synthetic = config_of(tmp_path, data={"class_path": "Synthetic", "init_args": {"num_clients": 30}})
-    assert synthetic["data"]["init_args"] == {"num_clients": 10, "batch_size": 4, "largest": 20}
-    digits = config_of(tmp_path, data={"class_path": "fl_lightning.data.Digits", "init_args": {"num_clients": 5}})
-    assert "offline" not in digits["data"]["init_args"] and digits["data"]["init_args"]["num_clients"] == 5
+    assert synthetic["data"]["init_args"] == {"num_clients": 4, "batch_size": 4, "largest": 20}
+    digits = config_of(tmp_path, data={"class_path": "fl_lightning.data.Digits", "init_args": {"num_clients": 3}})
+    assert "offline" not in digits["data"]["init_args"] and digits["data"]["init_args"]["num_clients"] == 3
 
 
 def test_numbers_are_said_to_mean_nothing_and_stay_apart_from_results(bench, tmp_path):
