@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
-from jsonargparse import ActionConfigFile, Namespace
+from jsonargparse import ActionConfigFile, DefaultHelpFormatter, Namespace
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -48,6 +48,9 @@ from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.training.patching import patched
 from fl_lightning.yaml_files import read_yaml
 
+# classes of a key that its help lists in full
+MOST_CLASSES = 100
+
 
 class ConfigFile(ActionConfigFile):
     """Reads a config, a file or one that the package carries; its lists replace the lists of earlier files.
@@ -76,11 +79,23 @@ def values_of(words: Any, option: str) -> list[str]:
     return [value for name, value in pairs_of(words) if name == option] if isinstance(words, list) else []
 
 
+class HelpFormatter(DefaultHelpFormatter):
+    """Lists the classes of this package alone where a key takes very many, as each layer of torch is a Module."""
+
+    def _expand_help(self, action: Any) -> str:
+        def shortened(found: re.Match[str]) -> str:
+            names = found[1].split(", ")
+            own = [name for name in names if re.fullmatch(r"fl_lightning\.\w+\.\w+", name)]
+            return found[0] if len(names) <= MOST_CLASSES else f"classes of this package: {', '.join(own)}"
+
+        return re.sub(r"known subclasses: ([\w., ]+)", shortened, super()._expand_help(action) or "")
+
+
 class Parser(LightningArgumentParser):
     """A parser whose errors are one line instead of the whole usage."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"parser_mode": CHECKED, **kwargs})
+        super().__init__(*args, **{"parser_mode": CHECKED, "formatter_class": HelpFormatter, **kwargs})
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("action") is ActionConfigFile:

@@ -178,6 +178,26 @@ def test_help_lists_our_networks_and_not_all_there_are(capsys):
     assert "_SaveConfig" not in text
 
 
+def test_the_help_of_a_class_lists_the_classes_of_the_package_alone(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", "--model.help", "ImageClassifier"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 100 and any("fl_lightning.models.Backbone" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("--model.help=Backbone", ["model.help='Backbone'", "--model.encoder.help=Backbone"]),
+        ("--model.help=fl_lightning.models.Backbone", ["model.help=", "--model.encoder.help=Backbone"]),
+        ("--data=Dirichlet", ["data='Dirichlet'", "--data.partitioner=Dirichlet"]),
+        ("--method.help=FedPrx", ["method.help='FedPrx'", "FedProx"]),
+    ],
+)
+def test_a_class_of_another_key_is_answered_with_the_option_of_that_key(capsys, option, named):
+    assert_names(refused(capsys, "fit", option), *named)
+
+
 def test_a_checkpoint_neither_imports_nor_configures_anything(monkeypatch, capsys, tmp_path):
     """Lightning's own command line would take the class and the arguments of the model from the file."""
     (tmp_path / "of_a_stranger.py").write_text("raise SystemExit('imported')")
