@@ -431,7 +431,8 @@ def unequal_settings(suite: Suite, cells: Sequence[Cell]) -> dict[Part, str]:
     """
     methods = suite.axes.get("method", ())
     reference = suite.baseline.get("method", next(iter(methods), ""))
-    configs = {tuple(cell.labels.values()): cell for cell in reversed(cells) if methods and cell.fragments}
+    # a cell that failed before its run began has no config in a report
+    configs = {tuple(cell.labels.values()): cell for cell in reversed(cells) if methods and any(cell.fragments)}
     made = {}
     for labels, cell in configs.items():
         base = configs.get(tuple({**cell.labels, "method": reference}.values()))
