@@ -30,6 +30,7 @@ from fl_lightning.bench.table_rendering import (
     with_names,
 )
 from fl_lightning.errors import count, require
+from fl_lightning.storage.metric_format import fixed
 
 TableForm = Literal["md", "tex", "csv"]
 FORMS: tuple[TableForm, ...] = get_args(TableForm)
@@ -193,7 +194,7 @@ def significant(entry: TableEntry) -> bool:
 
 def number_text(value: float, comparison: Comparison, bound: bool = False) -> str:
     """Return a number with the decimals of its table; whole numbers of rounds without decimals."""
-    text = f"{value:.{comparison.decimals}f}"
+    text = fixed(value, comparison.decimals)
     if comparison.table.show == "rounds_to":
         text = text.removesuffix(".0")
     return f"> {text}" if bound else text
@@ -276,7 +277,7 @@ def difference_texts(entry: TableEntry, comparison: Comparison, notes: dict[str,
 
 def signed(value: float | None, comparison: Comparison) -> str:
     """Return a difference with its sign."""
-    return NONE if value is None else f"{value:+.{comparison.decimals}f}"
+    return NONE if value is None else fixed(value, comparison.decimals, "+")
 
 
 def verdict_at_scale(entry: TableEntry) -> str:

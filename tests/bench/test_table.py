@@ -651,3 +651,8 @@ def test_rows_are_not_compared_with_the_settings_of_a_baseline_that_has_no_confi
     cells = [replace(one, fragments=({},), known=one.name) if "FedAvg" in one.name else one for one in suite.cells()]
     results = {one.digest: result(one, state="failed" if "FedAvg" in one.name else "done") for one in cells}
     assert "not the settings of" not in tables_of(suite, cells, results)
+
+
+def test_a_difference_that_rounds_to_0_has_no_sign(make):
+    finals = {**FINALS, ("0.1", "FedProx"): [0.60, 0.62, 0.63998]}
+    assert row_of(md_of(make(), finals), "FedProx", "0.1")[:1] == ["0.00"]
