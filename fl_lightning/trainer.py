@@ -480,9 +480,13 @@ class FederatedTrainer(RunArguments):
 
 
 def runner_for(clients_per_step: int | str) -> VisitRunner:
-    """How the clients train: only here the package knows that they can train side by side."""
+    """Return how the clients train; only this function knows of ``fl_lightning.vectorized``, which is optional."""
     if clients_per_step == 1:
         return VisitRunner()
-    from fl_lightning.vectorized.runner import VectorizedRunner
-
+    try:
+        from fl_lightning.vectorized.runner import VectorizedRunner
+    except ImportError as error:
+        hint = f"clients cannot train side by side here ({error}); pass 1 or auto"
+        require(clients_per_step == "auto", "trainer.clients_per_step", clients_per_step, hint)
+        return VisitRunner(f"fl_lightning.vectorized cannot be imported: {error}")
     return VectorizedRunner()

@@ -109,7 +109,7 @@ def test_clients_whose_dropout_draws_on_a_gpu_do_not_share_a_program_unasked(tmp
     monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
     trainer = small_trainer(tmp_path, max_rounds=1, devices=1)
     trainer.fit(Drops(), clients(TinyData(48), *[6] * 8))
-    assert "random numbers" in trainer.run.runner.reason()
+    assert "random numbers" in trainer.run.runner.reason
 
 
 class Event:
