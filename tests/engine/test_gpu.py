@@ -13,9 +13,8 @@ from lightning.fabric.accelerators import MPSAccelerator
 from fl_lightning.callbacks import CostLedger
 from fl_lightning.engine import launching as run_module
 from fl_lightning.engine.argument_checks import check_precision
-from fl_lightning.engine.run import VisitRunner
 from fl_lightning.errors import ClientError
-from fl_lightning.training.local_training import Stopwatch
+from fl_lightning.training.local_training import LocalTraining, Stopwatch
 from fl_lightning.vectorized.group import Group
 
 CUDA = torch.device("cuda", 0)
@@ -63,7 +62,7 @@ def test_auto_is_the_cpu_on_a_mac_with_apple_silicon_and_its_gpu_is_refused(tmp_
 
 
 def test_nothing_of_a_group_that_failed_is_in_memory_while_its_clients_train_one_by_one(tmp_path, monkeypatch):
-    groups, alive, take_steps, train_client = [], [], Group._take_steps, VisitRunner.trained
+    groups, alive, take_steps, visit = [], [], Group._take_steps, LocalTraining.visit
 
     def fail(group, *args):
         if group.size == 2:  # the trial before round 0
@@ -73,10 +72,10 @@ def test_nothing_of_a_group_that_failed_is_in_memory_while_its_clients_train_one
 
     def watched(*args):
         alive.append(groups[-1]() is not None)
-        return train_client(*args)
+        return visit(*args)
 
     monkeypatch.setattr(Group, "_take_steps", fail)
-    monkeypatch.setattr(VisitRunner, "trained", watched)
+    monkeypatch.setattr(LocalTraining, "visit", watched)
     with pytest.warns(UserWarning, match="sequentially"):
         train(tmp_path, data=small_data(num_clients=4), clients_per_step=4, max_rounds=1)
     assert alive == [False] * 4
