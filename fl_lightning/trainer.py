@@ -488,5 +488,5 @@ def runner_for(clients_per_step: int | str) -> VisitRunner:
     except ImportError as error:
         hint = f"clients cannot train side by side here ({error}); pass 1 or auto"
         require(clients_per_step == "auto", "trainer.clients_per_step", clients_per_step, hint)
-        return VisitRunner(f"fl_lightning.vectorized cannot be imported: {error}")
+        return VisitRunner(str(error))
     return VectorizedRunner()

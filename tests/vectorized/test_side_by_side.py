@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.beside import SIZES, Normed, assert_near, assert_same_alone, digits, etf, mlp, normed, rows, sgd, trained
 from helpers.errors import assert_names, refused, warned
+from helpers.lora import lora_model
 from helpers.runs import Stops, assert_same_bits, small_trainer
 from helpers.tiers import sample
 from helpers.tiny import TinyData, TinyModule
@@ -33,7 +34,9 @@ from fl_lightning.methods import (
     FedDecorr,
     FedDisco,
     FedDyn,
+    FedExLoRA,
     FedExP,
+    FedIT,
     FedLC,
     FedNova,
     FedNTD,
@@ -45,11 +48,13 @@ from fl_lightning.methods import (
     FedRS,
     FedSAM,
     FedUV,
+    FFALoRA,
     FixBN,
     Freeze,
     LGFedAvg,
     Local,
     LogitAdjustment,
+    LoRAProduct,
     PFedMe,
     StructuredDeCov,
 )
@@ -755,3 +760,9 @@ class NoisyRows(TensorDataset):
 @pytest.mark.parametrize("how", [{"model": Dropped}, {"data": partial(rows, kind=Noisy)}], ids=["layer", "data"])
 def test_auto_trains_clients_that_draw_random_numbers_one_by_one(tmp_path, how):
     assert_one_by_one(tmp_path, "random numbers", **how)
+
+
+@pytest.mark.parametrize("method", [FedIT, FFALoRA, LoRAProduct, FedExLoRA])
+def test_adapters_train_side_by_side_as_one_by_one(tmp_path, undrawn, monkeypatch, method):
+    monkeypatch.setattr(group_size, "LEAST_CLIENTS", 2)
+    assert_same_alone(tmp_path, methods=lambda: [method()], model=lora_model)
