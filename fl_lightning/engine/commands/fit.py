@@ -12,6 +12,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from fl_lightning.callbacks.base import Callback, named
 from fl_lightning.data.client_loaders import ClientLoader, as_client_loader
 from fl_lightning.data.partition_adapter import own_module_of
+from fl_lightning.distributed.launcher import show_idle_cores
 from fl_lightning.engine.checkpointing import (
     checkpoint_to_resume,
     restore_callbacks,
@@ -113,6 +114,7 @@ def prepare_fit(
         some = "all" if not client.sent else f"{len(client.kept)} of {len(client.live)}"
         stay = f"{some} entries of the state stay with each client: metrics are means over the clients' own models"
         run.trainer.warn(stay if client.sent else f"{stay}, and no model.ckpt is written")
+    show_idle_cores(run.trainer, run.data)
     return source, checkpoint
 
 
