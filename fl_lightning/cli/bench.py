@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from joblib import cpu_count
 from optuna.study import Study
 
 from fl_lightning.bench import Cell, Suite, load_suite
@@ -46,7 +47,7 @@ from fl_lightning.cli.entry_point import (
     program,
     writing_into,
 )
-from fl_lightning.errors import UsageError, UsageErrors, require, truncate
+from fl_lightning.errors import UsageError, UsageErrors, count, require, truncate
 from fl_lightning.yaml_files import read_yaml
 
 # names that a line lists
@@ -137,6 +138,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     whole = suite.cells(options.scale, extra, first_seeds(suite.seeds, number))
     select = partial(paired_cells, suite) if options.until_decided else selected_cells
     cells = select([cell for cell in whole if cell.seed in seeds], options.only)
+    check_jobs(options.jobs, cells)
     loaded = {path: read_cells(path, suite.axes) for path in options.load}
     for path, results in loaded.items():
         loaded[path] = {digest: result for digest, result in results.items() if result.state == "done"}
@@ -219,6 +221,18 @@ def check_cells(metric: str, cells: Mapping[str, Cell]) -> None:
     if wrong:
         remedy = "; give null as val_fraction, and the data module a val_dataloader"
         raise UsageErrors([line + remedy * ("no 'val_fraction'" in line) for line in grouped(wrong.items())])
+
+
+def check_jobs(jobs: int, cells: Iterable[Cell]) -> None:
+    """Refuse more jobs than the cores can run at once."""
+    cores, most = cpu_count(), 1
+    for cell in cells:
+        # a worker for each of several GPUs in a list
+        devices, threads = (look_up(cell.config, f"trainer.{key}", 1) for key in ("devices", "threads_per_worker"))
+        workers = cores if devices == "auto" else len(devices) if isinstance(devices, list) else int(devices)
+        most = max(most, workers * (threads or 1))
+    hint = f"a job of this suite has {count(most, 'thread')}, and there are {count(cores, 'core')}; use at most "
+    require(jobs == 1 or jobs * most <= cores, "--jobs", jobs, f"{hint}{max(1, cores // most)}")
 
 
 def kinds_of(cells: Iterable[Cell]) -> Collection[list[Cell]]:
@@ -336,6 +350,7 @@ def tune(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -
         require(pattern in known, "--only", pattern, f"is not tuned; tuned methods: {', '.join(known)}")
     wanted = [known[name] for name in known if name in (options.only or known)]
     searches = [Search(suite, tuning, label, options.scale, extra, options.trials) for label in wanted]
+    check_jobs(options.jobs, [one.first_cell() for one in searches])
     # a key or a metric that is not valid is refused before any trial runs
     check_cells(tuning.metric, {f"{suite.path}: tune.search.{one.label}": one.first_cell() for one in searches})
     make_folder(output, "--output")
