@@ -2,7 +2,6 @@
 
 import math
 import threading
-import warnings
 from functools import partial
 
 import pytest
@@ -345,7 +344,7 @@ class Locked(ImageClassifier):
 
     def __init__(self, plain=False):
         super().__init__(MLP(64, [32, 16]))
-        with warnings.catch_warnings(action="ignore"):
+        with pytest.warns(FutureWarning, match="weight_norm"):
             torch.nn.utils.weight_norm(self.classifier)
         if not plain:
             self.encoder.guard, self.generator, self.lines = threading.Lock(), torch.Generator(), (line for line in "")
