@@ -44,7 +44,7 @@ class Breaks(Method):
         here = (client.info.id, self.round, client.num_steps) == (K, self.in_round, 1)
         if here and self.how == "error":
             raise ValueError("their own mistake")
-        return torch.tensor(float("nan") if here and self.how == "nan" else 0.0)
+        return torch.tensor(float("nan") if here and self.how == "nan" else 0.0, requires_grad=True)
 
 
 class Keeps(Callback):

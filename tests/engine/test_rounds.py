@@ -69,7 +69,7 @@ class Fails(Method):
 
     def penalty(self, client, step):
         self.strike("penalty", client)
-        return torch.tensor(math.nan) if self.due("nan", client) else None
+        return torch.tensor(math.nan, requires_grad=True) if self.due("nan", client) else None
 
     def on_before_optimizer_step(self, client, optimizer):
         self.strike("on_before_optimizer_step", client)
