@@ -289,10 +289,10 @@ class Group:
         client.methods.call("on_before_optimizer_step", client, optimizer)
         if setting.gradient_clip_val is not None:
             trained = [client.live[name] for names in self.stack.optimized for name in names]
-            trained = [parameter for parameter in trained if parameter.grad is not None]
             if setting.gradient_clip_algorithm == "value":
-                for parameter in trained:  # torch.vmap has no rule for clamp_, which clip_grad_value_ calls
-                    parameter.grad.copy_(parameter.grad.clamp(-setting.gradient_clip_val, setting.gradient_clip_val))
+                largest = setting.gradient_clip_val
+                for gradient in (parameter.grad for parameter in trained if parameter.grad is not None):
+                    gradient.copy_(gradient.clamp(-largest, largest))  # vmap has no rule for clamp_
             else:
                 clip_grad_norm_(trained, setting.gradient_clip_val, foreach=False)
         client.methods.call("on_after_clipping", client, optimizer)
