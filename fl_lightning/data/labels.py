@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+from fl_lightning.errors import require
 from fl_lightning.seeding import base_seed, rng_scope
 
 # where an item or a batch that is a dictionary has its labels
@@ -17,6 +19,8 @@ LABEL_KEYS = ("labels", "label", "target", "targets", "y")
 LABEL_ATTRIBUTES = ("targets", "labels", "_labels", "target", "label", "y")
 # torchvision's lists of pairs (file, label)
 PAIRS = ("samples", "_samples")
+# items that are compared with a column, evenly spaced
+COMPARED = 20
 DOMAIN_KEYS = ("domains", "domain", "sites", "site")
 
 
@@ -26,14 +30,26 @@ def dataset_labels(dataset: Dataset) -> np.ndarray | None:
     They are read from a column where there is one: an attribute such as ``targets``, a column of a Hugging Face set,
     the second tensor of a TensorDataset. Otherwise they are read from the items: the second entry of a pair, or the
     entry or attribute whose name is in :data:`LABEL_KEYS`. Booleans count as integers, and ``(N, 1)`` as ``(N,)``.
+
+    Raises:
+        UsageError: some of :data:`COMPARED` items that are read have another label than the column.
     """
-    if isinstance(dataset, Subset):
-        inner = dataset_labels(dataset.dataset)
-        return None if inner is None else inner[np.asarray(dataset.indices, np.int64)]
-    if isinstance(dataset, ConcatDataset):
-        parts = [labels for part in dataset.datasets if (labels := dataset_labels(part)) is not None]
-        return np.concatenate(parts) if len(parts) == len(dataset.datasets) else None
     number = len(dataset)  # type: ignore[arg-type]
+    labels = _stored_labels(dataset, number)
+    if labels is None:
+        return _labels_of_items(dataset, range(number))
+    indices = np.linspace(0, number - 1, min(number, COMPARED)).astype(int)
+    items = None
+    with suppress(Exception):  # what an item raises is an error of training, which names client and round
+        items = _labels_of_items(dataset, indices.tolist())
+    for index, ours, theirs in zip(indices, labels[indices], labels[indices] if items is None else items, strict=True):
+        hint = f"{type(dataset).__name__} stores this label for item {index}, which has {theirs}; give it an attribute "
+        require(ours == theirs, "data: labels", int(ours), f"{hint}targets with the labels of all items")
+    return labels
+
+
+def _stored_labels(dataset: Dataset, number: int) -> np.ndarray | None:
+    """Labels ``(N,)`` of a column of the data set, or of those within a Subset or ConcatDataset; None without one."""
     for column in _columns(dataset):
         # an attribute of such a name may hold something else, for example the names of the classes
         labels = _integers(column, number)
@@ -45,7 +61,13 @@ def dataset_labels(dataset: Dataset) -> np.ndarray | None:
                 changed = _integers([transform(label) for label in labels.tolist()], number)
             # a transform may give something else than a class
             return labels if changed is None else changed
-    return None if isinstance(dataset, TensorDataset) else _labels_of_items(dataset, number)
+    if isinstance(dataset, Subset):
+        inner = _stored_labels(dataset.dataset, len(dataset.dataset))  # type: ignore[arg-type]
+        return None if inner is None else inner[np.asarray(dataset.indices, np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [_stored_labels(part, len(part)) for part in dataset.datasets]  # type: ignore[arg-type]
+        return None if any(part is None for part in parts) else np.concatenate(parts)  # type: ignore[arg-type]
+    return None
 
 
 def domains_of(dataset: Dataset, key: str | None = None) -> np.ndarray | None:
@@ -110,13 +132,15 @@ def _named_column(dataset: Any, key: str) -> Any:
     return stored[key][:]
 
 
-def _labels_of_items(dataset: Dataset, number: int) -> np.ndarray | None:
+def _labels_of_items(dataset: Any, indices: Iterable[int]) -> np.ndarray | None:
     labels: list[int] = []
+    read = getattr(dataset, "__getitems__", None)  # with which PyTorch's loader reads where there is one
     try:
         # a user's augmentation draws from the global generators, which must not be moved
         with rng_scope(base_seed(), "labels"):
-            for index in range(number):
-                candidates = (_integers(np.reshape(_array(value), -1), 1) for value in label_entries(dataset[index]))
+            for index in indices:
+                item = read([index])[0] if read else dataset[index]
+                candidates = (_integers(np.reshape(_array(value), -1), 1) for value in label_entries(item))
                 known = [label for label in candidates if label is not None]
                 if not known:
                     return None
