@@ -546,14 +546,13 @@ def split_folders(root: Path) -> dict[str, Path]:
     """
     folders = subfolders(root)
     named = [name for name in folders if name.lower() in SPLITS]
-    splits = {SPLITS[name.lower()]: folders[name] for name in named}
     others = [name for name in folders if named and name not in named]
     hint = f"its folders {listed(others)} are none of train, val, test, but {listed(named)} are; "
     hint += "move or rename the former, or rename the latter if they are classes"
     require(not others, "data.root", str(root), hint)
-    hint = f"its folders {listed(named)} name a split twice; join them"
-    require(len(splits) == len(named), "data.root", str(root), hint)
-    return splits
+    twice = alike(named, lambda name: SPLITS[name.lower()])
+    require(not twice, "data.root", str(root), f"its folders {listed(twice)} are one split; join them")
+    return {SPLITS[name.lower()]: folders[name] for name in named}
 
 
 def subfolders(root: Path) -> dict[str, Path]:
@@ -615,7 +614,9 @@ def check_names(root: Path, what: str, names: Sequence[str]) -> None:
     hint = f"its {what} {listed(spaced)} differ only in spaces at their ends; give them one name"
     require(not spaced, "data.root", str(root), hint)
     if cased:
-        rank_zero_warn(f"data.root={str(root)!r}: its {what} {listed(cased)} differ only in case, but are not one")
+        rank_zero_warn(
+            f"data.root={str(root)!r}: its {what} {listed(cased)} differ only in case, and are counted apart"
+        )
 
 
 def alike(names: Sequence[str], form: Callable[[str], str]) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
 from fl_lightning.errors import require
 from fl_lightning.seeding import base_seed, rng_scope
@@ -24,8 +24,8 @@ COMPARED = 20
 DOMAIN_KEYS = ("domains", "domain", "sites", "site")
 
 
-def dataset_labels(dataset: Dataset) -> np.ndarray | None:
-    """Integer labels ``(N,)`` of a data set; None if it has none, or more than one for an example.
+def dataset_labels(loader: DataLoader) -> np.ndarray | None:
+    """Integer labels ``(N,)`` of a loader's data set; None if it has none, or more than one for an example.
 
     They are read from a column where there is one: an attribute such as ``targets``, a column of a Hugging Face set,
     the second tensor of a TensorDataset. Otherwise they are read from the items: the second entry of a pair, or the
@@ -34,17 +34,20 @@ def dataset_labels(dataset: Dataset) -> np.ndarray | None:
     Raises:
         UsageError: some of :data:`COMPARED` items that are read have another label than the column.
     """
-    number = len(dataset)  # type: ignore[arg-type]
+    dataset: Any = loader.dataset
+    number = len(dataset)
     labels = _stored_labels(dataset, number)
     if labels is None:
         return _labels_of_items(dataset, range(number))
     indices = np.linspace(0, number - 1, min(number, COMPARED)).astype(int)
+    # in a worker where the loader has some: a file that an item opens must not be open when they start
+    kept = {name: getattr(loader, name) for name in ("multiprocessing_context", "worker_init_fn")}
     items = None
     with suppress(Exception):  # what an item raises is an error of training, which names client and round
-        items = _labels_of_items(dataset, indices.tolist())
-    for index, ours, theirs in zip(indices, labels[indices], labels[indices] if items is None else items, strict=True):
-        hint = f"{type(dataset).__name__} stores this label for item {index}, which has {theirs}; give it an attribute "
-        require(ours == theirs, "data: labels", int(ours), f"{hint}targets with the labels of all items")
+        items = _labels_of_items(dataset, indices.tolist(), num_workers=min(loader.num_workers, 1), **kept)
+    for index, label in zip(indices, () if items is None else items, strict=False):
+        hint = f"{type(dataset).__name__} stores this label for item {index}, which has {label}; give it an attribute "
+        require(labels[index] == label, "data: labels", int(labels[index]), f"{hint}targets with the items' labels")
     return labels
 
 
@@ -132,14 +135,12 @@ def _named_column(dataset: Any, key: str) -> Any:
     return stored[key][:]
 
 
-def _labels_of_items(dataset: Any, indices: Iterable[int]) -> np.ndarray | None:
+def _labels_of_items(dataset: Any, indices: Sequence[int], **options: Any) -> np.ndarray | None:
     labels: list[int] = []
-    read = getattr(dataset, "__getitems__", None)  # with which PyTorch's loader reads where there is one
     try:
         # a user's augmentation draws from the global generators, which must not be moved
         with rng_scope(base_seed(), "labels"):
-            for index in indices:
-                item = read([index])[0] if read else dataset[index]
+            for (item,) in DataLoader(dataset, sampler=indices, collate_fn=list, **options):
                 candidates = (_integers(np.reshape(_array(value), -1), 1) for value in label_entries(item))
                 known = [label for label in candidates if label is not None]
                 if not known:

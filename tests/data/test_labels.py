@@ -66,16 +66,16 @@ class Graph:
 
 
 class Module(LightningDataModule):
-    def __init__(self, dataset):
+    def __init__(self, dataset, **options):
         super().__init__()
-        self.dataset = dataset
+        self.dataset, self.options = dataset, options
 
     def train_dataloader(self):
-        return DataLoader(self.dataset)
+        return DataLoader(self.dataset, **self.options)
 
 
-def plan_of(dataset, partitioner=None):
-    data = Partitioned(Module(dataset), partitioner or Pooled(), num_clients=1)
+def plan_of(dataset, partitioner=None, **options):
+    data = Partitioned(Module(dataset, **options), partitioner or Pooled(), num_clients=1)
     data.setup()
     return data.plan
 
@@ -246,6 +246,24 @@ def test_items_are_compared_as_the_loader_reads_them():
     """``__getitems__`` of a Subset passes a wrapper with ``__getattr__`` by, in PyTorch's loader, too."""
     dataset = Halved(Subset(stored(), range(100)))
     assert read(dataset) == [0] + [1] * 99 == next(iter(DataLoader(dataset, 100)))[1].tolist()
+
+
+def test_items_are_compared_in_a_worker_where_the_loader_has_some():
+    """A file that the first item opens, such as one of h5py, must not be open before the workers start."""
+
+    class Opening(Items):
+        opened = False
+
+        def __getitem__(self, index):
+            self.opened = True
+            return X[0], self.items[index]
+
+    dataset = Opening([1, 2, 0], targets=[1, 2, 0])
+    assert plan_of(dataset, num_workers=2).labels.tolist() == [1, 2, 0] and not dataset.opened
+    dataset.targets = [1, 1, 0]
+    with refused("data: labels=1", "item", "1", "2"):
+        plan_of(dataset, num_workers=2)
+    assert not dataset.opened
 
 
 def test_few_items_are_compared_with_a_column_and_no_generator_moves():

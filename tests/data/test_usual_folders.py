@@ -190,7 +190,11 @@ REFUSED = {
         "'cow'",
         "data.classes",
     ),
-    "two names of a split": (FOLDERS, lambda root: write(root, *classes("train", "Training", "test")), "Training"),
+    "two names of a split": (
+        FOLDERS,
+        lambda root: write(root, *classes("train", "Training", "test")),
+        "'Training', 'train'",
+    ),
     "train alone": (FOLDERS, lambda root: write(root, *classes("Train")), "Train"),
     "splits of one site alone": (
         OF_SITES,
