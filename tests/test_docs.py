@@ -105,6 +105,7 @@ def test_the_ledger_and_the_docstrings_name_the_same_sources():
         assert set(re.findall(r"^(Paper|Code): (\S+)", inspect.getdoc(sys.modules[module]), re.MULTILINE)) == urls
 
 
+@pytest.mark.vectorized
 def test_the_architecture_names_files_and_functions_that_exist():
     text = (ROOT / "docs" / "architecture.md").read_text()
     package = ROOT / "fl_lightning"
