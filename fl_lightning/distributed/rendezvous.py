@@ -36,7 +36,7 @@ def tcp_store(address: str, port: int, is_host: bool, listener: socket.socket | 
     A server at the loopback address listens only there, at ``listener`` if set; any other one on all interfaces.
     """
     # libuv cannot listen at a socket that is passed before torch 2.8
-    libuv = os.name != "nt" and torch.__version__ >= (2, 8)
+    libuv = os.name != "nt" and torch.__version__ >= "2.8"
     how: dict[str, Any] = {"is_master": is_host, "wait_for_workers": False, "use_libuv": libuv}
     if is_host and address == LOOPBACK:
         how["master_listen_fd"] = (listener or socket.create_server((address, port))).detach()
