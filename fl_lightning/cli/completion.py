@@ -24,11 +24,18 @@ from fl_lightning.trainer import FederatedTrainer
 
 PROGRAM = "fl-lightning"
 PARTS = (callbacks, data, methods, models, optim, sampling, systems)
+
+
+def is_class(value: Any) -> bool:
+    """Whether a value is a class; ``isclass`` of Python 3.10 is true of types such as ``list[int]``, too."""
+    return isclass(value) and get_origin(value) is None
+
+
 CLASSES = {
     name: value
     for part in PARTS
     for name, value in vars(part).items()
-    if isclass(value) and not isabstract(value) and not name.startswith("_")
+    if is_class(value) and not isabstract(value) and not name.startswith("_")
 }
 
 
@@ -95,7 +102,7 @@ def add_option(parser: argparse.ArgumentParser, key: str, hint: Any, above: tupl
     """Add an option unless the parser has it, and the options of the classes that its type takes."""
     parts = [*nested_types(hint)]
     # any part of a network is a Module
-    kinds = [kind for kind in parts if isclass(kind) and kind not in (*above, Module, object)]
+    kinds = [kind for kind in parts if is_class(kind) and kind not in (*above, Module, object)]
     fitting = {n: c for n, c in CLASSES.items() if any(issubclass(c, kind) and kind is not c for kind in kinds)}
     literals = [str(value) for part in parts if get_origin(part) is Literal for value in get_args(part)]
     values = sorted(fitting) or literals + ["true", "false"] * (bool in parts and Any not in parts)

@@ -288,13 +288,13 @@ class Group:
         client, setting = self.client, self.client.worker_module.trainer_shim.setting
         client.methods.call("on_before_optimizer_step", client, optimizer)
         if setting.gradient_clip_val is not None:
+            limit = setting.gradient_clip_val
             trained = [client.live[name] for names in self.stack.optimized for name in names]
             if setting.gradient_clip_algorithm == "value":
-                largest = setting.gradient_clip_val
                 for gradient in (parameter.grad for parameter in trained if parameter.grad is not None):
-                    gradient.copy_(gradient.clamp(-largest, largest))  # vmap has no rule for clamp_
+                    gradient.copy_(gradient.clamp(-limit, limit))  # torch.vmap has no rule for clamp_
             else:
-                clip_grad_norm_(trained, setting.gradient_clip_val, foreach=False)
+                clip_grad_norm_(trained, limit, foreach=False)  # it leaves out what has no gradient
         client.methods.call("on_after_clipping", client, optimizer)
 
     def _correct(self, optimizer: Any) -> None:

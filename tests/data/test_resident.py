@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.runs import small_data, small_model, small_trainer
-from helpers.without_values import WithoutValues
+from helpers.without_values import IndexedByOperators, WithoutValues
 from lightning.fabric import Fabric
 from torch.utils.data import TensorDataset
 
@@ -64,7 +64,7 @@ def test_a_batch_of_images_on_a_gpu_is_computed_there(name, channels_last, monke
     # which images are flipped depends on values
     monkeypatch.setattr(torch.Tensor, "nonzero", lambda chosen: chosen[:2].long()[:, None])
     monkeypatch.setattr(client_loaders, "scaling", client_loaders.scaling.__wrapped__)  # else it keeps such tensors
-    with WithoutValues():
+    with WithoutValues(), IndexedByOperators():
         rows, images = torch.arange(8), torch.zeros(50, 8, 8, 3, dtype=torch.uint8, device=CUDA)
         labels = torch.zeros(50, dtype=torch.int64, device=CUDA)
         loader = Batches(images, labels, rows, 8, augment=AUGMENTATIONS[name], noise=0.1, mean=(0.5,), std=(0.5,))

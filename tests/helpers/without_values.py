@@ -2,6 +2,7 @@
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
 
@@ -21,6 +22,19 @@ class WithoutValues(FakeTensorMode):
         if func is aten.equal.default:
             return True
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class IndexedByOperators(TorchFunctionMode):
+    """Indexes by tensors through operators: torch 2.6 otherwise selects the device before, which needs a driver."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+            tensor, keys, *values = args
+            keys = keys if isinstance(keys, tuple) else (keys,)
+            indices = [key if isinstance(key, torch.Tensor) else None for key in keys]
+            if any(index is not None for index in indices):
+                return aten.index_put_(tensor, indices, *values) if values else aten.index(tensor, indices)
+        return func(*args, **(kwargs or {}))
 
 
 def without_values(module, mode, device):
