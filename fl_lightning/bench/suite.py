@@ -311,10 +311,8 @@ def scaled_work(config: Fragment, scale: float) -> Fragment:
 
 def without_data(suite: Suite) -> Suite:
     """Return a suite whose cells need no data set: tiny runs of one seed, without published numbers beside them."""
-    note = (
-        f"Run with --offline: {OFFLINE_ROUNDS} rounds on a few generated or embedded images. This shows that the suite "
-    )
-    note += "runs; its numbers mean nothing."
+    note = f"Run with --offline: {OFFLINE_ROUNDS} rounds on a few generated or embedded examples. This shows that the "
+    note += "suite runs; its numbers mean nothing."
     captions = [": ".join(filter(None, [f"Offline, {NO_MEANING}", table.caption])) for table in suite.tables]
     tables = [replace(table, caption=text, published={}) for table, text in zip(suite.tables, captions, strict=True)]
     fixed: dict[str, Any] = {"interval": "t", "decide": None} if suite.decide else {}
