@@ -89,11 +89,12 @@ def test_a_paper_s_suite_runs_without_its_data_set(bench, monkeypatch, one_parse
 
 
 def cells_with_every_label(suite: Suite):
-    """Some cells in which every label occurs."""
+    """Some cells in which every label occurs, but for methods, which have tests of their own."""
     seen = set()
     for cell in suite.cells():
-        if not {*cell.labels.items()} <= seen:
-            seen |= {*cell.labels.items()}
+        labels = {pair for pair in cell.labels.items() if pair[0] != "method"} or {()}
+        if not labels <= seen:
+            seen |= labels
             yield cell
 
 
