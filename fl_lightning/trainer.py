@@ -356,6 +356,7 @@ class FederatedTrainer(RunArguments):
         """
         here = {"_run": self._run, "fabric": self.fabric, "weights": self.weights}
         with patched(self, **here), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
             copied = examination.copies(model, as_list(method))
             how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
             plan = self._launch(examination.diagnose, copied[0], datamodule, copied[1], "fit", weights, **how)

@@ -1,6 +1,7 @@
 """The guide's method, in a file outside the package: it runs by its class_path, and its laws hold."""
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -10,13 +11,14 @@ from helpers.errors import refused
 from helpers.quadratics import Curved, curved_data
 from helpers.runs import assert_same_bits, differs, small_model
 
-from fl_lightning import Method
+from fl_lightning import Method, load_run
 from fl_lightning.cli import main
 from fl_lightning.methods import FedProx, Local
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "experiments" / "own_method"
-GUIDE = (ROOT / "docs" / "own_method.md").read_text()
+GUIDE, ADVANCED = ((ROOT / "docs" / f"{page}.md").read_text() for page in ("own_method", "own_method_advanced"))
+FIRST, FILE = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 
 
 @pytest.fixture
@@ -28,16 +30,29 @@ def clipped_change(monkeypatch):
 
 
 def test_the_guide_shows_the_file_and_the_config():
-    code, *_ = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-    assert code == (FOLDER / "clipped_change.py").read_text()
+    assert (FOLDER / "clipped_change.py").read_text() == FILE
     (lines,) = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
     assert lines in (FOLDER / "clipped_change.yaml").read_text()
 
 
 def test_the_guide_names_hooks_that_exist():
-    table = GUIDE.split("## Which hook")[1].split("## Guarantees")[0]
+    table = GUIDE.split("## Which hook")[1].split("\n## ")[0]
     for hook in re.findall(r"`(\w+)\(", table.replace("client.", "")):
         assert hasattr(Method, hook) or hook in ("memory", "scratch", "load_reference", "observe"), hook
+
+
+@pytest.mark.thorough
+def test_the_first_method_of_the_guide_ends_at_the_accuracy_that_it_says(monkeypatch, tmp_path, undrawn, one_parser):
+    command = re.search(r"^python cli\.py (.*?[^\\])$", GUIDE, re.DOTALL | re.MULTILINE)[1].replace("\\\n", " ")
+    (tmp_path / "my_method.py").write_text(FIRST)
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    main(shlex.split(command))
+    accuracy = load_run("runs/smallrepresentations/version_0").metrics["test/accuracy"]
+    stated = float(re.search(r"ends at a test accuracy of (\d+) %", GUIDE)[1])
+    assert accuracy > 0.75 and 100 * accuracy == pytest.approx(stated, abs=5)
 
 
 def test_it_runs_by_its_class_path(monkeypatch, tmp_path, capsys, undrawn, one_parser):
@@ -90,7 +105,7 @@ def test_it_goes_together_with_others_and_is_refused_where_nothing_is_sent(run, 
 
 def test_the_guides_first_pools_are_those_of_the_files(run, monkeypatch, tmp_path):
     names = {}
-    exec(re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[3], names)
+    exec(re.findall(r"```python\n(.*?)```", ADVANCED, re.DOTALL)[2], names)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "before").mkdir()
     given = {k: {name: value + k for name, value in small_model().state_dict().items()} for k in range(4)}
@@ -103,19 +118,25 @@ def test_the_guides_first_pools_are_those_of_the_files(run, monkeypatch, tmp_pat
 
 def example(place):
     names = {}
-    exec(re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)[place], names)
+    exec(re.findall(r"```python\n(.*?)```", ADVANCED, re.DOTALL)[place], names)
     return names
 
 
 def test_the_guides_extragradient_steps_with_the_gradient_ahead(run):
     """On a/2 (y - b)^2 a step from y = 0 with rate 0.1 leads to 0.1 a b, where the gradient is a (0.1 a - 1) b."""
     data = curved_data([2.0], [3.0])
-    state, _ = run([example(1)["Extragradient"]()], model=Curved(lr=0.1), data=data, max_rounds=1)
+    state, _ = run([example(0)["Extragradient"]()], model=Curved(lr=0.1), data=data, max_rounds=1)
     assert state["y"].item() == pytest.approx(0.1 * 2 * (1 - 0.2) * 3)
 
 
 def test_the_guides_gradient_norm_is_that_of_the_whole_loss_and_changes_nothing(run):
-    method, data = example(2)["GradientNorm"](), curved_data([2.0, 1.0], [3.0, -4.0], sizes=[3, 5], batch_size=2)
+    method, data = example(1)["GradientNorm"](), curved_data([2.0, 1.0], [3.0, -4.0], sizes=[3, 5], batch_size=2)
     state, trainer = run([method], model=Curved(lr=0.1), data=data, max_rounds=1)
     assert trainer.metrics["train/gradientnorm"] == pytest.approx((3 * 6 + 5 * 4) / 8)
     assert_same_bits(state, run([], model=Curved(lr=0.1), data=data, max_rounds=1)[0])
+
+
+@pytest.mark.parametrize(("place", "name"), [(3, "LastModel"), (4, "Auxiliary")])
+def test_the_guides_methods_with_models_and_modules_train(run, place, name):
+    state, trainer = run([example(place)[name]()], max_rounds=2)
+    assert differs(state, small_model().state_dict()) and trainer.metrics["train/loss"] > 0

@@ -113,7 +113,8 @@ def test_a_client_without_a_step_has_weight_0_beside_others(run, methods):
     for beside in (1, 3):
         torch.manual_seed(0)
         how = {"model": TinyModule(), "data": clients(Full(), 5, 8, 16), "clients_per_step": beside}
-        state, trainer = run(methods, max_rounds=1, **how)
+        with warned("data"):
+            state, trainer = run(methods, max_rounds=1, **how)
         assert trainer.metrics["clients"] == 2
         states.append(state)
     torch.testing.assert_close(*states)
@@ -234,7 +235,7 @@ class NanAt(Method):
 
     def penalty(self, client, step):
         bad = client.info.id == self.client and client.num_steps == self.step
-        return torch.tensor(float("nan") if bad else 0.0)
+        return torch.tensor(float("nan") if bad else 0.0, requires_grad=True)
 
 
 def test_a_nan_names_client_round_term_and_step(run):

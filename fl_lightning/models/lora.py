@@ -31,6 +31,16 @@ class LoRALinear(nn.Module):
         nn.init.zeros_(self.lora_B.weight)
         self.scaling = alpha / rank
 
+    @property
+    def weight(self) -> Tensor:
+        r""":math:`W + \frac{\alpha}{r} B A` ``(out, in)``, for modules that read it, such as MultiheadAttention."""
+        return self.base_layer.weight + self.scaling * self.lora_B.weight @ self.lora_A.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """b, or None."""
+        return self.base_layer.bias
+
     def forward(self, x: Tensor) -> Tensor:
         return self.base_layer(x) + self.scaling * self.lora_B(self.lora_A(x))
 

@@ -226,7 +226,8 @@ def test_an_argument_that_no_object_keeps_is_known_from_the_config(capsys, tmp_p
     main([*fit, "0.5"])
     line = refused(capsys, *fit, "0.7", "--ckpt_path", "last")
     assert_names(line, "method.0.init_args.temperature=0.7", "0.5", "--allow_changes true")
-    main([*fit, "0.5", "--ckpt_path", "last"])
+    with warned("trainer.max_rounds=1"):
+        main([*fit, "0.5", "--ckpt_path", "last"])
 
 
 def test_a_config_is_that_of_the_run_as_it_goes_on_and_a_changed_run_has_one_of_its_own(capsys, tmp_path):
@@ -242,14 +243,16 @@ def test_a_config_is_that_of_the_run_as_it_goes_on_and_a_changed_run_has_one_of_
     line = refused(capsys, *changed)
     assert_names(line, "data.batch_size=8", "32", "--allow_changes true")
     assert len(line) < 300
-    main([*changed, "--allow_changes", "true"])
+    with warned("ckpt_path=", "data.batch_size=8", "32"):
+        main([*changed, "--allow_changes", "true"])
     second = tmp_path / "run" / "version_1"
     config, changes = (yaml.safe_load((second / name).read_text()) for name in ("config.yaml", "changes.yaml"))
     assert (config["data"]["init_args"]["batch_size"], config["allow_changes"]) == (8, True)
     assert config["ckpt_path"] == changes[0]["ckpt_path"] == str(first.parent / "checkpoints/last.ckpt")
     assert changes[0]["changes"] == {"data.batch_size": {"before": 32, "now": 8}}
     assert yaml.safe_load(first.read_text()) == before
-    main(["test", "--config", str(second / "config.yaml"), "--ckpt_path", str(first.parent / "checkpoints/last.ckpt")])
+    with warned("allow_changes=True"):
+        main(["test", "--config", str(second / "config.yaml"), "--ckpt_path", config["ckpt_path"]])
 
 
 def command_of(line):

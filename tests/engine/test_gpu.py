@@ -30,6 +30,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "_lazy_init", begin)
 
 
+@pytest.mark.filterwarnings("ignore:`precision=b?f?16` is supported for historical reasons")
 @pytest.mark.parametrize(
     "precision", ["32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed", "16", "bf16", 32, None]
 )

@@ -104,7 +104,7 @@ def test_a_server_optimizer_that_cannot_step_is_refused(unwritten, optimizer, wo
 
 
 def test_half_precision_is_refused_on_a_cpu(unwritten):
-    with refused("bf16-mixed"):
+    with pytest.warns(UserWarning, match="precision='16-mixed'"), refused("bf16-mixed"):
         fit(unwritten, precision="16-mixed")
 
 

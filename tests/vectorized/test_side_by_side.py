@@ -1,5 +1,6 @@
 """Clients side by side: each gives what it gives alone, up to rounding, whatever trains."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -342,9 +343,13 @@ MODELS = DEFAULT_MODELS | {
 }
 
 
+@pytest.mark.filterwarnings("ignore:A batch has parts of several lengths")  # of many things
 @pytest.mark.parametrize("name", sample([*MODELS], *DEFAULT_MODELS))
 def test_a_model_gives_side_by_side_what_it_gives_one_by_one(tmp_path, name):
-    assert_same_alone(tmp_path, **MODELS[name])
+    # torch.vmap of torch 2.6 cannot run GroupNorm on what a convolution returns
+    lacking = name == "GroupNorm" and torch.__version__ < (2, 7)
+    with refused("trainer.clients_per_step=4", "group_norm") if lacking else nullcontext():
+        assert_same_alone(tmp_path, **MODELS[name])
 
 
 def test_each_client_has_batch_statistics_and_random_numbers_of_its_own(tmp_path):
@@ -429,6 +434,7 @@ OPTIONS = DEFAULT_OPTIONS | {
 }
 
 
+@pytest.mark.filterwarnings("ignore:data. 1 of 4 clients")  # the empty one
 @pytest.mark.parametrize("name", sample([*OPTIONS], *DEFAULT_OPTIONS))
 def test_an_option_gives_side_by_side_what_it_gives_one_by_one(tmp_path, name):
     assert_same_alone(tmp_path, **{"data": rows, **OPTIONS[name]})

@@ -61,7 +61,10 @@ def diagnose(
     """Return the plan of a fit as plain values; all workers call this."""
     if run.fabric.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(run.fabric.device)
-    source, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
+    try:
+        source, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
+    finally:
+        run.folder.release()
     begin_fit(run, fresh=source is None)
     if run.client.sent and not run.trainer.fast_dev_run:
         warn_of_arguments(run, "model.ckpt")
