@@ -58,6 +58,7 @@ SMALLEST: dict[str, Fragment] = {
     "Dirichlet": {"min_size": OFFLINE_BATCH, "repair": "move"},  # to draw again would take long, or never end
     "DomainDirichlet": {"min_size": OFFLINE_BATCH},
     "QuantityDirichlet": {"min_size": OFFLINE_BATCH},
+    "Shards": {"per_client": 2},
 }
 # over how many rounds torch's CosineAnnealingLR lowers the rate
 OVER_ROUNDS = "client_lr_scheduler.init_args.T_max"
@@ -343,7 +344,7 @@ def offline_work(config: Fragment) -> Fragment:
     else:
         small |= {"train_size": 2 * clients * OFFLINE_BATCH, "test_size": 5 * OFFLINE_BATCH}
         small |= {"offline": True} if name not in EMBEDDED else {}
-        small |= {"val_fraction": 0.5} if given.get("val_fraction") else {}
+        small |= {"val_fraction": 0.25} if given.get("val_fraction") else {}
         small |= {"drop_last": "singletons"} if not given.get("drop_last") else {}
         if kind in SMALLEST:
             small |= nested_config("partitioner.init_args", SMALLEST[kind])
