@@ -58,6 +58,7 @@ SMALLEST: dict[str, Fragment] = {
     "Dirichlet": {"min_size": OFFLINE_BATCH, "repair": "move"},  # to draw again would take long, or never end
     "DomainDirichlet": {"min_size": OFFLINE_BATCH},
     "QuantityDirichlet": {"min_size": OFFLINE_BATCH},
+    "Shards": {"per_client": 2},
 }
 # over how many rounds torch's CosineAnnealingLR lowers the rate
 OVER_ROUNDS = "client_lr_scheduler.init_args.T_max"
@@ -311,10 +312,8 @@ def scaled_work(config: Fragment, scale: float) -> Fragment:
 
 def without_data(suite: Suite) -> Suite:
     """Return a suite whose cells need no data set: tiny runs of one seed, without published numbers beside them."""
-    note = (
-        f"Run with --offline: {OFFLINE_ROUNDS} rounds on a few generated or embedded images. This shows that the suite "
-    )
-    note += "runs; its numbers mean nothing."
+    note = f"Run with --offline: {OFFLINE_ROUNDS} rounds on a few generated or embedded examples. This shows that the "
+    note += "suite runs; its numbers mean nothing."
     captions = [": ".join(filter(None, [f"Offline, {NO_MEANING}", table.caption])) for table in suite.tables]
     tables = [replace(table, caption=text, published={}) for table, text in zip(suite.tables, captions, strict=True)]
     fixed: dict[str, Any] = {"interval": "t", "decide": None} if suite.decide else {}
@@ -345,7 +344,7 @@ def offline_work(config: Fragment) -> Fragment:
     else:
         small |= {"train_size": 2 * clients * OFFLINE_BATCH, "test_size": 5 * OFFLINE_BATCH}
         small |= {"offline": True} if name not in EMBEDDED else {}
-        small |= {"val_fraction": 0.5} if given.get("val_fraction") else {}
+        small |= {"val_fraction": 0.25} if given.get("val_fraction") else {}
         small |= {"drop_last": "singletons"} if not given.get("drop_last") else {}
         if kind in SMALLEST:
             small |= nested_config("partitioner.init_args", SMALLEST[kind])

@@ -187,12 +187,13 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     if status := why_ended(scheduler, options.again):
         return status
     # before they are printed: who reads them may close the pipe, as `head` does
-    files = write_shown(suite, whole, study, "--output", options.output)
+    written = [write_shown(suite, whole, study, "--output", options.output)]
     if options.save is not None:
-        files += write_shown(suite, whole, study, "--save", options.save)
+        written += [write_shown(suite, whole, study, "--save", options.save)]
     own = study.results()
     print(in_words(suite, cells, own))
-    say(f"Files: {', '.join(map(str, files))}")
+    for first, *beside in written:
+        say(f"Tables: {first}, {', '.join(path.name for path in beside)}")
     if scheduler.late:
         say(f"the {options.hours:g} hours are spent; continue: {options.again}")
     failed = sum(result.state == "failed" for result in own.values())

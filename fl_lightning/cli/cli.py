@@ -209,9 +209,6 @@ class FederatedCLI(LightningCLI):
             require(len(given) < 2, f"--{key}", given, hint)
         if self._command in ("validate", "test", "predict"):
             paths = [Path(value) for value in values_of(words, "--ckpt_path")]
-            known = values_of(words, "--config") or values_of(words, "--data")
-            if paths and not known and paths[-1].suffix == ".ckpt" and not paths[-1].exists():
-                raise UsageError(f"ckpt_path={str(paths[-1])!r}: file not found; give RUN/checkpoints/last.ckpt")
             of_run = paths[-1].parents[1] / "config.yaml" if paths and in_place(paths[-1]) else None
             if of_run is not None and of_run.is_file():  # the command line overrides the config of the run
                 words = [words[0], f"--config={of_run}", *words[1:]]

@@ -17,6 +17,8 @@ from fl_lightning.yaml_files import parse_yaml, read_yaml
 PACKAGE = Path(__file__).parents[1]
 # keys of all commands beside the arguments of the command
 COMMON_KEYS = ("seed_everything", "model", "data", "trainer", "config", "print_config", "help")
+# commands that read a checkpoint
+OF_CHECKPOINTS = ("fit", "doctor", "validate", "test", "predict", "replay")
 # arguments of Lightning's trainer, with those that stand for them here
 OF_LIGHTNING = {"max_epochs": "max_rounds", "check_val_every_n_epoch": "eval_every_n_rounds"}
 
@@ -28,12 +30,17 @@ def check_command(words: Sequence[str]) -> None:
         UsageError: a config does not exist or is not YAML, or a key of it or of the command line is unknown.
     """
     command, *options = words
-    keys = keys_of(command)
+    keys, given = keys_of(command), dict[str, Any]()
     for option, value in pairs_of(options):
         if option == "--config":
-            check_keys(read_config(value)[1], keys)
+            entries = read_config(value)[1]
+            check_keys(entries, keys)
+            given.update(entries)
         else:
             check_key(option, keys)
+            given[option.removeprefix("--")] = value
+    if command in OF_CHECKPOINTS:
+        check_checkpoint(given)
 
 
 def pairs_of(words: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -71,6 +78,16 @@ def read_config(value: str) -> tuple[str, Mapping[str, Any]]:
         hint = f"pass another one, or a config of the package: {names_near(value)}"
         raise UsageError(f"config={value!r}: file does not exist; {hint}")
     return value, entries
+
+
+def check_checkpoint(given: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint, or else initial weights, without a file; a run's last checkpoint has a predecessor."""
+    key = next((key for key in ("ckpt_path", "weights") if given.get(key) not in (None, "null")), "")
+    path = Path(str(given.get(key, ".")))
+    there = path.exists() or (key == "ckpt_path" and (path.name == "last" or path.with_name("previous.ckpt").exists()))
+    if not there:
+        hint = "give RUN/checkpoints/last.ckpt" + " or model.ckpt, or a file of a state dict" * (key == "weights")
+        raise UsageError(f"{key}={str(path)!r}: file not found; {hint}")
 
 
 def check_keys(entries: Mapping[str, Any], keys: Sequence[str]) -> None:

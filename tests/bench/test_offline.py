@@ -43,7 +43,7 @@ def test_data_clients_least_sizes_batches_and_rounds_shrink_together(tmp_path):
     assert data["offline"] is True and config["weights"] is None
     batch = partitioner["min_size"]
     assert data["batch_size"] == batch and partitioner["alpha"] == 0.1
-    assert data["num_clients"] == 4 and data["train_size"] * (1 - data["val_fraction"]) == data["num_clients"] * batch
+    assert data["num_clients"] == 4 and data["train_size"] * (1 - data["val_fraction"]) > data["num_clients"] * batch
     rounds = trainer["max_rounds"]
     assert (rounds, trainer["local_epochs"], trainer["client_lr_scheduler"]["init_args"]["T_max"]) == (2, 1, rounds)
 
@@ -89,11 +89,12 @@ def test_a_paper_s_suite_runs_without_its_data_set(bench, monkeypatch, one_parse
 
 
 def cells_with_every_label(suite: Suite):
-    """Some cells in which every label occurs."""
+    """Some cells in which every label occurs, but for methods, which have tests of their own."""
     seen = set()
     for cell in suite.cells():
-        if not {*cell.labels.items()} <= seen:
-            seen |= {*cell.labels.items()}
+        labels = {pair for pair in cell.labels.items() if pair[0] != "method"} or {()}
+        if not labels <= seen:
+            seen |= labels
             yield cell
 
 

@@ -39,6 +39,18 @@ def test_only_some_cells_and_seeds_are_run(bench, toy):
     assert ended.status == 0 and sorted(ended.ran) == sorted(expected)
 
 
+def test_a_run_ends_with_its_conclusion_and_the_paths_of_its_tables(bench, toy, tmp_path):
+    def answer(cell, on_round):
+        return outcome(values=(0.5, 0.75 if "FedProx" in cell["name"] else 0.5))
+
+    *_, sentence, output, save = bench(toy, "--save", "saved", answer=answer).out.splitlines()
+    assert_names(sentence, "FedProx is best", "2 of 2 columns", "75.00 over 1 seed", "+25.00", "FedAvg")
+    for line, folder in ((output, next((tmp_path / "runs").iterdir())), (save, tmp_path / "saved")):
+        assert_names(line, str(folder.relative_to(tmp_path)))
+        assert all(path.name in line for path in folder.glob("*.table.*"))
+    assert bench(toy, "--status").out.splitlines()[-1] == sentence
+
+
 def test_a_config_comes_after_the_suite_in_all_cells(bench, toy, tmp_path):
     told = []
     (tmp_path / "mine.yaml").write_text("data: {init_args: {root: here}}")

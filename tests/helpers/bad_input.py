@@ -141,4 +141,6 @@ WITHOUT_TORCH: tuple[tuple[list[str], list[str], str], ...] = (
     (["fit", "--config={{trainer: {{max_epochs: 3}}}}"], ["trainer.max_epochs", "trainer.max_rounds?"], ""),
     (["doctor", "--trainer.callback+=Scores"], ["--trainer.callback+", "trainer.callbacks?"], ""),
     (["fit", "--ckpt", "last"], ["--ckpt"], ""),
+    (["test", "--ckpt_path", "nowhere/last.ckpt"], ["ckpt_path='nowhere/last.ckpt'"], ""),
+    (["fit", "--config", "{file}", "--ckpt_path=null"], ["weights='nowhere.pt'"], "weights: nowhere.pt\n"),
 )
