@@ -30,7 +30,7 @@ def clipped_change(monkeypatch):
 
 
 def test_the_guide_shows_the_file_and_the_config():
-    assert FILE == (FOLDER / "clipped_change.py").read_text()
+    assert (FOLDER / "clipped_change.py").read_text() == FILE
     (lines,) = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
     assert lines in (FOLDER / "clipped_change.yaml").read_text()
 
