@@ -130,9 +130,8 @@ def with_location(error: BaseException) -> str:
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Add a note to an error, which its traceback ends with. Python 3.10 has none."""
-    if hasattr(error, "add_note"):
-        error.add_note(text)
+    """Add a note to an error, which its traceback ends with, though not in Python 3.10."""
+    vars(error).setdefault("__notes__", []).append(text)
 
 
 @cache

@@ -86,20 +86,20 @@ class FederatedTrainer(RunArguments):
         accelerator: as in Fabric: auto, cpu, gpu, ... On a Mac with Apple silicon ``auto`` is the CPU, and its GPU,
             which has no float64, is refused.
         devices: as in Fabric: the number of devices, or their indices. On a CPU this is the number of workers,
-            processes that train clients in parallel; ``auto`` uses one for each core, and at most one for each client
-            in a round. The result is the same, bit for bit, for any number of workers with equal
-            ``threads_per_worker``. Under torchrun and SLURM their number of processes replaces this argument. Workers
-            train different clients, so a module, its metrics and its libraries see one process, as if
-            ``torch.distributed`` were not initialized. On systems that cannot fork processes safely (macOS, Windows),
-            ``auto`` is one worker, and several workers run the program again.
+            processes that train clients in parallel; ``auto`` uses one for each core that this process may use (by its
+            affinity and the quota of its container), and at most one for each client in a round. The result is the
+            same, bit for bit, for any number of workers with equal ``threads_per_worker``. Under torchrun and SLURM
+            their number of processes replaces this argument. Workers train different clients, so a module, its metrics
+            and its libraries see one process, as if ``torch.distributed`` were not initialized. On systems that cannot
+            fork processes safely (macOS, Windows), ``auto`` is one worker, and several workers run the program again.
         workers_per_device: workers that share a GPU; on a CPU, ``devices`` counts the workers.
         strategy: auto; a strategy that wraps the model would average the gradients of different clients.
         num_nodes: machines that a cluster environment starts this program on.
         precision: as in Fabric: 32-true, bf16-mixed, 16-mixed, ... With ``16-mixed`` a step whose gradients overflow is
             lost: methods do not see it, and ``steps/lost`` counts it. Visits begin with the smallest final gradient
             scale of the round before. bfloat16 is refused on a GPU that emulates it.
-        threads_per_worker: threads of each worker, at least 1; None is 1 with several workers, else torch's choice.
-            With more than 1 thread, several workers run the program again instead of being forked.
+        threads_per_worker: threads of each worker, at least 1. With more than 1, several workers run the program again
+            instead of being forked, and rounding differs. None leaves torch's number to a single worker.
         timeout: seconds, at least 1, that a worker waits for the others before the run ends with an error that names
             them; None sets no limit. A fast worker waits a whole round for the slowest client.
         client_memory: GiB of main memory in which each worker keeps the memory that methods have of clients; the excess
@@ -356,6 +356,7 @@ class FederatedTrainer(RunArguments):
         """
         here = {"_run": self._run, "fabric": self.fabric, "weights": self.weights}
         with patched(self, **here), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
             copied = examination.copies(model, as_list(method))
             how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
             plan = self._launch(examination.diagnose, copied[0], datamodule, copied[1], "fit", weights, **how)
@@ -480,9 +481,13 @@ class FederatedTrainer(RunArguments):
 
 
 def runner_for(clients_per_step: int | str) -> VisitRunner:
-    """How the clients train: only here the package knows that they can train side by side."""
+    """Return how the clients train; only this function knows of ``fl_lightning.vectorized``, which is optional."""
     if clients_per_step == 1:
         return VisitRunner()
-    from fl_lightning.vectorized.runner import VectorizedRunner
-
+    try:
+        from fl_lightning.vectorized.runner import VectorizedRunner
+    except ImportError as error:
+        hint = f"clients cannot train side by side here ({error}); pass 1 or auto"
+        require(clients_per_step == "auto", "trainer.clients_per_step", clients_per_step, hint)
+        return VisitRunner(str(error))
     return VectorizedRunner()

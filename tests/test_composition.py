@@ -84,6 +84,7 @@ def run(run):
 SINGLE = [(getattr(methods, name), {}) for name in methods.__all__] + [(FedDyn, {"reported": "all"})]
 
 
+@pytest.mark.filterwarnings("ignore:FedRep.body_epochs")  # a run of one epoch
 @pytest.mark.parametrize(("kind", "options"), SINGLE, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_every_method_trains_alone_and_remembers_what_it_declares(run, kind, options):
     method = kind(**options)

@@ -85,7 +85,14 @@ MEMORY = {"SCAFFOLD": 16, "FedDyn": 19, **dict.fromkeys(COPIES, 13)}
 MEMORY |= {"FedSAM": 10, "FedASAM": 10, "PerFedAvg": 10, "FedALA": 11, "FedAS": 14}
 USUAL = {("FedAvg", 1), ("SCAFFOLD", 1), ("FedCKA", 1), ("FedUV", 4)}
 FOOTPRINTS = [
-    pytest.param(name, together, marks=() if (name, together) in USUAL else pytest.mark.thorough)
+    pytest.param(
+        name,
+        together,
+        marks=[
+            *([] if (name, together) in USUAL else [pytest.mark.thorough]),
+            *([pytest.mark.vectorized] if together > 1 else []),
+        ],
+    )
     for name in ("FedAvg", *methods.__all__)
     for together in (1, 4)
     if name != "Local" and (name, together) != ("PerFedAvg", 4)  # it trains one client after the other

@@ -106,13 +106,15 @@ def test_a_client_without_a_step_has_weight_0_and_keeps_its_memory(run, data):
     assert [*trainer.client.memories()] == [1]
 
 
+@pytest.mark.vectorized
 @pytest.mark.parametrize("methods", [[], [Visits()]], ids=["at once", "one by one"])
 def test_a_client_without_a_step_has_weight_0_beside_others(run, methods):
     states = []
     for beside in (1, 3):
         torch.manual_seed(0)
         how = {"model": TinyModule(), "data": clients(Full(), 5, 8, 16), "clients_per_step": beside}
-        state, trainer = run(methods, max_rounds=1, **how)
+        with warned("data"):
+            state, trainer = run(methods, max_rounds=1, **how)
         assert trainer.metrics["clients"] == 2
         states.append(state)
     torch.testing.assert_close(*states)
@@ -178,11 +180,11 @@ class Counters(TinyModule):
         return super().training_step(batch, batch_idx)
 
 
-def test_integers_beyond_2_to_the_53_stay_as_they_are_and_are_refused_if_they_change(run):
+@pytest.mark.parametrize("clients_per_step", [1, pytest.param(2, marks=pytest.mark.vectorized)])
+def test_integers_beyond_2_to_the_53_stay_as_they_are_and_are_refused_if_they_change(run, clients_per_step):
     data = clients(TinyData(15), 7, 8)
-    for beside in (1, 2):
-        state, _ = run(model=Counters(), data=data, clients_per_step=beside)
-        assert state["large"].tolist() == [2**53 + 1, -(2**62) + 1]
+    state, _ = run(model=Counters(), data=data, clients_per_step=clients_per_step)
+    assert state["large"].tolist() == [2**53 + 1, -(2**62) + 1]
     with refused("buffer", "large", "2^53", kind=ClientError):
         run(model=Counters(changes=True), data=data)
 
@@ -233,7 +235,7 @@ class NanAt(Method):
 
     def penalty(self, client, step):
         bad = client.info.id == self.client and client.num_steps == self.step
-        return torch.tensor(float("nan") if bad else 0.0)
+        return torch.tensor(float("nan") if bad else 0.0, requires_grad=True)
 
 
 def test_a_nan_names_client_round_term_and_step(run):

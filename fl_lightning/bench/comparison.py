@@ -212,6 +212,12 @@ class Comparison:
             return 1
         return 2 if self.suite.percent or self.table.show in ("seconds", "rank", "fair") else 4
 
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether smaller numbers are better; in a table of ``fair``, that depends on the column."""
+        of_metric = self.suite.minimize and self.table.show not in ADDED_AXES
+        return of_metric or self.table.show in ("rounds_to", "seconds", "rank")
+
     def _value_of(self, number: CellNumber) -> float | None:
         """Return the number of a cell; None for a run that failed or diverged."""
         result, show, minimize = number.result, self.table.show, self.suite.minimize
@@ -368,12 +374,10 @@ class Comparison:
             return set()
         counted = {row: entry.ours for row, entry in entries.items() if entry.ours and not entry.bound}
         means = {row: round(ours.mean, self.decimals) for row, ours in counted.items()}
-        of_metric = self.suite.minimize and self.table.show not in ADDED_AXES
         fair = next((entry.labels[FAIRNESS] for entry in entries.values() if self.table.show == "fair"), "")
         if fair == "noise":  # a property of the test sets
             return set()
-        lower_is_better = of_metric or fair in UNEVEN or self.table.show in ("rounds_to", "seconds", "rank")
-        best = (min if lower_is_better else max)(means.values(), default=None)
+        best = (min if self.lower_is_better or fair in UNEVEN else max)(means.values(), default=None)
         return {row for row, mean in means.items() if mean == best}
 
 
@@ -427,7 +431,8 @@ def unequal_settings(suite: Suite, cells: Sequence[Cell]) -> dict[Part, str]:
     """
     methods = suite.axes.get("method", ())
     reference = suite.baseline.get("method", next(iter(methods), ""))
-    configs = {tuple(cell.labels.values()): cell for cell in reversed(cells) if methods and cell.fragments}
+    # a cell that failed before its run began has no config in a report
+    configs = {tuple(cell.labels.values()): cell for cell in reversed(cells) if methods and any(cell.fragments)}
     made = {}
     for labels, cell in configs.items():
         base = configs.get(tuple({**cell.labels, "method": reference}.values()))

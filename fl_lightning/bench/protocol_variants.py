@@ -16,7 +16,7 @@ from typing import Any
 
 from fl_lightning.bench.comparison import Comparison, TableEntry
 from fl_lightning.bench.statistics import Difference, SeedSummary
-from fl_lightning.bench.suite import OF_METRIC, READING, Suite
+from fl_lightning.bench.suite import OF_METRIC, READING, Suite, without_data
 from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.bench.table_rendering import NONE, TextTable, plain_table
 from fl_lightning.errors import UsageError, require
@@ -57,9 +57,9 @@ def with_readings(suite: Suite) -> Suite:
 
 
 def suites_in(path: str | Path) -> list[Suite]:
-    """Return the suite of a file and, if it has the key ``open``, the suite of its readings."""
+    """Return the suite of a file, its offline form and, if it has the key ``open``, the suite of its readings."""
     suite = load_suite(path)
-    return [suite, *([with_readings(suite)] if suite.open else [])]
+    return [suite, without_data(suite), *([with_readings(suite)] if suite.open else [])]
 
 
 @dataclass

@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -43,6 +43,22 @@ ADDED_AXES: dict[str, str] = {"scores": SCORE, "fair": FAIRNESS}
 READING = "reading"
 # ends the name of a suite of readings
 OF_READINGS = "-readings"
+# ends the name of a suite that is tried without its data set
+OF_OFFLINE = "-offline"
+NO_MEANING = "numbers without meaning"
+# sizes of an offline run: clients at most; examples of a batch, and of a client at least; rounds
+OFFLINE_CLIENTS, OFFLINE_BATCH, OFFLINE_ROUNDS = 4, 4, 2
+# clients of partitioners that need more, such as to hold all classes
+MORE_CLIENTS = {"ClassesPerClient": 10}
+# data sets that are generated, and those that the package holds; the others have an argument ``offline``
+GENERATED, EMBEDDED = ("Synthetic", "SyntheticPerClass"), ("Digits",)
+# arguments of the trainer that are at most these, and of partitioners that are these
+SMALLER = {"local_steps": 2, "cohort_size": OFFLINE_CLIENTS}
+SMALLEST: dict[str, Fragment] = {
+    "Dirichlet": {"min_size": OFFLINE_BATCH, "repair": "move"},  # to draw again would take long, or never end
+    "DomainDirichlet": {"min_size": OFFLINE_BATCH},
+    "QuantityDirichlet": {"min_size": OFFLINE_BATCH},
+}
 # over how many rounds torch's CosineAnnealingLR lowers the rate
 OVER_ROUNDS = "client_lr_scheduler.init_args.T_max"
 # the config before the suite's; a fixed number of threads fixes the bits
@@ -186,6 +202,7 @@ class Suite:
         decide: when a pair has enough seeds, for ``--until-decided``; None for a fixed number.
         open: details that the source does not state, for ``--readings``; None for no readings.
         names: other names of labels, axes and the metric in the tables.
+        offline: whether its cells are tiny runs on generated data, see :func:`offline_work`.
     """
 
     path: Path
@@ -208,6 +225,7 @@ class Suite:
     decide: Decide | None = None
     open: ProtocolVariants | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+    offline: bool = False
 
     @property
     def has_readings(self) -> bool:
@@ -217,7 +235,8 @@ class Suite:
     @property
     def name(self) -> str:
         """Name of its study: folder and file, such as ``fedcka-table2``."""
-        return f"{self.path.resolve().parent.name}-{self.path.stem}{OF_READINGS * self.has_readings}"
+        kind = OF_READINGS * self.has_readings + OF_OFFLINE * self.offline
+        return f"{self.path.resolve().parent.name}-{self.path.stem}{kind}"
 
     def combinations(self) -> Iterator[Labels]:
         """Return the labels of each cell, in the order of the axes, without excluded cells."""
@@ -258,7 +277,9 @@ class Suite:
         for when, more in self.overrides:
             parts += more if matches(labels, when) else ()
         parts += [scaled_work(merged_config(parts), scale)] if scale != 1 else []
-        parts += [*extra, {"seed_everything": seed}]
+        parts += extra
+        parts += [offline_work(merged_config(parts))] if self.offline else []
+        parts += [{"seed_everything": seed}]
         classes = look_up(merged_config(parts), "model.init_args.num_classes")
         return Cell(labels, seed, tuple(in_classes(part, classes) for part in parts if part), scale)
 
@@ -286,6 +307,55 @@ def scaled_work(config: Fragment, scale: float) -> Fragment:
         batches = math.prod(n for key in ("batch_size", "num_clients") if isinstance(n := data.get(key), int))
         examples = min(size, max(batches, round(share * size)))
     return {"trainer": fewer, "data": {"init_args": {"train_size": examples}}}
+
+
+def without_data(suite: Suite) -> Suite:
+    """Return a suite whose cells need no data set: tiny runs of one seed, without published numbers beside them."""
+    note = (
+        f"Run with --offline: {OFFLINE_ROUNDS} rounds on a few generated or embedded images. This shows that the suite "
+    )
+    note += "runs; its numbers mean nothing."
+    captions = [": ".join(filter(None, [f"Offline, {NO_MEANING}", table.caption])) for table in suite.tables]
+    tables = [replace(table, caption=text, published={}) for table, text in zip(suite.tables, captions, strict=True)]
+    fixed: dict[str, Any] = {"interval": "t", "decide": None} if suite.decide else {}
+    title = f"{suite.title} (offline: {NO_MEANING})"
+    seeds, notes = suite.seeds[:1], (note, *suite.notes)
+    return replace(suite, title=title, notes=notes, tables=tuple(tables), seeds=seeds, offline=True, **fixed)
+
+
+def offline_work(config: Fragment) -> Fragment:
+    """The fragment that makes a config a tiny run without files: generated data, few clients, small batches.
+
+    Every client has examples for a batch, so that each step of a method is taken. Initial weights are dropped.
+    """
+    trainer, data = config.get("trainer") or {}, config.get("data") or {}
+    given = data.get("init_args") or {}
+    kind = class_name(given.get("partitioner"))
+    most = MORE_CLIENTS.get(kind, OFFLINE_CLIENTS)
+    clients = min(given.get("num_clients") or most, most)
+    rounds = min(trainer.get("max_rounds", 10), OFFLINE_ROUNDS)
+    fewer: Fragment = {"max_rounds": rounds, "local_epochs": 1}
+    fewer |= {key: min(trainer[key], limit) for key, limit in SMALLER.items() if trainer.get(key)}
+    if look_up(trainer, OVER_ROUNDS) == trainer.get("max_rounds", 10):
+        fewer |= nested_config(OVER_ROUNDS, rounds)
+    small: Fragment = {"num_clients": clients, "batch_size": OFFLINE_BATCH}
+    name = class_name(data)
+    if name in GENERATED:
+        small |= {"largest": 5 * OFFLINE_BATCH}
+    else:
+        small |= {"train_size": 2 * clients * OFFLINE_BATCH, "test_size": 5 * OFFLINE_BATCH}
+        small |= {"offline": True} if name not in EMBEDDED else {}
+        small |= {"val_fraction": 0.5} if given.get("val_fraction") else {}
+        small |= {"drop_last": "singletons"} if not given.get("drop_last") else {}
+        if kind in SMALLEST:
+            small |= nested_config("partitioner.init_args", SMALLEST[kind])
+    return {"trainer": fewer, "data": {"init_args": small}, **({"weights": None} if config.get("weights") else {})}
+
+
+def class_name(part: Any) -> str:
+    """The name of the class of a part of a config; empty without one."""
+    path = part.get("class_path") if isinstance(part, Mapping) else part
+    return str(path or "").rpartition(".")[2]
 
 
 def selected_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:

@@ -13,7 +13,7 @@ from fl_lightning.bench.comparison import NOT_COMPARED, Comparison, Part, TableE
 from fl_lightning.bench.config_fragments import write_text
 from fl_lightning.bench.protocol_variants import conclusions, readings_table
 from fl_lightning.bench.results import CellResult, with_notes
-from fl_lightning.bench.statistics import MOST_SEEDS, Decision, Verdict
+from fl_lightning.bench.statistics import MOST_SEEDS, Decision, Difference, Verdict
 from fl_lightning.bench.suite import FAIRNESS, OF_METRIC, Cell, Suite
 from fl_lightning.bench.table_rendering import (
     DAGGER,
@@ -30,6 +30,7 @@ from fl_lightning.bench.table_rendering import (
     with_names,
 )
 from fl_lightning.errors import count, require
+from fl_lightning.storage.metric_format import fixed
 
 TableForm = Literal["md", "tex", "csv"]
 FORMS: tuple[TableForm, ...] = get_args(TableForm)
@@ -193,7 +194,7 @@ def significant(entry: TableEntry) -> bool:
 
 def number_text(value: float, comparison: Comparison, bound: bool = False) -> str:
     """Return a number with the decimals of its table; whole numbers of rounds without decimals."""
-    text = f"{value:.{comparison.decimals}f}"
+    text = fixed(value, comparison.decimals)
     if comparison.table.show == "rounds_to":
         text = text.removesuffix(".0")
     return f"> {text}" if bound else text
@@ -276,7 +277,7 @@ def difference_texts(entry: TableEntry, comparison: Comparison, notes: dict[str,
 
 def signed(value: float | None, comparison: Comparison) -> str:
     """Return a difference with its sign."""
-    return NONE if value is None else f"{value:+.{comparison.decimals}f}"
+    return NONE if value is None else fixed(value, comparison.decimals, "+")
 
 
 def verdict_at_scale(entry: TableEntry) -> str:
@@ -394,6 +395,46 @@ def summary_lines(comparison: Comparison) -> Iterator[str]:
         scaled = AT_THIS_SCALE * any(entry.scale != 1 for entry in comparison.entries.values())
         yield f"Verdicts relative to {comparison.baseline}{scaled}, as numbers of columns:"
         yield from ("", *lines, "")
+
+
+def conclusion(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> str:
+    """Return the first table in one sentence: the best row, its difference to the baseline, and the number of seeds."""
+    if suite.offline:
+        done = count_states(cells, results)
+        return f"The suite was tried offline ({done}): its numbers mean nothing, and say nothing about a method."
+    if not suite.tables:
+        return "The suite has no table."
+    comparison = Comparison(suite, suite.tables[0], cells, results)
+    won = Counter(row for (row, _), entry in comparison.entries.items() if entry.best)
+    if not won:
+        return "No row is best: there are fewer than two with numbers, or they differ in partitions or seeds."
+    best = max(comparison.rows, key=lambda row: won[row])
+    column = next(
+        column for column in comparison.columns if (entry := comparison.entries.get((best, column))) and entry.best
+    )
+    text = f"{', '.join(best)} is best by {what_is_shown(comparison)}"
+    if len(comparison.columns) > 1:
+        columns = count(len(comparison.columns), "column")
+        text += f" in {won[best]} of {columns}, such as {column_name(comparison, column)}"
+    entry = comparison.entries[best, column]
+    assert entry.ours is not None  # only a number is best
+    text += f": {number_text(entry.ours.mean, comparison)} over {count(entry.ours.n, 'seed')}"
+    others = {row: other for (row, at), other in comparison.entries.items() if at == column and row != best}
+    if entry.difference is not None:
+        text += f", {difference_in_words(entry.difference, comparison)} to {comparison.baseline}"
+    elif compared := {row: other.difference for row, other in others.items() if other.difference}:
+        sign = 1 if comparison.lower_is_better else -1
+        near = min(compared, key=lambda row: sign * compared[row].mean)
+        text += f"; to it, {', '.join(near)} has {difference_in_words(compared[near], comparison)}"
+    return with_names(f"{text}.", suite.names)
+
+
+def difference_in_words(difference: Difference, comparison: Comparison) -> str:
+    """Return a difference with its interval."""
+    mean = f"{difference.bound} {signed(difference.mean, comparison)}".strip()
+    level = f"{100 * comparison.suite.confidence:g} % interval"
+    ends = ", ".join(signed(end, comparison) for end in difference.interval or ())
+    return f"{mean} ({level} [{ends}])" if ends else f"{mean} (without an interval)"
 
 
 def comparisons_csv(comparisons: Sequence[Comparison], titled: bool = False) -> str:

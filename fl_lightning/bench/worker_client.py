@@ -33,6 +33,8 @@ RoundReport = Callable[[int, float], bool | None]
 LEAVE = 30.0
 # the environment variables by which SLURM and torchrun describe a worker
 WORKERS = ("SLURM_", "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
+# the environment variables by which torch, NumPy and scikit-learn choose a number of threads
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # the module whose functions the processes call
 PROGRAM = "fl_lightning.cli.bench_worker"
 START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
@@ -126,14 +128,21 @@ class WorkerClient:
 
 @contextmanager
 def importable() -> Iterator[None]:
-    """Let processes that the block starts find this package, but not run the script of the user again."""
+    """Let processes that the block starts find this package, but not run the script of the user again.
+
+    Libraries start one thread in each of them, unless an environment variable says otherwise.
+    """
     script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    before = os.environ.get("PYTHONPATH", "")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[2].resolve()), before]))
+    before = dict(os.environ)
+    paths = [str(Path(__file__).parents[2].resolve()), before.get("PYTHONPATH")]
+    os.environ.update({**dict.fromkeys(THREADS, "1"), **before, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
     try:
         yield
     finally:
-        sys.modules["__main__"], os.environ["PYTHONPATH"] = script, before
+        sys.modules["__main__"] = script
+        for name in (*THREADS, "PYTHONPATH"):
+            del os.environ[name]
+        os.environ.update(before)
 
 
 # ------------------------------------------------------------------ in the process of a cell

@@ -63,7 +63,8 @@ class DomainMetrics(PeriodicCallback):
             # without the row for all data
             header = [name.replace(" ", "_") for name in self._lines[0]]
             csv.writer(text).writerows([header, *self._rows[:-1]])
-            write_atomically(trainer.run_dir / "domains.csv", lambda path: path.write_text(text.getvalue(), newline=""))
+            content = text.getvalue().encode()
+            write_atomically(trainer.run_dir / "domains.csv", lambda path: path.write_bytes(content))
 
     def on_evaluation_command_end(self, trainer: RunContext, phase: str) -> None:
         self.measure(trainer, phase)

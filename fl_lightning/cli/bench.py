@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from joblib import cpu_count
 from optuna.study import Study
 
 from fl_lightning.bench import Cell, Suite, load_suite
@@ -21,7 +22,7 @@ from fl_lightning.bench.cells_csv import read_cells
 from fl_lightning.bench.comparison import unequal_settings
 from fl_lightning.bench.config_fragments import Fragment, config_digest, fragments_of, look_up
 from fl_lightning.bench.protocol_variants import with_readings
-from fl_lightning.bench.results import changed_code
+from fl_lightning.bench.results import CellResult, changed_code
 from fl_lightning.bench.scheduler import Scheduler, SuiteStudy
 from fl_lightning.bench.sequential_stopping import paired_cells, pending_cells, shown_cells
 from fl_lightning.bench.study import (
@@ -34,8 +35,8 @@ from fl_lightning.bench.study import (
     open_database,
     results_of,
 )
-from fl_lightning.bench.suite import file_part, first_seeds, selected_cells
-from fl_lightning.bench.table import render, write_tables
+from fl_lightning.bench.suite import file_part, first_seeds, selected_cells, without_data
+from fl_lightning.bench.table import conclusion, render, write_tables
 from fl_lightning.bench.tuner import AXIS, Search, SearchStudy, read_tuning_spec
 from fl_lightning.bench.worker_client import WorkerClient
 from fl_lightning.cli.entry_point import (
@@ -46,7 +47,7 @@ from fl_lightning.cli.entry_point import (
     program,
     writing_into,
 )
-from fl_lightning.errors import UsageError, UsageErrors, require, truncate
+from fl_lightning.errors import UsageError, UsageErrors, count, require, truncate
 from fl_lightning.yaml_files import read_yaml
 
 # names that a line lists
@@ -85,6 +86,8 @@ def bench_parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("--hours", type=float, default=math.inf, metavar="H", help=about)
         about = "run the readings of the suite's key open, and compare them with published numbers"
         parser.add_argument("--readings", action="store_true", help=about)
+        about = "try the suite without its data set, by tiny runs whose numbers mean nothing"
+        parser.add_argument("--offline", action="store_true", help=about)
         parser.add_argument("--save", metavar="FOLDER", type=Path, help="write the tables and the cells there, too")
     else:
         parser.add_argument("--trials", type=int, metavar="N", help="number of trials")
@@ -104,6 +107,11 @@ def run(args: Sequence[str]) -> int:
     """Read the suite and run the command; returns the exit status."""
     options = bench_parser(args[0]).parse_args(args[1:])
     suite = load_suite(options.suite)
+    if getattr(options, "offline", False):
+        given = {"scale": options.scale != 1, "until-decided": options.until_decided, "readings": options.readings}
+        for name, value in given.items():
+            require(not value, f"--{name}", getattr(options, name.replace("-", "_")), "leave it out with --offline")
+        suite = without_data(suite)
     if getattr(options, "readings", False):
         hint = "the readings have the seeds of open.seeds: leave it out"
         require(not options.until_decided, "--until-decided", True, hint)
@@ -130,6 +138,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     whole = suite.cells(options.scale, extra, first_seeds(suite.seeds, number))
     select = partial(paired_cells, suite) if options.until_decided else selected_cells
     cells = select([cell for cell in whole if cell.seed in seeds], options.only)
+    check_jobs(options.jobs, cells)
     loaded = {path: read_cells(path, suite.axes) for path in options.load}
     for path, results in loaded.items():
         loaded[path] = {digest: result for digest, result in results.items() if result.state == "done"}
@@ -178,11 +187,12 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     if status := why_ended(scheduler, options.again):
         return status
     # before they are printed: who reads them may close the pipe, as `head` does
-    write_shown(suite, whole, study, "--output", options.output)
+    files = write_shown(suite, whole, study, "--output", options.output)
     if options.save is not None:
-        write_shown(suite, whole, study, "--save", options.save)
+        files += write_shown(suite, whole, study, "--save", options.save)
     own = study.results()
-    print(render(suite, shown_cells(suite, cells, own), own))
+    print(in_words(suite, cells, own))
+    say(f"Files: {', '.join(map(str, files))}")
     if scheduler.late:
         say(f"the {options.hours:g} hours are spent; continue: {options.again}")
     failed = sum(result.state == "failed" for result in own.values())
@@ -211,6 +221,18 @@ def check_cells(metric: str, cells: Mapping[str, Cell]) -> None:
     if wrong:
         remedy = "; give null as val_fraction, and the data module a val_dataloader"
         raise UsageErrors([line + remedy * ("no 'val_fraction'" in line) for line in grouped(wrong.items())])
+
+
+def check_jobs(jobs: int, cells: Iterable[Cell]) -> None:
+    """Refuse more jobs than the cores can run at once."""
+    cores, most = cpu_count(), 1
+    for cell in cells:
+        # a worker for each of several GPUs in a list
+        devices, threads = (look_up(cell.config, f"trainer.{key}", 1) for key in ("devices", "threads_per_worker"))
+        workers = cores if devices == "auto" else len(devices) if isinstance(devices, list) else int(devices)
+        most = max(most, workers * (threads or 1))
+    hint = f"a job of this suite has {count(most, 'thread')}, and there are {count(cores, 'core')}; use at most "
+    require(jobs == 1 or jobs * most <= cores, "--jobs", jobs, f"{hint}{max(1, cores // most)}")
 
 
 def kinds_of(cells: Iterable[Cell]) -> Collection[list[Cell]]:
@@ -243,7 +265,7 @@ def look(
     if options.save is not None:
         write_shown(suite, whole, study, "--save", options.save)
     if options.status:
-        print(render(suite, shown_cells(suite, cells, results), results))
+        print(in_words(suite, cells, results))
         return 0
     states = {digest: "waiting" if digest in dropped else result.state for digest, result in results.items()}
     lines, total, unknown = list[tuple[str, str]](), 0.0, 0
@@ -274,11 +296,17 @@ def as_time(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def write_shown(suite: Suite, whole: Sequence[Cell], study: Study | None, key: str, folder: Path) -> None:
-    """Write the tables of the whole suite into the folder that ``key`` names."""
+def in_words(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> str:
+    """The tables of a suite, followed by their conclusion."""
+    shown = shown_cells(suite, cells, results)
+    return f"{render(suite, shown, results)}\n{conclusion(suite, shown, results)}"
+
+
+def write_shown(suite: Suite, whole: Sequence[Cell], study: Study | None, key: str, folder: Path) -> list[Path]:
+    """Write the tables of the whole suite into the folder that ``key`` names; return the files."""
     results = results_of(study, whole)
     with writing_into(key, folder, LATER):
-        write_tables(suite, shown_cells(suite, whole, results), results, folder)
+        return write_tables(suite, shown_cells(suite, whole, results), results, folder)
 
 
 def why_ended(scheduler: Scheduler, again: str) -> int:
@@ -322,6 +350,7 @@ def tune(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -
         require(pattern in known, "--only", pattern, f"is not tuned; tuned methods: {', '.join(known)}")
     wanted = [known[name] for name in known if name in (options.only or known)]
     searches = [Search(suite, tuning, label, options.scale, extra, options.trials) for label in wanted]
+    check_jobs(options.jobs, [one.first_cell() for one in searches])
     # a key or a metric that is not valid is refused before any trial runs
     check_cells(tuning.metric, {f"{suite.path}: tune.search.{one.label}": one.first_cell() for one in searches})
     make_folder(output, "--output")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import statistics
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 import yaml
+from joblib import cpu_count
 from lightning.pytorch import LightningModule
 
 from fl_lightning.bench.worker_client import RoundReport, locked, reason_of
@@ -192,7 +192,6 @@ def hint_of_metric(metric: str, module: LightningModule, metrics: Iterable[str])
 
 def machine() -> str:
     """The processor or GPU of this process, and the cores."""
-    cores = f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores"
     kind = f"{processor()} with {torch.backends.cpu.get_cpu_capability()}"  # hosts often hide the model
     device = torch.cuda.get_device_name() if torch.cuda.is_initialized() else kind
-    return f"{device}, {cores}, torch {torch.__version__}"
+    return f"{device}, {cpu_count()} cores, torch {torch.__version__}"

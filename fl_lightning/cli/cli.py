@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sys
@@ -15,15 +14,15 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
-from jsonargparse import ActionConfigFile, Namespace
+from jsonargparse import ActionConfigFile, DefaultHelpFormatter, Namespace
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from fl_lightning import callbacks, data, methods, models, optim  # noqa: F401, for their short names in a config
-from fl_lightning.bundled_configs import packaged_config
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.cli.config_checks import building, causes_of, check_resolved
+from fl_lightning.cli.config_files import pairs_of, read_config
 from fl_lightning.cli.entry_point import find_own_classes, print_usage_error, program
 from fl_lightning.cli.parser_errors import LISTS, shorten
 from fl_lightning.cli.parser_loading import CHECKED, ValueTextError
@@ -49,6 +48,9 @@ from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.training.patching import patched
 from fl_lightning.yaml_files import read_yaml
 
+# classes of a key that its help lists in full
+MOST_CLASSES = 100
+
 
 class ConfigFile(ActionConfigFile):
     """Reads a config, a file or one that the package carries; its lists replace the lists of earlier files.
@@ -57,16 +59,8 @@ class ConfigFile(ActionConfigFile):
     """
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: Any = None) -> None:
-        if not os.path.exists(values):
-            values = str(packaged_config(values) or values)
-        if os.path.isfile(values):
-            entries = read_yaml(Path(values))
-            if not isinstance(entries, Mapping):
-                hint = "give keys with their values, such as trainer: {max_rounds: 10}"
-                raise UsageError(f"{values}: the file holds no mapping; {hint}")
-            if "axes" in entries:
-                raise UsageError(f"{values}: is a suite, not a config; run it with bench {values}")
-            forget_lists(cfg, entries)
+        values, entries = read_config(values)
+        forget_lists(cfg, entries)
         super().__call__(parser, cfg, values, option_string)
 
 
@@ -82,15 +76,26 @@ def forget_lists(before: Any, entries: Any) -> None:
 
 def values_of(words: Any, option: str) -> list[str]:
     """The values that a command line gives to an option, as ``--key value`` or ``--key=value``."""
-    pairs = zip(words, [*words[1:], ""], strict=True) if isinstance(words, list) else ()
-    return [word.partition("=")[2] or after for word, after in pairs if word.partition("=")[0] == option]
+    return [value for name, value in pairs_of(words) if name == option] if isinstance(words, list) else []
+
+
+class HelpFormatter(DefaultHelpFormatter):
+    """Lists the classes of this package alone where a key takes very many, as each layer of torch is a Module."""
+
+    def _expand_help(self, action: Any) -> str:
+        def shortened(found: re.Match[str]) -> str:
+            names = found[1].split(", ")
+            own = [name for name in names if re.fullmatch(r"fl_lightning\.\w+\.\w+", name)]
+            return found[0] if len(names) <= MOST_CLASSES else f"classes of this package: {', '.join(own)}"
+
+        return re.sub(r"known subclasses: ([\w., ]+)", shortened, super()._expand_help(action) or "")
 
 
 class Parser(LightningArgumentParser):
     """A parser whose errors are one line instead of the whole usage."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"parser_mode": CHECKED, **kwargs})
+        super().__init__(*args, **{"parser_mode": CHECKED, "formatter_class": HelpFormatter, **kwargs})
 
     def add_argument(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("action") is ActionConfigFile:

@@ -93,7 +93,9 @@ def building() -> Iterator[None]:
         if usage or any(is_user_code(file) for file in files if file[0] != "<"):
             raise
         text = truncate(text_of(errors[-1]).rstrip("."))
-        raise UsageError(f"{constructor_of(frames)}: {text}; give arguments that it takes") from error
+        missing = isinstance(errors[-1], ImportError)
+        hint = "install the package, or leave the class out" if missing else "give arguments that it takes"
+        raise UsageError(f"{constructor_of(frames)}: {text}; {hint}") from error
 
 
 def causes_of(error: BaseException) -> list[BaseException]:
@@ -109,7 +111,9 @@ def causes_of(error: BaseException) -> list[BaseException]:
         union = frames[-1:] if frames and frames[-1].f_code.co_name == "raise_union_unexpected_value" else []
         tried = [one for frame in union for one in frame.f_locals["exceptions"]]
         own = (one for one in tried if "jsonargparse" not in traceback.extract_tb(one.__traceback__)[-1].filename)
-        cause = next(own, None) or cause.__cause__ or cause.__context__
+        # a type that fits, but whose class could not be built, as one of a list, has a cause
+        built = (one for one in tried if one.__cause__ is not None)
+        cause = next(own, None) or next(built, None) or cause.__cause__ or cause.__context__
     return causes
 
 

@@ -56,10 +56,19 @@ def main(args: list[str] | None = None) -> None:
         elif words[0] in APART:
             import_module(f"fl_lightning.cli.{APART[words[0]]}").main(words)
         else:
+            end_with_status(lambda: check_before_torch(words))
             import_module("fl_lightning.cli.cli").main(args)
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+
+
+def check_before_torch(words: list[str]) -> None:
+    """Refuse what is wrong without knowing the classes of a config: importing torch and Lightning takes seconds."""
+    from fl_lightning.cli.config_files import check_command  # which imports PyYAML
+
+    if words[0] in COMMANDS:
+        check_command(words)
 
 
 def without_command(words: list[str]) -> int | None:

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 
 import torch
@@ -17,6 +16,7 @@ from fl_lightning.bundled_configs import names_near
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.base import replacement
 from fl_lightning.cli.config_checks import constructors
+from fl_lightning.cli.config_files import keys_of, last_part, near, unknown_key
 from fl_lightning.data import Augmentation, FederatedDataModule, Partitioner
 from fl_lightning.errors import choices, truncate
 from fl_lightning.lightning_compat import classes
@@ -24,7 +24,6 @@ from fl_lightning.method import Method
 from fl_lightning.models import Encoder
 from fl_lightning.models.projector import BaseProjector
 from fl_lightning.sampling import Sampler
-from fl_lightning.trainer import FederatedTrainer
 
 BASES: dict[str, type] = {
     "method": Method,
@@ -52,6 +51,7 @@ CAUSE = re.compile(
     r"|(?P<import>Expected a dot import path string|No module named '[\w.]+'|module '[\w.]+' has no attribute '\w+'"
     r"|Import path (?:[\w.]+ )?does not correspond to a subclass of \w+"
     r"|Expected '[\w.]+' to be a subclass of <class '\w+'>"
+    r"|\"[\w.]+\" is not a subclass of \w+"
     r"|Expected an instantiatable class, but (?:[\w.]+ )?is abstract"
     r"|Multiple subclasses with name \w+\. .*?: [\w., ]+(?=\.))"
     r"|(?P<spec>Not a valid subclass of|Dict must include a class_path|Expected an import path or a subclass spec)"
@@ -63,6 +63,7 @@ CAUSE = re.compile(
 IN_WORDS = (
     (r"Expected a dot import path string", "no such class"),
     (r".*to (?:be )?a subclass of (?:<class ')?(\w+).*", r"not a subclass of \1"),
+    (r"\".*\" is (not a subclass of \w+)", r"\1"),
     (r".*is abstract", "it is abstract"),
     (r"Multiple .*?: (.*)", r"several have this name: \1"),
     (r"(No module named .*)", r"\1 in the working folder and on PYTHONPATH"),
@@ -70,10 +71,15 @@ IN_WORDS = (
 # the value, up to the next sentence; some sentences end with it
 GIVEN = re.compile(r"(?:Got|Given) value: (.*?)(?:\. Got value:| Subclass types expect| - |\. *$|$)")
 NOT_A_PATH = re.compile(r"- Expected a path but .*? either not accessible or invalid - ")
+# the options of classes that are parts of a model or of data
+PARTS = {
+    "encoder": "--model=ImageClassifier --model.encoder",
+    "projector": "--model=ImageClassifier --model.projector",
+    "partitioner": "--data=Digits --data.partitioner",
+    "augment": "--data=Digits --data.augment",
+}
 # the keys whose values are lists of classes
 LISTS = ("method", "trainer.callbacks", "trainer.logger")
-# arguments of Lightning's trainer, with those that stand for them here
-OF_LIGHTNING = {"max_epochs": "max_rounds", "check_val_every_n_epoch": "eval_every_n_rounds"}
 
 
 def shorten(message: str) -> str:
@@ -87,7 +93,8 @@ def shorten(message: str) -> str:
     match = causes[as_one]
     kind, found = str(match.lastgroup), match[str(match.lastgroup)]
     before, after = text[: match.start()], text[match.end() :]
-    keys = re.findall(r'Parser key "([^"]+)"', before)
+    # the help of a class is an option of its own
+    keys = re.findall(r'Parser key "([^"]+)"', before) or re.findall(r"--([\w.]+\.help): $", before)
     key, value = ".".join(keys), given_value(after)
     owner = (["", *re.findall(r"class_path '([\w.]+)'", before)])[-1]
     if "callable class" in before[max(before.rfind("class_path '"), 0) :]:
@@ -99,10 +106,7 @@ def shorten(message: str) -> str:
         return f"{found}: no key stands before it; give {hint}"
     if kind in ("word", "unknown"):
         # an argument of a class that the config names has another cause
-        keys = ["seed_everything", "model", "data", "method", "ckpt_path", "weights", "trainer"]
-        keys += [f"trainer.{name}" for name in inspect.signature(FederatedTrainer).parameters]
-        hint = near(found.removeprefix("--").partition("=")[0], keys) or "; remove it"
-        return f"{found}: no such key (--help lists them){hint}"
+        return unknown_key(found.partition("=")[0], keys_of("fit"))
     if kind == "option":
         name, names = found.split(".")[0], parameters(owner)
         if name in ("class_path", "init_args"):
@@ -115,7 +119,7 @@ def shorten(message: str) -> str:
             return f"{name}: it is required; pass a config by --config FILE, or a class by --{name}"
         return f"{of_class}{found}: it is required; pass a value"
     if kind == "import":
-        named = re.match(r": ([\w.]+)", after) or re.search(r"^(?:Import path|Multiple.*?name) ([\w.]+\b)", found)
+        named = re.match(r": ([\w.]+)", after) or re.search(r"^(?:Import path |Multiple.*?name |\")([\w.]+\b)", found)
         path = named[1] if named and named[1] != "does" else value if re.fullmatch(r"[\w.]+", value) else owner
         return about_class(key, path, found)
     if kind == "spec":
@@ -171,20 +175,6 @@ def brief(value: str) -> str:
     return "null" if value == "None" else repr(value if len(value) <= 60 else f"{value[:57]}...")
 
 
-def near(name: str, known: Sequence[str]) -> str:
-    """A hint to the nearest of the known names; empty where none is near."""
-    last, initials = last_part(name).lower(), "".join(part[:1] for part in name.split("_"))
-    by_end = {last_part(candidate).lower(): candidate for candidate in reversed(known)}
-    ours = OF_LIGHTNING.get(last, initials)
-    matches = [ours] if ours in by_end else get_close_matches(last, by_end, 1)
-    return f"; did you mean {by_end[matches[0]]}?" if matches and by_end[matches[0]] != name else ""
-
-
-def last_part(path: str) -> str:
-    """The last part of a dotted name."""
-    return path.rsplit(".", 1)[-1]
-
-
 def parameters(path: str) -> list[str]:
     """The arguments of the constructor of the class at ``path``, with those that ``**kwargs`` passes to its bases."""
     module, name = path.rsplit(".", 1)
@@ -194,8 +184,14 @@ def parameters(path: str) -> list[str]:
 
 
 def known_for(key: str, value: str = "", others: Sequence[str] = ()) -> str:
-    """A hint to a class for a key: the one whose name is nearest to a value's, or all of this package."""
-    names = known_classes(key)
+    """A hint to a class for a key: the one whose name is nearest to a value's, or all of this package.
+
+    A class of another key, such as an encoder as the model, has the option of that key.
+    """
+    name, names = last_part(value), known_classes(key)
+    for part, option in PARTS.items() if name not in names else ():
+        if name in known_classes(part):
+            return f"{option}{'.help' * key.endswith('.help')}={name}, since it is of the key {option.split('--')[-1]}"
     suggestion = near(last_part(value), [*names, *others]) if value else ""
     ours = f", or one of {choices(names, value)}" if names and not suggestion else ""
     return f"MODULE.CLASS of your own{ours}{suggestion}"
@@ -203,7 +199,8 @@ def known_for(key: str, value: str = "", others: Sequence[str] = ()) -> str:
 
 def known_classes(key: str) -> list[str]:
     """The names of the classes of this package that a key takes."""
-    pending, names = [BASES[last_part(key)]] if last_part(key) in BASES else [], []
+    base = BASES.get(last_part(key.removesuffix(".help")))
+    pending, names = [] if base is None else [base], list[str]()
     while pending:
         children: list[type] = pending.pop().__subclasses__()
         pending += children

@@ -70,7 +70,7 @@ class MetricLog:
         self._batch: Any = None
         self._size: int | None = None
         self._counted: int | None = None
-        self._entries: dict[LogKey, LoggedValue] = {}
+        self.entries: dict[LogKey, LoggedValue] = {}
         # original values, which become tensors on demand
         self._callback: dict[str, Any] = dict(evaluated or {})
 
@@ -82,7 +82,7 @@ class MetricLog:
             UsageError: the value or the arguments are not allowed, or the hook has logged this name in another way.
         """
         hook = vars(self.module)["_current_fx_name"] or self._default_hook
-        entry, given = self._entries.get((hook, name, self.dataloader_idx)), (args, kwargs)
+        entry, given = self.entries.get((hook, name, self.dataloader_idx)), (args, kwargs)
         if entry is None or entry.given != given:
             entry = self._entry(hook, name, value, given)
         weight: Any = entry.batch_size if batch_size is None else batch_size
@@ -130,7 +130,7 @@ class MetricLog:
     def add_term(self, name: str, value: Tensor) -> None:
         """Add a term of the loss, which :meth:`first_nonfinite_term` watches."""
         key = (TERM, name, None)
-        entry = self._entries.get(key) or self._new(key, LogSpec(name))
+        entry = self.entries.get(key) or self.new_entry(key, LogSpec(name))
         if self._counted is None:
             self._counted = count_examples(self._batch)
         value = value.detach()
@@ -144,9 +144,9 @@ class MetricLog:
 
     def first_nonfinite_term(self) -> tuple[str, int] | None:
         """The term of the loss that was the first to be nan or infinite, and the step; None if all stayed finite."""
-        for entry in self._terms:
+        for entry in self.terms:
             entry.read()
-        bad = {entry.spec.name: entry.first_bad for entry in self._terms if entry.first_bad >= 0}
+        bad = {entry.spec.name: entry.first_bad for entry in self.terms if entry.first_bad >= 0}
         return min(bad.items(), key=lambda item: item[1]) if bad else None
 
     def end_epoch(self) -> dict[str, Reduced]:
@@ -156,7 +156,7 @@ class MetricLog:
             The terms of the loss, as means over the examples of the epoch.
         """
         terms: dict[str, Reduced] = {}
-        for (hook, name, _), entry in sorted(self._entries.items(), key=lambda item: item[0][0] != TERM):
+        for (hook, name, _), entry in sorted(self.entries.items(), key=lambda item: item[0][0] != TERM):
             if entry.count:
                 self._callback |= entry.shown_step()
                 entry.end_epoch()
@@ -193,7 +193,7 @@ class MetricLog:
         metrics = dict(self._callback)
         # in this hook Lightning has reduced the epoch already
         ended = vars(self.module)["_current_fx_name"] == "on_train_epoch_end"
-        for (hook, *_), entry in self._entries.items() if self._training else ():
+        for (hook, *_), entry in self.entries.items() if self._training else ():
             if entry.count and hook != TERM:
                 metrics |= entry.shown_step()
                 metrics |= entry.shown_epoch(entry.partial_value()) if ended else {}
@@ -207,7 +207,7 @@ class MetricLog:
     def take(self) -> dict[LogKey, Reduced]:
         """Return and remove the values logged since the last call, except torchmetrics objects."""
         values: dict[LogKey, Reduced] = {}
-        for key, entry in self._entries.items():
+        for key, entry in self.entries.items():
             if entry.spec.metric is None:
                 entry.end_epoch()
                 values |= {} if entry.total is None else {key: entry.total}
@@ -216,18 +216,18 @@ class MetricLog:
 
     def specs(self) -> dict[LogKey, LogSpec]:
         """How each name that was logged is reduced and written."""
-        return {key: entry.spec for key, entry in self._entries.items()}
+        return {key: entry.spec for key, entry in self.entries.items()}
 
     def assign(self, specs: Mapping[LogKey, LogSpec], values: Mapping[LogKey, Reduced]) -> None:
         """Store values that were reduced over all workers, including names that this worker did not log."""
-        self._entries = {key: self._entries.get(key) or LoggedValue(spec) for key, spec in specs.items()}
+        self.entries = {key: self.entries.get(key) or LoggedValue(spec) for key, spec in specs.items()}
         for key, value in values.items():
-            self._entries[key].assign(value)
+            self.entries[key].assign(value)
         self.end_loader()
 
     def end_loader(self) -> None:
         """Reduce the values logged so far, for the following hooks."""
-        for entry in self._entries.values():
+        for entry in self.entries.values():
             entry.end_epoch()
             self._callback |= entry.shown_epoch(entry.epoch)
 
@@ -249,9 +249,9 @@ class MetricLog:
         """The entry of a name that is new, or that was logged with other arguments."""
         spec, options = log_spec(hook, name, given[0], tuple(given[1].items()), self.dataloader_idx)
         key = (hook, name, self.dataloader_idx)
-        entry = self._entries.get(key)
+        entry = self.entries.get(key)
         # without its suffix, the name would be the one of another loader
-        alone = options["add_dataloader_idx"] or not any(known[:2] == key[:2] for known in self._entries)
+        alone = options["add_dataloader_idx"] or not any(known[:2] == key[:2] for known in self.entries)
         same = alone if entry is None else entry.spec._replace(metric=None) == spec
         require(same, f"self.log({name!r}, ...)", hook, "the hook logs it with different arguments, or for two loaders")
         if entry is None:
@@ -263,27 +263,28 @@ class MetricLog:
                 require(path is not None, f"self.log({name!r}, ...)", type(value).__name__, hint)
                 spec = spec._replace(metric=path)
             functions: Any = LogValidator.functions[hook]
-            entry = self._new(key, spec, functions["allowed_on_step"] == (False,))
+            entry = self.new_entry(key, spec, functions["allowed_on_step"] == (False,))
         entry.given, entry.batch_size = given, options["batch_size"]
         return entry
 
-    def _new(self, key: LogKey, spec: LogSpec, once: bool = False) -> LoggedValue:
-        entry = self._entries[key] = LoggedValue(spec, once)
+    def new_entry(self, key: LogKey, spec: LogSpec, once: bool = False) -> LoggedValue:
+        """Add the entry of a name that is logged for the first time."""
+        entry = self.entries[key] = LoggedValue(spec, once)
         return entry
 
     @property
-    def _terms(self) -> list[LoggedValue]:
+    def terms(self) -> list[LoggedValue]:
         """The terms of the loss."""
-        return [entry for (hook, *_), entry in self._entries.items() if hook == TERM]
+        return [entry for (hook, *_), entry in self.entries.items() if hook == TERM]
 
     @property
     def _recorded(self) -> list[LoggedValue]:
         """Return the record, with the terms of the loss first, since the module may log one of their names."""
-        others = [entry for (hook, *_), entry in self._entries.items() if hook != TERM and entry.spec.logger]
-        return [*self._terms, *others]
+        others = [entry for (hook, *_), entry in self.entries.items() if hook != TERM and entry.spec.logger]
+        return [*self.terms, *others]
 
     def _reset_metrics(self) -> None:
-        for entry in self._entries.values():
+        for entry in self.entries.values():
             if entry.metric is not None:
                 entry.metric.reset()
 
@@ -306,40 +307,40 @@ class LoggedValue:
         self.total: Reduced | None = None  # all complete epochs
         self.states: dict[str, Any] = {}  # of the metric at the end of the last epoch
         self.first_bad: Any = -1  # index of the first value that made the total nan or infinite
-        self._pending: list[Any] = []
-        self._weights: list[Any] = []
-        self._read_before: Any = 0
-        self._sum: Any = EMPTY[spec.kind]
-        self._weight: Any = 0.0
+        self.pending: list[Any] = []  # values that are not reduced yet
+        self.weights: list[Any] = []  # their weights
+        self.num_read: Any = 0  # number of values that are reduced
+        self.running: Any = EMPTY[spec.kind]  # reduction of the present epoch so far
+        self.running_weight: Any = 0.0
 
     def add(self, value: Any, weight: Any) -> None:
         """Add a number, or a tensor of one."""
         self.last, self.last_weight = value, weight
         # a step only appends to a list; reading the values would wait for the device
-        self._pending.append(value)
-        self._weights.append(weight)
+        self.pending.append(value)
+        self.weights.append(weight)
         self.count += 1
-        if len(self._pending) >= MAX_PENDING:
+        if len(self.pending) >= MAX_PENDING:
             self.read()
 
     def add_metric(self, metric: Metric, weight: float) -> None:
         """Note that a torchmetrics object was logged."""
         self.metric, self.last, self.last_weight = metric, metric._forward_cache, weight
-        self._weight += weight
+        self.running_weight += weight
         self.count += 1
 
     def read(self) -> None:
         """Reduce the pending values."""
-        if self._pending:
+        if self.pending:
             # a loop over numbers takes less time than arrays for the few steps of an epoch
-            kind, total = self.spec.kind, self._sum
-            for value, weight in zip(numbers(self._pending), self._weights, strict=True):
+            kind, total = self.spec.kind, self.running
+            for value, weight in zip(numbers(self.pending), self.weights, strict=True):
                 total = total + weight * value if kind == "mean" else join(kind, total, value)
                 if self.first_bad < 0 and not math.isfinite(total):
-                    self.first_bad = self._read_before
-                self._read_before += 1
-            self._sum, self._weight = total, self._weight + sum(self._weights)
-        self._pending, self._weights = [], []
+                    self.first_bad = self.num_read
+                self.num_read += 1
+            self.running, self.running_weight = total, self.running_weight + sum(self.weights)
+        self.pending, self.weights = [], []
 
     def end_epoch(self) -> None:
         """Reduce the epoch and begin another; without effect where nothing was logged in it."""
@@ -352,9 +353,9 @@ class LoggedValue:
             self.states = states if self.metric.update_called else {}
         self.assign(epoch)
         if before is not None:
-            self.total = self._continued(before, epoch)
+            self.total = self.continued(before, epoch)
 
-    def _continued(self, before: Reduced, epoch: Reduced) -> Reduced:
+    def continued(self, before: Reduced, epoch: Reduced) -> Reduced:
         """The value of all epochs."""
         if epoch.kind != "mean" or self.metric is not None:
             return epoch
@@ -364,16 +365,16 @@ class LoggedValue:
         """The reduction over the present epoch so far."""
         self.read()
         if self.metric is None:
-            return Reduced(self.spec.kind, self._sum, self._weight)
+            return Reduced(self.spec.kind, self.running, self.running_weight)
         # one that the module has reset by itself has nothing but its latest batch
         whole = self.metric.update_called or self.last is None
         value = computed(self.spec.name, self.metric) if whole else float(self.last)
-        return Reduced("mean", self._weight * value, self._weight)
+        return Reduced("mean", self.running_weight * value, self.running_weight)
 
     def assign(self, value: Reduced) -> None:
         """Set the reduced value, and begin another epoch."""
         self.epoch = self.total = value
-        self.count, self._sum, self._weight = 0, EMPTY[self.spec.kind], 0.0
+        self.count, self.running, self.running_weight = 0, EMPTY[self.spec.kind], 0.0
 
     def shown_step(self) -> dict[str, Any]:
         """The latest value by Lightning's names, where steps are logged."""
@@ -389,10 +390,11 @@ class LoggedValue:
         """The latest value, with its weight for a mean over clients."""
         if self.last is None:
             return None
-        value, weight = self._number(self.last), self.last_weight
+        value, weight = self.as_number(self.last), self.last_weight
         return Reduced(self.spec.kind, value * weight if self.spec.kind == "mean" else value, weight)
 
-    def _number(self, value: Any) -> Any:
+    def as_number(self, value: Any) -> Any:
+        """Return a logged value as a number."""
         return float(value)
 
 

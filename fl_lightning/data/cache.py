@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageOps
 from tqdm.contrib.concurrent import thread_map
 
-from fl_lightning.errors import UsageError
+from fl_lightning.errors import UsageError, printable, text_of
 
 VERSION = 4
 # names in a message that is about many
@@ -29,7 +29,9 @@ def cached(
     digest = hashlib.blake2b(f"{VERSION} {made}".encode(), digest_size=12)
     for path in paths:
         status = path.stat()
-        digest.update(f"{path.absolute()} {status.st_size} {status.st_mtime_ns}\n".encode())
+        # a file copied by `cp -p` or `rsync -t` may have the size and time of the one that it replaces
+        version = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+        digest.update(os.fsencode(path.absolute()) + f" {version}\n".encode())
     images = (folder or cache_folder()) / f"{digest.hexdigest()}.images"
     beside = images.with_suffix(".npz")
     if not (images.is_file() and beside.is_file()):
@@ -75,8 +77,8 @@ def decode(paths: Sequence[Path], size: int, value_range: Range | None, target: 
     def decode_into(index: int) -> str:
         try:
             array[index] = decode_image(paths[index], size, value_range)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            return f"{paths[index]} ({error})"
+        except Exception as error:  # Pillow raises errors of many kinds for damaged files
+            return printable(f"{paths[index]} ({text_of(error)})")
         return ""
 
     shown = {"desc": "decoding", "unit": "image", "disable": None}
@@ -97,10 +99,15 @@ def decode_image(path: Path, size: int, value_range: Range | None = None) -> np.
 
     Raises:
         OSError: it is not an image, or a part of it is missing.
-        ValueError: it is grey, of more than 8 bits, and has no range or a value that is not finite.
+        ValueError: it has several pages, or it is grey, of more than 8 bits, and has no range or a value that is not
+            finite.
     """
     with Image.open(path) as opened:
         image: Image.Image = opened
+        pages = getattr(opened, "n_frames", 1)
+        # the second image of an MPO is a preview, or a depth map, of the first
+        if pages > 1 and opened.format != "MPO":
+            raise ValueError(f"it has {pages} pages; save each as a file")
         opened.draft("RGB", (size, size))
         opened.load()
         with suppress(Exception):  # damaged EXIF data count as none

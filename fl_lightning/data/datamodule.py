@@ -359,7 +359,9 @@ def check_images(data: Images) -> Images:
     splits = (("train", *data[:2], data.train_rows), ("test", *data[2:4], data.test_rows))
     for split, images, labels, rows in splits:
         usable = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape[1:]) > 0
-        require(usable, f"data: {split}_images", f"{images.dtype} {images.shape}", "give uint8 (N, H, W, C)")
+        first = images.ndim == 4 and images.shape[1] <= 4 < min(images.shape[2:])
+        hint = "they look like N, C, H, W; give images.transpose(0, 2, 3, 1)" if first else "give uint8 (N, H, W, C)"
+        require(usable and not first, f"data: {split}_images", f"{images.dtype} {images.shape}", hint)
         whole = np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1
         require(whole, f"data: {split}_labels", f"{labels.dtype} {labels.shape}", "give integers (N,)")
         numbers = f"{len(images)} images, {len(labels)} labels"

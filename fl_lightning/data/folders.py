@@ -6,8 +6,10 @@ import csv
 import io
 import math
 import os
+import unicodedata
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -20,14 +22,21 @@ from fl_lightning.data.array_datasets import FileDataModule, cycled, patterns
 from fl_lightning.data.cache import Range, cached, decode, listed
 from fl_lightning.data.datamodule import Images
 from fl_lightning.data.partitioners import Natural, Partitioner
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import UsageError, printable, require
 from fl_lightning.seeding import numpy_rng
 
 # height and width to which images are resized
 LARGEST_IMAGE = 2048
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm", ".tif", ".tiff"}
-# of a data set of several sites
-SPLITS = ("train", "val", "test")
+SUFFIXES = (".avif", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+# folders of copies and previews that tools add, as hidden ones
+TOOLS = {"@eaDir", "__MACOSX"}
+# the split that a folder or a cell of a table names, in any case
+SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+# columns of a table of several sites
 COLUMNS = ("path", "label", "site")
 
 
@@ -105,6 +114,8 @@ class FolderDataModule(FileDataModule):
     def images_of(self, root: Path, files: list[ImageFile]) -> Images:
         """Read these files; test images are drawn where the first file has no split."""
         require(len(files) > 0, "data.root", str(root), f"no image found; it must hold {self.layout}")
+        for what, names in (("classes", self.class_names), ("domains", self.domain_names)):
+            check_names(root, what, names)
         label_of, domain_of = ({n: i for i, n in enumerate(names)} for names in (self.class_names, self.domain_names))
         labels = np.array([label_of[file.label] for file in files], np.int64)
         domains = np.array([domain_of.get(file.domain, 0) for file in files], np.int64)
@@ -133,15 +144,16 @@ class FolderDataModule(FileDataModule):
     def folder(self, root: Path, *names: str) -> Path:
         """The first of the folders ``root/name`` that exists."""
         present = subfolders(root)
-        hint = f"it holds {', '.join(present[:8]) or 'no folder'}, but must hold {self.layout}"
+        hint = f"it holds {', '.join([*present][:8]) or 'no folder'}, but must hold {self.layout}"
         require(any(name in present for name in names), "data.root", str(root), hint)
-        return root / next(name for name in names if name in present)
+        return next(present[name] for name in names if name in present)
 
 
 class ImageFolderImages(FolderDataModule):
-    """Any folder of images: ``train/CLASS/*`` and ``test/CLASS/*`` (or ``val``), or only ``CLASS/*``.
+    """Any folder of images: ``train/CLASS/*``, ``test/CLASS/*`` and, if you like, ``val/CLASS/*``, or only ``CLASS/*``.
 
-    The classes are the names of the folders in alphabetical order, unless ``classes`` is set.
+    The classes are the names of the folders in alphabetical order, unless ``classes`` is set. Without ``test``, the
+    images in ``val`` are the test images. :func:`split_folders` has the other names of a split.
 
     Args:
         root: folder of the files.
@@ -170,20 +182,26 @@ class ImageFolderImages(FolderDataModule):
         self.test_fraction, self.num_classes, self.classes = test_fraction, len(classes or ()), classes
 
     def list_files(self, root: Path) -> list[ImageFile]:
+        splits = split_folders(root)
+        hint = f"its folders are {listed(subfolders(root)) or 'none'}, but it must hold {self.layout}"
+        require(not splits or {"train"} < {*splits}, "data.root", str(root), hint)
+        if "test" not in splits and "val" in splits:
+            splits["test"] = splits.pop("val")
+        there = [*subfolders(splits.get("train", root))]
+        require(len(there) >= (1 if self.classes else 2), "data.root", str(root), hint)
+        self.class_names = tuple(unicodedata.normalize("NFC", name) for name in self.classes or there)
         files = []
-        train = root / "train"
-        there = subfolders(train if train.is_dir() else root)
-        classes = self.classes or there
-        require(len(there) >= (1 if self.classes else 2), "data.root", str(root), f"it must hold {self.layout}")
-        self.class_names = tuple(classes)
-        splits = [(train, "train"), (self.folder(root, "test", "val"), "test")] if train.is_dir() else [(root, "")]
-        for folder, split in splits:
-            unknown = [name for name in subfolders(folder) if name not in classes]
-            where = "data.classes" if self.classes else "train"
-            require(not unknown, "data.root", str(folder), f"its classes {', '.join(unknown)} are not in {where}")
-            for name in classes:
-                if self.classes is None or (folder / name).is_dir():
-                    files += [ImageFile(path, name, "", split) for path in images_in(self.folder(folder, name))]
+        for split, folder in (splits or {"": root}).items():
+            classes = subfolders(folder)
+            unknown, where = {*classes} - {*self.class_names}, "data.classes" if self.classes else "train"
+            hint = f"its classes {listed(map(repr, sorted(unknown)))} are not in {where}"
+            require(not unknown, "data.root", str(folder), hint)
+            absent = [repr(name) for name in self.class_names if not (name in classes or self.classes)]
+            hint = f"it lacks the classes {listed(absent)} of train; add them, or name all classes in data.classes"
+            require(not absent, "data.root", str(folder), hint)
+            places = [(name, classes[name]) for name in self.class_names if name in classes]
+            files += [ImageFile(path, name, "", split) for name, place in places for path in images_in(place)]
+        warn_of_others(root, files)
         return files
 
     def write_offline(self, root: Path) -> None:
@@ -212,8 +230,9 @@ class TinyImageNet(FolderDataModule):
     def list_files(self, root: Path) -> list[ImageFile]:
         root = root / "tiny-imagenet-200" if (root / "tiny-imagenet-200").is_dir() else root
         train, val = self.folder(root, "train"), self.folder(root, "val")
-        self.class_names = tuple(subfolders(train))
-        files = [ImageFile(p, name, "", "train") for name in self.class_names for p in images_in(train / name)]
+        classes = subfolders(train)
+        self.class_names = tuple(classes)
+        files = [ImageFile(path, name, "", "train") for name, folder in classes.items() for path in images_in(folder)]
         annotations = val / "val_annotations.txt"
         if annotations.is_file():
             for line in filter(None, read_utf8(annotations).splitlines()):
@@ -344,7 +363,7 @@ class HAM10000(FolderDataModule):
     def list_files(self, root: Path) -> list[ImageFile]:
         table = next(iter(sorted(root.glob("*metadata*.csv"))), None)
         require(table is not None, "data.root", str(root), f"it must hold {self.layout}")
-        images = {path.stem: path for path in sorted(root.rglob("*")) if is_image(path)}
+        images = {path.stem: path for path in images_in(root)}
         files = []
         _, rows = read_csv_table(table, ("image_id", "dx", "dataset"))  # type: ignore[arg-type]
         for row in rows:
@@ -372,6 +391,7 @@ class SiteImageFolders(FolderDataModule):
     Each site is a domain and, by default, a client. Sites and classes have the names of their folders, in alphabetical
     order, or in numerical order if all names are numbers. A site may lack a class. A site with only test images is
     tested but does not train. If no site has a folder ``test``, the images in ``val`` are the test images.
+    :func:`split_folders` has the other names of a split.
 
     A table has the columns ``path``, ``label``, ``site`` and, optionally, ``split`` (train, val or test). Its paths are
     relative to its folder.
@@ -410,7 +430,7 @@ class SiteImageFolders(FolderDataModule):
         return self.images_of(root, self.list_files(root))
 
     def list_files(self, root: Path) -> list[ImageFile]:
-        files = list(read_manifest(root) if root.suffix.lower() == ".csv" else files_of_sites(root, self.layout))
+        files = [*read_manifest(root)] if root.suffix.lower() == ".csv" else files_of_sites(root, self.layout)
         require(len(files) > 0, "data.root", str(root), "no rows; add one for each image")
         if any(file.split for file in files) and not any(file.split == "test" for file in files):
             files = [file._replace(split="test" if file.split == "val" else file.split) for file in files]
@@ -431,25 +451,27 @@ class SiteImageFolders(FolderDataModule):
                 write_images(root / site / split, [f"class_{c}" for c in labels], labels, self.image_size)
 
 
-def files_of_sites(root: Path, layout: str) -> Iterator[ImageFile]:
-    """Yield the images in the folders of the sites."""
-    sites = {site: subfolders(root / site) for site in subfolders(root)}
+def files_of_sites(root: Path, layout: str) -> list[ImageFile]:
+    """Return the images in the folders of the sites."""
+    sites, files, classes = subfolders(root), list[ImageFile](), set[str]()
     hint = f"its folders are {listed(sites) or 'none'}, but it must hold {layout}"
-    require(len(sites) >= 2 and not {*sites} <= {*SPLITS}, "data.root", str(root), hint)
-    split = any({*folders} & {*SPLITS} for folders in sites.values())
-    for site, folders in sites.items():
-        others = [name for name in folders if split and name not in SPLITS]
-        hint = f"its folders {listed(others)} are none of {', '.join(SPLITS)}; give all sites the same layout"
-        require(not others, "data.root", str(root / site), hint)
-        places = [(part, name) for part in (folders if split else [""]) for name in subfolders(root / site / part)]
-        files = [
-            ImageFile(path, name, site, part)
-            for part, name in places
-            for path in sorted((root / site / part / name).rglob("*"))
-            if is_image(path)
-        ]
-        require(len(files) > 0, "data.root", str(root), f"its folder {site!r} holds no image; give {layout}")
-        yield from files
+    require(len(sites) >= 2 and not split_folders(root), "data.root", str(root), hint)
+    splits = {site: split_folders(folder) for site, folder in sites.items()}
+    for site, folder in sites.items():
+        hint = f"its folders {listed(subfolders(folder))} are none of train, val, test; give all sites the same layout"
+        require(bool(splits[site]) or not any(splits.values()), "data.root", str(folder), hint)
+        number = len(files)
+        for split, part in (splits[site] or {"": folder}).items():
+            for name, place in subfolders(part).items():
+                classes.add(name)
+                # an empty folder says that the site lacks the class
+                images = images_in(place) if any(files_below(place)) else []
+                files += [ImageFile(path, name, site, split) for path in images]
+        require(len(files) > number, "data.root", str(root), f"its folder {site!r} holds no image; give {layout}")
+    empty = sorted(classes - {file.label for file in files})
+    require(not empty, "data.root", str(root), f"its classes {listed(empty)} have no image; add some, or remove them")
+    warn_of_others(root, files)
+    return files
 
 
 def read_manifest(path: Path) -> Iterator[ImageFile]:
@@ -461,14 +483,18 @@ def read_manifest(path: Path) -> Iterator[ImageFile]:
     require(not unknown, *key, hint + f"{', '.join(COLUMNS)} and split")
     short = [str(line) for line, row in enumerate(rows, 2) if None in row or not all(row[name] for name in present)]
     require(not short, *key, f"lines {listed(short)} have an empty cell, or other cells than the head; complete them")
-    splits = sorted({row["split"] for row in rows} - set(SPLITS)) if "split" in present else []
-    require(not splits, *key, f"its splits {listed(splits)} are not known; give {', '.join(SPLITS)}")
+    splits = sorted({row["split"] for row in rows if row["split"].lower() not in SPLITS} if "split" in present else ())
+    require(not splits, *key, f"its splits {listed(splits)} are not known; give train, val, test")
     files = [Path(os.path.normpath(path.parent / row["path"])) for row in rows]
     absent = [str(file) for file in files if not file.is_file()]
     hint = f"{len(absent)} of its {len(files)} files do not exist, such as {listed(absent)}; give paths relative to it"
     require(not absent, *key, hint)
-    for file, row in zip(files, rows, strict=True):
-        yield ImageFile(file, row["label"], row["site"], row.get("split", ""))
+    lines: dict[str, int] = {}
+    for line, (file, row) in enumerate(zip(files, rows, strict=True), 2):
+        first = lines.setdefault(os.path.realpath(file), line)
+        require(first == line, *key, f"its lines {first} and {line} both name {row['path']!r}; keep one")
+        label, site = (unicodedata.normalize("NFC", row[name]) for name in ("label", "site"))
+        yield ImageFile(file, label, site, SPLITS.get(row.get("split", "").lower(), ""))
 
 
 def check_splits(root: Path, files: list[ImageFile], sites: list[str], classes: list[str]) -> None:
@@ -512,21 +538,91 @@ def read_utf8(path: Path) -> str:
         raise UsageError(f"data.root={str(path)!r}: {error}; use a readable UTF-8 file") from error
 
 
-def subfolders(root: Path) -> list[str]:
-    """Names of the visible folders in ``root``, in alphabetical order."""
-    return sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+def split_folders(root: Path) -> dict[str, Path]:
+    """The folders ``train``, ``val`` and ``test`` in ``root``, in any case; empty if it has none of them.
+
+    ``training``, ``valid``, ``validation``, ``dev`` and ``testing`` name them, too. Other folders beside them are
+    refused, and so are two of one split.
+    """
+    folders = subfolders(root)
+    named = [name for name in folders if name.lower() in SPLITS]
+    others = [name for name in folders if named and name not in named]
+    hint = f"its folders {listed(others)} are none of train, val, test, but {listed(named)} are; "
+    hint += "move or rename the former, or rename the latter if they are classes"
+    require(not others, "data.root", str(root), hint)
+    twice = alike(named, lambda name: SPLITS[name.lower()])
+    require(not twice, "data.root", str(root), f"its folders {listed(twice)} are one split; join them")
+    return {SPLITS[name.lower()]: folders[name] for name in named}
+
+
+def subfolders(root: Path) -> dict[str, Path]:
+    """Visible folders in ``root`` by their names in Unicode's form NFC, in alphabetical order."""
+    folders = [(unicodedata.normalize("NFC", entry.name), Path(entry)) for entry in visible(root) if entry.is_dir()]
+    names = [name for name, _ in folders]
+    unreadable = [ascii(name) for name in names if any("\ud800" <= char <= "\udfff" for char in name)]
+    require(not unreadable, "data.root", str(root), f"its names {listed(unreadable)} are not UTF-8; rename them")
+    twice = alike(names, str)
+    require(not twice, "data.root", str(root), f"its folders {listed(twice)} differ in the form of Unicode; join them")
+    return dict(sorted(folders))
+
+
+def visible(folder: Path) -> list[os.DirEntry]:
+    """The entries of a folder in alphabetical order, without hidden ones and those of tools."""
+    with os.scandir(folder) as entries:
+        shown = [entry for entry in entries if not entry.name.startswith(".") and entry.name not in TOOLS]
+    return sorted(shown, key=lambda entry: entry.name)
+
+
+def files_below(folder: Path, above: frozenset[Path] | None = None) -> Iterator[Path]:
+    """Yield the visible files below a folder, and below folders to which it links, in alphabetical order."""
+    real = folder.resolve()
+    above = frozenset(real.parents) if above is None else above
+    require(real not in above, "data.root", str(folder), "it links to a folder in which it lies; remove the link")
+    for entry in visible(folder):
+        if entry.is_dir():
+            yield from files_below(Path(entry), above | {real})
+        else:
+            yield Path(entry)
 
 
 def images_in(root: Path) -> list[Path]:
     """Image files below a folder, in alphabetical order; at least one."""
-    paths = sorted(path for path in root.rglob("*") if is_image(path))
-    require(len(paths) > 0, "data.root", str(root), "it holds no images; download the data set again")
-    return paths
+    files = [*files_below(root)]
+    images = [path for path in files if path.suffix.lower() in SUFFIXES]
+    require(len(images) > 0, "data.root", str(root), f"it holds no image, but {endings(files) or 'nothing'}; add some")
+    return images
 
 
-def is_image(path: Path) -> bool:
-    """Whether a file is named as an image, and is not hidden."""
-    return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+def warn_of_others(root: Path, files: list[ImageFile]) -> None:
+    """Name the endings of the files below ``root`` that are not read."""
+    read = {file.path for file in files}
+    others = [path for path in files_below(root) if path not in read]
+    if others:
+        hint = f"images lie in the folder of a class and end in {', '.join(SUFFIXES)}"
+        rank_zero_warn(f"data.root={str(root)!r}: files left out: {endings(others)}; {hint}")
+
+
+def endings(files: Iterable[Path]) -> str:
+    """Return the endings of files with their numbers, such as ``3 .txt, 1 .heic``."""
+    numbers = Counter(printable(path.suffix.lower()) or "without ending" for path in files)
+    return listed(f"{number} {ending}" for ending, number in numbers.most_common())
+
+
+def check_names(root: Path, what: str, names: Sequence[str]) -> None:
+    """Refuse names that differ only in spaces at their ends; warn of those that differ only in case."""
+    spaced, cased = (alike(names, form) for form in (str.strip, str.casefold))
+    hint = f"its {what} {listed(spaced)} differ only in spaces at their ends; give them one name"
+    require(not spaced, "data.root", str(root), hint)
+    if cased:
+        rank_zero_warn(
+            f"data.root={str(root)!r}: its {what} {listed(cased)} differ only in case, and are counted apart"
+        )
+
+
+def alike(names: Sequence[str], form: Callable[[str], str]) -> list[str]:
+    """Return those of the names, in quotes, that have a form in common with others."""
+    numbers = Counter(map(form, names))
+    return [repr(name) for name in names if numbers[form(name)] > 1]
 
 
 def write_images(root: Path, folders: Sequence[str], labels: np.ndarray, size: int) -> None:

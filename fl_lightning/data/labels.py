@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
+from fl_lightning.errors import require
 from fl_lightning.seeding import base_seed, rng_scope
 
 # where an item or a batch that is a dictionary has its labels
@@ -17,23 +19,40 @@ LABEL_KEYS = ("labels", "label", "target", "targets", "y")
 LABEL_ATTRIBUTES = ("targets", "labels", "_labels", "target", "label", "y")
 # torchvision's lists of pairs (file, label)
 PAIRS = ("samples", "_samples")
+# items that are compared with a column, evenly spaced
+COMPARED = 20
 DOMAIN_KEYS = ("domains", "domain", "sites", "site")
 
 
-def dataset_labels(dataset: Dataset) -> np.ndarray | None:
-    """Integer labels ``(N,)`` of a data set; None if it has none, or more than one for an example.
+def dataset_labels(loader: DataLoader) -> np.ndarray | None:
+    """Integer labels ``(N,)`` of a loader's data set; None if it has none, or more than one for an example.
 
     They are read from a column where there is one: an attribute such as ``targets``, a column of a Hugging Face set,
     the second tensor of a TensorDataset. Otherwise they are read from the items: the second entry of a pair, or the
     entry or attribute whose name is in :data:`LABEL_KEYS`. Booleans count as integers, and ``(N, 1)`` as ``(N,)``.
+
+    Raises:
+        UsageError: some of :data:`COMPARED` items that are read have another label than the column.
     """
-    if isinstance(dataset, Subset):
-        inner = dataset_labels(dataset.dataset)
-        return None if inner is None else inner[np.asarray(dataset.indices, np.int64)]
-    if isinstance(dataset, ConcatDataset):
-        parts = [labels for part in dataset.datasets if (labels := dataset_labels(part)) is not None]
-        return np.concatenate(parts) if len(parts) == len(dataset.datasets) else None
-    number = len(dataset)  # type: ignore[arg-type]
+    dataset: Any = loader.dataset
+    number = len(dataset)
+    labels = _stored_labels(dataset, number)
+    if labels is None:
+        return _labels_of_items(dataset, range(number))
+    indices = np.linspace(0, number - 1, min(number, COMPARED)).astype(int)
+    # in a worker where the loader has some: a file that an item opens must not be open when they start
+    kept = {name: getattr(loader, name) for name in ("multiprocessing_context", "worker_init_fn")}
+    items = None
+    with suppress(Exception):  # what an item raises is an error of training, which names client and round
+        items = _labels_of_items(dataset, indices.tolist(), num_workers=min(loader.num_workers, 1), **kept)
+    for index, label in zip(indices, () if items is None else items, strict=False):
+        hint = f"{type(dataset).__name__} stores this label for item {index}, which has {label}; give it an attribute "
+        require(labels[index] == label, "data: labels", int(labels[index]), f"{hint}targets with the items' labels")
+    return labels
+
+
+def _stored_labels(dataset: Dataset, number: int) -> np.ndarray | None:
+    """Labels ``(N,)`` of a column of the data set, or of those within a Subset or ConcatDataset; None without one."""
     for column in _columns(dataset):
         # an attribute of such a name may hold something else, for example the names of the classes
         labels = _integers(column, number)
@@ -45,7 +64,13 @@ def dataset_labels(dataset: Dataset) -> np.ndarray | None:
                 changed = _integers([transform(label) for label in labels.tolist()], number)
             # a transform may give something else than a class
             return labels if changed is None else changed
-    return None if isinstance(dataset, TensorDataset) else _labels_of_items(dataset, number)
+    if isinstance(dataset, Subset):
+        inner = _stored_labels(dataset.dataset, len(dataset.dataset))  # type: ignore[arg-type]
+        return None if inner is None else inner[np.asarray(dataset.indices, np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        parts = [_stored_labels(part, len(part)) for part in dataset.datasets]  # type: ignore[arg-type]
+        return None if any(part is None for part in parts) else np.concatenate(parts)  # type: ignore[arg-type]
+    return None
 
 
 def domains_of(dataset: Dataset, key: str | None = None) -> np.ndarray | None:
@@ -110,13 +135,13 @@ def _named_column(dataset: Any, key: str) -> Any:
     return stored[key][:]
 
 
-def _labels_of_items(dataset: Dataset, number: int) -> np.ndarray | None:
+def _labels_of_items(dataset: Any, indices: Sequence[int], **options: Any) -> np.ndarray | None:
     labels: list[int] = []
     try:
         # a user's augmentation draws from the global generators, which must not be moved
         with rng_scope(base_seed(), "labels"):
-            for index in range(number):
-                candidates = (_integers(np.reshape(_array(value), -1), 1) for value in label_entries(dataset[index]))
+            for (item,) in DataLoader(dataset, sampler=indices, collate_fn=list, **options):
+                candidates = (_integers(np.reshape(_array(value), -1), 1) for value in label_entries(item))
                 known = [label for label in candidates if label is not None]
                 if not known:
                     return None

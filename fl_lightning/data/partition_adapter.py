@@ -120,7 +120,7 @@ class Partitioned(FederatedDataModule):
         require(has_loader, "data.datamodule", self._kind, "it has no train_dataloader; define one")
         self._divided = SplitLoader(self.datamodule.train_dataloader(), self._kind)
         self._forget_test_data()
-        plan = self._plan(dataset_labels(self._divided.dataset))
+        plan = self._plan(dataset_labels(self._divided.loader))
         self._divided.check_parts(plan.parts)
         self.plan, self._ready_for = plan, base_seed()
 
@@ -268,7 +268,7 @@ class TestSplit:
 
     @cached_property
     def labels(self) -> Any:
-        return dataset_labels(self.loader.dataset)
+        return dataset_labels(self.loader)
 
     def on(self, rows: np.ndarray) -> DataLoader:
         kept = {name: getattr(self.loader, name) for name in KEPT if name != "persistent_workers"}

@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.multiprocessing
+from joblib import cpu_count
 from lightning.fabric import Fabric
-from lightning.fabric.accelerators import MPSAccelerator
+from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.fabric.plugins.environments import ClusterEnvironment, SLURMEnvironment, TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -36,7 +37,7 @@ from torch import distributed
 
 from fl_lightning.client.lightning.private import IS_INTERACTIVE, Launcher
 from fl_lightning.distributed.rendezvous import LOOPBACK, checked, connect, group_store, shared_tcp_store, tcp_store
-from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, own_text, require
+from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, count, own_text, require
 from fl_lightning.sampling import size_of_cohort
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ def build_fabric(trainer: Any, devices: int | str | list[int] = 1, num_nodes: in
         UsageError: accelerator, precision and devices are incompatible, or no program exists to run again.
     """
     on_apple = trainer.accelerator == "auto" and MPSAccelerator.is_available()
+    has_gpu = CUDAAccelerator.is_available() or (trainer.accelerator == "gpu" and MPSAccelerator.is_available())
+    hint = "there is no GPU that torch can use; set cpu"
+    require(has_gpu or trainer.accelerator not in ("gpu", "cuda"), "trainer.accelerator", trainer.accelerator, hint)
     accelerator = "cpu" if on_apple else trainer.accelerator  # Apple's GPU lacks float64, which sums need
     how: dict[str, Any] = {"accelerator": accelerator, "precision": trainer.precision, "devices": devices}
     try:
@@ -116,11 +120,6 @@ def can_run_anew() -> bool:
     return not IS_INTERACTIVE and (module.__spec__ is not None or os.path.isfile(sys.argv[0]))
 
 
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def refuse_default_group(workers: int) -> None:
     """Refuse torch's default process group, over which metrics would mix clients, unless this worker is alone in it."""
     if distributed.is_available() and distributed.is_initialized():
@@ -136,16 +135,30 @@ def devices_and_nodes(trainer: Any, data: Any) -> tuple[int | str | list[int], i
         return world
     if trainer.devices != "auto" or trainer.fabric.device.type != "cpu":
         return trainer.devices, trainer.num_nodes
+    workers, obstacle = workers_of_auto(trainer, data)
+    why = f" ({obstacle})" if obstacle else ""
+    rank_zero_info(f"trainer.devices=auto: {count(workers, 'worker')} on {count(cpu_count(), 'core')}{why}")
+    return workers, trainer.num_nodes
+
+
+def show_idle_cores(trainer: Any, data: Any) -> None:
+    """Say how many more cores ``devices=auto`` would use, if the trainer has one worker on a CPU."""
+    if starts_workers() and str(trainer.devices) == "1" and trainer.fabric.device.type == "cpu":
+        workers, _ = workers_of_auto(trainer, data)
+        if workers > 1:
+            rank_zero_info(f"trainer.devices=1: auto would train on {workers} cores at once, with the same bits")
+
+
+def workers_of_auto(trainer: Any, data: Any) -> tuple[int, str]:
+    """Return the number of workers that ``devices=auto`` starts on CPUs, and why they cannot be forked, if so."""
     obstacle = fork_obstacle(trainer)
     if obstacle and not (can_fork() and can_run_anew()):
-        rank_zero_info(f"trainer.devices=auto: 1 worker, which is this process ({obstacle})")
-        return 1, trainer.num_nodes
-    chosen = max(1, cores() // (trainer.threads_per_worker or 1))
+        return 1, obstacle
+    workers = max(1, cpu_count() // (trainer.threads_per_worker or 1))
     if uses_fork(trainer):
         # the data are set up before workers are forked, so the number of clients is known
-        chosen = min(chosen, size_of_cohort(data.num_clients, trainer.participation, trainer.cohort_size))
-    rank_zero_info(f"trainer.devices=auto: {chosen} workers on {cores()} cores")
-    return chosen, trainer.num_nodes
+        workers = min(workers, size_of_cohort(data.num_clients, trainer.participation, trainer.cohort_size))
+    return workers, obstacle
 
 
 class IndependentStrategy(DDPStrategy):

@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any, TypeVar, cast
 from uuid import uuid4
 
+import torch
 from torch import distributed
 
 from fl_lightning.errors import UsageError
@@ -34,7 +35,9 @@ def tcp_store(address: str, port: int, is_host: bool, listener: socket.socket | 
 
     A server at the loopback address listens only there, at ``listener`` if set; any other one on all interfaces.
     """
-    how: dict[str, Any] = {"is_master": is_host, "wait_for_workers": False, "use_libuv": os.name != "nt"}
+    # libuv cannot listen at a socket that is passed before torch 2.8
+    libuv = os.name != "nt" and torch.__version__ >= "2.8"
+    how: dict[str, Any] = {"is_master": is_host, "wait_for_workers": False, "use_libuv": libuv}
     if is_host and address == LOOPBACK:
         how["master_listen_fd"] = (listener or socket.create_server((address, port))).detach()
     return distributed.TCPStore(address, port, timeout=timedelta(seconds=JOIN), **how)

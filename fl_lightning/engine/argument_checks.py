@@ -8,11 +8,11 @@ from inspect import Parameter, signature
 from typing import Any
 
 import torch
+from joblib import cpu_count
 
 from fl_lightning.callbacks.base import Callback, replacement
 from fl_lightning.callbacks.measurement import Measurement
-from fl_lightning.distributed.launcher import cores
-from fl_lightning.errors import check_all, require
+from fl_lightning.errors import check_all, count, require
 from fl_lightning.lightning_compat import Logger, is_callback
 from fl_lightning.training.compiled import MODES
 
@@ -51,7 +51,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "client_schedulers": (lambda name: name in ("continue", "restart"), "pass continue or restart"),
     "threads_per_worker": (
-        lambda n: n is None or 1 <= n <= max(64, 8 * cores()),
+        lambda n: n is None or 1 <= n <= max(64, 8 * cpu_count()),
         "pass 1 or more, up to 8 for each core, or null",
     ),
     "timeout": (lambda seconds: seconds is None or 1 <= seconds <= 10**6, "pass seconds from 1 to a million, or null"),
@@ -135,8 +135,8 @@ def check_device(device: torch.device, precision: Any = None, devices: Any = 1, 
     on_cpu = device.type == "cpu"
     half = on_cpu and str(precision) in ("16-mixed", "16", "16-true")
     require(not half, "trainer.precision", precision, "a CPU trains in bf16-mixed or 32-true; pass one of these")
-    most = 8 * cores()
-    hint = f"the machine has {cores()} cores; set auto, or at most {most} workers"
+    most = 8 * cpu_count()
+    hint = f"this process may use {count(cpu_count(), 'core')}; set auto, or at most {most} workers"
     require(not (on_cpu and str(devices).isdigit() and int(devices) > most), "trainer.devices", devices, hint)
     hint = "on a CPU, trainer.devices is the number of workers; set it, and leave 1 here"
     require(workers_per_device == 1 or not on_cpu, "trainer.workers_per_device", workers_per_device, hint)

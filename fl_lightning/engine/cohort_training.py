@@ -17,7 +17,7 @@ from fl_lightning.aggregation.weighted import cloned
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.distributed.workers import schedule
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
-from fl_lightning.engine.run import Run, VisitResult
+from fl_lightning.engine.run import Part, Run
 from fl_lightning.engine.run_state import recorded_state
 from fl_lightning.errors import ClientError, LostWorkerError, SharedStateError, UsageError, text_of, with_location
 from fl_lightning.sampling import UniformSampler, size_of_cohort
@@ -88,12 +88,16 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
     """
     totals, outcome = Totals(run.fabric.device), Outcome(VisitMetrics(run.client.module))
     run.stopwatch.reset()
-    for result in results_of_visits(run, round_, simulated):
-        if isinstance(result, UpdateRows):
-            add_rows(run, result, totals, outcome)
-        else:
-            add_result(run, round_, simulated, result, totals, outcome)
-        del result  # before the next client trains, since an update is as large as a model
+    work = {k: system.work for k, system in simulated.items()}
+    for part in place_cohort(run, simulated):
+        run.workers.check()
+        observed = is_watched(run) or any(simulated[k].lost is not None for k in part)
+        for result in run.runner.run(run, part, round_, work, observed):
+            if isinstance(result, UpdateRows):
+                add_rows(run, result, totals, outcome)
+            else:
+                add_result(run, round_, simulated, result, totals, outcome)
+            del result  # before the next client trains, since an update is as large as a model
         if outcome.errors and run.trainer.on_client_error == "raise":
             break
     arrived = share_outcome(run, round_, outcome)
@@ -105,25 +109,16 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
     return totals, arrived
 
 
-def results_of_visits(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> Iterator[VisitResult]:
-    """Train the clients that are placed on this worker."""
-    work = {k: one.work for k, one in simulated.items()}
-    for part in place_cohort(run, simulated):
-        run.workers.check()
-        observed = is_watched(run) or any(simulated[k].lost is not None for k in part)
-        yield from run.runner.run(run, part, round_, work, observed)
-
-
-def place_cohort(run: Run, simulated: dict[int, SystemOutcome]) -> list[list[int]]:
+def place_cohort(run: Run, simulated: dict[int, SystemOutcome]) -> list[Part]:
     """Place the cohort on the workers, send each client's memory along, and return the parts of this worker.
 
     They are in ascending order of their first clients.
     """
     memories = run.client.memories()
     steps = {k: run.local_training.steps(k, simulated[k].work) for k in run.server.cohort}
-    parts = {part[0]: part for part in run.runner.divide(run, steps)}
-    costs = {first: run.runner.cost(part, steps) for first, part in parts.items()}
-    of_workers = schedule(costs, run.workers.size, memories.owners)
+    costs = run.runner.divide(run, steps)
+    parts = {part[0]: part for part in costs}
+    of_workers = schedule({part[0]: cost for part, cost in costs.items()}, run.workers.size, memories.owners)
     placed = [[k for first in firsts for k in parts[first]] for firsts in of_workers]
     if memories.owners:
         run.workers.barrier()  # a memory is sent when both sides are here

@@ -31,6 +31,7 @@ from fl_lightning.data.client_loaders import num_batches
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.run_arguments import RunArguments
 from fl_lightning.errors import ChangedCodeError, UsageError, count, require, truncate
+from fl_lightning.method import ServerValue
 from fl_lightning.storage.hyperparameters import PLAIN
 from fl_lightning.training.optimizers import group_options
 
@@ -258,6 +259,7 @@ def describe_object(value: Any, depth: int = 0, in_data: bool = False) -> dict[s
         known = {n: v for n, v in known.items() if type(v) in plain or "transform" in n or "dataset" in n}
     elif not in_data and depth < DEPTH:
         own = {n: v for n, v in getattr(value, "__dict__", {}).items() if n[0] != "_" and n not in KEPT_BY_TORCH}
+        own = {n: v for n, v in own.items() if not isinstance(getattr(kind, n, None), ServerValue)}
         known = {**{n: v for n, v in own.items() if type(v) in PLAIN or isinstance(v, (*FUNCTIONS, partial))}, **known}
     known = {n: v for n, v in known.items() if not in_data or affects_result(n, v)}
     return {"class": path_of(kind), **{n: to_plain(v, depth + 1, in_data) for n, v in known.items()}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -49,34 +49,34 @@ class ClientBackend(Protocol):
 VisitResult = tuple[int, Update | Exception] | UpdateRows
 # epochs, or steps where the run counts them, of each client; None is a whole visit
 Work = Mapping[int, int | None]
+# the clients that train together on a worker
+Part = tuple[int, ...]
 
 
 class VisitRunner:
     """Trains clients on a worker, and evaluates their own models, one after another; subclasses have other ways.
 
-    A part of a cohort is a list of clients that one worker trains; here each client is one.
+    A part of a cohort is a tuple of clients that one worker trains; here each client is one.
+
+    Args:
+        reason: why the clients train in this way.
     """
+
+    def __init__(self, reason: str = "trainer.clients_per_step is 1") -> None:
+        self.reason = reason
 
     def prepare(self, run: Run) -> None:
         """Choose how to train, once the methods have their server values, before round 0; all workers call this."""
 
     def settings(self) -> dict[str, Any]:
-        """What the bits of a result depend on, by the name of the argument of the trainer."""
+        """Return the arguments of the trainer on which the bits of a result depend, with their effective values."""
         return {"clients_per_step": 1, "clients_per_step=auto": False}
 
-    def reason(self) -> str:
-        """Why the clients train in this way."""
-        return "trainer.clients_per_step is 1"
+    def divide(self, run: Run, steps: Mapping[int, int]) -> dict[Part, float]:
+        """Divide a cohort by the local ``steps`` of each client; return each part's cost in steps of one client."""
+        return {(k,): number for k, number in steps.items()}
 
-    def divide(self, run: Run, steps: Mapping[int, int]) -> list[list[int]]:
-        """Divide a cohort, by the expected local steps of its clients, into parts."""
-        return [[k] for k in steps]
-
-    def cost(self, part: Sequence[int], steps: Mapping[int, int]) -> float:
-        """The cost of training a part, in steps of one client."""
-        return sum(steps[k] for k in part)
-
-    def run(self, run: Run, part: Sequence[int], round_: int, work: Work, observed: bool) -> Iterator[VisitResult]:
+    def run(self, run: Run, part: Part, round_: int, work: Work, observed: bool) -> Iterator[VisitResult]:
         """Train the clients of a part from the server's state, and give the result of each.
 
         Until the next result is asked for, the module holds the client. Then its memory loses what is not committed.
@@ -84,21 +84,13 @@ class VisitRunner:
         """
         for k in part:
             try:
-                yield k, self.trained(run, k, round_, work)
+                visit = partial(run.local_training.visit, k, round_, run.server.state, work[k])
+                yield k, update_or_failure(visit)
             finally:
                 run.client.memories().drop(k)
 
-    def trained(self, run: Run, k: int, round_: int, work: Work) -> Update | Exception:
-        """The update of client ``k``, which trains alone, or its failure."""
-        try:
-            return run.local_training.visit(k, round_, run.server.state, work[k])
-        except LostWorkerError:
-            raise
-        except (ClientError, UsageError) as error:
-            return error
-
     def beside(self, k: int) -> dict[int, dict]:
-        """The memories, before the present part, of the clients on which the bits of client ``k`` depend."""
+        """Return the memories, before the present part, of the clients on which the bits of client ``k`` depend."""
         return {}
 
     def repeat(self, run: Run, k: int, round_: int, steps: Mapping[int, int], work: Work) -> None:
@@ -114,22 +106,28 @@ class VisitRunner:
         with patched(run.client, training_step=checked):
             run.local_training.visit(k, round_, run.server.state, work[k])
 
-    def example(self, clients: Sequence[int], cohort: int) -> list[int]:
-        """A part that costs about the mean, of ``clients`` in ascending order of their steps."""
-        return [clients[len(clients) // 2]]
-
     def place_models(self, run: Run) -> list[list[int]]:
-        """The clients with a memory whose models this worker evaluates, by part; all workers call this."""
+        """Return the clients with a memory whose models this worker evaluates, by part; all workers call this."""
         return [[k] for k in run.client.memories()]
 
     def evaluate_models(
         self, run: Run, phase: str, state: State, parts: Sequence[Sequence[int]], observed: bool = True
     ) -> Iterator[dict[str, float]]:
-        """The metrics of each client's own model by tag."""
+        """Give the metrics of each client's own model by tag."""
         for part in parts:  # those on disk need not fit into memory together
             for k in part:
                 entries = run.client.lifecycle.personal_entries(run.data.info(k), state)
                 yield run.evaluator.evaluate_local_model(phase, state, k, entries, observed)
+
+
+def update_or_failure(visit: Callable[[], Update]) -> Update | Exception:
+    """Return the update of a visit, or the failure of its client."""
+    try:
+        return visit()
+    except LostWorkerError:
+        raise
+    except (ClientError, UsageError) as error:
+        return error
 
 
 @dataclass(frozen=True)

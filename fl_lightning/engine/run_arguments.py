@@ -53,7 +53,7 @@ class RunArguments(RunContext):
         strategy: str = "auto",
         num_nodes: int = 1,
         precision: str | int | None = None,
-        threads_per_worker: int | None = None,
+        threads_per_worker: int | None = 1,
         timeout: float | None = None,
         client_memory: float = 4.0,
         checkpoint_every_n_rounds: int = 1,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
 
@@ -229,6 +230,17 @@ def warn_of_averaged_statistics(trainer: RunArguments, client: Client, data: Any
         text = f"the running statistics of {layers} BatchNorm layers are averaged over {where}, and do not fit the "
         text += "global model; set recalibrate, or convert the network to GroupNorm by with_group_norm"
         trainer.warn(f"trainer.buffers=average: {text}")
+
+
+def name_large_batches(data: Any) -> None:
+    """Print a line about batches that no client can fill: a local epoch is then one step."""
+    if getattr(data, "is_remote", False):
+        return
+    largest = max(range(data.num_clients), key=lambda k: data.info(k).num_examples)
+    size, number = getattr(data.train_dataloader(largest), "batch_size", None), data.info(largest).num_examples
+    if isinstance(size, int) and size > number and num_batches(data, largest):
+        text = f"the largest client has {number} examples, so a local epoch is one step"
+        rank_zero_info(f"data.batch_size={size}: {text}; set at most {number}")
 
 
 def check_server_optimizer(trainer: RunArguments, parameters: Mapping[str, torch.Tensor]) -> None:

@@ -11,7 +11,7 @@ Reduce = Callable[[np.ndarray], np.ndarray]
 VISIBLE = 1e-12
 CLASS_GROUPS = ("majority", "minority", "missing")
 SPECTRUM_TITLES = {"classifier": "classifier weight", "representation": "covariance of the test representations"}
-MODELS = {"own": "as it is", "tuned": "fine-tuned", "prototype": "nearest prototype"}
+MODELS = {"own": "own model", "tuned": "fine-tuned", "prototype": "nearest prototype"}
 BOUNDS = {"ratio": "standard softmax (Definition 3)", "ratio_calibrated": "calibrated softmax (Theorem 3)"}
 
 

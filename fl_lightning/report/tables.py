@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ from fl_lightning.report.configs import compact, differing_keys, max_rounds, wit
 from fl_lightning.report.measurements import measured, plan_of
 from fl_lightning.report.sections import BYTES, OF_GROUP, OF_RUN, Section
 from fl_lightning.results import FitResult
-from fl_lightning.storage.metric_format import few_digits, in_percent
+from fl_lightning.storage.metric_format import few_digits, fixed, in_percent
 
 ENVIRONMENT = ("processor", "cores", "gpus", "device", "workers", "threads", "platform", "python", "git_revision")
 PHASES = ["train", "evaluate", "server", "log"]
@@ -105,7 +106,7 @@ def parts_table(section: Section, kind: str, about: str, values: pd.DataFrame, e
     columns = [[str(examples.get(name, NONE)) for name in values.index]] if examples else []
     groups: dict[str, list[str]] = {EXAMPLES: []} if examples else {}
     for label, line in values:
-        shown = "{:.2f}".format if " in %" in label else few_digits
+        shown = partial(fixed, decimals=2) if " in %" in label else few_digits
         columns.append([shown(value) if value == value else NONE for value in values[label, line]])
         groups.setdefault(label, []).extend([line] * (section.runs["line"].nunique() > 1))
     rows = zip(values.index, *columns, strict=True)
@@ -160,7 +161,7 @@ def runs_table(section: Section) -> TextTable:
     metric, rows = section.metric, []
     for one in section.runs.itertuples():
         values = (metric.unit * value for value in (one.last, one.best))
-        shown = [f"{value:.{2 if metric.percent else 4}f}" if value == value else NONE for value in values]
+        shown = [fixed(value, 2 if metric.percent else 4) if value == value else NONE for value in values]
         state = f"{one.state}, {rounds_done(one.run)}"
         label = with_setting(one.line, one.setting)
         rows.append([label, one.seed, state, *shown, one.plan[:8] or NONE, one.run.name])

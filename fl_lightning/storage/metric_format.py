@@ -63,7 +63,7 @@ def of_phase(phase: str, metrics: Mapping[str, float]) -> list[str]:
 
 def format_value(name: str, value: float) -> str:
     """Format a metric; shares, such as accuracy and F1, in percent."""
-    return f"{100 * value:.2f} %" if is_share(name) and 0 <= value <= 1 else few_digits(value)
+    return f"{fixed(100 * value, 2)} %" if is_share(name) and 0 <= value <= 1 else few_digits(value)
 
 
 def is_share(name: str) -> bool:
@@ -78,7 +78,16 @@ def in_percent(name: str, values: Iterable[float]) -> bool:
 
 def few_digits(value: float) -> str:
     """Format a number with four decimals, or with four significant digits."""
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"
+    return fixed(value, 4) if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"
+
+
+def fixed(value: float, decimals: int, sign: str = "") -> str:
+    """Format a number with a fixed number of decimals, and with ``sign="+"`` always with its sign.
+
+    A number that is 0 as it is shown has no sign.
+    """
+    text = f"{value:{sign}.{decimals}f}"
+    return text.lstrip("+-") if float(text) == 0 else text
 
 
 def aligned(lines: Sequence[Sequence[object]]) -> str:

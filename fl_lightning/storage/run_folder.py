@@ -100,7 +100,7 @@ class RunFolder:
             self.hold(self.path)
         self.checkpoints = CheckpointFolder(self.path / "checkpoints")
         if self.changes and not self.resumed:
-            (self.path / "changes.yaml").write_text(yaml.safe_dump(self.changes, sort_keys=False))
+            (self.path / "changes.yaml").write_text(yaml.safe_dump(self.changes, sort_keys=False), encoding="utf-8")
         if self.logger is True:
             # TensorBoard reads files of events in the order of their names, which contain the second of creation, then
             # a counter as text: within one second, it would read file 10 before file 9

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD
 
 from fl_lightning.aggregation import Reduced, Update, Weighted
@@ -288,13 +288,13 @@ class Group:
         client, setting = self.client, self.client.worker_module.trainer_shim.setting
         client.methods.call("on_before_optimizer_step", client, optimizer)
         if setting.gradient_clip_val is not None:
-            clip = clip_grad_value_ if setting.gradient_clip_algorithm == "value" else clip_grad_norm_
             trained = [client.live[name] for names in self.stack.optimized for name in names]
-            clip(
-                [parameter for parameter in trained if parameter.grad is not None],
-                setting.gradient_clip_val,
-                foreach=False,
-            )
+            if setting.gradient_clip_algorithm == "value":
+                largest = setting.gradient_clip_val
+                for gradient in (parameter.grad for parameter in trained if parameter.grad is not None):
+                    gradient.copy_(gradient.clamp(-largest, largest))  # vmap has no rule for clamp_
+            else:
+                clip_grad_norm_(trained, setting.gradient_clip_val, foreach=False)
         client.methods.call("on_after_clipping", client, optimizer)
 
     def _correct(self, optimizer: Any) -> None:

@@ -59,17 +59,17 @@ class GroupLog(MetricLog):
         """Add the values of a step of these clients; ``tensors`` take the places of ``...``."""
         for key, spec, *parts in records:
             weight, value = (next(tensors) if part is ... else part for part in parts)
-            entry: Any = self._entries.get(key) or self._new(key, spec)
+            entry: Any = self.entries.get(key) or self.new_entry(key, spec)
             entry.add_rows(rows, value, weight)
 
     def fill(self, logged: MetricLog, row: int) -> None:
         """Put the values of one client into the log of its visit."""
-        entries: Any = self._entries
-        logged._entries |= {key: one for key, entry in entries.items() if (one := entry.of_row(row))}
+        entries: Any = self.entries
+        logged.entries |= {key: one for key, entry in entries.items() if (one := entry.of_row(row))}
 
     def without_bad_terms(self) -> np.ndarray | bool:
         """Which clients have finite terms of the loss alone ``(G,)``."""
-        return np.all([np.asarray(term.first_bad) < 0 for term in self._terms], 0)
+        return np.all([np.asarray(term.first_bad) < 0 for term in self.terms], 0)
 
     def weighted(
         self, rows: Sequence[int], device: torch.device
@@ -90,8 +90,8 @@ class GroupLog(MetricLog):
                 extremes[name] = Reduced(one.kind, float(FOLDS[one.kind].reduce(total)))
         return added, extremes
 
-    def _new(self, key: LogKey, spec: LogSpec, once: bool = False) -> LoggedValue:
-        entry = self._entries[key] = GroupValue(spec, once, self.size, key, self.records)
+    def new_entry(self, key: LogKey, spec: LogSpec, once: bool = False) -> LoggedValue:
+        entry = self.entries[key] = GroupValue(spec, once, self.size, key, self.records)
         return entry
 
 
@@ -114,17 +114,17 @@ class GroupValue(LoggedValue):
     def add_rows(self, rows: RowIndex, value: Any, weight: Any) -> None:
         """Add a number, or a tensor ``(m,)`` with the values of these clients."""
         self._rows.append(rows)
-        self._pending.append(value)
-        self._weights.append(weight)
+        self.pending.append(value)
+        self.weights.append(weight)
         self.count += 1
-        if len(self._pending) >= MAX_PENDING:
+        if len(self.pending) >= MAX_PENDING:
             self.read()
 
     def read(self) -> None:
         """Reduce the pending values, as matrices ``(steps, G)`` and in the order of one client."""
         if self._rows:
             self._read_rows(len(self._rows), self.size)
-        self._pending, self._weights, self._rows = [], [], []
+        self.pending, self.weights, self._rows = [], [], []
 
     def _read_rows(self, steps: int, size: int) -> None:
         kind = self.spec.kind
@@ -137,16 +137,16 @@ class GroupValue(LoggedValue):
             whole[places] = one_after_another(parts, lengths)
             return whole.reshape(steps, size)
 
-        values, weights = spread(self._pending, EMPTY[kind]), spread(self._weights, 0.0)
+        values, weights = spread(self.pending, EMPTY[kind]), spread(self.weights, 0.0)
         there = spread([1.0] * steps, 0.0).astype(bool)
         parts, fold = values * weights if kind == "mean" else values, FOLDS[kind]
-        self._sum = fold(self._sum, fold.accumulate(parts)[-1]) + 0.0
-        self._weight = self._weight + weights.sum(0)
+        self.running = fold(self.running, fold.accumulate(parts)[-1]) + 0.0
+        self.running_weight = self.running_weight + weights.sum(0)
         bad = there & ~np.isfinite(parts)
         if bad.any():
-            index = self._read_before + np.take_along_axis(np.cumsum(there, 0), bad.argmax(0)[None], 0)[0] - 1
+            index = self.num_read + np.take_along_axis(np.cumsum(there, 0), bad.argmax(0)[None], 0)[0] - 1
             self.first_bad = np.where(bad.any(0) & (np.asarray(self.first_bad) < 0), index, self.first_bad)
-        self._read_before = self._read_before + there.sum(0)
+        self.num_read = self.num_read + there.sum(0)
         latest = steps - 1 - there[::-1].argmax(0)[None]
         before = (0.0, 0.0) if self.last is None else (self.last, self.last_weight)
         self.last, self.last_weight = (
@@ -154,9 +154,9 @@ class GroupValue(LoggedValue):
             for now, old in zip((values, weights), before, strict=True)
         )
 
-    def _continued(self, before: Reduced, epoch: Reduced) -> Reduced:
+    def continued(self, before: Reduced, epoch: Reduced) -> Reduced:
         if epoch.kind == "mean":
-            return super()._continued(before, epoch)
+            return super().continued(before, epoch)
         # a client without a value in this epoch keeps its last one
         pairs = ((epoch.total, before.total), (epoch.weight, before.weight))
         seen = np.asarray(epoch.weight) != 0
@@ -164,15 +164,15 @@ class GroupValue(LoggedValue):
 
     def of_row(self, row: int) -> LoggedValue | None:
         """The values of one of several clients, after the last epoch; None if it has none."""
-        if self.total is None or not self._read_before[row]:
+        if self.total is None or not self.num_read[row]:
             return None
         one = LoggedValue(self.spec)
         one.assign(row_of(self.total, row))
         one.last, one.last_weight = float(self.last[row]), float(self.last_weight[row])
-        one.first_bad = int(np.broadcast_to(self.first_bad, self._read_before.shape)[row])
+        one.first_bad = int(np.broadcast_to(self.first_bad, self.num_read.shape)[row])
         return one
 
-    def _number(self, value: Any) -> Any:
+    def as_number(self, value: Any) -> Any:
         return value
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
-from fl_lightning.aggregation import Update, UpdateRows
-from fl_lightning.engine.run import Run, VisitResult, VisitRunner, Work
+from fl_lightning.aggregation import UpdateRows
+from fl_lightning.engine.run import Part, Run, VisitResult, VisitRunner, Work, update_or_failure
 from fl_lightning.errors import ClientError, LostWorkerError, UsageError, with_location
 from fl_lightning.state import State
-from fl_lightning.vectorized import grouping
 from fl_lightning.vectorized.group import Group, GroupMember
 from fl_lightning.vectorized.group_size import GroupSize, choice_for, group_bounds
+from fl_lightning.vectorized.grouping import cost, form_groups
 from fl_lightning.vectorized.op_trace import Recordings
 from fl_lightning.vectorized.personalized_evaluation import groups_of_own_models, metrics_of_group
 
@@ -25,36 +26,33 @@ class VectorizedRunner(VisitRunner):
     """
 
     def __init__(self) -> None:
+        super().__init__("no round has begun")
         self.choice: GroupSize | None = None
         self._before: dict[int, dict] = {}
         self._recordings = Recordings()
 
     def prepare(self, run: Run) -> None:
         self.choice = choice_for(run)
+        self.reason = self.choice.reason
 
     @property
     def chosen(self) -> GroupSize:
         """The size of groups of a run that is prepared."""
-        return self.choice or GroupSize(1, "no round has begun")
+        return self.choice or GroupSize(1, self.reason)
 
     def settings(self) -> dict[str, Any]:
         # auto forms other groups of the same size
         return {"clients_per_step": self.chosen.size, "clients_per_step=auto": self.chosen.least > 2}
 
-    def reason(self) -> str:
-        return self.chosen.reason
-
-    def divide(self, run: Run, steps: Mapping[int, int]) -> list[list[int]]:
+    def divide(self, run: Run, steps: Mapping[int, int]) -> dict[Part, float]:
         choice, training = self.chosen, run.local_training
         _, schedulers = training.optimizers.first
         # clients that share a group have the same schedule of rates
         kind = training.batches if schedulers else lambda k: None
-        return grouping.form_groups(steps, choice.least, choice.size, kind, choice.least > 2)
+        groups = form_groups(steps, choice.least, choice.size, kind, choice.least > 2)
+        return {tuple(group): cost(group, steps) for group in groups}
 
-    def cost(self, part: Sequence[int], steps: Mapping[int, int]) -> float:
-        return grouping.cost(part, steps)
-
-    def run(self, run: Run, part: Sequence[int], round_: int, work: Work, observed: bool) -> Iterator[VisitResult]:
+    def run(self, run: Run, part: Part, round_: int, work: Work, observed: bool) -> Iterator[VisitResult]:
         """Train a group; the failure of a client does not touch the others."""
         if len(part) == 1:
             yield from super().run(run, part, round_, work, observed)
@@ -87,18 +85,9 @@ class VectorizedRunner(VisitRunner):
                 done = {*rows}
             for row, k in enumerate(part):
                 if row not in done:
-                    yield k, self.update(group, row)
+                    yield k, update_or_failure(partial(group.update, row))
 
-    def update(self, group: Group, row: int) -> Update | Exception:
-        """The update of a client of a group that has trained, or its failure."""
-        try:
-            return group.update(row)
-        except LostWorkerError:
-            raise
-        except (ClientError, UsageError) as error:
-            return error
-
-    def group(self, run: Run, part: Sequence[int], round_: int, work: Work) -> Group:
+    def group(self, run: Run, part: Part, round_: int, work: Work) -> Group:
         """The visits of the clients of a part."""
         members = [GroupMember(k, work[k]) for k in part]
         return Group(run.local_training, members, round_, run.server.state, self._recordings)
@@ -108,11 +97,11 @@ class VectorizedRunner(VisitRunner):
 
     def repeat(self, run: Run, k: int, round_: int, steps: Mapping[int, int], work: Work) -> None:
         """Repeat a visit; clients of a group affect each other's rounding, so it is repeated whole if possible."""
-        part = next((part for part in self.divide(run, steps) if k in part), [k])
+        part = next((part for part in self.divide(run, steps) if k in part), (k,))
         if len(part) == 1 or not self._repeated(run, part, k, round_, work):
             super().repeat(run, k, round_, steps, work)
 
-    def _repeated(self, run: Run, part: list[int], k: int, round_: int, work: Work) -> bool:
+    def _repeated(self, run: Run, part: Part, k: int, round_: int, work: Work) -> bool:
         """Repeat the visit of a client in its group; return whether the group can train side by side."""
         group = self.group(run, part, round_, work)
         with ExitStack() as stack:
@@ -123,11 +112,6 @@ class VectorizedRunner(VisitRunner):
                 return False
             group.update(part.index(k))
         return True
-
-    def example(self, clients: Sequence[int], cohort: int) -> list[int]:
-        size = min(self.chosen.size, cohort)
-        first = max(0, min(len(clients) // 2, len(clients) - size))
-        return [*reversed(clients[first : first + size])]
 
     def place_models(self, run: Run) -> list[list[int]]:
         return groups_of_own_models(run, self.choice or group_bounds(run))

@@ -4,15 +4,16 @@ import csv
 import io
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from helpers.benches import result, tables_of, toy_suite
-from helpers.errors import refused
+from helpers.errors import assert_names, refused
 
 from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.statistics import fairness
-from fl_lightning.bench.table import comparisons_csv
+from fl_lightning.bench.table import comparisons_csv, conclusion
 from fl_lightning.callbacks.personalized_accuracy import spread_over_clients
 
 # the 97.5 % quantiles of Student's t for 1 and 2 degrees of freedom, from a printed table
@@ -618,3 +619,40 @@ def test_without_local_a_table_of_fairness_has_no_gains(make):
     results = {cell.digest: result(cell, metrics=of_clients(OWN)) for cell in some}
     assert "gain" in text and "gain" not in tables_of(suite, some, results).lower()
     assert len(row_of(tables_of(suite, some, results), "FedAvg")) == 5
+
+
+def sentence_of(suite, finals=FINALS, of=None):
+    cells = suite.cells()
+    return conclusion(suite, cells, results_of(cells, finals, of))
+
+
+def test_the_conclusion_names_the_best_row_its_difference_with_the_interval_and_the_seeds(make):
+    one = sentence_of(make(exclude=[{"alpha": 1}], tables=[{"rows": ["method"], "columns": ["alpha"]}]))
+    half = T[3] * math.sqrt(1 / 3 / 3)
+    difference = f"+3.33 (95 % interval [{10 / 3 - half:+.2f}, {10 / 3 + half:+.2f}]) to FedAvg"
+    assert_names(one, "FedProx is best", "final test/accuracy", "65.33 over 3 seeds", difference)
+    several = sentence_of(make())
+    assert_names(several, "FedProx is best", "1 of 2 columns", "alpha=0.1", "65.33 over 3 seeds")
+
+
+def test_a_conclusion_in_which_the_baseline_is_best_names_the_next_row(make):
+    finals = {**FINALS, ("0.1", "FedAvg"): [0.9, 0.9, 0.9], ("1", "FedAvg"): [0.9, 0.9, 0.9]}
+    text = sentence_of(make(names={"FedProx": "Proximal"}), finals)
+    assert_names(text, "FedAvg is best", "2 of 2 columns", "90.00 over 3 seeds", "Proximal", "-24.67 (95 % interval [")
+
+
+def test_a_conclusion_names_no_row_where_none_is_best(make):
+    assert "FedProx" not in sentence_of(make(axes={"alpha": BASE["axes"]["alpha"], "method": {"FedProx": {}}}))
+    assert "FedProx" not in sentence_of(make(), dict.fromkeys(FINALS, [None] * 3))
+
+
+def test_rows_are_not_compared_with_the_settings_of_a_baseline_that_has_no_config(make):
+    suite = make(seeds=1)
+    cells = [replace(one, fragments=({},), known=one.name) if "FedAvg" in one.name else one for one in suite.cells()]
+    results = {one.digest: result(one, state="failed" if "FedAvg" in one.name else "done") for one in cells}
+    assert "not the settings of" not in tables_of(suite, cells, results)
+
+
+def test_a_difference_that_rounds_to_0_has_no_sign(make):
+    finals = {**FINALS, ("0.1", "FedProx"): [0.60, 0.62, 0.63998]}
+    assert row_of(md_of(make(), finals), "FedProx", "0.1")[:1] == ["0.00"]

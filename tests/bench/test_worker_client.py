@@ -10,7 +10,7 @@ import time
 import pytest
 from helpers.errors import assert_names
 
-from fl_lightning.bench.worker_client import Interrupt, WorkerClient, locked
+from fl_lightning.bench.worker_client import THREADS, Interrupt, WorkerClient, locked
 from fl_lightning.errors import LONGEST
 
 PROGRAM = "helpers.cell_program"
@@ -123,6 +123,19 @@ def test_a_cell_is_no_worker_of_a_cluster_and_has_its_own_gpu(monkeypatch, tmp_p
     found = [client.run(cell("good", tmp_path), lambda *_: None)["done"]["environment"] for client in clients]
     assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["2", "5", "2"]
     assert not {"SLURM_NTASKS", "LOCAL_RANK"} & set(found[0]) and os.environ["LOCAL_RANK"] == "1"
+
+
+@pytest.mark.parametrize("stated", [None, "2"])
+def test_libraries_have_one_thread_in_a_cell_unless_the_environment_says_otherwise(monkeypatch, tmp_path, stated):
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
+    if stated:
+        monkeypatch.setenv(THREADS[0], stated)
+    multiprocessing.forkserver._forkserver._stop()  # the next one has this environment
+    before = dict(os.environ)
+    found = WorkerClient(0, PROGRAM).run(cell("good", tmp_path), lambda *_: None)["done"]["environment"]
+    assert [found[name] for name in THREADS] == [stated or "1", "1", "1"]
+    assert dict(os.environ) == before
 
 
 def test_configs_are_checked_in_a_process(tmp_path):

@@ -124,7 +124,7 @@ def test_the_model_of_a_client_is_completed_by_what_stays_with_it(tmp_path):
     assert (one.refuses, two.refuses) == ([(0, 0)], [(2, 0), (2, 0)])
 
 
-class Tested(TinyModule):
+class WithTestStep(TinyModule):
     def test_step(self, batch, batch_idx):
         self.log("loss", self.loss(batch))
 
@@ -133,7 +133,7 @@ def test_a_probe_of_any_dataloader_is_picked_from_all_classes(tmp_path):
     data = TinyData()
     data.test_dataloader = lambda: DataLoader(TensorDataset(torch.rand(300, 8), torch.arange(300) // 100), 100)
     trainer = small_trainer(tmp_path, max_rounds=1, taps={"logits": "head"})
-    trainer.fit(Tested(), clients(data, 7, 7))
+    trainer.fit(WithTestStep(), clients(data, 7, 7))
     ((*_, targets, _),) = trainer.representations(None, ("logits",), examples=48)
     assert len(targets) == 48 and set(targets.tolist()) == {0, 1, 2}
 

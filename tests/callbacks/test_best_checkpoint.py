@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.errors import refused
+from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_trainer
 
 from fl_lightning.callbacks import BestCheckpoint, Callback
@@ -36,19 +36,25 @@ def best(tmp_path, version=0):
 def test_the_best_round_is_kept_whatever_the_interval(tmp_path, mode, round_, devices):
     rises = Rises()
     how = {"devices": devices, "threads_per_worker": 1, "checkpoint_every_n_rounds": 100}
-    fit(tmp_path, BestCheckpoint("score", mode), rises, **how)
+    with warned("round 2", "score"):
+        fit(tmp_path, BestCheckpoint("score", mode), rises, **how)
     assert_same_bits(torch.load(best(tmp_path), weights_only=True)["state_dict"], rises.states[round_])
 
 
 def test_a_run_that_resumes_knows_the_best_and_one_from_the_best_leaves_it(tmp_path):
-    fit(tmp_path, BestCheckpoint("score", "max"), Rises(), max_rounds=3)
+    with warned("round 2", "score"):
+        fit(tmp_path, BestCheckpoint("score", "max"), Rises(), max_rounds=3)
     whole = fit(tmp_path, BestCheckpoint("score", "max"), Rises(), ckpt_path="last")
     assert torch.load(best(tmp_path), weights_only=True)["round"] == 2
-    again = fit(tmp_path, BestCheckpoint("score", "max"), Rises(), ckpt_path=best(tmp_path))
+    with warned("round 2", "score"):
+        again = fit(tmp_path, BestCheckpoint("score", "max"), Rises(), ckpt_path=best(tmp_path))
     assert_same_bits(whole.server.state, again.server.state)
     assert again.run_dir.name == "version_1"
     assert not best(tmp_path, 1).exists()  # no round after it was better
-    metrics = small_trainer(tmp_path).test(plain_sgd_model(), small_data(num_clients=3, train_size=100), best(tmp_path))
+    with warned("ckpt_path=", "method=[]", "moon"):
+        metrics = small_trainer(tmp_path).test(
+            plain_sgd_model(), small_data(num_clients=3, train_size=100), best(tmp_path)
+        )
     assert metrics["test/accuracy"] == pytest.approx(whole.history[1]["test/accuracy"])
 
 

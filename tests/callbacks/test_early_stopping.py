@@ -67,7 +67,8 @@ def test_a_metric_that_is_nan_ends_the_run(tmp_path):
         def on_evaluation_end(self, trainer, phase, client=None):
             trainer.log("score", float("nan"))
 
-    assert len(fit(tmp_path, Nan(), stopping()).history) == 1
+    with warned("round 0", "score"):
+        assert len(fit(tmp_path, Nan(), stopping()).history) == 1
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.domains import TwoDomains
-from helpers.errors import refused
+from helpers.errors import assert_names, refused
 from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import Callback, PersonalAccuracy
@@ -56,6 +56,7 @@ def test_it_is_what_evaluating_and_fine_tuning_give_and_fine_tuning_helps_under_
     assert [len(data.test_dataloader(k).rows) for k in range(4)] == file["examples"][-1].tolist()
     assert trainer.metrics["personal/tuned/accuracy"] > trainer.metrics["personal/accuracy"]
     assert "personal/tuned/accuracy" not in trainer.history[0]
+    assert_names(given.summary_of_fit().splitlines()[0], "client", "own model", "fine-tuned")
 
 
 def test_a_run_of_many_clients_has_no_metric_of_each(tmp_path, monkeypatch):

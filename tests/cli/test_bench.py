@@ -155,6 +155,19 @@ def test_a_suite_with_an_unknown_name_or_value_is_refused(bench, change, named, 
     assert_names(ended.err, "error: ", named)
 
 
+@pytest.mark.parametrize(
+    ("trainer", "jobs", "most"),
+    [({}, 5, 4), ({"threads_per_worker": 2}, 3, 2), ({"devices": 2, "threads_per_worker": 2}, 2, 1)],
+)
+def test_more_jobs_than_cores_are_refused(bench, tmp_path, trainer, jobs, most):
+    """The helper has four cores."""
+    path = toy_suite(tmp_path, {**yaml.safe_load(TOY), "base": {"trainer": trainer}}).path
+    ended = bench(path, "--jobs", jobs)
+    assert ended.status == 2 and not ended.ran
+    assert_names(ended.err, f"--jobs={jobs}", "4 cores", f"at most {most}")
+    assert bench(path, "--jobs", most).status == 0
+
+
 def test_results_from_elsewhere_are_not_run_again(bench, toy, tmp_path):
     assert bench(toy, "--only", "method=FedAvg", "--output", "there", "--save", "saved").status == 0
     file = next((tmp_path / "saved").glob("*.cells.csv"))

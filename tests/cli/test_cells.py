@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import yaml
-from helpers.errors import assert_names, refused
+from helpers.errors import assert_names, refused, warned
 
 from fl_lightning.cli.bench_worker import check_configs, machine, run_cell
 from fl_lightning.data.plan import Plan
@@ -55,7 +55,8 @@ def test_a_cell_tells_its_rounds_and_what_it_was(tmp_path):
 def test_a_cell_that_is_done_returns_at_once_with_its_history(tmp_path):
     short = {"trainer": {"max_rounds": 1}}
     told, rounds = run_cell(cell(tmp_path, "cell", short), nothing), []
-    again = run_cell(cell(tmp_path, "cell", short), lambda *given: rounds.append(given))
+    with warned("trainer.max_rounds=1"):
+        again = run_cell(cell(tmp_path, "cell", short), lambda *given: rounds.append(given))
     assert not rounds and {**again, "metrics": 0, "warnings": []} == {**told, "metrics": 0}
     paths = sorted((tmp_path / "cell" / "configs").iterdir())
     where = {"trainer": {"default_root_dir": str(tmp_path), "name": "cell"}}
@@ -142,7 +143,8 @@ def test_the_warnings_of_a_run_are_told_once(tmp_path, monkeypatch):
         f"from fl_lightning.callbacks import Callback\nclass Warns(Callback):\n    {text}\n"
     )
     many = {"trainer": {"max_rounds": 1, "callbacks": [{"class_path": "own_warning.Warns"}]}}
-    told = run_cell(cell(tmp_path, "cell", many), nothing)["warnings"]
+    with pytest.warns(UserWarning, match="^[abc]$"):
+        told = run_cell(cell(tmp_path, "cell", many), nothing)["warnings"]
     assert told == ["a", "b", "c"]
     assert run_cell(cell(tmp_path, "other", {"trainer": {"max_rounds": 1}}), nothing)["warnings"] == []
 

@@ -178,6 +178,26 @@ def test_help_lists_our_networks_and_not_all_there_are(capsys):
     assert "_SaveConfig" not in text
 
 
+def test_the_help_of_a_class_lists_the_classes_of_the_package_alone(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["fit", "--model.help", "ImageClassifier"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 100 and any("fl_lightning.models.Backbone" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("option", "named"),
+    [
+        ("--model.help=Backbone", ["model.help='Backbone'", "--model.encoder.help=Backbone"]),
+        ("--model.help=fl_lightning.models.Backbone", ["model.help=", "--model.encoder.help=Backbone"]),
+        ("--data=Dirichlet", ["data='Dirichlet'", "--data.partitioner=Dirichlet"]),
+        ("--method.help=FedPrx", ["method.help='FedPrx'", "FedProx"]),
+    ],
+)
+def test_a_class_of_another_key_is_answered_with_the_option_of_that_key(capsys, option, named):
+    assert_names(refused(capsys, "fit", option), *named)
+
+
 def test_a_checkpoint_neither_imports_nor_configures_anything(monkeypatch, capsys, tmp_path):
     """Lightning's own command line would take the class and the arguments of the model from the file."""
     (tmp_path / "of_a_stranger.py").write_text("raise SystemExit('imported')")
@@ -206,7 +226,8 @@ def test_an_argument_that_no_object_keeps_is_known_from_the_config(capsys, tmp_p
     main([*fit, "0.5"])
     line = refused(capsys, *fit, "0.7", "--ckpt_path", "last")
     assert_names(line, "method.0.init_args.temperature=0.7", "0.5", "--allow_changes true")
-    main([*fit, "0.5", "--ckpt_path", "last"])
+    with warned("trainer.max_rounds=1"):
+        main([*fit, "0.5", "--ckpt_path", "last"])
 
 
 def test_a_config_is_that_of_the_run_as_it_goes_on_and_a_changed_run_has_one_of_its_own(capsys, tmp_path):
@@ -222,14 +243,16 @@ def test_a_config_is_that_of_the_run_as_it_goes_on_and_a_changed_run_has_one_of_
     line = refused(capsys, *changed)
     assert_names(line, "data.batch_size=8", "32", "--allow_changes true")
     assert len(line) < 300
-    main([*changed, "--allow_changes", "true"])
+    with warned("ckpt_path=", "data.batch_size=8", "32"):
+        main([*changed, "--allow_changes", "true"])
     second = tmp_path / "run" / "version_1"
     config, changes = (yaml.safe_load((second / name).read_text()) for name in ("config.yaml", "changes.yaml"))
     assert (config["data"]["init_args"]["batch_size"], config["allow_changes"]) == (8, True)
     assert config["ckpt_path"] == changes[0]["ckpt_path"] == str(first.parent / "checkpoints/last.ckpt")
     assert changes[0]["changes"] == {"data.batch_size": {"before": 32, "now": 8}}
     assert yaml.safe_load(first.read_text()) == before
-    main(["test", "--config", str(second / "config.yaml"), "--ckpt_path", str(first.parent / "checkpoints/last.ckpt")])
+    with warned("allow_changes=True"):
+        main(["test", "--config", str(second / "config.yaml"), "--ckpt_path", config["ckpt_path"]])
 
 
 def command_of(line):

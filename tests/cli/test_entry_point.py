@@ -5,17 +5,23 @@ import os
 import re
 import subprocess
 import sys
+from inspect import signature
+from pathlib import Path
 
+import helpers
 import pytest
+from helpers.bad_input import WITHOUT_TORCH
 from helpers.errors import assert_names
 from helpers.reports import write_run
 
 import fl_lightning
 from fl_lightning import cli
 from fl_lightning.cli import entry_point
+from fl_lightning.cli.config_files import keys_of
 from fl_lightning.cli.entry_point import COMMANDS
 from fl_lightning.trainer import FederatedTrainer
 
+PATH = os.pathsep.join(filter(None, [str(Path(helpers.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
 # a step after another in one process; of each, what it imports beside the standard library
 STEPS = """
 import contextlib, io, json, sys
@@ -41,6 +47,11 @@ assert len(fl_lightning.load_runs(args[0])) == 1
 step("report", args[0], "--output", args[1])
 import fl_lightning.bench.scheduler, fl_lightning.bench.worker_client
 step("bench", "nowhere.yaml")
+from helpers.bad_input import WITHOUT_TORCH
+for words, _, text in WITHOUT_TORCH:
+    with open(args[2], "w") as file:
+        file.write(text)
+    step(*(word.format(file=args[2]) for word in words))
 """
 TRAINER = """
 import lightning.pytorch.cli
@@ -55,7 +66,12 @@ TOLD = "print(json.dumps([told, sorted(modules())]))"
 def steps(folder, code, *args):
     """Run a program in a folder; return the imports and the output of each step, and all imports."""
     given = [sys.executable, "-c", STEPS + code + TOLD, *map(str, args)]
-    how = {"cwd": folder, "env": {**os.environ, "PYTHONHASHSEED": "7"}, "timeout": 1800, "check": False}
+    how = {
+        "cwd": folder,
+        "env": {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": PATH},
+        "timeout": 1800,
+        "check": False,
+    }
     ended = subprocess.run(given, capture_output=True, text=True, **how)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
@@ -66,18 +82,37 @@ def apart(request, tmp_path_factory):
     """The folder of a run and its report, and what the program told that made the report."""
     folder = tmp_path_factory.mktemp("apart")
     write_run(folder / "runs" / "fedavg" / "version_0", rounds=3, measured=False)
-    return folder, steps(request.config.rootpath, APART, folder / "runs", folder / "page.html")
+    where = (folder / "runs", folder / "page.html", folder / "given.yaml")
+    return folder, steps(request.config.rootpath, APART, *where)
 
 
 def test_help_runs_reports_and_suites_need_no_torch(apart):
     """In a process that has imported it, the heartbeat's thread and the database's connections would be forked."""
-    (help_, report, bench), imported = apart[1]
+    (help_, report, bench, *_), imported = apart[1]
     assert help_[0] == []
     lines = [line.split() for line in help_[1].splitlines()]
     assert [line[0] for line in lines if line and line[0] in COMMANDS] == list(COMMANDS)
     assert "1 run: " in report[1] and "optuna" not in report[0]
     assert_names(bench[1], "error: SUITE='nowhere.yaml'")
     assert not {"torch", "lightning", "torchvision"} & set(imported)
+
+
+def test_a_bad_file_or_key_is_refused_without_torch(apart):
+    told, imported = apart[1]
+    lines = [said for _, said in told[-len(WITHOUT_TORCH) :]]
+    for line, (_, names, _) in zip(lines, WITHOUT_TORCH, strict=True):
+        assert line.startswith("error: ") and line.count("\n") == 1
+        assert_names(line, *names)
+    assert not {"torch", "lightning"} & set(imported)
+
+
+@pytest.mark.parametrize("command", FederatedTrainer.commands)
+def test_the_keys_that_are_read_from_the_source_are_those_of_the_trainer(command):
+    of_command = signature(getattr(FederatedTrainer, command)).parameters
+    assert {*of_command} - {"self", "model", "datamodule"} <= {*keys_of(command)}
+    assert [f"trainer.{name}" for name in signature(FederatedTrainer).parameters] == [
+        key for key in keys_of(command) if key.startswith("trainer.")
+    ]
 
 
 def test_a_report_is_the_same_in_every_process_but_for_the_commands_on_it(apart, tmp_path):

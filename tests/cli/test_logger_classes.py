@@ -4,7 +4,7 @@ import csv
 
 import pytest
 import yaml
-from helpers.errors import warned
+from helpers.errors import assert_names, warned
 from lightning.fabric.loggers import Logger
 from lightning_utilities.core.imports import RequirementCache
 
@@ -15,6 +15,9 @@ CONFIG = {
     "data": {"class_path": "Digits", "init_args": {"num_clients": 2, "train_size": 60, "test_size": 30}},
     "trainer": {"max_rounds": 2, "threads_per_worker": 1},
 }
+
+
+CSV = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "theirs"}}
 
 
 class Unreachable(Logger):
@@ -64,9 +67,11 @@ def test_a_logger_that_fails_warns_once_and_the_others_and_the_run_go_on(fit, tm
     assert (tmp_path / "runs/fedavg/version_0/checkpoints/model.ckpt").is_file()
 
 
-def test_a_logger_whose_library_is_not_installed_is_one_line(fit, capsys, monkeypatch):
+@pytest.mark.parametrize("others", [None, [], [CSV]])
+def test_a_logger_whose_library_is_not_installed_is_one_line(fit, capsys, monkeypatch, others):
     missing = RequirementCache("mlflow-is-not-installed")
     monkeypatch.setattr("lightning.pytorch.loggers.mlflow._MLFLOW_AVAILABLE", missing)
+    logger = {"class_path": "lightning.pytorch.loggers.MLFlowLogger"}
     with pytest.raises(SystemExit, match="2"):
-        fit({"class_path": "lightning.pytorch.loggers.MLFlowLogger"})
-    assert "mlflow-is-not-installed" in capsys.readouterr().err.splitlines()[-1]
+        fit(logger if others is None else [*others, logger])
+    assert_names(capsys.readouterr().err.splitlines()[-1], "error: MLFlowLogger(", "mlflow-is-not-installed", "install")

@@ -6,8 +6,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers.beside import SIZES, assert_near, assert_same_alone, normed, rows, trained
+from helpers.beside import SIZES, assert_near, rows
 from helpers.errors import refused
+from helpers.gradients import Ahead, Dropping, InStep
 from helpers.quadratics import Curved, curved_data
 from helpers.runs import Stops, assert_same_bits, history, plain_sgd_model, small_data, small_trainer, train
 from helpers.tiny import TinyData, TinyModule
@@ -21,16 +22,14 @@ from torchmetrics.classification import MulticlassAccuracy
 from fl_lightning import Method
 from fl_lightning.data import FederatedDataModule, RandomCrop
 from fl_lightning.errors import ClientError
-from fl_lightning.methods import FedBABU, FedDecorr, FedLC, FedProto, FedProx
+from fl_lightning.methods import FedDecorr, FedLC, FedProto
 from fl_lightning.state import clone
-from fl_lightning.vectorized import group_size
 
 TAPS = {"representation": "body", "logits": "head"}
 
 
 @pytest.fixture(autouse=True)
 def _quick(undrawn, monkeypatch):
-    monkeypatch.setattr(group_size, "LEAST_CLIENTS", 2)
     monkeypatch.setattr("fl_lightning.trainer.code_of_run", lambda *args: {})
 
 
@@ -242,90 +241,6 @@ def test_sixteen_bit_gradients_are_unscaled_and_do_not_overflow(tmp_path, monkey
     monkeypatch.setattr(MixedPrecision, "__init__", scaled)
     monkeypatch.setattr("fl_lightning.training.extra_passes.SCALE", 2.0**16)
     fit(tmp_path, [Asks()], model=Steep, precision="bf16-mixed", max_rounds=1)
-
-
-# ---------------------------------------------------------------------- side by side
-ROUND = {"max_rounds": 1, "local_epochs": 1}
-
-
-class Ahead(Method):
-    """Steps with the gradients where the step would lead, and keeps statistics of a personal model."""
-
-    replaces_gradients = True
-    requires = ("logits",)
-
-    def on_client_start(self, client):
-        client.scratch(self).own = {name: value.clone() for name, value in client.received.items()}
-
-    def on_before_optimizer_step(self, client, optimizer):
-        own = client.scratch(self).own
-        for name, gradient in client.gradients(own, loss=lambda step: step.taps["logits"].square().mean()).items():
-            own[name] = own[name] - 0.05 * gradient
-        found = client.gradients({name: client.live[name] - 0.1 * client.live[name].grad for name in client.trainable})
-        client.log("ahead", found.loss)
-        for name, gradient in found.items():
-            client.live[name].grad = gradient
-
-    def on_client_end(self, client):
-        client.memory(self)["own"] = dict(client.scratch(self).own)
-
-
-@pytest.mark.parametrize(
-    ("others", "how"),
-    [
-        (list, {}),
-        (lambda: [FedProx(0.1), FedLC(), FedDecorr()], {"model": TinyModule, "data": rows, "taps": TAPS}),
-        (lambda: [FedBABU()], {"model": normed}),
-    ],
-    ids=["alone", "with corrections and penalties", "with BatchNorm"],
-)
-def test_side_by_side_a_method_has_the_gradients_that_it_has_alone(tmp_path, others, how):
-    assert_same_alone(tmp_path, methods=lambda: [*others(), Ahead()], **ROUND, **how)
-
-
-class Dropping(TinyModule):
-    def build(self):
-        self.body.append(nn.Dropout(0.3))
-
-
-def test_side_by_side_too_the_dropout_masks_are_those_of_the_step(tmp_path):
-    class Again(Method):
-        replaces_gradients = True
-
-        def on_before_optimizer_step(self, client, optimizer):
-            for name, gradient in client.gradients().items():
-                client.live[name].grad = gradient
-
-    how = {"model": Dropping, "data": rows, "visits": False, **ROUND}
-    plain, _ = trained(tmp_path / "plain", 4, **how)
-    again, _ = trained(tmp_path / "again", 4, methods=lambda: [Again()], **how)
-    assert_near(plain["state"], again["state"], 1e-10)
-
-
-def test_a_start_that_moves_the_parameters_moves_those_of_its_client_alone_side_by_side_too(tmp_path):
-    class Moves(Method):
-        def on_client_start(self, client):
-            batch = next(client.batches("moves"))
-            gradient = client.gradients(batch=batch, loss="own")
-            client.add_to_parameters(gradient, -0.1 * (1 + client.info.id))
-
-    assert_same_alone(tmp_path, methods=lambda: [Moves()], model=normed, **ROUND)
-
-
-class InStep(Method):
-    """Reads a batch in each step."""
-
-    replaces_gradients = True
-
-    def on_before_optimizer_step(self, client, optimizer):
-        for name, gradient in client.gradients(batch=next(client.batches("in step"))).items():
-            client.live[name].grad = gradient
-
-
-def test_a_step_of_clients_side_by_side_cannot_read_batches(tmp_path):
-    with refused("trainer.clients_per_step=4", "client.info.id"):
-        trained(tmp_path / "number", 4, methods=lambda: [InStep()])
-    trained(tmp_path / "alone", 1, methods=lambda: [InStep()], **ROUND)
 
 
 # ---------------------------------------------------------------------- batches

@@ -70,7 +70,7 @@ def test_a_value_is_a_mean_over_the_clients_by_weight(train):
 
         def penalty(self, client, step):
             client.log("batch", client.info.id)
-            return torch.tensor(2.0)
+            return torch.tensor(2.0, requires_grad=True)
 
     metrics = train(made(), [Logs()], (6, 4))
     assert metrics["train/own"] == 3 / 4
@@ -87,7 +87,7 @@ class Bad(Method):
         self.value = value
 
     def penalty(self, client, step):
-        return torch.tensor(self.value if client.num_steps == 2 else 0.0)
+        return torch.tensor(self.value if client.num_steps == 2 else 0.0, requires_grad=True)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -101,7 +101,7 @@ def test_more_values_than_are_held_are_added_up(train, monkeypatch):
 
     class Counts(Method):
         def penalty(self, client, step):
-            return torch.tensor(float(client.num_steps))
+            return torch.tensor(float(client.num_steps), requires_grad=True)
 
     assert train(made(), [Counts()], (4,), local_steps=21)["train/counts"] == pytest.approx((21 - 1) / 2)
 

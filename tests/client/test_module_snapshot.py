@@ -135,7 +135,11 @@ def sparse():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)), ("model=WithPart", "torch.jit")),
+        pytest.param(
+            lambda: torch.jit.trace(nn.Linear(2, 2), torch.zeros(1, 2)),
+            ("model=WithPart", "torch.jit"),
+            marks=pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning"),
+        ),
         (lambda: nn.Linear(2, 2, dtype=torch.complex64), ("model=WithPart",)),
         (lambda: ExtraState(lambda: {"a": 1}), ("_extra_state", "state_dict")),
         (lambda: ExtraState(lambda: torch.ones(1)), ("model=", "_extra_state")),

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.conformance import by_lightning, by_rounds, conform, note, notes_of
-from helpers.errors import refused
+from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits, history
 from helpers.tiny import TinyData, TinyModule, clients
 from torch.optim import SGD, Adam
@@ -13,6 +13,9 @@ from torch.optim import lr_scheduler as schedules
 from torch.optim.swa_utils import SWALR
 
 from fl_lightning import Method
+
+# Lightning doubts an interval that it supports
+pytestmark = pytest.mark.filterwarnings("ignore:A `OneCycleLR` scheduler is using:RuntimeWarning")
 
 
 def sequential(optimizer, total):
@@ -243,7 +246,8 @@ def test_a_schedule_that_ends_before_the_run_of_any_client_is_refused_before_rou
 
 @pytest.mark.parametrize("sizes", [(0, 4, 3), (4, 0, 3), (4, 3, 0)])
 def test_a_client_without_batches_has_no_fit_and_no_schedule(sizes):
-    visits, trainer = rates_by_rounds(Scheduled("OneCycleLR"), clients(TinyData(7), *sizes))
+    with warned("data"):
+        visits, trainer = rates_by_rounds(Scheduled("OneCycleLR"), clients(TinyData(7), *sizes))
     assert set(visits) == {(k, r) for k in range(3) for r in range(2) if sizes[k]}
     assert {len(rates) for rates in visits.values()} == {2}
     assert trainer.history[-1]["clients"] == 2

@@ -5,7 +5,7 @@ from collections import deque
 import pytest
 import torch
 from helpers.conformance import by_rounds, note, notes_of
-from helpers.errors import refused
+from helpers.errors import refused, warned
 from helpers.runs import history
 from helpers.tiny import TinyData, TinyModule, clients
 from torch import nn
@@ -180,7 +180,8 @@ class OwnEval(Modes):
 @pytest.mark.parametrize(("make", "evaluated"), [(Modes, False), (LeavesEval, False), (OwnEval, True)])
 def test_submodules_keep_their_mode_through_visits_and_evaluations(make, evaluated):
     model = make()
-    _, notes = notes_of(lambda: train(lambda: model, rounds=3, epochs=1))
+    with warned("model"):
+        _, notes = notes_of(lambda: train(lambda: model, rounds=3, epochs=1))
     training, evaluation = (True, True, True, False, True), (evaluated, False, False, False, False)
     assert set(notes) == {("train", training), ("validation", evaluation)}
     if make is Modes:

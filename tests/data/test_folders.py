@@ -76,6 +76,23 @@ def test_images_are_decoded_once_and_again_when_something_changed(some, opened):
     assert len(opened) == 40
 
 
+@pytest.mark.parametrize("in_place", [True, False])
+def test_an_image_replaced_by_another_of_the_same_size_and_time_is_decoded_again(tmp_path, cache, in_place):
+    """As ``cp -p`` replaces one in place, and ``rsync -t`` by a new file."""
+    for split in ("train", "test"):
+        written(tmp_path / split, cat=[np.zeros((4, 4), np.uint8)], dog=[np.full((4, 4), 255, np.uint8)])
+    old, other = (tmp_path / "train" / name / "0.png" for name in ("cat", "dog"))
+    black, white = (path.read_bytes().ljust(200, b"\0") for path in (old, other))
+    old.write_bytes(black)
+    assert not shown(pooled(tmp_path))[0].any()
+    before = old.stat()
+    new = old if in_place else tmp_path / "new.png"
+    new.write_bytes(white)
+    os.replace(new, old)
+    os.utime(old, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert shown(pooled(tmp_path))[0].eq(255).all()
+
+
 def test_a_cache_that_lacks_a_file_is_made_anew(some, cache):
     before = shown(pooled(some)).clone()
     files = [path for path in cache.rglob("*") if path.is_file()]
@@ -183,7 +200,7 @@ def test_a_folder_may_lack_a_class_whose_name_is_given(tmp_path):
         written(tmp_path / split, ant=2, bee=3)
     whole = pooled(tmp_path, classes=["bee", "cow", "ant"])
     assert whole.class_names == ("bee", "cow", "ant") and whole.info(0).label_counts.tolist() == [3, 0, 2]
-    with refused("data.root=", "classes ant", "data.classes"):
+    with refused("data.root=", "classes 'ant'", "data.classes"):
         pooled(tmp_path, classes=["bee", "cow"])
     with refused("data.classes=", "each once"):
         ImageFolderImages(classes=["a", "a"])

@@ -129,6 +129,12 @@ BAD = {
     "dtype": ("train_images.npy", np.zeros((60, 6, 6, 3)), ("train_images='float64 (60, 6, 6, 3)'", "uint8")),
     "shape": ("test_images.npy", np.zeros((20, 6), np.uint8), ("test_images='uint8 (20, 6)'", "uint8")),
     "height": ("test_images.npy", np.zeros((20, 8, 6, 3), np.uint8), ("test_images='8 x 6 x 3'", "6 x 6 x 3")),
+    "channels first": (
+        "train_images.npy",
+        np.zeros((60, 3, 6, 6), np.uint8),
+        ("train_images='uint8 (60, 3, 6, 6)'", "N, C, H, W", "images.transpose(0, 2, 3, 1)"),
+    ),
+    "one channel first": ("test_images.npy", np.zeros((20, 1, 6, 6), np.uint8), ("test_images=", "N, C, H, W")),
     "negative": ("train_labels.npy", np.arange(60) - 1, ("train_labels=-1",)),
     "stray label": ("test_labels.npy", np.full(20, 10**9), ("labels=1000000000", "80")),
     "floats": ("test_labels.npy", np.zeros(20), ("test_labels='float64 (20,)'", "integers")),

@@ -5,6 +5,7 @@ from collections import UserDict, namedtuple
 import numpy as np
 import pytest
 import torch
+from helpers.errors import refused
 from helpers.tiers import sample
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
@@ -30,13 +31,13 @@ class Items(Dataset):
 
 
 class Unread(Items):
-    """A set whose items must not be read."""
+    """A set whose items cannot be read."""
 
     def __init__(self, number=3, **attributes):
         super().__init__([None] * number, **attributes)
 
     def __getitem__(self, index):
-        raise AssertionError("an item was read")
+        raise OSError("an item was read")
 
 
 class Columns(Unread):
@@ -65,16 +66,16 @@ class Graph:
 
 
 class Module(LightningDataModule):
-    def __init__(self, dataset):
+    def __init__(self, dataset, **options):
         super().__init__()
-        self.dataset = dataset
+        self.dataset, self.options = dataset, options
 
     def train_dataloader(self):
-        return DataLoader(self.dataset)
+        return DataLoader(self.dataset, **self.options)
 
 
-def plan_of(dataset, partitioner=None):
-    data = Partitioned(Module(dataset), partitioner or Pooled(), num_clients=1)
+def plan_of(dataset, partitioner=None, **options):
+    data = Partitioned(Module(dataset, **options), partitioner or Pooled(), num_clients=1)
     data.setup()
     return data.plan
 
@@ -157,7 +158,7 @@ def test_parts_and_sums_of_sets():
     assert read(Subset(both, torch.tensor([6, 0]))) == [6, 2]
     parts = random_split(both, [3, 4], torch.Generator().manual_seed(0))
     assert sorted(read(parts[0]) + read(parts[1])) == list(range(7))
-    assert read(ConcatDataset([first, TensorDataset(X)])) is None
+    assert read(ConcatDataset([second, TensorDataset(X)])) is None
 
 
 @pytest.mark.parametrize(
@@ -186,6 +187,96 @@ def test_reading_items_moves_no_generator_and_gives_the_same_labels_each_time():
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.rand(3)
     assert read(Drawn([0] * 20)) == first and len(set(first)) > 3
+
+
+# ---------------------------------------------------------------- columns that differ from the items
+class Halved(Dataset):
+    """Wraps a set, with other labels, and passes its attributes on."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __getitem__(self, index):
+        x, label = self.inner[index]
+        return x, label // 2
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+class HalvedSubset(Subset):
+    def __getitem__(self, index):
+        x, label = super().__getitem__(index)
+        return x, label // 2
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def stored(number=100, **attributes):
+    """A set whose column has the labels of its items: 0 for the first item, 1 for all others."""
+    labels = [int(index > 0) for index in range(number)]
+    return Items([(X[0], torch.tensor(label)) for label in labels], targets=labels, **attributes)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        Halved(stored()),
+        HalvedSubset(stored(), range(100)),
+        ConcatDataset([stored(), Halved(stored())]),
+        Subset(Halved(stored()), range(100)),
+        Items([{"x": X[0], "label": 0}] * 100, samples=[("a.png", 1)] * 100),
+    ],
+    ids=["wrapper", "subset", "sum", "subset of a wrapper", "dictionary"],
+)
+def test_a_column_that_differs_from_the_items_is_refused_with_index_and_both_labels(dataset):
+    with refused("data: labels=1", "item", "0", "targets"):
+        plan_of(dataset)
+    dataset.targets = [
+        int(dataset[index][1]) if isinstance(dataset[index], tuple) else 0 for index in range(len(dataset))
+    ]
+    assert read(dataset) == dataset.targets
+
+
+def test_items_are_compared_as_the_loader_reads_them():
+    """``__getitems__`` of a Subset passes a wrapper with ``__getattr__`` by, in PyTorch's loader, too."""
+    dataset = Halved(Subset(stored(), range(100)))
+    assert read(dataset) == [0] + [1] * 99 == next(iter(DataLoader(dataset, 100)))[1].tolist()
+
+
+def test_items_are_compared_in_a_worker_where_the_loader_has_some():
+    """A file that the first item opens, such as one of h5py, must not be open before the workers start."""
+
+    class Opening(Items):
+        opened = False
+
+        def __getitem__(self, index):
+            self.opened = True
+            return X[0], self.items[index]
+
+    dataset = Opening([1, 2, 0], targets=[1, 2, 0])
+    assert plan_of(dataset, num_workers=2).labels.tolist() == [1, 2, 0] and not dataset.opened
+    dataset.targets = [1, 1, 0]
+    with refused("data: labels=1", "item", "1", "2"):
+        plan_of(dataset, num_workers=2)
+    assert not dataset.opened
+
+
+def test_few_items_are_compared_with_a_column_and_no_generator_moves():
+    class Counted(Items):
+        def __getitem__(self, index):
+            seen.append(index)
+            return X[0], torch.randint(9, ()) * 0 + self.items[index]
+
+    before, labels = torch.random.get_rng_state(), np.arange(1000) % 3
+    seen = []
+    assert read(Counted(labels.tolist(), targets=labels)) == labels.tolist()
+    assert len(seen) == 20 and (min(seen), max(seen)) == (0, 999) and all(type(index) is int for index in seen)
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_classes_have_the_names_of_the_set():

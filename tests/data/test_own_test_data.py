@@ -147,6 +147,13 @@ def test_each_run_ends_with_the_modules_own_metrics_of_each_domain(tmp_path, cap
     assert [float(row["acc"]) for row in rows] == list(values.values())
 
 
+def test_the_table_of_the_domains_is_utf_8_whatever_the_encoding_of_the_system(tmp_path, undrawn, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.SITES", ("Köln", "Orléans", "Oslo"))
+    monkeypatch.setattr("io.text_encoding", lambda encoding, level=2: encoding or "latin-1")
+    lines = (fit(tmp_path).run_dir / "domains.csv").read_text(encoding="utf-8").splitlines()
+    assert [line.split(",")[0] for line in lines[1:]] == ["Köln", "Orléans", "Oslo"]
+
+
 def test_models_that_stay_with_the_clients_are_evaluated_on_their_own_domain(tmp_path, undrawn):
     trainer = fit(tmp_path, methods=[FedBN()], callbacks=[PersonalAccuracy(examples=None, fine_tune_steps=0)])
     own = np.load(trainer.run_dir / "personal.npz")["own"][-1]

@@ -113,7 +113,7 @@ def test_a_subclass_of_batches_and_other_loaders_stay_as_they_are():
         assert images.of(own) is own and images.of(listed) is listed
 
 
-@pytest.mark.parametrize("clients_per_step", [1, 4], ids=["sequentially", "in a group"])
+@pytest.mark.parametrize("clients_per_step", [1, pytest.param(4, marks=pytest.mark.vectorized)])
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
 def test_a_run_on_copies_is_the_same_run(tmp_path, monkeypatch, kind, clients_per_step):
     copied = []

@@ -186,7 +186,7 @@ def test_splits_or_classes_in_the_place_of_sites_are_refused(split, whole):
         ("path,label,site,spilt", None, ("'spilt'", "not read")),
         (None, lambda rows: [rows[0].replace(",benign,", ",,"), *rows[1:]], ("lines 2", "empty cell")),
         (None, lambda rows: [rows[0].replace("0.png", "x.png"), *rows[1:]], ("1 of its 57 files", "x.png")),
-        (None, lambda rows: [row.replace(",test", ",Test") for row in rows], ("Test", "train, val, test")),
+        (None, lambda rows: [row.replace(",test", ",tset") for row in rows], ("tset", "train, val, test")),
         (None, lambda rows: [row for row in rows if not row.endswith(("test", "val"))], ("no image for test",)),
         (None, lambda rows: [], ("no rows",)),
     ],

@@ -53,6 +53,7 @@ def test_what_cannot_be_compiled_runs_as_it_is_with_one_warning(run, monkeypatch
     assert_same_bits(plain.state_dict(), compiled.state_dict())
 
 
+@pytest.mark.vectorized
 def test_clients_of_a_compiled_model_train_one_by_one(run):
     with refused("trainer.clients_per_step=8", "trainer.compile"):
         run([], model=TinyModule(), data=clients(TinyData(), 8, 6), compile=True, clients_per_step=8)

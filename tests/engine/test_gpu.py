@@ -1,22 +1,19 @@
 """Faults of GPUs that show on a CPU: with a patched ``torch.cuda``, and with tensors without values."""
 
 import time
-import weakref
 
 import pytest
 import torch
 from helpers.errors import refused
-from helpers.runs import small_data, small_trainer, train
+from helpers.runs import small_trainer, train
 from helpers.tiny import TinyData, TinyModule, clients
-from lightning.fabric.accelerators import MPSAccelerator
+from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
 
 from fl_lightning.callbacks import CostLedger
 from fl_lightning.engine import launching as run_module
 from fl_lightning.engine.argument_checks import check_precision
-from fl_lightning.engine.run import VisitRunner
 from fl_lightning.errors import ClientError
 from fl_lightning.training.local_training import Stopwatch
-from fl_lightning.vectorized.group import Group
 
 CUDA = torch.device("cuda", 0)
 
@@ -33,6 +30,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "_lazy_init", begin)
 
 
+@pytest.mark.filterwarnings("ignore:`precision=b?f?16` is supported for historical reasons")
 @pytest.mark.parametrize(
     "precision", ["32-true", "64-true", "16-true", "bf16-true", "16-mixed", "bf16-mixed", "16", "bf16", 32, None]
 )
@@ -53,6 +51,14 @@ def test_bfloat16_is_refused_in_the_worker_where_the_gpu_would_emulate_it(monkey
         check_precision(CUDA, "bf16-mixed")
 
 
+def test_a_gpu_that_is_not_there_is_refused_with_the_cpu_as_remedy(tmp_path, monkeypatch):
+    for kind in (CUDAAccelerator, MPSAccelerator):
+        monkeypatch.setattr(kind, "is_available", lambda: False)
+    for accelerator in ("gpu", "cuda"):
+        with refused(f"trainer.accelerator='{accelerator}'", "set cpu"):
+            small_trainer(tmp_path, accelerator=accelerator)
+
+
 def test_auto_is_the_cpu_on_a_mac_with_apple_silicon_and_its_gpu_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(MPSAccelerator, "is_available", lambda: True)
     monkeypatch.setattr(MPSAccelerator, "auto_device_count", lambda: 1)
@@ -60,26 +66,6 @@ def test_auto_is_the_cpu_on_a_mac_with_apple_silicon_and_its_gpu_is_refused(tmp_
     for accelerator in ("mps", "gpu"):
         with refused("trainer.accelerator='mps'", "cpu"):
             small_trainer(tmp_path, accelerator=accelerator)
-
-
-def test_nothing_of_a_group_that_failed_is_in_memory_while_its_clients_train_one_by_one(tmp_path, monkeypatch):
-    groups, alive, take_steps, train_client = [], [], Group._take_steps, VisitRunner.trained
-
-    def fail(group, *args):
-        if group.size == 2:  # the trial before round 0
-            return take_steps(group, *args)
-        groups.append(weakref.ref(group))
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    def watched(*args):
-        alive.append(groups[-1]() is not None)
-        return train_client(*args)
-
-    monkeypatch.setattr(Group, "_take_steps", fail)
-    monkeypatch.setattr(VisitRunner, "trained", watched)
-    with pytest.warns(UserWarning, match="sequentially"):
-        train(tmp_path, data=small_data(num_clients=4), clients_per_step=4, max_rounds=1)
-    assert alive == [False] * 4
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
@@ -93,23 +79,6 @@ def test_a_client_is_not_skipped_for_lack_of_memory(tmp_path, error):
     trainer = small_trainer(tmp_path, on_client_error="skip", clients_per_step=1)
     with refused("client 0, round 1", type(error).__name__, kind=ClientError):
         trainer.fit(Large(), clients(TinyData(), 7, 7))
-
-
-def test_clients_whose_dropout_draws_on_a_gpu_do_not_share_a_program_unasked(tmp_path, monkeypatch):
-    generator = torch.Generator()
-
-    class Drops(TinyModule):
-        def loss(self, batch):
-            x, y = batch
-            keep = torch.rand(x.shape[-1:], generator=generator) > 0.5 if self.training else 1.0
-            return super().loss((x * keep, y))
-
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
-    trainer = small_trainer(tmp_path, max_rounds=1, devices=1)
-    trainer.fit(Drops(), clients(TinyData(48), *[6] * 8))
-    assert "random numbers" in trainer.run.runner.reason()
 
 
 class Event:
@@ -155,7 +124,7 @@ def test_the_stopwatch_of_a_gpu_waits_once_a_round(events, monkeypatch):
     assert watch.read() == {"data": 2.0}
 
 
-@pytest.mark.parametrize("clients_per_step", [1, 4])
+@pytest.mark.parametrize("clients_per_step", [1, pytest.param(4, marks=pytest.mark.vectorized)])
 def test_the_times_of_a_round_are_those_of_the_events(events, tmp_path, monkeypatch, clients_per_step):
     monkeypatch.setattr(run_module, "Stopwatch", lambda events: Stopwatch(events=True))
     _, trainer = train(tmp_path, max_rounds=2, clients_per_step=clients_per_step)

@@ -199,7 +199,8 @@ def test_objects_that_a_module_adds_are_in_no_file_and_are_the_present_ones_for_
     kept = torch.load(file(tmp_path, "last.ckpt"), weights_only=True)["module"]
     assert kept["their_words"]["names"] == ["a", "b"] and "data" not in kept
     assert "data" not in torch.load(file(tmp_path), weights_only=True)
-    _, model = fit(tmp_path, Holds(8), max_rounds=2, ckpt_path="last")
+    with warned("on_save_checkpoint"):
+        _, model = fit(tmp_path, Holds(8), max_rounds=2, ckpt_path="last")
     assert model.labels == [1] and model.seen["names"] == ["a", "b"]
 
 

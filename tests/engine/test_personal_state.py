@@ -103,7 +103,9 @@ def test_a_received_personal_state_changes_nothing(tmp_path):
     assert "personal/accuracy" in trainer.metrics
 
 
-@pytest.mark.parametrize(("clients_per_step", "passes"), [(1, 1 + 3), (4, 1 + 1)])
+@pytest.mark.parametrize(
+    ("clients_per_step", "passes"), [(1, 1 + 3), pytest.param(4, 1 + 1, marks=pytest.mark.vectorized)]
+)
 def test_the_command_test_reports_the_global_model_and_the_mean_of_the_clients_models(
     tmp_path, monkeypatch, clients_per_step, passes
 ):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.errors import refused
+from helpers.errors import refused, warned
 from helpers.runs import small_data, small_model, small_trainer
 from helpers.theirs import TheirData, Theirs
 from lightning.pytorch import LightningModule, Trainer
@@ -156,7 +156,7 @@ def test_what_cannot_be_predicted_is_refused(tmp_path):
     model = made(Net)
     data = Partitioned(Data(), num_clients=3)
     small_trainer(tmp_path, name="run", max_rounds=1).fit(model, data, [FedBN()])
-    with refused("last.ckpt", "3 clients"):
+    with warned("method=[]", "fedbn"), refused("last.ckpt", "3 clients"):
         small_trainer(tmp_path).predict(model, data, tmp_path / "run/version_0/checkpoints/last.ckpt")
 
 

@@ -190,7 +190,8 @@ def test_layers_in_evaluation_mode_keep_their_statistics(tmp_path):
     model = deep()
     model.norm.eval()
     before = {name: model.state_dict()[name].clone() for name in statistics_of("norm")}
-    trainer = fit(tmp_path, model)
+    with warned("model"):
+        trainer = fit(tmp_path, model)
     assert "norm" not in trainer.client.batch_norms
     assert_same_bits({name: trainer.server.state[name] for name in before}, before)
 

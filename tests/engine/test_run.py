@@ -13,6 +13,7 @@ from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.distributed.launcher import gc_disabled, init_forked_process
+from fl_lightning.engine.run import VisitRunner
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import SCAFFOLD
 
@@ -75,3 +76,12 @@ def test_workers_end_with_the_process_that_started_them_and_leave_nothing(tmp_pa
     assert "Traceback" not in said
     # that of the first one is removed when another run needs one
     assert len(list(place.glob("fl_lightning-clients-*"))) == 1
+
+
+def test_without_the_optional_part_auto_trains_sequentially_and_a_number_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fl_lightning.vectorized.runner", None)
+    trainer = small_trainer(tmp_path, clients_per_step="auto", max_rounds=1)
+    trainer.fit(small_model(), small_data())
+    assert type(trainer.run.runner) is VisitRunner and "fl_lightning.vectorized" in trainer.run.runner.reason
+    with refused("trainer.clients_per_step=4", "fl_lightning.vectorized", "auto"):
+        small_trainer(tmp_path, clients_per_step=4).fit(small_model(), small_data())

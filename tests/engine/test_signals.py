@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from helpers.errors import assert_names
+from helpers.errors import assert_names, warned
 from helpers.runs import assert_same_bits, history, plain_sgd_model, sends, small_data, small_trainer
 
 from fl_lightning import Method
@@ -84,11 +84,11 @@ def test_a_signal_gives_the_round_up_and_the_run_goes_on_to_the_same_bits(tmp_pa
     goes_on(tmp_path, whole, stopped)
 
 
-@pytest.mark.filterwarnings("ignore:.*previous.ckpt is taken instead")
 def test_a_run_that_took_the_previous_checkpoint_names_the_one_that_is_there(tmp_path, whole):
     fit(tmp_path, Sends(), max_rounds=2)
     (tmp_path / "run/version_0/checkpoints/last.ckpt").unlink()
-    _, stopped = fit(tmp_path, Sends(signal.SIGTERM), ckpt_path="last", devices=2)
+    with warned("ckpt_path=", "previous.ckpt"):
+        _, stopped = fit(tmp_path, Sends(signal.SIGTERM), ckpt_path="last", devices=2)
     assert stopped.checkpoint.is_file()
     goes_on(tmp_path, whole, stopped)
 

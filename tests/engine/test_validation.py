@@ -6,14 +6,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers.errors import refused, warned
+from helpers.errors import assert_names, refused, warned
 from helpers.runs import small_data, small_model, small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
 from torch.utils.data import DataLoader
 
 from fl_lightning import FederatedTrainer
-from fl_lightning.data import Digits, RandomFlip
+from fl_lightning.data import IID, Digits, RandomFlip
 from fl_lightning.engine import validation
 from fl_lightning.method import Method
 from fl_lightning.methods import FedLC, FedProx
@@ -104,7 +104,7 @@ def test_a_server_optimizer_that_cannot_step_is_refused(unwritten, optimizer, wo
 
 
 def test_half_precision_is_refused_on_a_cpu(unwritten):
-    with refused("bf16-mixed"):
+    with pytest.warns(UserWarning, match="precision='16-mixed'"), refused("bf16-mixed"):
         fit(unwritten, precision="16-mixed")
 
 
@@ -130,6 +130,16 @@ def test_clients_without_a_full_batch_are_named_before_round_0(tmp_path):
         fit(tmp_path, TinyModule(), clients(Drops(), 5, 8, 8, 9), max_rounds=0)
     with warned("data", "of 4 clients"):
         fit(tmp_path, data=small_data(batch_size=102, drop_last=True), max_rounds=0)
+
+
+def test_a_module_that_cannot_be_evaluated_is_named_before_round_0(tmp_path, said):
+    fit(tmp_path, TinyModule(), clients(TinyData(test=(6,)), 7, 7), max_rounds=0)
+    assert_names(said(), "model=TinyModule", "test_step", "validation_step")
+
+
+def test_batches_that_no_client_fills_are_named_before_round_0(tmp_path, said):
+    fit(tmp_path, data=small_data(batch_size=64, num_clients=3, train_size=120, partitioner=IID()), max_rounds=0)
+    assert_names(said(), "data.batch_size=64", "40")
 
 
 def test_cached_references_need_a_loader_that_is_deterministic(unwritten):

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader
 
 from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import Callback
-from fl_lightning.distributed import workers
+from fl_lightning.distributed import launcher, workers
 from fl_lightning.distributed.launcher import IndependentStrategy
 from fl_lightning.distributed.workers import schedule
 from fl_lightning.errors import ClientError, LostWorkerError
@@ -339,7 +339,31 @@ def test_auto_takes_a_worker_a_core_and_no_more_than_clients(tmp_path, said):
     trainer = small_trainer(tmp_path, devices="auto", cohort_size=1, max_rounds=1)
     trainer.fit(small_model(), small_data())
     assert trainer.fabric.world_size == 1
-    assert_names(said(), "trainer.devices=auto", "1 workers")
+    assert_names(said(), "trainer.devices=auto", "1 worker")
+
+
+@pytest.mark.parametrize(("cores", "kwargs"), [(4, {}), (1, {}), (4, {"cohort_size": 1}), (4, {"devices": 2})])
+def test_a_run_of_one_worker_names_the_cores_that_it_leaves_idle(tmp_path, said, monkeypatch, cores, kwargs):
+    monkeypatch.setattr(launcher, "cpu_count", lambda: cores)
+    small_trainer(tmp_path, max_rounds=1, **kwargs).fit(small_model(), small_data())
+    lines = [line for line in said().splitlines() if "trainer.devices=1" in line and "auto" in line and "4" in line]
+    assert len(lines) == (cores == 4 and not kwargs)
+
+
+def test_a_worker_has_one_thread_by_default_and_the_program_gets_its_own_back(tmp_path):
+    class Notes(Callback):
+        def on_client_end(self, trainer, client):
+            numbers.append(torch.get_num_threads())
+
+    numbers, states = [], []
+    for threads in (1, 2):
+        with launcher.threads(threads):
+            trainer = small_trainer(tmp_path, max_rounds=1, callbacks=[Notes()])
+            trainer.fit(small_model(), small_data())
+            assert torch.get_num_threads() == threads
+        states.append(trainer.server.state)
+    assert {*numbers} == {1}
+    assert_same_bits(*states)
 
 
 # ---------------------------------------------------------------------- clusters

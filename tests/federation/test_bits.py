@@ -81,6 +81,7 @@ def test_frozen_parameters_that_the_server_assigns_travel_once(tmp_path):
     assert sum(rest) == SITES * 4 * 16
 
 
+@pytest.mark.filterwarnings("ignore:round 0. FedDisco")  # each site tries it without the label counts of the others
 @pytest.mark.parametrize("name", ["FedDisco", "LogitAdjustment"])
 def test_methods_that_need_the_label_counts_of_all_clients_are_refused(tmp_path, name):
     given = {"LogitAdjustment": {"prior": "global"}}.get(name, {})

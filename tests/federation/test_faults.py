@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.errors import assert_names, refused
+from helpers.errors import assert_names, refused, warned
 from helpers.runs import assert_same_bits
 from helpers.sites import (
     ROUNDS,
@@ -220,7 +220,7 @@ class Slow(Here):
 def test_a_late_site_is_asked_nothing_more_until_it_has_answered_and_a_new_one_joins(tmp_path):
     config = copy.deepcopy(SKIPPING)
     config["trainer"]["max_rounds"] = 4
-    with pytest.warns(UserWarning, match="no answer within 0.5 s"):
+    with warned("site-2"), pytest.warns(UserWarning, match="no answer within 0.5 s"):
         trainer, link = run_here(tmp_path, config, Slow, deadline=0.5, join_within=0.5)
     asked = [(message_of(packet).get("shared", {}), node) for node, packet in link.sent]
     trained = [

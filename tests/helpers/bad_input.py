@@ -130,3 +130,15 @@ BAD: dict[str, tuple[str, str]] = {
     "half precision": ("trainer: {precision: 16-mixed}", "trainer.precision='16-mixed'"),
     "a strategy": ("trainer: {strategy: ddp}", "trainer.strategy='ddp'"),
 }
+
+# what is refused before torch is imported: the command line, the names in its line, and the text of its file
+WITHOUT_TORCH: tuple[tuple[list[str], list[str], str], ...] = (
+    (["fit", "--config", "nowhere.yaml"], ["config='nowhere.yaml'"], ""),
+    (["fit", "--config", "smoke/fedavgg"], ["config='smoke/fedavgg'", "smoke/fedavg"], ""),
+    (["fit", "--config", "{file}"], ["given.yaml, line 2"], "trainer: {max_rounds: 3\n"),
+    (["fit", "--config={file}"], ["trianer", "trainer?"], "trianer: {max_rounds: 3}\n"),
+    (["test", "--config", "{file}"], ["trainer.max_round", "trainer.max_rounds?"], "trainer: {max_round: 3}\n"),
+    (["fit", "--config={{trainer: {{max_epochs: 3}}}}"], ["trainer.max_epochs", "trainer.max_rounds?"], ""),
+    (["doctor", "--trainer.callback+=Scores"], ["--trainer.callback+", "trainer.callbacks?"], ""),
+    (["fit", "--ckpt", "last"], ["--ckpt"], ""),
+)

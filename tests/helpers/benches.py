@@ -90,6 +90,7 @@ def run_command(patch, capsys, args, answer=lambda cell, on_round: outcome()):
         patched.setattr(command, "Scheduler", partial(scheduler.Scheduler, client=client))
         patched.setattr(command, "WorkerClient", FakeWorkerClient)
         patched.setattr(command, "open_database", quick_database)
+        patched.setattr(command, "cpu_count", lambda: 4)
         patched.setattr(scheduler, "POLL", 0.05)
         patched.setattr(scheduler, "PACE", 0.0)
         try:

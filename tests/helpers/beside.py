@@ -10,7 +10,6 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.data import Digits, Dirichlet
 from fl_lightning.engine.run import VisitRunner
 from fl_lightning.models import MLP, Encoder, ETFClassifier, ImageClassifier
-from fl_lightning.vectorized.runner import VectorizedRunner
 from helpers.runs import history, small_trainer
 from helpers.tiny import TinyData, clients
 
@@ -72,6 +71,8 @@ def normed(inputs=64):
 
 def trained(tmp_path, size, model=mlp, data=digits, methods=list, visits=True, ckpt_path=None, callbacks=(), **kwargs):
     """Return the results by name of a run in groups of at most ``size`` clients, or of ``auto``, and its trainer."""
+    from fl_lightning.vectorized.runner import VectorizedRunner
+
     torch.manual_seed(0)
     seen, given = Visits(), {"precision": "64-true", "local_epochs": 2, "threads_per_worker": 1}
     given |= {"enable_progress_bar": False, "eval_every_n_rounds": 99, "checkpoint_every_n_rounds": 99}

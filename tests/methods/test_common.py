@@ -2,12 +2,11 @@
 
 import math
 import threading
-import warnings
 from functools import partial
 
 import pytest
 import torch
-from helpers.errors import refused
+from helpers.errors import refused, warned
 from helpers.quadratics import UNEQUAL, A, B, settle, weighted
 from helpers.runs import assert_same_bits, differs, small_data, small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
@@ -155,7 +154,8 @@ def test_scaffold_and_feddyn_settle_at_the_optimum(run, method, given, near):
 )
 def test_a_client_without_a_step_divides_by_nothing_and_moves_nothing(run, method):
     data = small_data(batch_size=30, drop_last=True, train_size=120, test_size=50)
-    state, trainer = run([method], model=plain_sgd(), data=data)
+    with warned("data"):
+        state, trainer = run([method], model=plain_sgd(), data=data)
     idle = [k for k in range(4) if data.info(k).num_examples < 30]
     assert 0 < len(idle) < 4
     assert all(torch.isfinite(value).all() for value in state.values())
@@ -345,7 +345,7 @@ class Locked(ImageClassifier):
 
     def __init__(self, plain=False):
         super().__init__(MLP(64, [32, 16]))
-        with warnings.catch_warnings(action="ignore"):
+        with pytest.warns(FutureWarning, match="weight_norm"):
             torch.nn.utils.weight_norm(self.classifier)
         if not plain:
             self.encoder.guard, self.generator, self.lines = threading.Lock(), torch.Generator(), (line for line in "")

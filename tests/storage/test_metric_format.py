@@ -7,6 +7,7 @@ from fl_lightning.storage.metric_format import (
     best,
     few_digits,
     final_names,
+    fixed,
     format_value,
     names_to_show,
     tagged,
@@ -35,6 +36,12 @@ def test_best_is_the_least_loss_the_most_accuracy_and_nothing_of_an_unknown_metr
     assert best(history, "test/accuracy") == ("50.00 %", "0")
     assert best(history, "test_loss") == ("1.0000", "0")
     assert best(history, "test/x") == ("-", "-")
+
+
+def test_a_number_that_is_0_as_it_is_shown_has_no_sign():
+    assert [fixed(value, 2) for value in (-0.004, -0.0, 0.004, -0.006)] == ["0.00", "0.00", "0.00", "-0.01"]
+    assert [fixed(value, 2, "+") for value in (-0.004, 0.004, 0.006)] == ["0.00", "0.00", "+0.01"]
+    assert few_digits(-0.0) == "0.0000" and format_value("test/accuracy", -0.0) == "0.00 %"
 
 
 def test_numbers_keep_their_digits():

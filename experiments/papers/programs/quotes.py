@@ -30,6 +30,7 @@ from fl_lightning.bench.protocol_variants import consistency, fits
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.statistics import Difference, decision, paired_difference
 from fl_lightning.errors import require
+from fl_lightning.storage.metric_format import fixed
 
 # by seed
 Numbers = dict[int, float]
@@ -324,7 +325,7 @@ def plain(value: float, digits: int = 1) -> str:
 
 def signed(value: float, digits: int = 1) -> str:
     """A number with its sign."""
-    return f"{value:+.{digits}f}" if round(value, digits) else f"{0:.{digits}f}"
+    return fixed(value, digits, "+")
 
 
 def p_value(value: float) -> str:

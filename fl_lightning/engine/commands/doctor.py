@@ -61,7 +61,10 @@ def diagnose(
     """Return the plan of a fit as plain values; all workers call this."""
     if run.fabric.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(run.fabric.device)
-    source, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
+    try:
+        source, checkpoint = prepare_fit(run, ckpt_path, weights, allow_changes)
+    finally:
+        run.folder.release()
     begin_fit(run, fresh=source is None)
     if run.client.sent and not run.trainer.fast_dev_run:
         warn_of_arguments(run, "model.ckpt")
@@ -98,7 +101,7 @@ def diagnose(
             "precision": str(run.fabric.strategy.precision.precision),
             "seed": run.seed,
             "clients_per_step": run.runner.settings()["clients_per_step"],
-            "side_by_side": run.runner.reason(),
+            "side_by_side": run.runner.reason,
             "systems": None if trainer.systems is None else plain_arguments(trainer.systems),
             "callbacks": [type(callback).__name__ for callback in trainer.callbacks],
         },
@@ -152,10 +155,10 @@ def spread(values: Sequence[int]) -> list[float]:
 def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     """Return bytes, memory and seconds; empty if no round trains anything. All workers call this.
 
-    Measures a visit of the client with the median number of batches, limited to a few batches, together with the
-    clients that train side by side with it. Evaluation, callbacks and checkpoints are not included.
+    Measures a few batches of one part of the first cohort, the one of median cost. Evaluation, callbacks and
+    checkpoints are not included.
     """
-    trained = sorted((number, k) for k, number in enumerate(batches) if number)
+    trained = {k: number for k, number in enumerate(batches) if number}
     rounds = run.trainer.max_rounds - done
     if rounds <= 0 or not trained:
         return {}
@@ -168,7 +171,8 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     run.server.begin_round(done, draw_cohort(run, done))
     run.worker_module.begin_round(done)
     run.methods.on_round_start(run.server)
-    part = run.runner.example([k for _, k in trained], len(run.server.cohort))
+    parts = run.runner.divide(run, {k: trained[k] for k in run.server.cohort if k in trained} or trained)
+    part = sorted(parts, key=lambda part: (parts[part], part))[len(parts) // 2]
     for _ in range(3):  # the first two warm up; the third is measured
         with patched(fit_progress, limit=min(BATCHES, fit_progress.limit or BATCHES)):
             began = time.perf_counter()

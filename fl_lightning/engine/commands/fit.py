@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import Callback, named
 from fl_lightning.data.client_loaders import ClientLoader, as_client_loader
 from fl_lightning.data.partition_adapter import own_module_of
+from fl_lightning.distributed.launcher import show_idle_cores
 from fl_lightning.engine.checkpointing import (
     checkpoint_to_resume,
     restore_callbacks,
@@ -18,7 +20,7 @@ from fl_lightning.engine.checkpointing import (
     save_run,
     verified_checkpoint,
 )
-from fl_lightning.engine.evaluation.evaluator import bound_step, step_name
+from fl_lightning.engine.evaluation.evaluator import PHASES, bound_step, step_name
 from fl_lightning.engine.evaluation.loop import can_share
 from fl_lightning.engine.fingerprint import (
     FREE_OF_TRAINER,
@@ -33,7 +35,7 @@ from fl_lightning.engine.model_io import check_storable, load_model, load_weight
 from fl_lightning.engine.rounds import check_metrics, run_round
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sanity_check import run_sanity_check
-from fl_lightning.engine.validation import check_folder, warn_of_averaged_statistics
+from fl_lightning.engine.validation import check_folder, name_large_batches, warn_of_averaged_statistics
 from fl_lightning.errors import UsageError, require
 from fl_lightning.lightning_compat import is_overridden
 from fl_lightning.seeding import rng_scope
@@ -104,10 +106,15 @@ def prepare_fit(
     checkpoint = restore_run(run, source, allow_changes)
     client = run.client
     warn_of_averaged_statistics(run.trainer, client, run.data)
+    name_large_batches(run.data)
+    if step_name(client.module, "test") is None and any(map(run.evaluator.has_data, PHASES)):
+        hint = "it has no test_step and no validation_step, so no round is evaluated; define one that logs a metric"
+        rank_zero_info(f"model={type(client.module).__name__}: {hint}")
     if not client.has_global_model:
         some = "all" if not client.sent else f"{len(client.kept)} of {len(client.live)}"
         stay = f"{some} entries of the state stay with each client: metrics are means over the clients' own models"
         run.trainer.warn(stay if client.sent else f"{stay}, and no model.ckpt is written")
+    show_idle_cores(run.trainer, run.data)
     return source, checkpoint
 
 

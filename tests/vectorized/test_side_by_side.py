@@ -1,11 +1,13 @@
 """Clients side by side: each gives what it gives alone, up to rounding, whatever trains."""
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
 import torch
 from helpers.beside import SIZES, Normed, assert_near, assert_same_alone, digits, etf, mlp, normed, rows, sgd, trained
 from helpers.errors import assert_names, refused, warned
+from helpers.lora import lora_model
 from helpers.runs import Stops, assert_same_bits, small_trainer
 from helpers.tiers import sample
 from helpers.tiny import TinyData, TinyModule
@@ -33,7 +35,9 @@ from fl_lightning.methods import (
     FedDecorr,
     FedDisco,
     FedDyn,
+    FedExLoRA,
     FedExP,
+    FedIT,
     FedLC,
     FedNova,
     FedNTD,
@@ -45,11 +49,13 @@ from fl_lightning.methods import (
     FedRS,
     FedSAM,
     FedUV,
+    FFALoRA,
     FixBN,
     Freeze,
     LGFedAvg,
     Local,
     LogitAdjustment,
+    LoRAProduct,
     PFedMe,
     StructuredDeCov,
 )
@@ -337,9 +343,13 @@ MODELS = DEFAULT_MODELS | {
 }
 
 
+@pytest.mark.filterwarnings("ignore:A batch has parts of several lengths")  # of many things
 @pytest.mark.parametrize("name", sample([*MODELS], *DEFAULT_MODELS))
 def test_a_model_gives_side_by_side_what_it_gives_one_by_one(tmp_path, name):
-    assert_same_alone(tmp_path, **MODELS[name])
+    # torch.vmap of torch 2.6 cannot run GroupNorm on what a convolution returns
+    lacking = name == "GroupNorm" and torch.__version__ < (2, 7)
+    with refused("trainer.clients_per_step=4", "group_norm") if lacking else nullcontext():
+        assert_same_alone(tmp_path, **MODELS[name])
 
 
 def test_each_client_has_batch_statistics_and_random_numbers_of_its_own(tmp_path):
@@ -424,6 +434,7 @@ OPTIONS = DEFAULT_OPTIONS | {
 }
 
 
+@pytest.mark.filterwarnings("ignore:data. 1 of 4 clients")  # the empty one
 @pytest.mark.parametrize("name", sample([*OPTIONS], *DEFAULT_OPTIONS))
 def test_an_option_gives_side_by_side_what_it_gives_one_by_one(tmp_path, name):
     assert_same_alone(tmp_path, **{"data": rows, **OPTIONS[name]})
@@ -568,6 +579,19 @@ def test_the_others_of_a_group_go_on_without_a_client_that_fails(tmp_path, name)
     assert [row["clients/failed"] for row in trainer.history] == [1, 1]
     assert skipped(caught) == skipped(said)
     assert_near(alone, beside, 1e-10)
+
+
+def test_all_failures_in_a_group_are_recorded_and_the_error_names_the_first(tmp_path):
+    class FailsTwice(Method):
+        def on_client_end(self, client):
+            if client.info.id in (3, 5):
+                raise ValueError("a mistake")
+
+    trainer = small_trainer(tmp_path, clients_per_step=4, max_rounds=1)
+    with refused("client 3", "round 0", "mistake", kind=ClientError):
+        trainer.fit(TinyModule(), rows(), [FailsTwice()])
+    recorded = {path.name for path in tmp_path.rglob("failures/*.pt")}
+    assert recorded == {"round-0-client-3.pt", "round-0-client-5.pt"}
 
 
 @pytest.mark.parametrize("name", ["nan", "the end of a visit"])
@@ -742,3 +766,9 @@ class NoisyRows(TensorDataset):
 @pytest.mark.parametrize("how", [{"model": Dropped}, {"data": partial(rows, kind=Noisy)}], ids=["layer", "data"])
 def test_auto_trains_clients_that_draw_random_numbers_one_by_one(tmp_path, how):
     assert_one_by_one(tmp_path, "random numbers", **how)
+
+
+@pytest.mark.parametrize("method", [FedIT, FFALoRA, LoRAProduct, FedExLoRA])
+def test_adapters_train_side_by_side_as_one_by_one(tmp_path, undrawn, monkeypatch, method):
+    monkeypatch.setattr(group_size, "LEAST_CLIENTS", 2)
+    assert_same_alone(tmp_path, methods=lambda: [method()], model=lora_model)
