@@ -380,6 +380,38 @@ def test_with_lora_begins_as_the_model_itself_and_trains_adapters_and_classifier
     assert [len(adapted.state_dict()[adapter.a]) for adapter in lora_adapters(adapted)] == [3, 3]
 
 
+class Attention(nn.Module):
+    """torch's own attention, which reads the weight of its last layer instead of calling the layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0]
+
+
+@pytest.mark.parametrize("build", [Attention, lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)])
+@pytest.mark.parametrize("train", [True, False])
+def test_a_module_that_reads_the_weights_of_its_layers_reads_them_with_their_adapters(build, train):
+    torch.manual_seed(0)
+    adapted, x = with_lora(build().train(train), rank=2), torch.randn(3, 5, 8)
+    for name, value in adapted.named_parameters():
+        value.data = torch.randn_like(value) if "lora_B" in name else value.data
+    merged = build().train(train)
+    changed = {f"{path}.weight": weight.float() for path, weight in effective(adapted, adapted.state_dict()).items()}
+    base = {
+        name.replace("base_layer.", ""): value for name, value in adapted.state_dict().items() if "lora" not in name
+    }
+    merged.load_state_dict(base | changed)
+    for part in (adapted, merged):
+        torch.manual_seed(1)  # dropout
+        part.output = part(x)
+    torch.testing.assert_close(adapted.output, merged.output)
+    adapted.output.sum().backward()
+    assert all(value.grad.any() for name, value in adapted.named_parameters() if "lora_A" in name)
+
+
 # ---------------------------------------------------------------- refusals
 class Unscaled(Adapted):
     def __init__(self):
