@@ -116,6 +116,10 @@ Tested by
 {%- endfor %}
 {% endfor %}"""
 
+# libraries in the README's table of features
+COMPARED = ("Flower", "fluke", "pfl-research", "PFLlib")
+PFL = "https://github.com/apple/pfl-research"
+
 LIBRARIES = """\
 # Methods here and in other libraries
 
@@ -134,6 +138,17 @@ FedGen are not available: they need a state for each client, or a server that se
 {% for remark in remarks -%}
 {{ loop.index }}. {{ remark }}
 {% endfor %}
+## Features
+
+What each library has besides methods, by a file that has it; a dash means that we found none.
+
+| feature | here | {{ compared | join(" | ") }} |
+|---|---|{{ "---|" * (compared | length) }}
+{% for row in feature_rows -%}
+| {{ row | join(" | ") }} |
+{% endfor %}
+## Commits
+
 | library | commit | of |
 |---|---|---|
 {% for name, (url, commit, date) in libraries.items() -%}
@@ -301,7 +316,14 @@ def make_libraries() -> str:
             cells.append("-" if file == "-" else f"[yes]({url}/blob/{commit}/{file}){number}")
         here = f"no: {entries['missing']}" if "missing" in entries else "yes"
         rows.append([name, *cells, f"[yes](methods.md#{name.lower()})" if name in ledger else here])
-    return jinja2.Template(LIBRARIES).render(**facts | {"rows": rows, "remarks": remarks}).rstrip() + "\n"
+    urls = {library: url for library, (url, *_) in facts["libraries"].items()} | {"pfl-research": PFL}
+    feature_rows = []
+    for name, entries in facts["features"].items():
+        files = {library: "/".join(entries[library]) for library in COMPARED if library in entries}
+        others = [f"[yes]({urls[name]}/blob/{files[name]})" if name in files else "-" for name in COMPARED]
+        feature_rows.append([name, f"[yes]({entries['here']})" if "here" in entries else "-", *others])
+    made = {"rows": rows, "remarks": remarks, "compared": COMPARED, "feature_rows": feature_rows}
+    return jinja2.Template(LIBRARIES).render(**facts | made).rstrip() + "\n"
 
 
 if __name__ == "__main__":

@@ -77,7 +77,6 @@ TINY = {
 USUAL = ("docs/make_methods.py", "experiments/reliability/bad_input.py", "experiments/speed/overhead.py")
 # the files that a program must reproduce
 STORED = {
-    "docs/make_front.py": ["README.md"],
     "docs/make_methods.py": ["docs/methods.md", "docs/libraries.md"],
     "experiments/papers/programs/make_figures.py": ["docs/paper_figures.md"],
     "experiments/papers/programs/make_results.py": ["experiments/papers/RESULTS.md", "docs/findings.md"],

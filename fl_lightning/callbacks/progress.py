@@ -16,6 +16,7 @@ from tqdm import tqdm
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client import Client
+from fl_lightning.errors import count
 from fl_lightning.storage.metric_format import best, final, final_names, format_value, names_to_show
 
 # seconds after which a round has its own bar
@@ -39,6 +40,8 @@ class ProgressBar(Callback):
     def on_fit_start(self, trainer: RunContext) -> None:
         self._first, self._began, self._said = len(trainer.history), time.perf_counter(), -1
         self._speaks = trainer.global_rank == 0
+        if self._speaks:
+            self._say(first_line(trainer))
         if self._speaks and sys.stderr.isatty():
             self._rounds = tqdm(total=trainer.max_rounds, initial=self._first, desc="rounds", unit="round")
 
@@ -87,7 +90,7 @@ class ProgressBar(Callback):
 
     def _say_round(self, trainer: RunContext) -> None:
         folder, names = trainer.run_dir, names_to_show(trainer.metrics)
-        if self._said < 0 and folder and names and any(Path(folder).glob("events.out.tfevents.*")):
+        if self._said < 0 and folder and names and has_events(folder):
             cards = json.dumps([{"plugin": "scalars", "tag": names[0]}], separators=(",", ":"))
             address = f"http://localhost:6006/?pinnedCards={quote(cards, safe=':,/')}&smoothing=0"
             self._say(f"curves: tensorboard --logdir {folder.parents[1]}, then open {address}")
@@ -107,6 +110,22 @@ class ProgressBar(Callback):
         self._clients = self._rounds = None
 
 
+def first_line(trainer: RunContext) -> str:
+    """Return what runs, and the folder of its results."""
+    methods = " + ".join(type(method).__name__ for method in trainer.methods.methods) or "FedAvg"
+    model, data = (
+        type(part).__name__ for part in (trainer.client.module, getattr(trainer.data, "datamodule", trainer.data))
+    )
+    rounds = count(trainer.max_rounds - len(trainer.history), "round")
+    where = f"results in {trainer.run_dir}" if trainer.run_dir else "without a folder"
+    return f"{methods}: {model} on {data}, {rounds}, {where}"
+
+
+def has_events(folder: Path) -> bool:
+    """Return whether a run writes events of TensorBoard into its folder."""
+    return any(folder.glob("events.out.tfevents.*"))
+
+
 def summaries(trainer: RunContext) -> list[str]:
     """Return the callbacks' texts about a finished run or evaluation."""
     return list(filter(None, (part.summary_of_fit() for part in trainer.callbacks if isinstance(part, Callback))))
@@ -120,8 +139,8 @@ def round_line(metrics: Mapping[str, float], round_: int, rounds: int, seconds: 
     return f"round {round_}/{last}: {', '.join([*shown, f'{seconds:.2g} s a round', *left])}"
 
 
-def final_table(history: list[dict[str, float]], seconds: float, first: int, folder: Any) -> str:
-    """Return a table of the best and the final value of each metric, and the folder of the run.
+def final_table(history: list[dict[str, float]], seconds: float, first: int, folder: Path | None) -> str:
+    """Return a table of the best and the final value of each metric, the folder of the run, and how to see its curves.
 
     The run started or resumed in the round ``first``, ``seconds`` ago.
     """
@@ -133,8 +152,10 @@ def final_table(history: list[dict[str, float]], seconds: float, first: int, fol
         value, round_ = best(history, name)
         lines.append(f"{name:{width}}  {value:>10}  {round_:>6}  {final(history, name):>10}")
     number = len(history) - first
-    lines.append(f"{number} {'round' if number == 1 else 'rounds'} in {tqdm.format_interval(seconds)}")
+    lines.append(f"{count(number, 'round')} in {tqdm.format_interval(seconds)}")
     if folder is not None:
         files = ("metrics.csv", "config.yaml", "figures", "checkpoints/last.ckpt")
-        lines.append(f"{folder}: {', '.join(name for name in files if (Path(folder) / name).exists())}")
+        lines.append(f"{folder}: {', '.join(name for name in files if (folder / name).exists())}")
+        if has_events(folder):
+            lines.append(f"tensorboard --logdir {folder.parents[1]}")
     return "\n".join(lines)

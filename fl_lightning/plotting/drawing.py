@@ -14,6 +14,8 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colorbar import Colorbar
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.font_manager import fontManager
 from matplotlib.ticker import AutoLocator, Formatter, LogLocator, MaxNLocator, NullLocator
@@ -124,6 +126,15 @@ def visible(values: np.ndarray) -> np.ndarray:
     return np.where(values > VISIBLE * np.fmax.reduce(values, -1, keepdims=True, initial=0.0), values, np.nan)
 
 
+def colour_scale(axes: Axes, colours: ScalarMappable, label: str) -> Colorbar:
+    """Add a colour bar right of the axes."""
+    bar = axes.figure.colorbar(colours, cax=axes.inset_axes((1.03, 0, 0.045, 1)), label=label)
+    for shades in bar.ax.collections:
+        shades.set_rasterized(True)  # instead of 256 elements
+    bar.outline.set_visible(False)
+    return bar
+
+
 # ------------------------------------------------------------------ drawings
 def curves(lines: Sequence[Curve], log: str = "", ticks: Sequence[str] | None = None, **labels: Any) -> Draw:
     """Draw curves, each with its band if it has one.
@@ -207,16 +218,13 @@ def heat(
         norm = LogNorm(*ends) if log else Normalize(*ends)
         colours = "RdBu" if limits is not None and low < 0 else "viridis"  # white at 0
         image = axes.imshow(known, aspect="auto", interpolation="none", cmap=colours, norm=norm)
-        bar = axes.figure.colorbar(image, cax=axes.inset_axes((1.03, 0, 0.045, 1)), label=unit)
+        bar = colour_scale(axes, image, unit)
         if log:
             bar.ax.yaxis.set_minor_locator(NullLocator())
             bar.ax.yaxis.set_major_formatter("{x:g}")
             # a narrow scale contains at most one power of ten
             if sum(ends[0] <= tick <= ends[1] for tick in bar.get_ticks()) < 2:
                 bar.set_ticks(ends)
-        for shades in bar.ax.collections:
-            shades.set_rasterized(True)  # instead of 256 elements
-        bar.outline.set_visible(False)
         axes.grid(visible=False)
         for axis, along in zip((axes.yaxis, axes.xaxis), names, strict=True):
             if along is None:

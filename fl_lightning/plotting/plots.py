@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.ticker import MaxNLocator
 
-from fl_lightning.plotting.drawing import MARKS, Curve, Draw, bars, curves, heat, points, visible
+from fl_lightning.plotting.drawing import MARKS, Curve, Draw, bars, colour_scale, curves, heat, points, visible
 from fl_lightning.plotting.figures import Arrays, Plot, Runs, curve_panels, maps, names_in, of_round, single
 from fl_lightning.plotting.values import (
     BOUNDS,
@@ -44,7 +46,7 @@ def spectra(runs: Runs, threshold: float = np.nan) -> Iterator[Plot]:
         if one is None:
             drawings = curve_panels(clean, {what: ""}, title=title, **how)
         else:
-            drawings = [curves(of_all_rounds(one, what), title=title, **how)] if what in one else []
+            drawings = [all_rounds(one, what, title=title, **how)] if what in one else []
         yield Plot(f"spectrum/{what}", "", [with_lines(draw, threshold) for draw in drawings])
         if one is not None and local in one and probe not in one:  # the global model in the same round
             clean = {"": [{**one, probe: one[what][np.isin(one["rounds"], one["local_rounds"][-1])]}]}
@@ -59,14 +61,18 @@ def seen(arrays: Arrays, *names: str) -> Arrays:
     return {name: visible(array) if name in names else array for name, array in arrays.items()}
 
 
-def of_all_rounds(arrays: Arrays, what: str) -> list[Any]:
-    """Return the curves of all rounds, later ones darker; the first, middle and last round have labels."""
-    rounds, some = arrays["rounds"], some_of(len(arrays["rounds"]))
-    shades = colormaps["viridis_r"](np.linspace(0 if len(rounds) > 1 else 1, 1, len(rounds)))
-    named = [f"round {round_}" if at in some else "" for at, round_ in enumerate(rounds)]
-    each = zip(arrays[what], named, shades, strict=True)
-    thin: dict[str, Any] = {"marker": None, "linewidth": 1}
-    return [Curve(0, y, label, style={"color": shade, **thin}) for y, label, shade in each]
+def all_rounds(arrays: Arrays, what: str, **how: Any) -> Draw:
+    """Draw a curve for each round, later ones darker, with a colour bar of the rounds."""
+    rounds, first, last = arrays["rounds"], arrays["rounds"][0], arrays["rounds"][-1]
+    colours = ScalarMappable(Normalize(first, max(last, first + 1)), "viridis_r")
+    styles = [{"marker": None, "linewidth": 1, "color": shade} for shade in colours.to_rgba(rounds)]
+    lines = [Curve(0, y, style=style) for y, style in zip(arrays[what], styles, strict=True)]
+
+    def draw(axes: Axes) -> None:
+        curves(lines, **how)(axes)
+        colour_scale(axes, colours, "round").locator = MaxNLocator(6, integer=True)
+
+    return draw
 
 
 def with_lines(draw: Draw, y: float, x: float | None = None) -> Draw:

@@ -10,17 +10,9 @@ from contextlib import suppress
 from typing import Any
 
 SEED = "seed_everything"
-# first columns of TensorBoard's page HParams, which initially shows five
-SHOWN_FIRST = (
-    "methods",
-    "coefficients",
-    "data/partitioner/alpha",
-    "model/optimizer/lr",
-    SEED,
-    "trainer/local_epochs",
-    "trainer/local_steps",
-    "trainer/participation",
-)
+# columns of TensorBoard's page HParams by their keys, in alphabetical order, as it sorts them; with one more, the
+# accuracy would be outside of a window of 1280 pixels
+COLUMNS = {"method": "Method", "data/partitioner/alpha": "alpha", "model/optimizer/lr": "learning rate", SEED: "seed"}
 
 
 def experiment(logger: Any) -> Any:
@@ -50,8 +42,8 @@ def add_to_page(
     Args:
         logger: the logger.
         params: all hyper-parameters.
-        shown: the columns of the page, which keeps the first values of a run, so that they must not change when
-            the run resumes in its folder.
+        shown: the hyper-parameters of the page, which keeps the first values of a run, so that they must not change
+            when the run resumes in its folder. :data:`COLUMNS` are its columns.
         metrics: the metrics of the last round.
         round_: the last round.
     """
@@ -61,19 +53,20 @@ def add_to_page(
 
     logger.log_hyperparams(dict(params), {})  # for the file hparams.yaml of Lightning's logger
     if metrics:
-        for summary in hparams(page_columns(shown), {tag: metrics[tag] for tag in sorted(metrics, key=_rank)}):
+        values, ranked = page_values(shown), {tag: metrics[tag] for tag in sorted(metrics, key=_rank)}
+        columns, *_ = hparams({name: values[name] for name in COLUMNS.values() if name in values}, ranked)
+        for summary in (columns, *hparams(values, ranked)[1:]):
             experiment(logger).file_writer.add_summary(summary, round_)
 
 
-def page_columns(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of the page HParams, which shows texts, and numbers with five digits.
+def page_values(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyper-parameters for the page HParams, which shows texts, and numbers with five digits.
 
     Booleans are texts, since the page would show 0.0000 or 1.0000, and so is the seed, which may be longer.
     """
-    values = {**by_path(params), "coefficients": coefficients(params)}
-    values.pop("method", None)  # an empty list; otherwise each argument has a column
+    values = {**by_path(params), "method": method_text(params)}
     texts = {key: str(value) if isinstance(value, bool) or key == SEED else value for key, value in values.items()}
-    return {key: texts[key] for key in (*SHOWN_FIRST, *texts) if key in texts}
+    return {COLUMNS.get(key, key): value for key, value in texts.items()}
 
 
 def by_path(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -91,16 +84,14 @@ def by_path(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def coefficients(params: Mapping[str, Any]) -> str:
-    """Return the arguments of a run's methods on one line; with several methods, after each name; empty for FedAvg.
-
-    TensorBoard takes the columns of its page HParams from one run, so other runs' methods would have no columns.
-    """
+def method_text(params: Mapping[str, Any]) -> str:
+    """Return a run's methods with their arguments on one line, such as ``FedUV(mu=0.5)``."""
     methods = params.get("method")
-    texts = {}
+    texts = []
     for name, arguments in methods.items() if isinstance(methods, Mapping) else ():
-        texts[name] = ", ".join(f"{key}={value}" for key, value in arguments.items() if value is not None)
-    return ", ".join(texts.values() if len(texts) == 1 else (f"{name}({text})" for name, text in texts.items()))
+        given = ", ".join(f"{key}={value}" for key, value in arguments.items() if value is not None)
+        texts.append(f"{name}({given})")
+    return ", ".join(texts) or "FedAvg"
 
 
 def _rank(tag: str) -> tuple[int, bool, bool, str]:

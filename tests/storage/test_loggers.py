@@ -13,8 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams import plugin_data_pb2
 
 from fl_lightning.callbacks import Callback
+from fl_lightning.cli import main
 from fl_lightning.methods import FedDecorr, FedProx
-from fl_lightning.storage.loggers import SHOWN_FIRST, coefficients, page_columns
+from fl_lightning.storage.loggers import COLUMNS, method_text, page_values
 
 
 class Fake(Logger):
@@ -117,7 +118,7 @@ def test_tensorboard_compares_runs_by_their_final_metrics(logged, kind):
     assert points[-1].value == pytest.approx(trainer.metrics["test/accuracy"])
 
 
-def test_columns_cannot_change_when_a_run_is_extended_and_begin_with_what_tells_runs_apart(logged):
+def test_the_page_has_no_values_that_a_resumed_run_may_change(logged):
     board = Board(logged[0] / "lightnings_board")
     free = ("max_rounds", "default_root_dir", "name", "logger", "devices", "enable_progress_bar", "callbacks")
     assert board.params["trainer/local_steps"].number_value == 1
@@ -125,10 +126,17 @@ def test_columns_cannot_change_when_a_run_is_extended_and_begin_with_what_tells_
     assert not [key for key in board.params if key.startswith(tuple(f"trainer/{one}" for one in free))]
     saved = yaml.safe_load((board.folder / "hparams.yaml").read_text())  # it has all of them
     assert saved["trainer"]["max_rounds"] == 2 and saved["methods"] == "fedprox+feddecorr"
-    shown = [info.name for info in board.experiment.hparam_infos][:5]
-    assert shown[:2] == ["methods", "coefficients"] and set(shown) <= set(SHOWN_FIRST)
-    compared = [tag for tag in board.compared if tag != "test_mine"]
-    assert compared[:5] == ["test/accuracy", "test/loss", "round", "train/accuracy", "train/loss"]
+
+
+def test_method_alpha_rate_and_seed_are_the_columns_of_the_page_before_the_accuracy(tmp_path):
+    main(["fit", "--config=smoke/feduv", "--trainer.max_rounds=1", f"--trainer.default_root_dir={tmp_path}"])
+    board = Board(tmp_path)
+    # TensorBoard sorts them
+    assert [info.name for info in board.experiment.hparam_infos] == sorted(COLUMNS.values())
+    assert board.params["Method"].string_value.startswith("FedUV(mu=0.5")
+    assert board.params["alpha"].number_value == 0.5 and board.params["seed"].string_value == "0"
+    assert board.params["learning rate"].number_value == 0.05
+    assert board.compared[:5] == ["test/accuracy", "test/loss", "round", "train/accuracy", "train/loss"]
 
 
 def test_lightnings_csv_logger_has_them_and_fabrics_which_takes_none_is_left_out(logged):
@@ -166,15 +174,15 @@ def test_a_resumed_run_has_each_point_and_its_hyperparameters_once(tmp_path):
 
 def test_columns_have_the_paths_of_keys_and_texts_where_the_page_would_round_numbers():
     model = {"class_path": "Net", "init_args": {"optimizer": {"class_path": "SGD", "init_args": {"lr": 0.1}}}}
-    shown = page_columns({"seed_everything": 12345678, "data": {"normalize": True, "batch_size": 32}, "model": model})
+    shown = page_values({"seed_everything": 12345678, "data": {"normalize": True, "batch_size": 32}, "model": model})
     assert shown == {
-        "seed_everything": "12345678",
+        "seed": "12345678",
         "data/normalize": "True",
         "data/batch_size": 32,
         "model": "Net",
         "model/optimizer": "SGD",
-        "model/optimizer/lr": 0.1,
-        "coefficients": "",
+        "learning rate": 0.1,
+        "Method": "FedAvg",
     }
     config = {"method": {"FedUV": {"mu": 0.5, "lambda_": None}, "FedBN": {}}}
-    assert coefficients(config) == "FedUV(mu=0.5), FedBN()"
+    assert method_text(config) == "FedUV(mu=0.5), FedBN()"

@@ -4,8 +4,8 @@ python experiments/papers/programs/make_results.py [--output FOLDER] [--tables]
 
 ``python cli.py bench SUITE --status --save experiments/papers/results`` stores the cells of a suite. Our conclusions
 are written by hand: for one file of cells in ``results/<name of the file of cells>.md.j2``, such as
-``results/scaled-decisive.md.j2``; for all of them in ``results/claims.md.j2``, ``results/findings.md.j2`` and, for the
-README, ``results/lesson.md.j2``. Their numbers are quoted from the cells, see ``quotes.py``.
+``results/scaled-decisive.md.j2``; for all of them in ``results/claims.md.j2``, ``results/findings.md.j2`` and, below
+its first table, ``results/lesson.md.j2``. Their numbers are quoted from the cells, see ``quotes.py``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
+from textwrap import wrap
 
 from jinja2 import TemplateError
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-from quotes import Stored, hours, quoted  # noqa: E402, next to this file
+from quotes import Stored, hours, p_value, paired, quoted, signed, span  # noqa: E402, next to this file
 
 from fl_lightning.bench import Cell, Suite  # noqa: E402, found through the path above
 from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
@@ -35,6 +37,10 @@ PAPERS = ROOT / "experiments" / "papers"
 ENDING = ".cells.csv"
 TEXT = ".md.j2"
 MADE = "<!-- made by experiments/papers/programs/make_results.py from experiments/papers/results/findings.md.j2 -->\n"
+# where docs/findings.md has the table of all methods
+TABLE = "<!-- results -->"
+RANK, WORST = "rank/representation/effective", "personal/worst_tenth"
+STAR = "\\*"
 HEAD = """# Results
 
 Made by `python experiments/papers/programs/make_results.py` from the cells in `results/`; the conclusions are
@@ -53,7 +59,65 @@ def make(papers: Path = PAPERS) -> str:
 
 def findings(papers: Path = PAPERS) -> str:
     """The page docs/findings.md."""
-    return MADE + text_of(papers / "results" / f"findings{TEXT}", papers)
+    text = text_of(papers / "results" / f"findings{TEXT}", papers)
+    return MADE + (text.replace(TABLE, "\n".join(in_one_table(papers))) if TABLE in text else text)
+
+
+def in_one_table(papers: Path) -> Iterator[str]:
+    """Yield the lines of a table of all methods, its footnotes, and the lesson."""
+    file = papers / "results" / "scaled-decisive.cells.csv"
+    suite = suite_of(file, papers)
+    at, alphas = Stored(suite, stored_cells(file, suite), read_cells(file)), list(suite.axes["alpha"])
+    methods = [method for method in suite.axes["method"] if method != "FedAvg"]
+    yield "|  | " + " | ".join(f"gain at alpha {alpha} | rank | worst" for alpha in alphas) + " |"
+    yield "|---|" + "---|---:|---:|" * len(alphas)
+    rows = {method: [text for alpha in alphas for text in texts(at, method, alpha)] for method in ("FedAvg", *methods)}
+    for method, row in rows.items():
+        values = dict.fromkeys(tuned(at.coefficients(method=method, alpha=alpha)) for alpha in alphas)
+        yield " | ".join([f"| {method}: {' / '.join(values)}" if any(values) else f"| {method}", *row]) + " |"
+    by_alpha = {alpha: [at(method=method, alpha=alpha) for method in methods] for alpha in alphas}
+    quotes = [found for some in by_alpha.values() for found in some]
+    assert suite.decide is not None
+    pairs, planned = min(found.pairs for found in quotes), suite.decide.max_seeds
+    said = [f"{f'All {planned}' if pairs == planned else f'{pairs} of {planned}'} planned seeds have been run."]
+    if any(STAR in text for row in rows.values() for text in row):
+        said.append(f"{STAR} The verdict differs for the best round or the mean of the last three.")
+    said.append("FedETF's rank is of normalised projections, which its fixed classifier reads.")
+    p_values = [found.holm for found in quotes if found.holm is not None]
+    if p_values:
+        said.append("Each verdict has an error of 5 % for itself. After Holm's correction, p-values below 0.05:")
+        remaining = sum(p < 0.05 for p in p_values) or "none"
+        said.append(f"{remaining} of {len(p_values)}; the smallest is {p_value(min(p_values))}.")
+    yield from ("", *wrap(" ".join(said), 120), "")
+    for line in text_of(papers / "results" / f"lesson{TEXT}", papers).splitlines():
+        yield from wrap(line, 120, subsequent_indent="  " * line.startswith("-")) or [""]
+
+
+def tuned(coefficients: str) -> str:
+    """The coefficients that were chosen, without the other arguments of a method or a server optimizer."""
+    others = ("temperature", "layers", "lambda", "floor", "dampening", "beta1", "beta2", "tau 0.001", "initial_v")
+    kept = [one for one in coefficients.split(", ") if not one.startswith(others)]
+    return ", ".join(one for one in kept if len(kept) == 1 or one != "lr 1").replace("alpha", "its alpha")
+
+
+def texts(at: Stored, method: str, alpha: str) -> tuple[str, str, str]:
+    """The gain with its verdict, or FedAvg's accuracy; mean effective rank; mean accuracy of the worst decile.
+
+    Ranks and accuracies that differ from FedAvg's by Student's interval are bold.
+    """
+    found, avg = at(method=method, alpha=alpha), at(method="FedAvg", alpha=alpha)
+    measured = []
+    for tag, form, unit in ((RANK, "{:.1f}", 1), (WORST, "{:.0f} %", 100)):
+        values, others = found.metric(tag), avg.metric(tag)
+        low, high = paired(values, others).interval or (0, 0)
+        measured.append(("**{}**" if low > 0 or high < 0 else "{}").format(form.format(unit * fmean(values.values()))))
+    if found.compared is None:
+        return f"{found.mean:.1f} %", *measured
+    others = [at(show, k, method=method, alpha=alpha) for show, k in (("last", 3), ("best", None))]
+    gain = signed(found.difference)
+    if found.compared.interval:
+        gain += f" ({span(found)}), {found.verdict}{STAR * any(other.verdict != found.verdict for other in others)}"
+    return gain, *measured
 
 
 def text_of(file: Path, papers: Path) -> str:
