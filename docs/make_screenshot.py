@@ -3,8 +3,8 @@
 python docs/make_screenshot.py [--output FILE] [--browser PROGRAM]
 
 The report shows some of the stored cells of ``experiments/overview/suite.yaml``, on handwritten digits with the seed 0,
-sorted by accuracy, with the values of a round as a reader sees them who points at the curves. It needs Chromium or Chrome, and
-``pip install playwright``, which drives it; nothing is fetched.
+sorted by accuracy, with the values of a round as a reader sees them who points at the curves. It needs Chromium or
+Chrome, and ``pip install playwright``, which drives it; nothing is fetched.
 """
 
 from __future__ import annotations
