@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fl_lightning import data, methods, models, optim
 from fl_lightning.cli import main
@@ -18,7 +19,7 @@ PAGES = {ROOT / "README.md": README} | {
 }
 BLOCKS = [block for text in PAGES.values() for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL)]
 # a line that two pages have is run once
-LINES = list(dict.fromkeys(line for block in BLOCKS for line in block.splitlines()))
+LINES = list(dict.fromkeys(line for block in BLOCKS for line in block.replace("\\\n", "").splitlines()))
 
 
 @pytest.fixture(autouse=True)
@@ -30,9 +31,9 @@ def _alone(monkeypatch, tmp_path, one_parser, undrawn):
 
 
 def command(text):
-    """The arguments of ``cli.py`` in the line that holds ``text``."""
+    """The arguments of the program in the line that holds ``text``."""
     (line,) = (line for line in LINES if text in line)
-    return shlex.split(line[line.index("cli.py") :])[1:]
+    return shlex.split(re.split("cli.py |fl-lightning ", line)[-1])
 
 
 def test_every_command_is_known_to_a_test():
@@ -49,10 +50,13 @@ ONCE = [*FEW, "--trainer.max_rounds=1"]
 
 
 def test_the_main_job_and_the_evaluation_of_its_checkpoint(capsys):
-    main([*command("pip install -r"), *FEW])
-    said = capsys.readouterr().out
+    main([*command("pip install -e . "), *FEW])
+    said = capsys.readouterr()
+    lines = [*said.err.splitlines()[-3:], *said.out.splitlines()]
+    (shown,) = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
+    assert [re.sub(r"[\d.:]+", "", line) for line in lines] == re.sub(r"[\d.:]+", "", shown).splitlines()
     main([*command("cli.py test"), *FEW])
-    assert said.split("test/accuracy ")[1].split(",")[0] in capsys.readouterr().out
+    assert said.out.split("test/accuracy ")[1].split(",")[0] in capsys.readouterr().out
     main([*command("cli.py predict"), *FEW])
     assert "runs/feduv/version_0/predictions.pt" in capsys.readouterr().out
     main([*command("--weights"), *FEW, "--trainer.max_rounds", "0"])
@@ -101,11 +105,24 @@ def test_the_cifar10_command_is_parsed():
         main([*command("cifar10.yaml"), "--print_config"])
 
 
-def test_the_program_runs(capsys):
-    (program,) = (block for text in PAGES.values() for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL))
-    exec(compile(program, "own.md", "exec"), {"__name__": "readme"})
+@pytest.mark.parametrize("page", ["README.md", "docs/own.md"])
+def test_the_program_of_a_page_ends_at_the_accuracy_that_it_states(page, capsys):
+    (program,) = re.findall(r"```python\n(.*?)```", PAGES[ROOT / page], re.DOTALL)
+    exec(compile(program, page, "exec"), {"__name__": "readme"})
     accuracy, stated = float(capsys.readouterr().out.split()[-1]), float(re.search(r"# (0\.\d+)", program)[1])
     assert accuracy > 0.75 and accuracy == pytest.approx(stated, abs=0.05)
+
+
+def test_each_tick_of_the_table_of_features_has_its_file():
+    features = yaml.safe_load((ROOT / "docs" / "libraries.yaml").read_text())["features"]
+    lines = re.findall(r"^\|(.*)\|$", README.partition("## Why not")[2], re.MULTILINE)
+    (_, *names), _, *rows = (line.split("|") for line in lines)
+    ticks = {feature: {name for name, cell in zip(names, cells, strict=True) if cell} for feature, *cells in rows}
+    assert ticks == {feature: set(files) for feature, files in features.items()}
+
+
+def test_the_readme_is_short():
+    assert len(README.split()) <= 800
 
 
 def test_the_files_that_pages_name_are_there():
