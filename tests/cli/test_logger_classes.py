@@ -41,7 +41,7 @@ def fit(monkeypatch, tmp_path, undrawn):
             yaml.safe_dump({**CONFIG, "trainer": {**CONFIG["trainer"], "logger": loggers}})
         )
         main(["fit", "--config", "config.yaml"])
-        return list(csv.DictReader((tmp_path / "runs/fedavg/version_0/metrics.csv").open()))
+        return list(csv.DictReader((tmp_path / "runs/fedavg/version_0/metrics.csv").read_text().splitlines()))
 
     return run
 
@@ -52,7 +52,7 @@ def test_a_table_of_lightnings_logger_has_what_that_of_the_run_has(fit, tmp_path
     given = {"class_path": f"{distribution}.loggers.CSVLogger", "init_args": {where: str(tmp_path / "theirs")}}
     ours = fit([given])
     (path,) = (tmp_path / "theirs").glob("**/metrics.csv")
-    theirs = list(csv.DictReader(path.open()))
+    theirs = list(csv.DictReader(path.read_text().splitlines()))
     assert [row["test/accuracy"] for row in theirs] == [row["test/accuracy"] for row in ours]
     assert len(ours) == 2
 
