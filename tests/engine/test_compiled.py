@@ -9,6 +9,7 @@ from helpers.tiny import TinyData, TinyModule, clients
 from fl_lightning.methods import MOON, FedProx
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which torch.compile reads
 @pytest.mark.thorough
 def test_a_compiled_model_trains_as_it_is_but_for_rounding(run):
     def methods():

@@ -155,6 +155,7 @@ def alone(tmp_path_factory):
     return functools.cache(lambda *how: fit(tmp_path_factory.mktemp("alone"), 1, *how))
 
 
+@pytest.mark.filterwarnings("ignore:.* acts on A and B, not on their product")  # the server's momentum
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("workers", [(2,), (1, 2)])
 @pytest.mark.parametrize("precision", sample(["32-true", "bf16-mixed"], "32-true"))
