@@ -2,14 +2,14 @@
 
 python docs/make_front.py [--output FOLDER]
 
-It shows stored cells of ``experiments/overview/suite.yaml``: four methods on handwritten digits, with the seed 0.
+It shows the stored cells of ``experiments/overview/front.yaml``: means over the seeds.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,29 +19,27 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from fl_lightning.bench import load_suite  # noqa: E402, found through the path above
-from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
+from fl_lightning.bench.cells_csv import read_cells  # noqa: E402
 from fl_lightning.plotting.drawing import Curve, curves, in_style  # noqa: E402
 from fl_lightning.plotting.figures import laid_out  # noqa: E402
 from fl_lightning.plotting.style import LIGHT  # noqa: E402
 
-SUITE, CELLS = (ROOT / "experiments" / "overview" / name for name in ("suite.yaml", "overview-suite.cells.csv"))
-METHODS = ("FedAvg", "FedDyn", "FedUV", "FedDecorr")
+SUITE, CELLS = (ROOT / "experiments" / "overview" / name for name in ("front.yaml", "overview-front.cells.csv"))
 SPECTRUM = "spectrum/representation/"
 
 
 def lines() -> Iterator[tuple[Curve, Curve]]:
     """Yield the accuracy over the rounds, and the singular values after the last one, of each method."""
-    stored, cells = read_cells(CELLS), stored_cells(CELLS, load_suite(SUITE))
-    for number, method in enumerate(METHODS):
-        labels = {"data": "Digits", "method": method}
-        (result,) = (stored[cell.digest] for cell in cells if cell.labels == labels and cell.seed == 0)
-        values = {int(tag.removeprefix(SPECTRUM)): v for tag, v in result.metrics.items() if tag.startswith(SPECTRUM)}
-        yield curve(number, method, result.values, 100), curve(number, method, values)
-
-
-def curve(number: int, label: str, values: Mapping[int, float], unit: float = 1) -> Curve:
-    """Return the curve of values by their place."""
-    return Curve(number, unit * np.array([values[x] for x in sorted(values)]), label, np.array(sorted(values)))
+    suite, stored = load_suite(SUITE), read_cells(CELLS)
+    for number, method in enumerate(suite.axes["method"]):
+        results = [stored[cell.digest] for cell in suite.cells() if cell.labels["method"] == method]
+        accuracies = [[result.values[round_] for round_ in sorted(result.values)] for result in results]
+        tags = sorted(tag for tag in results[0].metrics if tag.startswith("spectrum/representation/"))
+        spectra = [[result.metrics[tag] for tag in tags] for result in results]
+        yield tuple(
+            Curve(number, mean, method, np.arange(len(mean)))
+            for mean in (100 * np.mean(accuracies, 0), np.mean(spectra, 0))
+        )
 
 
 def main() -> None:
@@ -51,7 +49,7 @@ def main() -> None:
     accuracies, spectra = zip(*lines(), strict=True)
     drawings = {
         "accuracy": curves(accuracies, xlabel="round", title="test accuracy in %"),
-        "spectra": curves(spectra, "y", xlabel="index", title="singular values of the representations, round 19"),
+        "spectra": curves(spectra, "y", xlabel="index", title="singular values of representations, round 29"),
     }
     for name, draw in drawings.items():
         figure = laid_out([draw], size=(4.2, 3.0))

@@ -2,15 +2,14 @@
 
 python docs/make_screenshot.py [--output FILE] [--browser PROGRAM]
 
-The report shows some of the stored cells of ``experiments/overview/suite.yaml``, on handwritten digits with the seed 0,
-sorted by accuracy, with the values of a round as a reader sees them who points at the curves. It needs Chromium or
-Chrome, and ``pip install playwright``, which drives it; nothing is fetched.
+The report shows the stored cells of ``experiments/overview/front.yaml``, sorted by accuracy, with the values of a
+round as a reader sees them who points at the curves. It needs Chromium or Chrome, and ``pip install playwright``, which
+drives it; nothing is fetched.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import io
 import shutil
 import sys
@@ -22,8 +21,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-SUITE, CELLS = (ROOT / "experiments" / "overview" / name for name in ("suite.yaml", "overview-suite.cells.csv"))
-METHODS = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "MOON", "FedUV", "FedDecorr")
+SUITE, CELLS = (ROOT / "experiments" / "overview" / name for name in ("front.yaml", "overview-front.cells.csv"))
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # of the window
 WIDTH, HEIGHT = 1100, 3000
@@ -51,16 +49,6 @@ def picture(page: Path, browser: str) -> bytes:
     return shot
 
 
-def copy_shown(target: Path) -> None:
-    """Copy the cells that the report shows."""
-    with CELLS.open(newline="") as source, target.open("w", newline="") as file:
-        rows = csv.DictReader(source)
-        table = csv.DictWriter(file, rows.fieldnames or ())
-        table.writeheader()
-        shown = ("Digits", "0")
-        table.writerows(row for row in rows if (row["data"], row["seed"]) == shown and row["method"] in METHODS)
-
-
 def main() -> None:
     """Run the program."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -77,9 +65,7 @@ def main() -> None:
     from fl_lightning.report.sources import read_sources
 
     with tempfile.TemporaryDirectory() as folder:
-        cells = Path(folder) / CELLS.name
-        copy_shown(cells)
-        made = make_report(read_sources([str(cells)], [SUITE]))
+        made = make_report(read_sources([str(CELLS)], [SUITE]))
         page = Path(folder) / "report.html"
         page.write_text(made.in_html([]), encoding="utf-8")
         image = Image.open(io.BytesIO(picture(page, browser))).convert("RGB")
