@@ -156,14 +156,6 @@ def test_the_callbacks_of_the_guide_log_what_they_say(tmp_path, workers):
     assert "personal/accuracy" not in trainer.history[0]
 
 
-def test_the_first_code_of_the_site_runs(tmp_path, monkeypatch, capsys, undrawn):
-    (code,) = python_of("index")
-    monkeypatch.chdir(tmp_path)
-    exec(code, {})
-    accuracy, folder = capsys.readouterr().out.split()[-2:]
-    assert 0.1 < float(accuracy) <= 1 and (tmp_path / folder / "metrics.csv").is_file()
-
-
 EXAMPLES = {
     name: example_of(getattr(part, name))
     for part in (methods, callbacks, data, models, optim)

@@ -50,7 +50,7 @@ ONCE = [*FEW, "--trainer.max_rounds=1"]
 
 
 def test_the_main_job_and_the_evaluation_of_its_checkpoint(capsys):
-    main([*command("pip install -e . "), *FEW])
+    main([*command("-r requirements.txt "), *FEW])
     said = capsys.readouterr()
     lines = [*said.err.splitlines()[-3:], *said.out.splitlines()]
     (shown,) = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
