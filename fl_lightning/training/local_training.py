@@ -245,9 +245,7 @@ class LocalTraining:
         lost = [name for name in self._unfrozen if name not in changed and self._unfrozen[name] < round_]
         if lost and not self._warned:
             kind, names = type(self.client.module).__name__, ", ".join(lost)
-            text = (
-                f"changes in round {self._unfrozen[lost[0]]}, and not in round {round_}, since a visit begins with its "
-            )
+            text = f"changes in round {self._unfrozen[lost[0]]}, and not in round {round_}, as a visit begins with its "
             text += "first value; change it in each visit, as by current_epoch >= 3 in place of == 3"
             rank_zero_warn(f"model={kind}: requires_grad of {truncate(names, LONGEST_LIST)} {text}")
         self._warned |= bool(lost)
