@@ -58,16 +58,18 @@ def digits(phases):
 @pytest.mark.parametrize(
     "case", sample(CASES, ("NeuralCollapse", "no step"), ("SpectrumMonitor", "nothing"), ("Scores", "no step"))
 )
-def test_a_callback_works_or_is_refused_before_round_0(tmp_path, undrawn, case):
+def test_a_callback_works_or_is_refused_before_round_0(tmp_path, case):
     name, way = case
     steps, phases, methods, how = WAYS[way]
-    kind = getattr(callbacks, name)
+    kind, refusal = getattr(callbacks, name), ""
     often = {"every_n_rounds": 1} if "every_n_rounds" in inspect.signature(kind).parameters else {}
     trainer = small_trainer(tmp_path, callbacks=[kind(**often, **ARGUMENTS.get(name, {}))], **how)
     try:
         trainer.fit(classifier(steps), digits(phases), [method() for method in methods])
     except UsageError as error:
-        assert name in str(error) and "\n" not in str(error)
+        refusal = str(error)
+    if refusal:
+        assert name in refusal and "\n" not in refusal
         assert not trainer.history and not list(tmp_path.iterdir())
     else:
         assert len(trainer.history) == 2

@@ -172,6 +172,22 @@ def test_an_optimizer_with_train_and_eval_sends_the_weights_of_eval(tmp_path):
     torch.testing.assert_close(dict(tunes.tuned), dict(averaged_by_hand(model, 2)))
 
 
+def test_a_tensor_as_rate_is_logged_as_the_number_that_each_step_had(tmp_path):
+    class Falls(TinyModule):
+        def on_train_batch_start(self, batch, batch_idx):
+            self.optimizers().param_groups[0]["lr"].mul_(0.5)
+
+    seen = []
+
+    class Looks(Callback):
+        def on_client_end(self, trainer, client):
+            seen.append((type(client.lr), client.lr))
+
+    model = Falls(lambda parameters: SGD(parameters, lr=torch.tensor(1.0)))
+    small_trainer(tmp_path, max_rounds=1, callbacks=[Looks()]).fit(model, clients(TinyData()))
+    assert seen == [(float, 0.5**4)]
+
+
 # ---------------------------------------------------------------- layers that unfreeze
 def unfreezing(condition):
     """A module whose body is trained in the epochs for which the condition holds."""
