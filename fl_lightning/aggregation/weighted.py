@@ -284,7 +284,10 @@ def joined(parts: list[Tensor], device: torch.device) -> Tensor:
     """Concatenate rows ``(..., n)`` on a device; those that lie elsewhere, such as weights, are copied together."""
     places = [place for place, part in enumerate(parts) if part.device.type != device.type]
     if places:
-        copied = torch.cat([parts[place].cpu() for place in places], -1).to(device)
+        copied = torch.cat([parts[place].cpu() for place in places], -1)
+        if device.type == "cuda":  # the host does not wait for a copy from pinned memory
+            copied = copied.pin_memory().to(device, non_blocking=True)
+        copied = copied.to(device)
         for place, part in zip(places, copied.split([parts[place].shape[-1] for place in places], -1), strict=True):
             parts[place] = part
     return torch.cat(parts, -1)
