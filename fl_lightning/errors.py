@@ -8,7 +8,8 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -172,6 +173,15 @@ def require(condition: bool, key: str, value: object, hint: str) -> None:
     """Raise ``UsageError("key=value: hint")`` unless ``condition`` holds."""
     if not condition:
         raise UsageError(f"{key}={truncate(repr(value), LONGEST_VALUE)}: {hint}")
+
+
+@contextmanager
+def writing_into(key: str, place: Path, hint: str = "pass another one, that can be written to") -> Iterator[None]:
+    """Refuse the file or folder that an argument names if the block cannot write there, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{key}={str(place)!r}: cannot be written: {error.strerror or error}; {hint}") from error
 
 
 def count(number: int, noun: str) -> str:

@@ -1,5 +1,6 @@
 """The documents agree with the code and with each other."""
 
+import ast
 import importlib
 import inspect
 import re
@@ -7,12 +8,14 @@ import shlex
 import sys
 from pathlib import Path
 
+import lightning.pytorch
 import pytest
 import torch
 import torchvision
 import yaml
 from helpers.runs import small_data, small_model, small_trainer
 from helpers.tiers import sample
+from lightning.pytorch import LightningModule
 
 import fl_lightning
 from fl_lightning import callbacks, data, methods, models, optim
@@ -112,9 +115,21 @@ def test_the_architecture_names_files_and_functions_that_exist():
     known = {f"{path.name}/" if path.is_dir() else path.name for path in package.rglob("*")}
     named = re.findall(r"`((?:\w+/)?\w+\.py|\w+/)`", text)
     assert [name for name in named if name.split("/")[-1] not in known and name not in known] == []
-    code = "".join(path.read_text() for path in package.rglob("*.py"))
-    for name in re.findall(r"`(?:[A-Z]\w+\.)?([a-z_]+)`", text):
-        assert re.search(rf"(def |self\.|^    ){name}\b", code, re.MULTILINE), name
+    defined = {name for path in package.rglob("*.py") for name in definitions(ast.parse(path.read_text()))}
+    others = {*dir(LightningModule), *dir(lightning.pytorch), *(name.removesuffix("/") for name in known)}
+    assert {*re.findall(r"`((?:[A-Z]\w+\.)?\w+)`", text)} <= defined | others
+
+
+def definitions(tree, prefix=""):
+    """Names that a module or a class defines: its own with the class before it, and the public ones also alone."""
+    for part in tree.body:
+        targets = part.targets if isinstance(part, ast.Assign) else [getattr(part, "target", part)]
+        for name in (getattr(target, "id", getattr(target, "name", "")) for target in targets):
+            yield f"{prefix}{name}"
+            if not name.startswith("_"):
+                yield name
+        if isinstance(part, ast.ClassDef):
+            yield from definitions(part, f"{part.name}.")
 
 
 def test_the_nine_concepts_of_the_glossary_are_classes():

@@ -1,5 +1,6 @@
 """The names in the docstrings are those of the code."""
 
+import builtins
 import inspect
 import pkgutil
 import re
@@ -39,3 +40,9 @@ def test_args_and_attributes_are_names_of_the_code():
             checked += 1
             wrong += [f"{name}: {kind} {one}" for one in re.findall(r"\w+", entry.arg_name) if one not in known]
     assert wrong == [] and checked > 500
+
+
+def test_what_docstrings_raise_are_names_of_the_code():
+    known = {*dir(builtins), "pickle.UnpicklingError", *(part.__name__ for _, part in documented())}
+    raised = {(name, entry.type_name) for name, part in documented() for entry in parse(part.__doc__ or "").raises}
+    assert [where for where in sorted(raised) if where[1] not in known] == [] and len(raised) > 100

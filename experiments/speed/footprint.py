@@ -7,8 +7,9 @@ A perceptron of five layers is trained by SGD without momentum on batches of 8, 
 * memory: the most bytes of live tensors, as a multiple of the parameters in float32, without the memories that clients
   keep between rounds, which are listed as held.
 * operations: calls of ATen, each of which launches one kernel or more on a GPU.
-* waits: reads of a number or a comparison for which a GPU would have to finish its queue. Parameters, batches, all that
-  is computed from these, and tensors made for the device of the run count as being on the device.
+* waits: reads of a number or a comparison for which a GPU would have to finish its queue, and copies from pageable main
+  memory to the device. Parameters, batches, all that is computed from these, and tensors made for the device of the run
+  count as being on the device.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from fl_lightning.state import num_bytes
 ATEN = torch.ops.aten
 READS = {ATEN._local_scalar_dense.default, ATEN.equal.default, ATEN.nonzero.default, ATEN.is_nonzero.default}
 TO_HOST = {Tensor.tolist, Tensor.cpu, Tensor.numpy}
+MAKERS = {torch.tensor, torch.as_tensor}
 BATCH = 8
 # methods for networks with BatchNorm
 NEED_NORM = ("FedBN", "FixBN")
@@ -77,12 +79,19 @@ class Counts(TorchDispatchMode):
         return out
 
     def on_host(self, tensor: Tensor) -> bool:
+        if torch._C._functorch.is_batchedtensor(tensor):  # clients side by side, whose values lie on the device
+            return False
         key = tensor.untyped_storage()._cdata
         return key in self._host and not self._host[key].expired()
 
     def mark_as_host(self, tensor: Tensor) -> Tensor:
         """Return a tensor that lies in host memory."""
         self._host[tensor.untyped_storage()._cdata] = StorageWeakRef(tensor.untyped_storage())
+        return tensor
+
+    def mark_as_on_device(self, tensor: Tensor) -> Tensor:
+        """Return a tensor that lies on the device."""
+        self._host.pop(tensor.untyped_storage()._cdata, None)
         return tensor
 
     def note_wait(self) -> None:
@@ -108,18 +117,31 @@ class Counts(TorchDispatchMode):
 
 
 class Copies(TorchFunctionMode):
-    """Shows ``counts`` the copies to host memory, which on a CPU are no operations."""
+    """Shows ``counts`` the copies between host memory and the device, which on a CPU are no operations."""
 
     def __init__(self, counts: Counts) -> None:
         super().__init__()
         self.counts = counts
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         copies = func in TO_HOST and not self.counts.on_host(args[0])
-        if copies:
+        moves = self._moves(func, args, kwargs)
+        if copies or moves:
             self.counts.note_wait()
-        out = func(*args, **kwargs or {})
+        out = func(*args, **kwargs)
+        if moves:
+            return self.counts.mark_as_on_device(out.clone())
         return self.counts.mark_as_host(out.clone()) if copies and func is Tensor.cpu else out
+
+    def _moves(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether a call copies numbers or a tensor of pageable host memory to the device."""
+        if func in MAKERS and not isinstance(args[0], Tensor):
+            return kwargs.get("device") is not None
+        if func is not Tensor.to or kwargs.get("non_blocking") or not self.counts.on_host(args[0]):
+            return False
+        target = kwargs.get("device", args[1] if len(args) > 1 else None)
+        return isinstance(target, torch.device) or (isinstance(target, Tensor) and not self.counts.on_host(target))
 
 
 class Perceptron(Encoder):

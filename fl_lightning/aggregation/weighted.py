@@ -60,7 +60,7 @@ class Weighted:
             return cls.summed(float(value) * weight, weight)
         # plain numbers are not rounded to float32
         total = torch.as_tensor(value, dtype=torch.float64).detach()
-        scale = torch.as_tensor(weight, dtype=torch.float64, device=total.device).detach()
+        scale = filled(weight, total.device)
         return cls(total * scale, scale)
 
     @classmethod
@@ -69,7 +69,7 @@ class Weighted:
         if isinstance(total, (int, float)):
             return cls(*torch.tensor((float(total), float(weight)), dtype=torch.float64).unbind())
         value = torch.as_tensor(total, dtype=torch.float64)
-        return cls(value, torch.tensor(float(weight), dtype=torch.float64, device=value.device))
+        return cls(value, filled(weight, value.device))
 
     def __add__(self, other: Weighted) -> Weighted:
         return Weighted(self.total + other.total, self.weight + other.weight)
@@ -175,10 +175,10 @@ class Sums:
         parts: list[Tensor] = []
         for path, shapes in self._layout.items():
             if path in entries:
-                parts += (part.to(device, torch.float64).reshape(-1) for part in small_parts(entries[path], shapes))
+                parts += (part.to(torch.float64).reshape(-1) for part in small_parts(entries[path], shapes))
             else:
                 parts.append(torch.zeros(length(shapes), dtype=torch.float64, device=device))
-        self._waiting.append(torch.cat(parts))
+        self._waiting.append(joined(parts, torch.device(device)))
         if len(self._waiting) == MOST_ROWS or len(self._waiting) * self._exact.size >= MOST_WAITING:
             self._add_waiting()
 
@@ -196,15 +196,13 @@ class Sums:
             for row in entries[path].total:
                 self._large[path].add(row.to(device, torch.float64, copy=True).reshape(-1))
         number = len(next(iter(entries.values())).weight)
-        flat = torch.zeros(number, self._exact.size, dtype=torch.float64, device=device)
-        begin = 0
+        parts: list[Tensor] = []
         for path, shapes in self._layout.items():
-            end = begin + length(shapes)
             if path in entries:
-                parts = [part.reshape(number, -1) for part in small_parts(entries[path], shapes)]
-                flat[:, begin:end] = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
-            begin = end
-        for some in flat.split(MOST_ROWS):
+                parts += (part.to(torch.float64).reshape(number, -1) for part in small_parts(entries[path], shapes))
+            else:
+                parts.append(torch.zeros(number, length(shapes), dtype=torch.float64, device=device))
+        for some in joined(parts, torch.device(device)).split(MOST_ROWS):
             self._exact.add(some)
 
     def all_reduce(self, workers: Collectives, note: Any = None) -> list[Any]:
@@ -282,6 +280,19 @@ class Sums:
             self._waiting = []
 
 
+def joined(parts: list[Tensor], device: torch.device) -> Tensor:
+    """Concatenate rows ``(..., n)`` on a device; those that lie elsewhere, such as weights, are copied together."""
+    places = [place for place, part in enumerate(parts) if part.device.type != device.type]
+    if places:
+        copied = torch.cat([parts[place].cpu() for place in places], -1)
+        if device.type == "cuda":  # the host does not wait for a copy from pinned memory
+            copied = copied.pin_memory().to(device, non_blocking=True)
+        copied = copied.to(device)
+        for place, part in zip(places, copied.split([parts[place].shape[-1] for place in places], -1), strict=True):
+            parts[place] = part
+    return torch.cat(parts, -1)
+
+
 def flatten(values: Mapping[str, Any], path: Path = ()) -> dict[Path, Weighted]:
     """Return the values of nested dictionaries by path.
 
@@ -343,6 +354,13 @@ def small_parts(value: Weighted, shapes: Shapes) -> tuple[Tensor, ...]:
 def length(shapes: Shapes) -> int:
     """Return the number of elements that a value has in the flat vector."""
     return sum(shape.numel() for shape in shapes) - is_large(shapes[0]) * shapes[0].numel()
+
+
+def filled(weight: Tensor | float, device: torch.device) -> Tensor:
+    """Return a weight on a device, which for a number needs no copy from main memory."""
+    if isinstance(weight, Tensor):
+        return weight.detach().to(device, torch.float64)
+    return torch.full((), float(weight), dtype=torch.float64, device=device)
 
 
 def weigh_rows(values: Tensor, weights: Tensor) -> Weighted:

@@ -17,6 +17,7 @@ from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import (
     EvaluationMeasurement,
     classifier_of,
+    has_test_step,
     log_finite,
     require_label_counts,
     require_test_data,
@@ -85,6 +86,8 @@ class NeuralCollapse(EvaluationMeasurement):
 
     def setup(self, trainer: RunContext) -> None:
         require_test_data(trainer, self)
+        hint = "no test_step and no validation_step; define one, or remove the callback"
+        require(has_test_step(trainer), "NeuralCollapse with the model", type(trainer.client.module).__name__, hint)
         self._classifier = classifier_of(trainer, self, classes=require_label_counts(trainer, self))
         self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
 

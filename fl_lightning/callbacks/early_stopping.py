@@ -7,6 +7,7 @@ The only use of this private name of Lightning (as of 2.6):
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, Literal
 
 import torch
@@ -17,6 +18,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from fl_lightning.callbacks.base import Callback, logged_instead
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.errors import UsageError, require
+
+# the end of the name of a metric that usually improves when it rises
+RISES = re.compile("(accuracy|acc|f1|auroc|precision|recall|iou|dice|map|r2)$", re.IGNORECASE)
 
 
 class EarlyStopping(Callback):
@@ -30,7 +34,8 @@ class EarlyStopping(Callback):
         min_delta: change that counts as an improvement, at least 0.
         patience: evaluations without improvement to tolerate, at least 0.
         verbose: also report each improvement, not only the reason of the end.
-        mode: whether the metric improves when it falls (``min``) or rises (``max``).
+        mode: whether the metric improves when it falls (``min``) or rises (``max``). None is ``min``, with a warning
+            for a metric that usually rises.
         strict: raise if the first evaluated round does not log the metric; otherwise warn and continue.
         check_finite: end the run when the metric is nan or infinite.
         stopping_threshold: end the run when the metric is better than this; None for none.
@@ -46,7 +51,7 @@ class EarlyStopping(Callback):
         min_delta: float = 0.0,
         patience: int = 3,
         verbose: bool = False,
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max"] | None = None,
         strict: bool = True,
         check_finite: bool = True,
         stopping_threshold: float | None = None,
@@ -55,7 +60,7 @@ class EarlyStopping(Callback):
         require(min_delta >= 0, "EarlyStopping.min_delta", min_delta, "use 0 or more")
         require(patience >= 0, "EarlyStopping.patience", patience, "use 0 or more")
         self.monitor, self.mode, self.verbose, self.strict = monitor, mode, verbose, strict
-        how: dict[str, Any] = {"min_delta": min_delta, "patience": patience, "mode": mode}
+        how: dict[str, Any] = {"min_delta": min_delta, "patience": patience, "mode": mode or "min"}
         how |= {"stopping_threshold": stopping_threshold, "divergence_threshold": divergence_threshold}
         try:
             self._rule = LightningEarlyStopping(monitor, check_finite=check_finite, **how)
@@ -64,6 +69,7 @@ class EarlyStopping(Callback):
         self._initial = self._rule.state_dict()
 
     def on_fit_start(self, trainer: RunContext) -> None:
+        warn_of_mode(trainer, self)
         self._rule.load_state_dict(self._initial)
         self._seen = False
 
@@ -100,17 +106,19 @@ class BestCheckpoint(Callback):
 
     Args:
         monitor: tag of the metric, such as ``test/accuracy``.
-        mode: whether the metric improves when it falls (``min``) or rises (``max``).
+        mode: whether the metric improves when it falls (``min``) or rises (``max``). None is ``min``, with a warning
+            for a metric that usually rises.
 
     Raises:
         UsageError: an unknown mode, or a metric that the first evaluated round does not log.
     """
 
-    def __init__(self, monitor: str, mode: Literal["min", "max"] = "min") -> None:
-        require(mode in ("min", "max"), "BestCheckpoint.mode", mode, "use min or max")
+    def __init__(self, monitor: str, mode: Literal["min", "max"] | None = None) -> None:
+        require(mode in ("min", "max", None), "BestCheckpoint.mode", mode, "use min or max")
         self.monitor, self.mode = monitor, mode
 
     def on_fit_start(self, trainer: RunContext) -> None:
+        warn_of_mode(trainer, self)
         self._best: float | None = None
         self._round = -1
         self._seen = False
@@ -124,11 +132,11 @@ class BestCheckpoint(Callback):
         self._compare(trainer)  # the final model may have been evaluated since on_round_end
 
     def state_dict(self) -> dict[str, Any]:
-        return {"monitor": self.monitor, "mode": self.mode, "best": self._best, "round": self._round}
+        return {"monitor": self.monitor, "mode": self.mode or "min", "best": self._best, "round": self._round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         # the best value of another metric is meaningless
-        if (state.get("monitor"), state.get("mode")) == (self.monitor, self.mode):
+        if (state.get("monitor"), state.get("mode")) == (self.monitor, self.mode or "min"):
             self._best, self._round = state["best"], state["round"]
 
     def _compare(self, trainer: RunContext) -> None:
@@ -137,6 +145,13 @@ class BestCheckpoint(Callback):
         self._seen = self._seen or value is not None
         if value is None or math.isnan(value) or self._round == trainer.server.round:
             return
-        if self._best is None or (value < self._best if self.mode == "min" else value > self._best):
+        if self._best is None or (value > self._best if self.mode == "max" else value < self._best):
             self._best, self._round = float(value), trainer.server.round
             trainer.save_best = True
+
+
+def warn_of_mode(trainer: RunContext, callback: EarlyStopping | BestCheckpoint) -> None:
+    """Warn of a metric that usually rises, without a mode."""
+    if callback.mode is None and RISES.search(callback.monitor):
+        hint = f"{callback.monitor} usually rises, and None keeps the lowest value; set max, or min"
+        trainer.warn(f"{type(callback).__name__}.mode=None: {hint}")

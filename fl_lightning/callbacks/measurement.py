@@ -341,6 +341,11 @@ def require_test_data(trainer: RunContext, callback: Callback) -> None:
     require(trainer.has_data("test"), key, type(trainer.data).__name__, hint)
 
 
+def has_test_step(trainer: RunContext) -> bool:
+    """Return whether the module has a step that evaluates test data."""
+    return bool({"test_step", "validation_step"} & trainer.client.worker_module.hooks)
+
+
 def require_label_counts(trainer: RunContext, callback: Callback, remedy: str = "take the callback out") -> int:
     """Return the number of classes; refuse clients without label counts."""
     counts, key = trainer.data.info(0).label_counts, f"{type(callback).__name__} with the data"

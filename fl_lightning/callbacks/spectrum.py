@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fl_lightning.aggregation import Sums, Weighted
 from fl_lightning.callbacks.context import RunContext
-from fl_lightning.callbacks.measurement import EvaluationMeasurement, classifier_of, merge_sorted
+from fl_lightning.callbacks.measurement import EvaluationMeasurement, classifier_of, has_test_step, merge_sorted
 from fl_lightning.client import Client
 from fl_lightning.client.lora import lora_adapters
 from fl_lightning.errors import require
@@ -124,8 +124,9 @@ class SpectrumMonitor(EvaluationMeasurement):
         self._adapters = lora_adapters(module) if self.lora else []
         hint = f"{type(module).__name__} has no LoRA adapter; leave it out"
         require(bool(self._adapters) or not self.lora, "SpectrumMonitor.lora", self.lora, hint)
-        if not trainer.has_data("test"):
-            trainer.warn("SpectrumMonitor: no test data, so no spectra of representations; add a test_dataloader")
+        missing = "test_dataloader" if not trainer.has_data("test") else "" if has_test_step(trainer) else "test_step"
+        if missing:
+            trainer.warn(f"SpectrumMonitor: no {missing}, so no spectra of representations; add one")
 
     def on_round_start(self, trainer: RunContext) -> None:
         super().on_round_start(trainer)

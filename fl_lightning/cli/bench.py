@@ -45,9 +45,8 @@ from fl_lightning.cli.entry_point import (
     end_with_status,
     find_own_classes,
     program,
-    writing_into,
 )
-from fl_lightning.errors import UsageError, UsageErrors, count, require, truncate
+from fl_lightning.errors import UsageError, UsageErrors, count, require, truncate, writing_into
 from fl_lightning.yaml_files import read_yaml
 
 # names that a line lists

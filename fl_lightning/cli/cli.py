@@ -355,8 +355,8 @@ def main(args: list[str] | None = None) -> None:
         if error.record is not None:
             _, round_, _, k = error.record.stem.split("-")
             config = error.record.parents[1] / "config.yaml"
-            visit = f"--config {config} --ckpt_path {error.record} --round {round_} --client {k}"
-            repeat = f"; repeat it: {program()} replay {visit}"
+            visit = ["--config", str(config), "--ckpt_path", str(error.record), "--round", round_, "--client", k]
+            repeat = f"; repeat it: {program()} replay {shlex.join(visit)}"
         print(f"error: {error}{repeat}", file=sys.stderr)
         if from_users_code(error):
             raise

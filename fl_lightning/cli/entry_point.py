@@ -9,15 +9,14 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
 from fl_lightning import __version__
-from fl_lightning.errors import UsageError, printable, texts_of
+from fl_lightning.errors import UsageError, printable, require, texts_of
 
 # in the order in which the help lists them
 COMMANDS = {
@@ -51,6 +50,7 @@ def main(args: list[str] | None = None) -> None:
     # options of configs may stand before the command
     known = not asks and COMMANDS.keys() & set(words if words and words[0].startswith("-") else words[:1])
     try:
+        end_with_status(check_encoding)
         if not known:
             end_with_status(lambda: without_command(words))
         elif words[0] in APART:
@@ -61,6 +61,13 @@ def main(args: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
+
+
+def check_encoding() -> None:
+    """Refuse an interpreter that cannot read or write some names of files."""
+    encoding = sys.getfilesystemencoding()
+    hint = "names of files need utf-8; set the environment variable PYTHONUTF8=1"
+    require(encoding.replace("-", "") == "utf8", "sys.getfilesystemencoding()", encoding, hint)
 
 
 def check_before_torch(words: list[str]) -> None:
@@ -140,15 +147,6 @@ def print_usage_error(error: UsageError) -> None:
         # names at its end stay on lines of their own
         head, *names = re.split(r"\n  (?=\S+(?:\n  \S+)*\Z)", text)
         print("\n  ".join(map(printable, [f"error: {head}", *names])), file=sys.stderr)
-
-
-@contextmanager
-def writing_into(key: str, place: Path, hint: str = "pass another one, that can be written to") -> Iterator[None]:
-    """Refuse the file or folder that an argument names if the block cannot write there, as on a full disk."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{key}={str(place)!r}: cannot be written: {error.strerror or error}; {hint}") from error
 
 
 def find_own_classes() -> None:

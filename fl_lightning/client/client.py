@@ -542,7 +542,7 @@ class ClientLifecycle:
             visit.num_lost += 1
             return
         counts = visit.counts
-        counts.lr = optimizer.param_groups[0]["lr"]
+        counts.lr = float(optimizer.param_groups[0]["lr"])  # a tensor may change later
         counts.lr_total += counts.lr
         if client.methods.having("on_after_optimizer_step"):
             client.methods.call("on_after_optimizer_step", client, optimizer)

@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fl_lightning.data.client_loaders import as_client_loader, num_batches
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.run_arguments import RunArguments
-from fl_lightning.errors import UsageError, check_all, require, text_of, truncate
+from fl_lightning.errors import UsageError, check_all, require, text_of, truncate, writing_into
 from fl_lightning.lightning_compat import is_callback, is_overridden
 from fl_lightning.method import MethodList
 from fl_lightning.sampling import UniformSampler, size_of_cohort
@@ -184,11 +184,13 @@ def as_usage_error(key: str, hint: str) -> Iterator[None]:
 
 def check_folder(key: str, folder: Path) -> None:
     """Refuse a folder that cannot be written; it need not exist yet."""
-    present = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
+    present = next((path for path in (folder, *folder.absolute().parents) if os.path.exists(path)), Path("/"))
     where = f"{present} " if present != folder else "it "
     require(present.is_dir(), key, str(folder), f"{where}is a file; pass a folder")
     hint = f"{where}is read-only; pass a writable folder"
     require(os.access(present, os.W_OK | os.X_OK), key, str(folder), hint)
+    with writing_into(key, folder), suppress(FileNotFoundError):
+        os.lstat(folder)  # fails for a name that is too long
     hint = "the disk is full; free some space, or pass a folder on another disk"
     disk = shutil.disk_usage(present)
     # a file system without a size, such as one of a FUSE driver, reports 0 bytes in total

@@ -65,7 +65,7 @@ class APFL(Method):
         visit, kept = client.scratch(self), client.memory(self)
         visit.model = own_model(client, kept.get("model", {}))
         device = next(iter(visit.model.values())).device
-        visit.alpha = torch.tensor(kept.get("alpha", self.alpha), dtype=torch.float64, device=device)
+        visit.alpha = torch.full((), kept.get("alpha", self.alpha), dtype=torch.float64, device=device)
 
     @torch.no_grad()
     def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
@@ -79,7 +79,7 @@ class APFL(Method):
             slope = slope + ((v[name] - y[name]).double() * gradient).sum()
             v[name] = v[name].add(alpha.to(gradient) * gradient, alpha=-rate)
         if self.adaptive:
-            first = torch.as_tensor(client.num_steps == 0, device=alpha.device)
+            first = (torch.zeros_like(alpha) + (client.num_steps == 0)).bool()  # as a scalar it needs no copy
             visit.alpha = torch.where(first, (alpha - rate * slope).clamp(0, 1), alpha)
 
     def on_client_end(self, client: ClientContext) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.client_context import ClientContext
+from fl_lightning.data.transfer import transferred
 from fl_lightning.errors import require
 from fl_lightning.functional import calibrated_logits
 from fl_lightning.method import Method, Step
@@ -59,7 +60,7 @@ class FedLC(Method):
 
     def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
         counts: Tensor = client.info.label_counts  # type: ignore[assignment]
-        return calibrated_logits(logits, counts.to(logits.device), self.tau, self.missing, self.margin)
+        return calibrated_logits(logits, transferred(counts, logits.device), self.tau, self.missing, self.margin)
 
     def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
         """Log(1 - p_y), which turns the cross-entropy over all classes into the equation as printed."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fl_lightning.client_context import ClientContext
+from fl_lightning.data.transfer import transferred
 from fl_lightning.errors import require
 from fl_lightning.functional import adjusted_logits, as_rows
 from fl_lightning.functional.rows import in_full_precision
@@ -75,7 +76,7 @@ class FedRoD(Method):
 
     def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
         counts: Tensor = client.info.label_counts  # type: ignore[assignment]
-        return adjusted_logits(logits, counts.to(logits.device), self.gamma)
+        return adjusted_logits(logits, transferred(counts, logits.device), self.gamma)
 
     def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
         if step.targets is None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.client_context import ClientContext
+from fl_lightning.data.transfer import transferred
 from fl_lightning.errors import require
 from fl_lightning.functional import restricted_logits
 from fl_lightning.method import Method
@@ -62,7 +63,7 @@ class FedRS(Method):
     def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
         counts: Tensor = client.info.label_counts  # type: ignore[assignment]
         logits = logits if self._bias is None else logits - client.live[self._bias]
-        return restricted_logits(logits, counts.to(logits.device), self.alpha, self.mode)
+        return restricted_logits(logits, transferred(counts, logits.device), self.alpha, self.mode)
 
     def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         # subtracting the bias leaves a gradient of 0, with which weight decay and momentum would still move it

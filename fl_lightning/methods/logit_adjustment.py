@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.client_context import ClientContext
+from fl_lightning.data.transfer import transferred
 from fl_lightning.errors import require
 from fl_lightning.functional import adjusted_logits
 from fl_lightning.method import Method, ServerValue
@@ -91,7 +92,7 @@ class LogitAdjustment(Method):
 
     def _adjusted(self, client: ClientContext, logits: Tensor) -> Tensor:
         counts: Tensor = client.info.label_counts if self.prior == "local" else self._counts  # type: ignore[assignment]
-        return adjusted_logits(logits, counts.to(logits.device), self.tau, self.floor)
+        return adjusted_logits(logits, transferred(counts, logits.device), self.tau, self.floor)
 
     def on_round_end(self, server: Server, payload: dict[str, Weighted]) -> None:
         self.started = True

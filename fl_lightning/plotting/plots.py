@@ -48,7 +48,7 @@ def spectra(runs: Runs, threshold: float = np.nan) -> Iterator[Plot]:
         else:
             drawings = [all_rounds(one, what, title=title, **how)] if what in one else []
         yield Plot(f"spectrum/{what}", "", [with_lines(draw, threshold) for draw in drawings])
-        if one is not None and local in one and probe not in one:  # the global model in the same round
+        if one is not None and {what, local} <= one.keys() and probe not in one:  # the global model in the same round
             clean = {"": [{**one, probe: one[what][np.isin(one["rounds"], one["local_rounds"][-1])]}]}
         shown = {local: "mean of the local models"} | ({probe: "global model"} if alone is not None else {})
         drawings = curve_panels(clean, shown, spread={local: 0}, title=title, **how)

@@ -15,7 +15,7 @@ from typing import IO, Any
 import yaml
 from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from fl_lightning.errors import ClientError, require, text_of
+from fl_lightning.errors import ClientError, require, text_of, writing_into
 from fl_lightning.storage import loggers
 from fl_lightning.storage.checkpoint import CheckpointFolder, in_place, resumes_in_place
 from fl_lightning.storage.tempdirs import lock
@@ -183,8 +183,11 @@ class RunFolder:
         while True:
             table = CSVLogger(self.root.parent, self.root.name, flush_logs_every_n_steps=1)
             # another process may begin a run at the same time, and choose the same version
+            folder = Path(table.log_dir)
+            with writing_into("trainer.default_root_dir", self.root.parent, "pass another folder"):
+                folder.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):
-                Path(table.log_dir).mkdir(parents=True)
+                folder.mkdir()
                 _ = table.experiment  # created now, since it warns about a folder with other files
                 return table
 

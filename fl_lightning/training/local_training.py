@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from torch.optim import Optimizer
 
@@ -22,13 +23,28 @@ from fl_lightning.client.reference_models import tensor_versions
 from fl_lightning.client.visit import PresentBatch, Visit
 from fl_lightning.data.client_loaders import ClientLoader, ExampleIndices, num_batches, without_singles
 from fl_lightning.distributed.workers import Workers
-from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, with_location
+from fl_lightning.errors import (
+    LONGEST_LIST,
+    ClientError,
+    LostWorkerError,
+    Stopped,
+    UsageError,
+    truncate,
+    with_location,
+)
 from fl_lightning.method import MethodList
 from fl_lightning.seeding import generator_states, rng_scope
 from fl_lightning.state import State
 from fl_lightning.training.device_loaders import Loaders
 from fl_lightning.training.extra_passes import ExtraPasses
-from fl_lightning.training.optimizers import OptimizerFactory, Schedulers, clear_gradients, needs_closure, take_step
+from fl_lightning.training.optimizers import (
+    OptimizerFactory,
+    Schedulers,
+    clear_gradients,
+    needs_closure,
+    set_mode,
+    take_step,
+)
 from fl_lightning.training.patching import patched
 from fl_lightning.training.schedules import Mode, PlateauScheduler, Schedules
 
@@ -65,7 +81,9 @@ class LocalTraining:
         self._scaler = self._unused_scaler = getattr(self._precision, "scaler", None)
         self.scaling = next(iter(scalings_of(self._scaler)), None)
         self.batches = cache(partial(num_batches, loaders.data))
-        self._has_gradients = self._skips = self._closes = self._overflows = False
+        self._has_gradients = self._skips = self._closes = self._overflows = self._warned = False
+        # the first round in which a visit changed requires_grad, by parameter
+        self._unfrozen: dict[str, int] = {}
         strategy = client.worker_module.trainer_shim.strategy
         strategy.do_step, strategy.do_backward = self._closure_step, fabric.backward
 
@@ -159,6 +177,7 @@ class LocalTraining:
                 steps_now = index in ends_of_steps
                 self._take_step(batch, index, rows, optimizer, steps_now)
                 fit_progress.step += steps_now
+        set_mode(optimizer, "eval")
 
     def begin_optimizer(self, factor: float, loader: ClientLoader | None) -> tuple[Optimizer, Schedulers]:
         """The optimizer and the schedulers of a visit in their initial state."""
@@ -175,6 +194,7 @@ class LocalTraining:
         worker_module = self.client.worker_module
         self._closes = "optimizer_step" in worker_module.hooks or needs_closure(optimizer)
         worker_module.trainer_shim.begin_visit(optimizer, schedulers, loader)
+        set_mode(optimizer, "train")
         return optimizer, schedulers
 
     def _train(self, visit: Visit, loader: ClientLoader, lr_factor: float) -> None:
@@ -210,11 +230,26 @@ class LocalTraining:
                 schedules.after_epoch(schedulers)
         visit.scalings = scalings_of(self._scaler)
         fit_progress.epoch += 1  # Lightning counts the last epoch before this hook, too
+        set_mode(optimizer, "eval")
         call("on_train_end")
         if fit_progress.rounds > 1:
             self.optimizers.check(optimizer)
+        self._warn_of_unfrozen(fit_progress.round)
         if not client.module.automatic_optimization:
             raise ClientError("automatic_optimization was set to False in the visit; return a loss from training_step")
+
+    def _warn_of_unfrozen(self, round_: int) -> None:
+        """Warn once of a ``requires_grad`` that a visit of an earlier round has changed, and this one has not."""
+        trained = {*self.client.trainable}
+        changed = [name for name, value in self.client.live.items() if value.requires_grad != (name in trained)]
+        lost = [name for name in self._unfrozen if name not in changed and self._unfrozen[name] < round_]
+        if lost and not self._warned:
+            kind, names = type(self.client.module).__name__, ", ".join(lost)
+            text = f"changes in round {self._unfrozen[lost[0]]}, and not in round {round_}, as a visit begins with its "
+            text += "first value; change it in each visit, as by current_epoch >= 3 in place of == 3"
+            rank_zero_warn(f"model={kind}: requires_grad of {truncate(names, LONGEST_LIST)} {text}")
+        self._warned |= bool(lost)
+        self._unfrozen = dict.fromkeys(changed, round_) | self._unfrozen
 
     def _pass(self, loader: ClientLoader, length: int) -> Iterator[Batch]:
         """A pass over the batches, of ``length`` at most."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import traceback
 from functools import cache, cached_property
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -127,6 +127,13 @@ def take_step(optimizer: Optimizer) -> None:
         step.__wrapped__(optimizer)
     else:
         optimizer.step()
+
+
+def set_mode(optimizer: Optimizer, mode: Literal["train", "eval"]) -> None:
+    """Call ``train()`` or ``eval()`` of an optimizer that has it: schedule-free ones change the parameters then."""
+    switch = getattr(optimizer, mode, None)
+    if callable(switch):
+        switch()
 
 
 def clear_gradients(optimizer: Optimizer) -> None:

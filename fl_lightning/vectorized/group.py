@@ -420,7 +420,7 @@ class Group:
         of_rows = [float(self.infos[row].num_examples) if client.weighting == "examples" else 1.0 for row in rows]
         weights = torch.tensor(of_rows, dtype=torch.float64, device=self.device)
         ones, size = torch.ones_like(weights), sum(client.live[n].nbytes for n in (*client.sent, *client.sent_others))
-        logged, extremes = self.log.weighted(rows, self.device)
+        logged, extremes = self.log.weighted(rows)
         updates = {
             "clients": Weighted(ones, ones),
             "drift": Weighted(drift[chosen] * weights, weights),

@@ -13,6 +13,7 @@ from torchmetrics import Metric
 
 from fl_lightning.aggregation import Weighted
 from fl_lightning.aggregation.reduced import EMPTY, Reduced
+from fl_lightning.aggregation.weighted import joined
 from fl_lightning.client.metric_log import MAX_PENDING, LoggedValue, MetricLog
 from fl_lightning.client.reductions import FOLDS, LogKey, LogSpec
 from fl_lightning.vectorized.batched_tree import RowIndex, numbers_of
@@ -71,9 +72,7 @@ class GroupLog(MetricLog):
         """Which clients have finite terms of the loss alone ``(G,)``."""
         return np.all([np.asarray(term.first_bad) < 0 for term in self.terms], 0)
 
-    def weighted(
-        self, rows: Sequence[int], device: torch.device
-    ) -> tuple[dict[str, dict[str, Weighted]], dict[str, Reduced]]:
+    def weighted(self, rows: Sequence[int]) -> tuple[dict[str, dict[str, Weighted]], dict[str, Reduced]]:
         """The values of the clients at ``rows``, for sums over the cohort.
 
         Returns:
@@ -85,7 +84,7 @@ class GroupLog(MetricLog):
             total, weight = (np.asarray(part)[rows] for part in (one.total, one.weight))
             if one.kind in added:
                 weight = weight if one.kind == "mean" else np.ones_like(total)
-                added[one.kind][name] = Weighted(*(torch.from_numpy(part).to(device) for part in (total, weight)))
+                added[one.kind][name] = Weighted(torch.from_numpy(total), torch.from_numpy(weight))
             elif rows:
                 extremes[name] = Reduced(one.kind, float(FOLDS[one.kind].reduce(total)))
         return added, extremes
@@ -188,8 +187,8 @@ def one_after_another(parts: Sequence[Any], lengths: Sequence[int]) -> np.ndarra
     if device is None:
         return np.repeat(np.array(parts, dtype=np.float64), lengths)
     tensors = [
-        part.to(device) if isinstance(part, Tensor) else torch.full((length,), part, dtype=torch.float64, device=device)
+        part if isinstance(part, Tensor) else torch.full((length,), part, dtype=torch.float64, device=device)
         for part, length in zip(parts, lengths, strict=True)
     ]
     same = len({tensor.dtype for tensor in tensors}) == 1
-    return torch.cat(tensors if same else [tensor.double() for tensor in tensors]).double().cpu().numpy()
+    return joined(tensors if same else [tensor.double() for tensor in tensors], device).double().cpu().numpy()

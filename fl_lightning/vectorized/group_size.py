@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -123,6 +123,8 @@ def obstacles(run: Run) -> Iterator[str]:
     ):
         known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
         yield f"its optimizer is {type(optimizer).__name__}; known to treat each number by itself are {known}"
+    for key in {key for group in optimizer.param_groups for key, value in group.items() if isinstance(value, Tensor)}:
+        yield f"{key} of its optimizer {type(optimizer).__name__} is a tensor; pass a number"
     precision = str(run.fabric.strategy.precision.precision)
     if not precision.endswith("true"):
         yield f"trainer.precision={precision}: torch's autocast does not convert all that is mapped"
@@ -147,7 +149,7 @@ def try_two(run: Run) -> None:
     """Try the first step of two clients sequentially and side by side, and restore everything.
 
     Raises:
-        NotMappable: the step side by side fails, or has another result.
+        VmapUnsupported: the step side by side fails, or has another result.
     """
     training, state, auto = run.local_training, run.server.state, run.trainer.clients_per_step == AUTO
     clients = list(itertools.islice(filter(training.batches, range(run.data.num_clients)), 2))
@@ -210,7 +212,7 @@ def profile_step(run: Run, k: int) -> tuple[int, bool]:
     """Operations of the forward pass in the first step of client ``k``, and whether it draws random numbers.
 
     Raises:
-        NotMappable: it fails.
+        VmapUnsupported: it fails.
     """
     client, worker_module, counter = run.client, run.worker_module, FlopCounterMode(display=False)
     with (

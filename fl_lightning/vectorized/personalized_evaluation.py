@@ -69,7 +69,7 @@ def evaluate_side_by_side(
     """Return the metrics by tag of several models: the global ``state``, updated by ``own`` entries of each.
 
     Raises:
-        NotMappable: the step cannot be mapped. Other errors pass through.
+        VmapUnsupported: the step cannot be mapped. Other errors pass through.
     """
     client, worker_module, loaders = run.client, run.client.worker_module, run.loaders
     worker_module.load(state)

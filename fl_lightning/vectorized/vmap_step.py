@@ -196,7 +196,7 @@ class VmapStep:
         """Return the leaves of ``client.scratch`` that the step has replaced, by place.
 
         Raises:
-            NotMappable: its structure has changed in the step, or a value has moved to another name.
+            VmapUnsupported: its structure has changed in the step, or a value has moved to another name.
         """
         after: list[Any] = []
         shape = take_apart({**tree, "scratch": scratch}, after)

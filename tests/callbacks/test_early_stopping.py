@@ -5,7 +5,7 @@ import torch
 from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits, small_data, small_model, small_trainer
 
-from fl_lightning.callbacks import Callback, EarlyStopping
+from fl_lightning.callbacks import BestCheckpoint, Callback, EarlyStopping
 
 
 class Falls(Callback):
@@ -79,7 +79,21 @@ def test_thresholds_end_the_run(tmp_path, options, rounds):
 
 
 def test_an_unknown_metric_is_refused_with_those_there_are_or_ignored_if_not_strict(tmp_path):
-    with refused("EarlyStopping.monitor='acc'", "test/accuracy", "test/loss"):
-        fit(tmp_path, EarlyStopping("acc"))
-    with warned("EarlyStopping.monitor='acc'", "test/accuracy"):
-        assert len(fit(tmp_path, EarlyStopping("acc", strict=False), rounds=2).history) == 2
+    with refused("EarlyStopping.monitor='absent'", "test/accuracy", "test/loss"):
+        fit(tmp_path, EarlyStopping("absent"))
+    with warned("EarlyStopping.monitor='absent'", "test/accuracy"):
+        assert len(fit(tmp_path, EarlyStopping("absent", strict=False), rounds=2).history) == 2
+
+
+def test_a_metric_that_usually_rises_without_a_mode_is_named_before_round_0(tmp_path):
+    kinds = (EarlyStopping, BestCheckpoint)
+    with warned("EarlyStopping.mode", "test/accuracy", "max") as lines:
+        fit(tmp_path, *(kind("test/accuracy") for kind in kinds), rounds=1)
+    keys = [str(line.message).partition("=")[0] for line in lines]
+    assert [key for key in keys if key.endswith(".mode")] == [f"{kind.__name__}.mode" for kind in kinds]
+
+
+def test_a_metric_with_a_mode_or_that_usually_falls_causes_no_warning(tmp_path):
+    rows = [("test/accuracy", "min"), ("test/accuracy", "max"), ("test/loss", None), ("train/loss", None)]
+    observers = [kind(monitor, mode=mode) for kind in (EarlyStopping, BestCheckpoint) for monitor, mode in rows]
+    fit(tmp_path, *observers, rounds=1)

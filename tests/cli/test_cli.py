@@ -261,7 +261,7 @@ def command_of(line):
 
 def test_the_line_of_a_failure_has_the_command_that_repeats_the_visit(capsys, tmp_path):
     with pytest.raises(SystemExit):
-        main([*FIT, *QUICK, "--trainer.default_root_dir", str(tmp_path), "--model.optimizer.lr", "1e30"])
+        main([*FIT, *QUICK, "--trainer.default_root_dir", str(tmp_path / "a b; c"), "--model.optimizer.lr", "1e30"])
     line = next(one for one in capsys.readouterr().err.splitlines() if one.startswith("error: "))
     failure, command = line.split("; repeat it: ")
     assert failure.startswith("error: client 0, round 0: ")

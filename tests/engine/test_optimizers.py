@@ -1,15 +1,19 @@
 """The optimizers that a module configures: what is refused, and whose functions step."""
 
+import copy
+import itertools
 from functools import partial
 
 import pytest
-from helpers.errors import refused
+import torch
+from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits, small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
 from torch import nn
 from torch.optim import SGD
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from fl_lightning.callbacks import Callback
 from fl_lightning.errors import UsageError
 
 
@@ -107,3 +111,103 @@ def test_hooks_of_a_step_are_called(tmp_path):
     fit(tmp_path, Watched(), rounds=1)
     hook.remove()
     assert seen[:8] == ["all", "own"] * 4
+
+
+class Averaging(SGD):
+    """SGD whose parameters are the mean of its iterates after ``eval()``, as with schedule-free optimizers."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, lr)
+        self.mode, self.iterates = "eval", []
+
+    def train(self):
+        if self.mode == "eval" and self.iterates:
+            self.put(self.iterates[-1])
+        self.mode = "train"
+
+    def eval(self):
+        if self.mode == "train":
+            self.put([torch.stack(values).mean(0) for values in zip(*self.iterates, strict=True)])
+        self.mode = "eval"
+
+    def step(self, closure=None):
+        if self.mode == "eval":
+            raise RuntimeError("call train() before a step")
+        loss = super().step(closure)
+        self.iterates.append([value.detach().clone() for value in self.param_groups[0]["params"]])
+        return loss
+
+    @torch.no_grad()
+    def put(self, values):
+        for parameter, value in zip(self.param_groups[0]["params"], values, strict=True):
+            parameter.copy_(value)
+
+
+def averaged_by_hand(model, steps):
+    """The parameters after ``steps`` batches, in a plain loop."""
+    copied = copy.deepcopy(model)
+    optimizer = Averaging(copied.parameters(), lr=0.1)
+    optimizer.train()
+    for batch in itertools.islice(TinyData().train_dataloader(), steps):
+        optimizer.zero_grad()
+        copied.loss(batch).backward()
+        optimizer.step()
+    optimizer.eval()
+    return copied.state_dict()
+
+
+class Tunes(Callback):
+    """Fine-tunes the global model by two steps."""
+
+    def on_round_end(self, trainer):
+        self.tuned = trainer.fine_tune(0, None, 2)
+
+
+def test_an_optimizer_with_train_and_eval_sends_the_weights_of_eval(tmp_path):
+    model, tunes = TinyModule(partial(Averaging, lr=0.1)), Tunes()
+    expected = averaged_by_hand(model, 4)
+    trainer = small_trainer(tmp_path, max_rounds=1, callbacks=[tunes])
+    trainer.fit(model, clients(TinyData()))
+    torch.testing.assert_close(dict(trainer.server.state), dict(expected))
+    torch.testing.assert_close(dict(tunes.tuned), dict(averaged_by_hand(model, 2)))
+
+
+def test_a_tensor_as_rate_is_logged_as_the_number_that_each_step_had(tmp_path):
+    class Falls(TinyModule):
+        def on_train_batch_start(self, batch, batch_idx):
+            self.optimizers().param_groups[0]["lr"].mul_(0.5)
+
+    seen = []
+
+    class Looks(Callback):
+        def on_client_end(self, trainer, client):
+            seen.append((type(client.lr), client.lr))
+
+    model = Falls(lambda parameters: SGD(parameters, lr=torch.tensor(1.0)))
+    small_trainer(tmp_path, max_rounds=1, callbacks=[Looks()]).fit(model, clients(TinyData()))
+    assert seen == [(float, 0.5**4)]
+
+
+# ---------------------------------------------------------------- layers that unfreeze
+def unfreezing(condition):
+    """A module whose body is trained in the epochs for which the condition holds."""
+
+    class Unfreezes(TinyModule):
+        def build(self):
+            self.body.requires_grad_(False)
+
+        def on_train_epoch_start(self):
+            if condition(self.current_epoch):
+                self.body.requires_grad_(True)
+
+    return Unfreezes()
+
+
+def test_a_layer_that_is_unfrozen_for_one_visit_alone_is_named_once(tmp_path):
+    with warned("model=Unfreezes", "requires_grad", "body.0.weight", "body.0.bias", "round 1", "round 2") as lines:
+        fit(tmp_path, unfreezing(lambda epoch: epoch == 1), rounds=5)
+    assert sum("requires_grad" in str(line.message) for line in lines) == 1
+
+
+def test_a_layer_that_is_unfrozen_in_every_visit_from_a_round_on_causes_no_warning(tmp_path):
+    fit(tmp_path, unfreezing(lambda epoch: epoch >= 1), rounds=4)

@@ -1,7 +1,9 @@
 """Arguments out of their range are refused by name, before anything is written."""
 
+import errno
 from collections import namedtuple
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -200,9 +202,12 @@ def test_a_method_that_counts_labels_needs_a_model_of_as_many_classes(unwritten,
 # ---------------------------------------------------------------- folders
 def test_a_folder_of_runs_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    for root in ("file", "file/runs"):
+    for root in ("file", "file/runs", "long" * 99):
         with refused("trainer.default_root_dir="):
             small_trainer(tmp_path / root).fit(small_model(), small_data())
+    with monkeypatch.context() as patched, refused("trainer.default_root_dir=", "another folder"):
+        patched.setattr("pathlib.Path.mkdir", Mock(side_effect=FileNotFoundError(errno.ENOENT, "No such file")))
+        small_trainer(tmp_path / "runs").fit(small_model(), small_data())
     trainer = small_trainer(tmp_path / "runs")
     monkeypatch.setattr(validation.os, "access", lambda path, mode: False)
     with refused("trainer.default_root_dir=", "read-only"):

@@ -713,6 +713,7 @@ PLACE = ["test_side_by_side.py:", "training_step"]
 REFUSED = {
     "a hook around batches": ({"model": Hooked}, ["Hooked", "on_train_batch_end"]),
     "another optimizer": (of(LBFGS), ["LBFGS"]),
+    "a tensor as rate": (of(AdamW, lr=torch.tensor(0.1)), ["lr", "AdamW"]),
     "a metric with a state": ({"model": Measures}, PLACE),
     "a branch on a value": ({"model": Branches}, PLACE),
     "a counter": ({"model": Adds}, ["self.body.number"]),
