@@ -412,7 +412,7 @@ def conclusion(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellRe
     column = next(
         column for column in comparison.columns if (entry := comparison.entries.get((best, column))) and entry.best
     )
-    text = f"{', '.join(best)} is best by {what_is_shown(comparison)}"
+    text = f"{', '.join(best)} has the best {what_is_shown(comparison)}"
     if len(comparison.columns) > 1:
         columns = count(len(comparison.columns), "column")
         text += f" in {won[best]} of {columns}, such as {column_name(comparison, column)}"
@@ -432,9 +432,12 @@ def conclusion(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellRe
 def difference_in_words(difference: Difference, comparison: Comparison) -> str:
     """Return a difference with its interval."""
     mean = f"{difference.bound} {signed(difference.mean, comparison)}".strip()
-    level = f"{100 * comparison.suite.confidence:g} % interval"
-    ends = ", ".join(signed(end, comparison) for end in difference.interval or ())
-    return f"{mean} ({level} [{ends}])" if ends else f"{mean} (without an interval)"
+    if difference.interval is None:
+        return f"{mean} (without an interval, undecided)"
+    low, high = difference.interval
+    ends = ", ".join(signed(end, comparison) for end in (low, high))
+    undecided = ", undecided" if low <= 0 <= high else ""
+    return f"{mean} ({100 * comparison.suite.confidence:g} % interval [{ends}]{undecided})"
 
 
 def comparisons_csv(comparisons: Sequence[Comparison], titled: bool = False) -> str:

@@ -630,15 +630,22 @@ def test_the_conclusion_names_the_best_row_its_difference_with_the_interval_and_
     one = sentence_of(make(exclude=[{"alpha": 1}], tables=[{"rows": ["method"], "columns": ["alpha"]}]))
     half = T[3] * math.sqrt(1 / 3 / 3)
     difference = f"+3.33 (95 % interval [{10 / 3 - half:+.2f}, {10 / 3 + half:+.2f}]) to FedAvg"
-    assert_names(one, "FedProx is best", "final test/accuracy", "65.33 over 3 seeds", difference)
+    assert_names(one, "FedProx has the best", "final test/accuracy", "65.33 over 3 seeds", difference)
     several = sentence_of(make())
-    assert_names(several, "FedProx is best", "1 of 2 columns", "alpha=0.1", "65.33 over 3 seeds")
+    assert_names(several, "FedProx has the best", "1 of 2 columns", "alpha=0.1", "65.33 over 3 seeds")
+
+
+def test_a_conclusion_says_where_the_interval_leaves_a_difference_undecided(make):
+    finals = {**FINALS, ("0.1", "FedAvg"): [0.5, 0.6, 0.7], ("0.1", "FedProx"): [0.7, 0.6, 0.7]}
+    suite = make(exclude=[{"alpha": 1}], tables=[{"rows": ["method"], "columns": ["alpha"]}])
+    assert_names(sentence_of(suite, finals), "FedProx has the best", "+6.67", "undecided")
+    assert "undecided" not in sentence_of(suite)
 
 
 def test_a_conclusion_in_which_the_baseline_is_best_names_the_next_row(make):
     finals = {**FINALS, ("0.1", "FedAvg"): [0.9, 0.9, 0.9], ("1", "FedAvg"): [0.9, 0.9, 0.9]}
     text = sentence_of(make(names={"FedProx": "Proximal"}), finals)
-    assert_names(text, "FedAvg is best", "2 of 2 columns", "90.00 over 3 seeds", "Proximal", "-24.67 (95 % interval [")
+    assert_names(text, "FedAvg has the best", "2 of 2 columns", "90.00 over 3 seeds", "Proximal", "-24.67 (95 % interval [")
 
 
 def test_a_conclusion_names_no_row_where_none_is_best(make):
