@@ -645,7 +645,9 @@ def test_a_conclusion_says_where_the_interval_leaves_a_difference_undecided(make
 def test_a_conclusion_in_which_the_baseline_is_best_names_the_next_row(make):
     finals = {**FINALS, ("0.1", "FedAvg"): [0.9, 0.9, 0.9], ("1", "FedAvg"): [0.9, 0.9, 0.9]}
     text = sentence_of(make(names={"FedProx": "Proximal"}), finals)
-    assert_names(text, "FedAvg has the best", "2 of 2 columns", "90.00 over 3 seeds", "Proximal", "-24.67 (95 % interval [")
+    assert_names(
+        text, "FedAvg has the best", "2 of 2 columns", "90.00 over 3 seeds", "Proximal", "-24.67 (95 % interval ["
+    )
 
 
 def test_a_conclusion_names_no_row_where_none_is_best(make):
