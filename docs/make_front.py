@@ -2,7 +2,7 @@
 
 python docs/make_front.py [--output FOLDER]
 
-It shows the stored cells of ``experiments/overview/front.yaml``: means over the seeds.
+It shows the stored cells of ``experiments/front/suite.yaml``: means over the seeds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fl_lightning.plotting.drawing import Curve, curves, in_style  # noqa: E402
 from fl_lightning.plotting.figures import laid_out  # noqa: E402
 from fl_lightning.plotting.style import LIGHT  # noqa: E402
 
-SUITE, CELLS = (ROOT / "experiments" / "overview" / name for name in ("front.yaml", "overview-front.cells.csv"))
+SUITE, CELLS = (ROOT / "experiments" / "front" / name for name in ("suite.yaml", "front-suite.cells.csv"))
 SPECTRUM = "spectrum/representation/"
 
 

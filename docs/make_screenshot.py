@@ -2,7 +2,7 @@
 
 python docs/make_screenshot.py [--output FILE] [--browser PROGRAM]
 
-The report shows the stored cells of ``experiments/overview/front.yaml``, sorted by accuracy, with the values of a
+The report shows the stored cells of ``experiments/front/suite.yaml``, sorted by accuracy, with the values of a
 round as a reader sees them who points at the curves. It needs Chromium or Chrome, and ``pip install playwright``, which
 drives it; nothing is fetched.
 """
@@ -21,7 +21,7 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-SUITE, CELLS = (ROOT / "experiments" / "overview" / name for name in ("front.yaml", "overview-front.cells.csv"))
+SUITE, CELLS = (ROOT / "experiments" / "front" / name for name in ("suite.yaml", "front-suite.cells.csv"))
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # of the window
 WIDTH, HEIGHT = 1100, 3000
