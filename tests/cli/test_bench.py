@@ -44,7 +44,7 @@ def test_a_run_ends_with_its_conclusion_and_the_paths_of_its_tables(bench, toy, 
         return outcome(values=(0.5, 0.75 if "FedProx" in cell["name"] else 0.5))
 
     *_, sentence, output, save = bench(toy, "--save", "saved", answer=answer).out.splitlines()
-    assert_names(sentence, "FedProx is best", "2 of 2 columns", "75.00 over 1 seed", "+25.00", "FedAvg")
+    assert_names(sentence, "FedProx has the best", "2 of 2 columns", "75.00 over 1 seed", "+25.00", "FedAvg")
     for line, folder in ((output, next((tmp_path / "runs").iterdir())), (save, tmp_path / "saved")):
         assert_names(line, str(folder.relative_to(tmp_path)))
         assert all(path.name in line for path in folder.glob("*.table.*"))
