@@ -178,7 +178,7 @@ class Sums:
                 parts += (part.to(torch.float64).reshape(-1) for part in small_parts(entries[path], shapes))
             else:
                 parts.append(torch.zeros(length(shapes), dtype=torch.float64, device=device))
-        self._waiting.append(joined(parts, torch.device(device)))
+        self._waiting.append(joined_on(parts, torch.device(device)))
         if len(self._waiting) == MOST_ROWS or len(self._waiting) * self._exact.size >= MOST_WAITING:
             self._add_waiting()
 
@@ -202,7 +202,7 @@ class Sums:
                 parts += (part.to(torch.float64).reshape(number, -1) for part in small_parts(entries[path], shapes))
             else:
                 parts.append(torch.zeros(number, length(shapes), dtype=torch.float64, device=device))
-        for some in joined(parts, torch.device(device)).split(MOST_ROWS):
+        for some in joined_on(parts, torch.device(device)).split(MOST_ROWS):
             self._exact.add(some)
 
     def all_reduce(self, workers: Collectives, note: Any = None) -> list[Any]:
@@ -280,7 +280,7 @@ class Sums:
             self._waiting = []
 
 
-def joined(parts: list[Tensor], device: torch.device) -> Tensor:
+def joined_on(parts: list[Tensor], device: torch.device) -> Tensor:
     """Concatenate rows ``(..., n)`` on a device; those that lie elsewhere, such as weights, are copied together."""
     places = [place for place, part in enumerate(parts) if part.device.type != device.type]
     if places:

@@ -22,7 +22,7 @@ from fl_lightning import callbacks, data, methods, models, optim  # noqa: F401, 
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.cli.config_checks import building, causes_of, check_resolved
-from fl_lightning.cli.config_files import pairs_of, read_config
+from fl_lightning.cli.config_files import config_and_entries, pairs_of
 from fl_lightning.cli.entry_point import find_own_classes, print_usage_error, program
 from fl_lightning.cli.parser_errors import LISTS, shorten
 from fl_lightning.cli.parser_loading import CHECKED, ValueTextError
@@ -59,7 +59,7 @@ class ConfigFile(ActionConfigFile):
     """
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: Any = None) -> None:
-        values, entries = read_config(values)
+        values, entries = config_and_entries(values)
         forget_lists(cfg, entries)
         super().__call__(parser, cfg, values, option_string)
 

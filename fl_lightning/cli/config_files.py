@@ -33,7 +33,7 @@ def check_command(words: Sequence[str]) -> None:
     keys, given = keys_of(command), dict[str, Any]()
     for option, value in pairs_of(options):
         if option == "--config":
-            entries = read_config(value)[1]
+            entries = config_and_entries(value)[1]
             check_keys(entries, keys)
             given.update(entries)
         else:
@@ -51,7 +51,7 @@ def pairs_of(words: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield option, value if equals else after
 
 
-def read_config(value: str) -> tuple[str, Mapping[str, Any]]:
+def config_and_entries(value: str) -> tuple[str, Mapping[str, Any]]:
     """Return the file that the option ``--config`` names, which the package may carry, and its entries.
 
     The value may also be the entries themselves, as YAML. A pipe is left to the parser, as having no entries.

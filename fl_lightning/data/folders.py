@@ -557,7 +557,9 @@ def split_folders(root: Path) -> dict[str, Path]:
 
 def subfolders(root: Path) -> dict[str, Path]:
     """Visible folders in ``root`` by their names in Unicode's form NFC, in alphabetical order."""
-    folders = [(unicodedata.normalize("NFC", entry.name), Path(entry)) for entry in visible(root) if entry.is_dir()]
+    folders = [
+        (unicodedata.normalize("NFC", entry.name), Path(entry)) for entry in visible_entries(root) if entry.is_dir()
+    ]
     names = [name for name, _ in folders]
     unreadable = [ascii(name) for name in names if any("\ud800" <= char <= "\udfff" for char in name)]
     require(not unreadable, "data.root", str(root), f"its names {listed(unreadable)} are not UTF-8; rename them")
@@ -566,7 +568,7 @@ def subfolders(root: Path) -> dict[str, Path]:
     return dict(sorted(folders))
 
 
-def visible(folder: Path) -> list[os.DirEntry]:
+def visible_entries(folder: Path) -> list[os.DirEntry]:
     """The entries of a folder in alphabetical order, without hidden ones and those of tools."""
     with os.scandir(folder) as entries:
         shown = [entry for entry in entries if not entry.name.startswith(".") and entry.name not in TOOLS]
@@ -578,7 +580,7 @@ def files_below(folder: Path, above: frozenset[Path] | None = None) -> Iterator[
     real = folder.resolve()
     above = frozenset(real.parents) if above is None else above
     require(real not in above, "data.root", str(folder), "it links to a folder in which it lies; remove the link")
-    for entry in visible(folder):
+    for entry in visible_entries(folder):
         if entry.is_dir():
             yield from files_below(Path(entry), above | {real})
         else:

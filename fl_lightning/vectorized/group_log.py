@@ -13,7 +13,7 @@ from torchmetrics import Metric
 
 from fl_lightning.aggregation import Weighted
 from fl_lightning.aggregation.reduced import EMPTY, Reduced
-from fl_lightning.aggregation.weighted import joined
+from fl_lightning.aggregation.weighted import joined_on
 from fl_lightning.client.metric_log import MAX_PENDING, LoggedValue, MetricLog
 from fl_lightning.client.reductions import FOLDS, LogKey, LogSpec
 from fl_lightning.vectorized.batched_tree import RowIndex, numbers_of
@@ -191,4 +191,4 @@ def one_after_another(parts: Sequence[Any], lengths: Sequence[int]) -> np.ndarra
         for part, length in zip(parts, lengths, strict=True)
     ]
     same = len({tensor.dtype for tensor in tensors}) == 1
-    return joined(tensors if same else [tensor.double() for tensor in tensors], device).double().cpu().numpy()
+    return joined_on(tensors if same else [tensor.double() for tensor in tensors], device).double().cpu().numpy()
