@@ -174,6 +174,14 @@ class FederatedCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         return {command: {"model", "datamodule"} for command in FederatedTrainer.commands}
 
+    @staticmethod
+    def link_optimizers_and_lr_schedulers(parser: LightningArgumentParser) -> None:
+        """Refuse an optimizer that a subclass adds without a link, since configure_optimizers is left to the model."""
+        for key, (_, link_to) in {**parser._optimizers, **parser._lr_schedulers}.items():
+            hint = "the model's configure_optimizers would not use it; pass link_to=model.init_args.NAME"
+            require(link_to != "AUTOMATIC", f"add_{key}_args: link_to", link_to, hint)
+        LightningCLI.link_optimizers_and_lr_schedulers(parser)
+
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         # a parser of another command is not used, and its arguments would take most of the start-up time
         if self._command not in (None, subcommand):
