@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
@@ -204,6 +204,19 @@ def choices(names: Iterable[str], near: str = "") -> str:
         some = list(dict.fromkeys([*get_close_matches(near, known, n=MOST_LISTED // 2, cutoff=0.0), *known[-3:]]))
     line, many = ", ".join(some) or "none", f"{len(known)}, such as " * (len(some) < len(known))
     return many + (line if len(line) <= LONGEST_LIST else "\n  " + ",\n  ".join(some))
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    """A hint to the nearest of the known names; empty where none is near."""
+    last, initials = last_part(name).lower(), "".join(part[:1] for part in name.split("_"))
+    by_end = {last_part(candidate).lower(): candidate for candidate in reversed(known)}
+    matches = [initials] if initials in by_end else get_close_matches(last, by_end, 1)
+    return f"did you mean {by_end[matches[0]]}?" if matches and by_end[matches[0]] != name else ""
+
+
+def last_part(path: str) -> str:
+    """The last part of a dotted name."""
+    return path.rsplit(".", 1)[-1]
 
 
 def truncate(text: str, length: int = LONGEST) -> str:

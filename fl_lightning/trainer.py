@@ -30,6 +30,7 @@ from fl_lightning.federation.data import SingleSite, Sites
 from fl_lightning.federation.serialization import agreement
 from fl_lightning.federation.server import FlowerBackend, check_suits
 from fl_lightning.federation.site import answer_messages
+from fl_lightning.lightning_replacements import names_replacements
 from fl_lightning.method import Method, MethodList
 from fl_lightning.results import FitResult, History
 from fl_lightning.sampling import UniformSampler
@@ -147,6 +148,7 @@ class FederatedTrainer(RunArguments):
     # the methods below that are commands of the command line
     commands = ("fit", "validate", "test", "predict", "partition", "replay", "doctor", "federate", "site")
 
+    @names_replacements
     def fit(
         self,
         model: LightningModule,
@@ -203,6 +205,7 @@ class FederatedTrainer(RunArguments):
         name = "+".join(self.methods.names) or "fedavg" if folder is None else "/".join(folder.parts[-2:])
         return FitResult(name, History(self.history), folder, self.seed)
 
+    @names_replacements
     def validate(
         self,
         model: LightningModule,
@@ -225,6 +228,7 @@ class FederatedTrainer(RunArguments):
         how = {"phase": "val", "ckpt_path": ckpt_path}
         return self._launch(commands.evaluate_and_observe, model, datamodule, method, "validate", weights, **how)
 
+    @names_replacements
     def test(
         self,
         model: LightningModule,
@@ -247,6 +251,7 @@ class FederatedTrainer(RunArguments):
         how = {"phase": "test", "ckpt_path": ckpt_path}
         return self._launch(commands.evaluate_and_observe, model, datamodule, method, "test", weights, **how)
 
+    @names_replacements
     def predict(
         self,
         model: LightningModule,

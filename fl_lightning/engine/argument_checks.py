@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from joblib import cpu_count
 
-from fl_lightning.callbacks.base import Callback, replacement
+from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.errors import check_all, count, require
 from fl_lightning.lightning_compat import Logger, is_callback
+from fl_lightning.lightning_replacements import replacement_of_callback
 from fl_lightning.training.compiled import MODES
 
 # *args and **kwargs
@@ -98,7 +99,7 @@ def check_observers(callbacks: list[Any], logger: Any) -> None:
     files: dict[str, str] = {}
     for callback in callbacks:
         kind = type(callback).__name__
-        hint = f"this is a callback of Lightning's trainer; {replacement(type(callback))}"
+        hint = f"this is a callback of Lightning's trainer; {replacement_of_callback(type(callback))}"
         require(not is_callback(callback), "trainer.callbacks", kind, hint)
         require(isinstance(callback, Callback), "trainer.callbacks", kind, "pass subclasses of callbacks.Callback")
         for name in (name for name in dir(callback) if name.startswith("on_")):

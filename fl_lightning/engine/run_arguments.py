@@ -14,6 +14,7 @@ from fl_lightning.client.client import Buffers, Weighting
 from fl_lightning.distributed.launcher import build_fabric
 from fl_lightning.engine.argument_checks import as_list, check_arguments, check_device, check_observers
 from fl_lightning.lightning_compat import Logger
+from fl_lightning.lightning_replacements import names_replacements
 from fl_lightning.sampling import Sampler, UniformSampler
 from fl_lightning.server import Scope
 from fl_lightning.storage.hyperparameters import only_plain
@@ -27,6 +28,7 @@ class RunArguments(RunContext):
         UsageError: an argument out of its range.
     """
 
+    @names_replacements
     def __init__(
         self,
         max_rounds: int = 10,

@@ -16,7 +16,6 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
 
-from fl_lightning.callbacks.base import replacement
 from fl_lightning.client import Client
 from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
@@ -26,6 +25,7 @@ from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.run_arguments import RunArguments
 from fl_lightning.errors import UsageError, check_all, require, text_of, truncate, writing_into
 from fl_lightning.lightning_compat import is_callback, is_overridden
+from fl_lightning.lightning_replacements import replacement_of_callback
 from fl_lightning.method import MethodList
 from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.seeding import base_seed
@@ -128,7 +128,7 @@ def check_module(model: LightningModule, stage: str = "fit") -> None:
         theirs = hasattr(LightningModule, name) and not is_overridden(name, model)
         require(theirs or not callable(getattr(model, name, None)), "model", f"{kind}.{name}", hint)
     callbacks = as_list(model.configure_callbacks()) if is_overridden("configure_callbacks", model) else []
-    remedies = {type(part).__name__: replacement(type(part)) for part in callbacks if is_callback(part)}
+    remedies = {type(part).__name__: replacement_of_callback(type(part)) for part in callbacks if is_callback(part)}
     hint = "; ".join(f"{name}: {what}" for name, what in remedies.items()) or "pass them as trainer.callbacks"
     names = [type(part).__name__ for part in callbacks]
     require(not callbacks, f"model: {kind}.configure_callbacks()", names, hint)
@@ -148,7 +148,7 @@ def check_module(model: LightningModule, stage: str = "fit") -> None:
 def check_data(datamodule: Any) -> None:
     """Refuse a data module without clients."""
     federated = hasattr(datamodule, "num_clients") and hasattr(datamodule, "info")
-    hint = "it has no clients; wrap it: class_path: Partitioned, init_args: {datamodule: ..., num_clients: 10}"
+    hint = "it has no clients; wrap a LightningDataModule in Partitioned, which takes datamodule and num_clients"
     require(federated, "data", type(datamodule).__name__, hint)
 
 
