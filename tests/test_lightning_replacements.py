@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 import fl_lightning.callbacks
 from fl_lightning import FederatedTrainer, Method
 from fl_lightning.callbacks.context import RunContext
+from fl_lightning.cli.cli import FederatedCLI
 from fl_lightning.cli.config_files import check_command
 from fl_lightning.client import Client
 from fl_lightning.lightning_replacements import ARGUMENTS, ATTRIBUTES, CALLBACKS, OTHER_KEYS, replacement_of_callback
@@ -101,6 +102,16 @@ def test_loaders_in_place_of_data_are_answered_with_partitioned():
 def test_a_section_of_a_command_is_answered_with_its_place():
     with refused("fit", "--config"):
         check_command(["fit", "--config={fit: {trainer: {max_rounds: 2}}}"])
+
+
+@pytest.mark.parametrize("add", ["add_optimizer_args", "add_lr_scheduler_args"])
+def test_an_optimizer_that_a_subclass_of_the_command_line_adds_needs_a_link_to_the_model(add):
+    class Mine(FederatedCLI):
+        def add_arguments_to_parser(self, parser):
+            getattr(parser, add)()
+
+    with refused(add, "link_to"):
+        Mine(["fit"])
 
 
 def test_every_argument_of_lightnings_trainer_is_ours_or_has_an_answer():

@@ -131,7 +131,8 @@ def shorten(message: str) -> str:
         return f"{key}={brief(value)}: give class_path and init_args{hint}"
     if kind == "type":
         below = "" if key.endswith(nested) else f".{nested}"
-        return about_type(f"{of_class}{(keys or [key])[-1]}{below}", key + below, value, found, before)
+        where = key + below if below else f"{of_class}{(keys or [key])[-1]}"
+        return about_type(where, key + below, value, found, before)
     if kind == "file":
         path = os.path.relpath(after.strip("'"))
         return f"{key}={path!r}: {found.lower()}; pass another one, or a config of the package: {names_near(path)}"

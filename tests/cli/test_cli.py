@@ -12,9 +12,8 @@ import yaml
 from helpers.errors import assert_names, warned
 
 from fl_lightning.cli import main
-from fl_lightning.cli.cli import FederatedCLI
 from fl_lightning.cli.entry_point import program
-from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.errors import ClientError
 from fl_lightning.models import ImageClassifier, Logistic
 
 FIT = ["fit", "--config", "experiments/smoke/fedavg.yaml"]
@@ -164,16 +163,6 @@ def test_bad_input_is_one_line_that_names_the_key_before_anything_is_written(cap
     args, words = BAD[case]
     assert_names(refused(capsys, *FIT, f"--trainer.default_root_dir={tmp_path}", *args), *words)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("add", ["add_optimizer_args", "add_lr_scheduler_args"])
-def test_an_optimizer_that_a_subclass_adds_needs_a_link_to_the_model(add):
-    class Mine(FederatedCLI):
-        def add_arguments_to_parser(self, parser):
-            getattr(parser, add)()
-
-    with pytest.raises(UsageError, match=f"{add}.*link_to"):
-        Mine(["fit"])
 
 
 def test_a_command_without_data_is_refused(capsys):

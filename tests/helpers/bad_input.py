@@ -138,8 +138,7 @@ BAD: dict[str, tuple[str, str]] = {
     "too few classes": ("model: {init_args: {num_classes: 3}}", "model.num_classes=3"),
     "SCAFFOLD with momentum": ("method: [SCAFFOLD]", "momentum=0.9"),
     "half precision": ("trainer: {precision: 16-mixed}", "trainer.precision='16-mixed'"),
-    "precision 17": ("trainer: {precision: 17}", "trainer.precision='17'"),
-    "accelerator abacus": ("trainer: {accelerator: abacus}", "trainer.accelerator='abacus'"),
+    "precision 17": ("trainer: {precision: 17}", "trainer.precision=17"),
     "a strategy": ("trainer: {strategy: ddp}", "trainer.strategy='ddp'"),
 }
 
