@@ -31,6 +31,7 @@ from fl_lightning.federation.serialization import agreement
 from fl_lightning.federation.server import FlowerBackend, check_suits
 from fl_lightning.federation.site import answer_messages
 from fl_lightning.method import Method, MethodList
+from fl_lightning.numerics import deterministic_algorithms
 from fl_lightning.results import FitResult, History
 from fl_lightning.sampling import UniformSampler
 from fl_lightning.seeding import base_seed
@@ -474,7 +475,9 @@ class FederatedTrainer(RunArguments):
             validation.check_folder("trainer.default_root_dir", self.default_root_dir)
         code_of_run(self, model, datamodule, methods.methods)  # read now: a file may be edited while data are prepared
         try:
-            return launch(self, model, datamodule, methods, work, backend, runner_for(self.clients_per_step), stage)
+            with deterministic_algorithms(self.deterministic):
+                runner = runner_for(self.clients_per_step)
+                return launch(self, model, datamodule, methods, work, backend, runner, stage)
         finally:
             if self._fitted is not None:  # the trainer describes its fit, not a later evaluation
                 self._run, self.fabric = self._fitted, self._fitted.fabric
