@@ -120,6 +120,7 @@ def describe_trainer(run: Run) -> dict[str, Any]:
         "precision": str(run.fabric.strategy.precision.precision),
         "threads_per_worker": torch.get_num_threads(),
         "channels_last": run.loaders.channels_last,
+        "deterministic": bool(trainer.deterministic) or None,
         "tf32": tf32_settings() if run.fabric.device.type == "cuda" else None,
         **run.runner.settings(),
         **evaluated,
