@@ -416,7 +416,8 @@ class Stopwatch:
 
     def start(self) -> None:
         """Begin a lap; the time since the last one counts for no phase."""
-        self._add_ended()
+        if self._laps:
+            self._add_ended()
         self._last = self._now()
 
     def lap(self, phase: str) -> None:
