@@ -9,13 +9,9 @@ import torch
 from helpers.errors import refused
 from helpers.runs import small_data, small_model, small_trainer, train
 from helpers.tiny import TinyData, TinyModule, clients
-from helpers.without_values import WithoutValues
 from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
-from torch.overrides import TorchFunctionMode
 
 from fl_lightning.callbacks import Callback, CostLedger
-from fl_lightning.client.reference_models import Cache, fill
-from fl_lightning.data.client_loaders import ExampleIndices
 from fl_lightning.engine import launching as run_module
 from fl_lightning.engine.argument_checks import check_precision
 from fl_lightning.engine.fingerprint import describe_trainer
@@ -284,22 +280,3 @@ def test_a_run_on_a_gpu_is_compared_by_tf32_however_it_was_set(tmp_path, monkeyp
 def test_auto_caches_no_reference_models_on_a_gpu():
     model, data = small_model(), small_data()
     assert gives_same_taps(model, data, torch.device("cpu")) and not gives_same_taps(model, data, CUDA)
-
-
-def test_an_index_into_cached_taps_is_copied_without_a_wait(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    moved = []
-
-    class Moves(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            if isinstance(out, torch.Tensor) and isinstance(args[0], torch.Tensor) and out.device != args[0].device:
-                moved.append((kwargs or {}).get("non_blocking", False))
-            return out
-
-    with WithoutValues(), Moves():
-        cache, index = Cache(6), torch.arange(4)
-        cache.put(index, {"tap": torch.rand(4, 3, device=CUDA)})
-        assert cache.get(index)["tap"].device == CUDA
-        fill([torch.rand(4, 3, device=CUDA)], ExampleIndices(index, 6, 6))
-    assert len(moved) == 3 and all(moved)
