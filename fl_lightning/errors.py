@@ -20,6 +20,12 @@ LONGEST, LONGEST_VALUE, LONGEST_LIST, MOST_LISTED = 290, 80, 100, 20
 LIBRARIES_ANYWHERE = ("torch", "torchvision", "lightning", "pytorch_lightning", "torchmetrics", "numpy", "jsonargparse")
 # a frame of a traceback that is a text, as errors in the worker processes of a DataLoader have it
 FRAME = re.compile(r'^ *File "(.+?)", line (\d+), in (.+)$', re.MULTILINE)
+# errors of torch that a trainer's argument avoids
+REMEDIES = {
+    r"(\S+) does not have a deterministic .+": r"\1 is not deterministic; set trainer.deterministic=warn or false",
+    r".*CUBLAS_WORKSPACE_CONFIG=.+": "set CUBLAS_WORKSPACE_CONFIG=:4096:8 before Python starts, "
+    "or trainer.deterministic=false",
+}
 
 
 class UsageError(ValueError):
@@ -127,6 +133,8 @@ def with_location(error: BaseException) -> str:
         return f"{kind}: {truncate(text, 160)}" if text else kind
     file, line, function = next((frame for frame in reversed(frames) if is_user_code(frame[0])), frames[-1])
     text = text.strip() or linecache.getline(file, line)
+    for pattern, remedy in REMEDIES.items():
+        text = re.sub(pattern, remedy, text, flags=re.DOTALL)
     return f"{kind} at {Path(file).name}:{line} ({function}): {truncate(text, 160)}".removesuffix(": ")
 
 

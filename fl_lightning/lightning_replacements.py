@@ -38,7 +38,6 @@ ARGUMENTS = {
     "log_every_n_steps": "metrics are logged once a round; remove it",
     "enable_checkpointing": "set trainer.checkpoint_every_n_rounds; the last round always has a checkpoint",
     "enable_model_summary": "the command doctor describes the model and the run; remove it",
-    "deterministic": f"runs on a CPU are reproducible; on a GPU call torch.use_deterministic_algorithms(True) {SETUP}",
     "benchmark": f"set torch.backends.cudnn.benchmark {SETUP}",
     "inference_mode": "evaluations run under torch.no_grad; remove it",
     "use_distributed_sampler": "each worker trains other clients, on all of their data; remove it",

@@ -1,4 +1,4 @@
-"""Measure seconds a round on a GPU: workers that share it, compiled models, and methods on a large network.
+"""Measure seconds a round on a GPU: workers, compiled models, the price of determinism, and methods on a large network.
 
 python experiments/speed/gpu.py [--turns 7] [--models FedCKACNN FedUVCNN ResNet18] [--workers 1 2 4 8] [--clients 10]
 python experiments/speed/gpu.py --methods [--turns 5]
@@ -61,7 +61,7 @@ def rounds(args: argparse.Namespace, model: str, method: str = "", **engine: obj
 
     Each setting runs in a separate process: a process that has used the GPU cannot fork workers.
     """
-    setting = {"workers": 1, "mode": False, "on_gpu": True, "augmented": False, **engine}
+    setting = {"workers": 1, "mode": False, "deterministic": None, "on_gpu": True, "augmented": False, **engine}
     setting |= {"model": model, "method": method, "turns": args.turns, "clients": args.clients}
     command = [sys.executable, __file__, "--child", json.dumps(setting)]
     found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -80,6 +80,7 @@ def run(setting: dict) -> list[float]:
             devices=1,
             workers_per_device=setting["workers"],
             compile=setting["mode"],
+            deterministic=setting["deterministic"],
             precision="bf16-mixed",
             channels_last=True,
             logger=False,
@@ -121,6 +122,7 @@ def by_engine(args: argparse.Namespace) -> None:
     rate = matrix_rate()
     for model in args.models:
         settings = [{"workers": count} for count in args.workers] + [{"mode": True}, {"mode": "reduce-overhead"}]
+        settings.append({"deterministic": False})
         found = [rounds(args, model, **setting) for setting in settings]
         for setting, seconds in zip(settings, found, strict=True):
             line(f"{model}, {setting}", seconds, min(found[0]), operations(model) / min(seconds) / rate)

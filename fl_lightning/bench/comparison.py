@@ -21,11 +21,11 @@ from fl_lightning.bench.statistics import (
     decision,
     fairness,
     holm,
+    p_value,
     paired_difference,
     point_of,
     ranks,
     seeds_to_decide,
-    sequence_p,
     summarize,
     verdict,
 )
@@ -45,12 +45,15 @@ from fl_lightning.bench.suite import (
 from fl_lightning.errors import printable, truncate
 
 NOT_COMPARED = "not compared"
+# verdicts that need a difference other than 0
+OF_SIGN = ("reversed", "reproduced", "same sign")
 # larger values count as diverged, since their squares overflow
 DIVERGED_BEYOND = 1e150
 # values of fairness in squared percent, and values to minimise
 SQUARED, UNEVEN = ("variance", "noise"), ("spread", "variance")
 # labels of a row, or of a column
 Part = tuple[str, ...]
+Place = tuple[Part, Part]
 Published = tuple[float, float | None]
 
 
@@ -103,8 +106,10 @@ class TableEntry:
         scale: scale of the runs, a share of the suite's work.
         best: whether it has the best number of its column.
         baseline: mean of the baseline over the seeds of the pairs.
-        student: Student's interval in a suite with ``decide``, once all its seeds have run.
-        holm: p-value of the difference, corrected for all comparisons of the table, in a suite with ``decide``.
+        student: difference with Student's interval in a suite with ``decide``, once all its seeds have run.
+        holm: p-value of the difference, corrected for all comparisons of the table; None for a bootstrap. In a suite
+            without ``decide``, a verdict on the sign needs a p-value below the error of the interval.
+        student_holm: the same of ``student``.
     """
 
     labels: Labels
@@ -121,8 +126,9 @@ class TableEntry:
     scale: float
     best: bool = False
     baseline: float | None = None
-    student: tuple[float, float] | None = None
+    student: Difference | None = None
     holm: float | None = None
+    student_holm: float | None = None
 
     @property
     def cells(self) -> int:
@@ -181,19 +187,16 @@ class Comparison:
             [part for part in itertools.product(*(suite.axes[axis] for axis in axes)) if part in {*some}]
             for axes, some in zip((table.rows, table.columns), parts, strict=True)
         )
-        alike: dict[tuple[Part, Part], list[CellNumber]] = defaultdict(list)
+        alike: dict[Place, list[CellNumber]] = defaultdict(list)
         for row, column, number in zip(*parts, self.numbers, strict=True):
             alike[row, column].append(number)
-        self.entries: dict[tuple[Part, Part], TableEntry] = {}
+        self.entries: dict[Place, TableEntry] = {}
         for column in self.columns:
             of_column = {row: alike[row, column] for row in self.rows if (row, column) in alike}
             entries = {row: self._entry(numbers) for row, numbers in of_column.items()}
             best = self._best(entries, of_column)
             self.entries |= {(row, column): replace(entry, best=row in best) for row, entry in entries.items()}
-        if suite.decide is not None:
-            compared = {at: one.difference for at, one in self.entries.items() if one.difference}
-            corrected = holm([sequence_p(one, suite.decide.prior_scale) for one in compared.values()])
-            self.entries |= {at: replace(self.entries[at], holm=p) for at, p in zip(compared, corrected, strict=True)}
+        self._correct()
 
     @property
     def baseline(self) -> str:
@@ -217,6 +220,19 @@ class Comparison:
         """Whether smaller numbers are better; in a table of ``fair``, that depends on the column."""
         of_metric = self.suite.minimize and self.table.show not in ADDED_AXES
         return of_metric or self.table.show in ("rounds_to", "seconds", "rank")
+
+    def _correct(self) -> None:
+        """Correct the p-values of the differences for their number, and the verdicts of a suite with fixed seeds."""
+        suite = self.suite
+        scale = suite.decide.prior_scale if suite.decide else 1.0
+        differences = {at: entry.difference for at, entry in self.entries.items()}
+        p_values = {} if suite.interval == "bootstrap" else corrected(differences, suite.interval, scale)
+        of_students = corrected({at: entry.student for at, entry in self.entries.items()}, "t")
+        for at, entry in self.entries.items():
+            p = p_values.get(at)
+            lost = suite.decide is None and p is not None and p >= 1 - suite.confidence and entry.verdict in OF_SIGN
+            verdict = "undecided" if lost else entry.verdict
+            self.entries[at] = replace(entry, holm=p, student_holm=of_students.get(at), verdict=verdict)
 
     def _value_of(self, number: CellNumber) -> float | None:
         """Return the number of a cell; None for a run that failed or diverged."""
@@ -262,11 +278,16 @@ class Comparison:
                 number.missed = True
                 number.notes.append(f"missed the target in {max(result.values) + 1} rounds")
             return float(min(reached or [max(result.values)]) + 1)
+        if show == "mean":
+            first, last = self.table.rounds
+            values = [value for round_, value in result.values.items() if first <= round_ <= last]
+            number.notes += [] if values else [f"was not evaluated in rounds {first} to {last}"]
+            return unit * math.fsum(values) / len(values) if values else None
         values = [result.values[round_] for round_ in sorted(result.values)]
         if show == "best":
             return unit * best(values)
-        last = values[-self.table.k :] if show == "last" else values[-1:]
-        return unit * math.fsum(last) / len(last)
+        values = values[-self.table.k :] if show == "last" else values[-1:]
+        return unit * math.fsum(values) / len(values)
 
     def _pair_of(self, number: CellNumber) -> tuple[float, float] | None:
         """Return the numbers of a cell and its partner if they share the partition and, for seconds, the machine."""
@@ -348,7 +369,7 @@ class Comparison:
             notes=tuple(notes),
             scale=next((one.result.scale for one in numbers if one.result.scale != 1), 1.0),
             baseline=math.fsum(theirs for _, theirs in pairs) / len(pairs) if pairs else None,
-            student=student.interval if student else None,
+            student=student,
         )
 
     def _published(self, labels: Labels) -> Published | None:
@@ -379,6 +400,15 @@ class Comparison:
             return set()
         best = (min if self.lower_is_better or fair in UNEVEN else max)(means.values(), default=None)
         return {row for row, mean in means.items() if mean == best}
+
+
+def corrected(
+    differences: Mapping[Place, Difference | None], kind: str, prior_scale: float = 1.0
+) -> dict[Place, float]:
+    """Return the p-value of each difference by Holm, for all differences together."""
+    compared = {at: difference for at, difference in differences.items() if difference}
+    p_values = [p_value(difference, kind, prior_scale) for difference in compared.values()]
+    return dict(zip(compared, holm(p_values), strict=True))
 
 
 def with_added_axis(

@@ -112,17 +112,21 @@ def half_width(n: Any, deviation: float, kind: str, confidence: float, prior_sca
         return np.where(rest > 0, deviation * np.sqrt((n - 1) / n * gap / rest), np.inf)
 
 
-def sequence_p(ours: Difference, prior_scale: float = 1.0) -> float:
-    """Return the least alpha at which the confidence sequence of :func:`half_width` excludes 0.
+def p_value(ours: Difference, kind: str, prior_scale: float = 1.0) -> float:
+    """Return the two-sided p-value in [0, 1] of "no difference"; 1 if the difference is a bound.
 
-    It is a p-value in [0, 1] of "no difference", valid at any look; 1 if the difference is a bound.
+    For a ``sequence``, it is the least alpha at which the interval of :func:`half_width` excludes 0, and valid at any
+    look; for any other kind, the p-value of Student's paired t-test.
 
     Args:
         ours: the mean difference of n pairs, with its deviation.
+        kind: kind of interval, as in :func:`half_width`.
         prior_scale: scale of the differences that are expected, in deviations, above 0, as in :func:`half_width`.
     """
     if not ours.deviation or ours.bound:
         return 1.0
+    if kind != "sequence":
+        return float(2 * stats.t.sf(abs(ours.mean) * math.sqrt(ours.n) / ours.deviation, ours.n - 1))
     n, c2, variance = ours.n, prior_scale**-2, ours.deviation**2 * (ours.n - 1) / ours.n
     shrunk = (variance + ours.mean**2 * c2 / (n + c2)) / (variance + ours.mean**2)
     return min(1.0, math.sqrt((n + c2) / c2) * shrunk ** (n / 2))

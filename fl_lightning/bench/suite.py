@@ -23,10 +23,10 @@ from fl_lightning.errors import require
 
 Labels = dict[str, str]
 Choice = dict[str, tuple[str, ...]]
-Show = Literal["final", "best", "last", "rounds_to", "seconds", "rank", "scores", "fair"]
+Show = Literal["final", "best", "last", "mean", "rounds_to", "seconds", "rank", "scores", "fair"]
 SHOWS: tuple[str, ...] = get_args(Show)
 # tables whose numbers are of the metric and in its unit
-OF_METRIC: tuple[Show, ...] = ("final", "best", "last")
+OF_METRIC: tuple[Show, ...] = ("final", "best", "last", "mean")
 # the scores of the callback ``Scores``, in the order of its description
 SCORES = (
     *("pooled", "class_balanced", "recalibrated", "clients", "worst_tenth", "training_logits", "label_mask"),
@@ -152,13 +152,15 @@ class Table:
     """A table of the cells.
 
     Args:
-        show: number of a run: the ``final`` or the ``best`` value of the metric, the mean of its ``last`` k values, the
-            number of rounds to a target (``rounds_to``), ``seconds`` a round as a ratio to the baseline, the mean
-            ``rank`` among the rows of a column, where 1 is best, the ``scores`` of the callback ``Scores``, one column
-            each, or how ``fair`` the clients' accuracies are, by the callback ``PersonalAccuracy``.
+        show: number of a run: the ``final`` or the ``best`` value of the metric, the mean of its ``last`` k values, its
+            ``mean`` over some rounds, the number of rounds to a target (``rounds_to``), ``seconds`` a round as a ratio
+            to the baseline, the mean ``rank`` among the rows of a column, where 1 is best, the ``scores`` of the
+            callback ``Scores``, one column each, or how ``fair`` the clients' accuracies are, by the callback
+            ``PersonalAccuracy``.
         rows: axes whose labels are the rows.
         columns: axes whose labels are the columns.
         k: number of last rounds, for ``last``.
+        rounds: first and last round, counted from 0, for ``mean``.
         target: value to reach, for ``rounds_to``, in the metric's own unit.
         page: page or section of the paper with the published numbers.
         caption: name of the table in the paper.
@@ -170,6 +172,7 @@ class Table:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     k: int = 5
+    rounds: tuple[int, int] = (0, 0)
     target: float | None = None
     page: int | str | None = None
     caption: str = ""

@@ -65,6 +65,16 @@ SEEDS = Kind(
     "use the number of seeds, or a list of distinct integers",
     lambda value: tuple(range(value) if isinstance(value, int) else value),
 )
+ROUNDS = Kind(
+    lambda value: (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(type(round_) is int for round_ in value)
+        and 0 <= value[0] <= value[1]
+    ),
+    "use the first and the last round, counted from 0, such as [2, 5]",
+    tuple,
+)
 SOME_SCORES = Kind(
     lambda value: isinstance(value, list) and all(one in SCORES and value.count(one) == 1 for one in value),
     f"use a list of some of {', '.join(SCORES)}, each once",
@@ -85,8 +95,8 @@ KEYS_OF_SUITE = {
 KEYS_OF_DECIDE = {"margin": POSITIVE, "prior_scale": POSITIVE, "alpha": SHARE, "max_seeds": COUNT}
 KEYS_OF_OPEN = {"readings": ANY, "margin": POSITIVE, "scores": SOME_SCORES, "config": ANY, "seeds": SEEDS}
 KEYS_OF_TABLE = {
-    **{"show": one_of(SHOWS), "rows": LIST, "columns": LIST, "k": COUNT, "target": ANY, "page": ANY, "caption": ANY},
-    **{"published": ANY, "scores": SOME_SCORES},
+    **{"show": one_of(SHOWS), "rows": LIST, "columns": LIST, "k": COUNT, "rounds": ROUNDS, "target": ANY},
+    **{"scores": SOME_SCORES, "page": ANY, "caption": ANY, "published": ANY},
 }
 # the key of a config in whose place each cell has a seed of the suite
 SEED = "seed_everything"
@@ -211,9 +221,10 @@ def parse_table(raw: Any, axes: Mapping[str, Any], percent: bool, path: Path) ->
     where = f"{path}: tables."
     given = read_keys(raw, KEYS_OF_TABLE, where)
     show, target = given.get("show", "final"), given.get("target")
-    for key, used_by in {"k": "last", "target": "rounds_to", "scores": "scores"}.items():
+    for key, used_by in {"k": "last", "rounds": "mean", "target": "rounds_to", "scores": "scores"}.items():
         hint = f"is ignored by a table of {show}; leave it out, or give show: {used_by}"
         require(key not in given or show == used_by, f"{where}{key}", raw.get(key), hint)
+    require("rounds" in given or show != "mean", f"{where}rounds", None, ROUNDS.remedy)
     reached = isinstance(target, (int, float)) and not (percent and target > 1)
     hint = "use the scale of the logged values" + ", such as 0.6 for 60 %" * percent
     require(reached or show != "rounds_to", f"{where}target", target, hint)

@@ -223,7 +223,9 @@ def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextT
     judged = bool(table.published) or any(entry.verdict for entry in comparison.entries.values())
     heads = ["difference", f"{100 * suite.confidence:g} % interval", "pairs = looks" if decide else "pairs"]
     if decide:
-        heads += [f"Student's, {decide.max_seeds} pairs", "p by Holm", f"{comparison.baseline}, same seeds"]
+        heads += [f"Student's, {decide.max_seeds} pairs, post hoc", "its p by Holm"]
+    corrected = suite.interval != "bootstrap"
+    heads += ["p by Holm"] * corrected + [f"{comparison.baseline}, same seeds"] * bool(decide)
     heads += ["paper's difference"] * bool(table.published) + ["verdict"] * judged
     lines = []
     for row, column in itertools.product(comparison.rows, comparison.columns):
@@ -241,13 +243,16 @@ def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextT
             text += f", {number} seeds"  # that decide it
         lines.append(line + [StyledText(text)] * judged)
     about = f"Difference to {comparison.baseline} on the same seeds and partitions, mean over the pairs"
-    texts = [f"{about}; interval: {INTERVALS[suite.interval]}, from two pairs on."]
+    texts = [f"{about}; interval: {INTERVALS[suite.interval]}, from two pairs on, for each pair by itself."]
+    if corrected:
+        texts += [f"p by Holm is for all {len(lines)} comparisons of this table together."]
     if decide:
         texts = [
             f"{about} in the order of the seeds; the interval is a confidence sequence, which is valid at each look, "
             f"one after each pair. Its error of {100 * decide.alpha:g} % is per pair of rows in one setting, not per "
-            f"table. Student's interval is for {decide.max_seeds} pairs without looks, and missing for pairs that "
-            f"ended earlier. p by Holm is for all {len(lines)} comparisons of this table together."
+            f"table. Post hoc, since the plan names the sequence: Student's interval of {decide.max_seeds} pairs, "
+            f"which is not valid with looks, and missing for pairs that ended earlier. p by Holm is for all "
+            f"{len(lines)} comparisons of this table together."
         ]
         texts += [f"No difference: within {decide.margin:g}."] * (table.show in OF_METRIC)
     names = (*table.rows, *(axis for axis, _ in of_columns(comparison, comparison.columns[0])))
@@ -258,21 +263,31 @@ def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextT
 def difference_texts(entry: TableEntry, comparison: Comparison, notes: dict[str, str]) -> list[StyledText]:
     """Return our difference, its interval and number of pairs, with footnotes."""
     marks = footnotes((note for note in entry.notes if NOT_COMPARED in note), notes)
-    apart = entry.difference
+    suite, apart = comparison.suite, entry.difference
     if apart is None:
-        without = [NONE, "0", *[NONE] * (3 * bool(comparison.suite.decide))]
+        number = 4 * bool(suite.decide) or suite.interval != "bootstrap"
+        without = [NONE, "0", *[NONE] * number]
         return [StyledText(NONE, marks=marks), *map(StyledText, without)]
     mean = f"{apart.bound} {signed(apart.mean, comparison)}".strip()
     own, student = (
-        NONE if ends is None else f"[{', '.join(signed(end, comparison) for end in ends)}]"
-        for ends in (apart.interval, entry.student)
+        f"[{', '.join(signed(end, comparison) for end in of.interval)}]" if of and of.interval else NONE
+        for of in (apart, entry.student)
     )
     texts = [StyledText(mean, marks=(*[DAGGER] * (entry.scale != 1), *marks))]
     texts += [StyledText(own, marks=footnotes(apart.notes, notes)), StyledText(str(apart.n))]
-    if entry.holm is not None and entry.baseline is not None:
-        p = "< 0.001" if entry.holm < 0.001 else f"{entry.holm:.3f}"
-        texts += [StyledText(student), StyledText(p), StyledText(number_text(entry.baseline, comparison))]
+    of_student, p = p_text(entry.student_holm, entry.student), p_text(entry.holm, apart)
+    texts += [StyledText(student), StyledText(of_student)] * bool(suite.decide)
+    texts += [StyledText(p)] * (suite.interval != "bootstrap")
+    if suite.decide and entry.baseline is not None:
+        texts.append(StyledText(number_text(entry.baseline, comparison)))
     return texts
+
+
+def p_text(value: float | None, difference: Difference | None) -> str:
+    """Return the p-value of a difference with three decimals; a dash for one without an interval."""
+    if value is None or difference is None or difference.interval is None:
+        return NONE
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def signed(value: float | None, comparison: Comparison) -> str:
@@ -312,6 +327,7 @@ def what_is_shown(comparison: Comparison) -> str:
         "final": f"final {unit}",
         "best": f"best {unit} of all rounds",
         "last": f"mean {unit} of the last {table.k} rounds",
+        "mean": f"mean {unit} of rounds {' to '.join(map(str, table.rounds))}",
         "seconds": f"seconds a round{f', divided by the seconds of {comparison.baseline}' * bool(suite.baseline)}",
         "scores": "final accuracy by score" + " in %" * suite.percent,
         "fair": "accuracies of the clients on their own test data, in %, variance and noise in squared %",
@@ -421,23 +437,27 @@ def conclusion(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellRe
     text += f": {number_text(entry.ours.mean, comparison)} over {count(entry.ours.n, 'seed')}"
     others = {row: other for (row, at), other in comparison.entries.items() if at == column and row != best}
     if entry.difference is not None:
-        text += f", {difference_in_words(entry.difference, comparison)} to {comparison.baseline}"
-    elif compared := {row: other.difference for row, other in others.items() if other.difference}:
+        text += f", {difference_in_words(entry, comparison)} to {comparison.baseline}"
+    elif compared := {row: other.difference.mean for row, other in others.items() if other.difference}:
         sign = 1 if comparison.lower_is_better else -1
-        near = min(compared, key=lambda row: sign * compared[row].mean)
-        text += f"; to it, {', '.join(near)} has {difference_in_words(compared[near], comparison)}"
+        near = min(compared, key=lambda row: sign * compared[row])
+        text += f"; to it, {', '.join(near)} has {difference_in_words(others[near], comparison)}"
     return with_names(f"{text}.", suite.names)
 
 
-def difference_in_words(difference: Difference, comparison: Comparison) -> str:
-    """Return a difference with its interval."""
+def difference_in_words(entry: TableEntry, comparison: Comparison) -> str:
+    """Return the difference of an entry to the baseline with its interval."""
+    difference, confidence = entry.difference, comparison.suite.confidence
+    assert difference is not None
     mean = f"{difference.bound} {signed(difference.mean, comparison)}".strip()
     if difference.interval is None:
         return f"{mean} (without an interval, undecided)"
     low, high = difference.interval
     ends = ", ".join(signed(end, comparison) for end in (low, high))
     undecided = ", undecided" if low <= 0 <= high else ""
-    return f"{mean} ({100 * comparison.suite.confidence:g} % interval [{ends}]{undecided})"
+    if not undecided and comparison.suite.decide is None and entry.holm is not None and entry.holm >= 1 - confidence:
+        undecided = ", undecided after Holm's correction"
+    return f"{mean} ({100 * confidence:g} % interval [{ends}]{undecided})"
 
 
 def comparisons_csv(comparisons: Sequence[Comparison], titled: bool = False) -> str:
@@ -464,8 +484,9 @@ def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
     for entry in comparison.entries.values():
         apart, published = entry.difference, entry.published or (None, None)
         low, high = apart.interval if apart and apart.interval else (None, None)
-        student = dict(zip(("student_low", "student_high"), entry.student or (None, None), strict=True))
-        of_pairs = {**student, "p_holm": entry.holm, "baseline_mean": entry.baseline}
+        ends = (entry.student.interval if entry.student else None) or (None, None)
+        of_pairs = dict(zip(("student_low", "student_high"), ends, strict=True))
+        of_pairs |= {"student_p_holm": entry.student_holm, "baseline_mean": entry.baseline}
         notes = "; ".join([*entry.notes, *(apart.notes if apart else ())])
         yield {
             **{"table": at, "caption": comparison.table.caption, "shows": what_is_shown(comparison)},
@@ -480,6 +501,7 @@ def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
             **{"interval": suite.interval, "confidence": suite.confidence},
             **{"published": published[0], "published_deviation": published[1]},
             "published_difference": entry.published_difference,
+            "p_holm": entry.holm,
             **(of_pairs if suite.decide else {}),
             "verdict": verdict_at_scale(entry),
             **{"seeds_to_decide": entry.seeds, "scale": entry.scale, "notes": notes},

@@ -42,6 +42,10 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "pass the name of one folder: at most 255 printable bytes, without / and without a dot or space at its ends",
     ),
     "client_memory": (lambda size: size >= 0, "pass 0 or more GiB"),
+    "deterministic": (
+        lambda mode: mode is None or isinstance(mode, bool) or mode == "warn",
+        "pass true, false, warn or null",
+    ),
     "cache_references": (lambda cached: isinstance(cached, bool) or cached == "auto", "pass true, false or auto"),
     "gradient_clip_val": (lambda norm: norm is None or norm > 0, "pass a norm above 0, or null"),
     "gradient_clip_algorithm": (lambda name: name in ("norm", "value", None), "pass norm or value"),

@@ -24,6 +24,7 @@ from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.storage.atomic_io import save
 from fl_lightning.storage.checkpoint import FORMAT
 from fl_lightning.systems import SystemOutcome
+from fl_lightning.training.local_training import PARTS_OF_STEP
 
 # phases of local training
 VISIT_PHASES = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")
@@ -105,7 +106,8 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
     totals.merged = outcome.metrics.merged(run.workers)
     run.stopwatch.lap("wait")
     seconds = run.workers.gather(run.stopwatch.read())
-    run.metrics.update({f"time/{p}": sum(s.get(p, 0.0) for s in seconds) / len(seconds) for p in VISIT_PHASES})
+    phases = [p for p in VISIT_PHASES if not (run.stopwatch.events and p in PARTS_OF_STEP)]
+    run.metrics.update({f"time/{p}": sum(s.get(p, 0.0) for s in seconds) / len(seconds) for p in phases})
     return totals, arrived
 
 

@@ -56,6 +56,7 @@ class RunArguments(RunContext):
         num_nodes: int = 1,
         precision: str | int | None = None,
         threads_per_worker: int | None = 1,
+        deterministic: bool | Literal["warn"] | None = None,
         timeout: float | None = None,
         client_memory: float = 4.0,
         checkpoint_every_n_rounds: int = 1,
@@ -104,3 +105,5 @@ class RunArguments(RunContext):
         super().__init__()
         self.fabric: Fabric = build_fabric(self)
         check_device(self.fabric.device, precision, devices, workers_per_device)
+        by_default = True if self.fabric.device.type == "cuda" else None
+        self.deterministic = by_default if deterministic is None else deterministic

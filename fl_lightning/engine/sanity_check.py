@@ -74,7 +74,7 @@ def trial(run: Run, phase: str, step: str, whose: str) -> Iterator[list[Any]]:
             what = f"model={model}: {step} fails on a batch of {whose} {shapes(shown)}" if shown else ""
             what = what or f"data={data}: the first batch of {whose} cannot be read"
             hint = "correct it; trainer.fast_dev_run=true shows the traceback"
-            line = f"{what}: {truncate(with_location(error), 120)}; {hint}"
+            line = f"{what}: {truncate(with_location(error), 160)}; {hint}"
             raise UsageError(f"model={model}: {error}" if isinstance(error, ClientError) else line) from error
 
 

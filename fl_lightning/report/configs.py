@@ -16,7 +16,8 @@ from fl_lightning.storage.hyperparameters import numbered
 # keys that start or resume a run, or change a result only by rounding
 NO_RESULT = re.compile(
     r"(ckpt_path|allow_changes|seed_everything"
-    r"|trainer\.(threads_per_worker|clients_per_step|accelerator|strategy|compile|channels_last|on_client_error|min_clients)"
+    r"|trainer\.(threads_per_worker|deterministic|clients_per_step|accelerator|strategy|compile|channels_last)"
+    r"|trainer\.(on_client_error|min_clients)"
     r"|data\.(.*\.)?(num_workers|pin_memory|prefetch_factor|persistent_workers|eval_batch_size))(\..*)?"
 )
 # callbacks of this package that change the result of a run

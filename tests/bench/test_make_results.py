@@ -90,7 +90,7 @@ def test_a_text_quotes_the_stored_cells(papers):
         "-10.7 to +14.7 7.0 to 8.0",
         "FedAvg and FedProx none 0",
         "-1 to +2 {1: -1.0}",
-        "0.5 60.0 None None",
+        "0.5 60.0 None 1.0",
     ]
 
 

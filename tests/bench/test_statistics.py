@@ -14,10 +14,10 @@ from fl_lightning.bench.statistics import (
     decision,
     half_width,
     holm,
+    p_value,
     paired_difference,
     ranks,
     seeds_to_decide,
-    sequence_p,
     summarize,
     verdict,
 )
@@ -181,17 +181,23 @@ def test_the_half_width_of_a_sequence_by_hand():
     assert half_width(3, 1.0, "t", 0.95) == pytest.approx(4.30265 / math.sqrt(3), rel=1e-5)  # a printed table
 
 
+def test_the_p_value_of_students_test_is_scipys():
+    found = paired_difference([(one, 0.0) for one in [1.2, 0.3, -2.0, 1.1, 0.4]], "t", 0.95)
+    assert p_value(found, "t") == pytest.approx(stats.ttest_1samp([1.2, 0.3, -2.0, 1.1, 0.4], 0).pvalue)
+    assert half_width(found.n, found.deviation, "t", 1 - p_value(found, "t")) == pytest.approx(found.mean)
+
+
 @pytest.mark.parametrize("scale", [0.4, 1.0])
 def test_the_p_value_of_a_sequence_is_the_error_at_which_an_end_is_0(scale):
     found = paired_difference([(one, 0.0) for one in [1.2, 0.3, 2.0, 1.1, 0.4, 0.9, 1.6]], "sequence", 0.9, scale)
-    p = sequence_p(found, scale)
+    p = p_value(found, "sequence", scale)
     assert 0 < p < 1
     assert half_width(found.n, found.deviation, "sequence", 1 - p, scale) == pytest.approx(found.mean)
     # two differences of 3 and 1: by hand sqrt(3) (1 + 4/3) / (1 + 4)
     two = Difference(2.0, None, 2, deviation=math.sqrt(2))
-    assert sequence_p(two) == pytest.approx(math.sqrt(3) * (1 + 4 / 3) / 5)
+    assert p_value(two, "sequence") == pytest.approx(math.sqrt(3) * (1 + 4 / 3) / 5)
     for tells_nothing in (Difference(2.0, None, 1), Difference(2.0, None, 2, bound=">", deviation=0.1)):
-        assert sequence_p(tells_nothing) == 1
+        assert p_value(tells_nothing, "sequence") == p_value(tells_nothing, "t") == 1
 
 
 def test_p_values_are_corrected_by_holm_as_by_hand():

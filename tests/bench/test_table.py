@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers.benches import result, tables_of, toy_suite
 from helpers.errors import assert_names, refused
+from scipy import stats
 
 from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.statistics import fairness
@@ -130,7 +131,7 @@ def test_one_pair_has_no_interval_and_no_verdict(make):
     assert (line["pairs"], line["low"], line["high"]) == ("1", "", "")
     assert float(line["difference"]) == pytest.approx(3)
     assert line["verdict"] == "undecided"
-    assert row_of(md_of(suite), "FedProx", "1") == ["+3.00", "-", "1", "+5.00", "undecided"]
+    assert row_of(md_of(suite), "FedProx", "1") == ["+3.00", "-", "1", "-", "+5.00", "undecided"]
 
 
 # 3, 4 and 3 points in three seeds: the interval is 3.33 and 1.43 to each side
@@ -149,6 +150,18 @@ def test_a_verdict_compares_with_the_published_difference(make, published, verdi
     assert line["verdict"] == verdict
 
 
+def test_a_verdict_on_the_sign_holds_for_all_comparisons_of_the_table_together(make):
+    """The differences of FedProx have p = 0.035 by Student's test: decided if it is alone, and not of two methods."""
+    finals = {**FINALS, ("0.1", "FedProx"): [0.62, 0.65, 0.68]}
+    tables = [{"published": {"FedAvg": {0.1: 60}, "FedProx": {0.1: 63}}}]
+    for number, verdict in ((2, "same sign"), (3, "undecided")):
+        methods = dict(list(BASE["axes"]["method"].items())[:number])
+        axes = {"alpha": {"key": "data.init_args.alpha", "values": [0.1]}, "method": methods}
+        line = csv_of(make(axes=axes, tables=tables), finals)["1", "0.1", "FedProx"]
+        assert float(line["p_holm"]) == pytest.approx((number - 1) * stats.ttest_1samp([2, 3, 4], 0).pvalue)
+        assert float(line["low"]) > 0 and line["verdict"] == verdict
+
+
 def test_published_numbers_stand_beside_ours(make):
     table = {"page": 7, "caption": "Table 9", "published": {"FedAvg": {0.1: [60.5, 0.25], 1: 70}, "MOON": {0.1: 59.5}}}
     text = md_of(make(source="Someone et al.", tables=[table]))
@@ -156,7 +169,7 @@ def test_published_numbers_stand_beside_ours(make):
     assert "## Table 9 (page 7 of the source)" in text
     assert row_of(text, "FedAvg") == ["62.00 ± 2.00", "60.50 ± 0.25", "70.50 ± 0.71 (2 of 3 seeds, 1 waiting)", "70.00"]
     # of -5, -2 and 2: Student's interval of 20 such differences is +- 1.64, that of 19 is +- 1.69
-    assert row_of(text, "MOON", "0.1")[3:] == ["-1.00", "undecided, about 20 seeds"]
+    assert row_of(text, "MOON", "0.1")[4:] == ["-1.00", "undecided, about 20 seeds"]
     line = lines(tables_of(make(tables=[table]), make().cells(), {}, "csv"))["1", "0.1", "FedAvg"]
     assert (line["published"], line["published_deviation"], line["published_difference"]) == ("60.5", "0.25", "")
 
@@ -213,7 +226,7 @@ def test_only_cells_of_one_known_partition_are_compared(make, plan):
     # none of the column is marked as best; the two tables share their footnotes
     rows = [row_of(md_of(suite, of=every), "FedProx", *more) for more in ((), ("0.1",))]
     assert rows[0][0] == "65.33 ± 2.08 [1] [2] [3]"
-    assert rows[1] == ["- [1] [2] [3]", "-", "0", "+1.00", "not compared"]
+    assert rows[1] == ["- [1] [2] [3]", "-", "0", "-", "+1.00", "not compared"]
 
 
 def test_what_has_no_number_shows_as_such_with_the_reason(make):
@@ -257,7 +270,7 @@ def test_csv_of_several_suites_has_the_axes_of_all(make):
 
 def test_a_row_ends_with_how_often_it_has_each_verdict(make):
     table = {"published": {"FedAvg": {0.1: 60, 1: 70}, "FedProx": {0.1: 61, 1: 71}, "MOON": {0.1: 50, 1: 60}}}
-    text = md_of(make(tables=[table]), {**FINALS, ("1", "MOON"): [0.80, 0.82, 0.1]})
+    text = md_of(make(tables=[table]), {**FINALS, ("0.1", "MOON"): [0.8, 0.82, 0.85]})
     end = text[text.index("Verdicts relative to FedAvg, as numbers of columns:") :]
     assert end.splitlines()[2:4] == ["- FedProx: 1 same sign, 1 undecided", "- MOON: 1 reversed, 1 undecided"]
 
@@ -276,6 +289,7 @@ CURVES = values([0.2, 0.6, 0.5, 0.4], [0.3, 0.3, 0.5, 0.6], [0.1, 0.9, 0.2, 0.3]
     [
         ({"show": "final"}, [40, 60, 30]),
         ({"show": "best"}, [60, 60, 90]),
+        ({"show": "mean", "rounds": [1, 2]}, [55, 40, 55]),
         ({"show": "last", "k": 3}, [50, 140 / 3, 140 / 3]),
         ({"show": "last", "k": 9}, [42.5, 42.5, 37.5]),
         ({"show": "rounds_to", "target": 0.5}, [2, 3, 2]),
@@ -307,8 +321,8 @@ def test_a_target_that_is_not_reached_makes_a_bound(make):
     assert "- [1] seed 2: missed the target in 4 rounds" in text
     assert "counts with all its rounds, and > marks a lower bound" in text
     # at least 2 - 2 and 2 - 4; neither reaches it with seed 2
-    assert row_of(text, "MOON", "0.1") == ["> -1.0", "-", "2"]
-    assert row_of(text, "FedProx", "0.1") == ["&lt; -0.7", "-", "3"]  # 2 - 2, 4 - 4 and at most 2 - 4
+    assert row_of(text, "MOON", "0.1") == ["> -1.0", "-", "2", "-"]
+    assert row_of(text, "FedProx", "0.1") == ["&lt; -0.7", "-", "3", "-"]  # 2 - 2, 4 - 4 and at most 2 - 4
     line = csv_of(suite, of=of)["1", "0.1", "MOON"]
     assert (line["bound"], line["low"], line["high"]) == (">", "", "")
 
@@ -331,7 +345,9 @@ def test_seconds_are_ratios_to_the_baseline_of_the_column(make):
         "-",
     ]  # the baseline of that column is not published
     assert "A round of FedAvg takes 2 s (alpha=0.1), 8 s (alpha=1)." in text
-    assert row_of(text, "FedProx", "0.1") == ["+0.20", "[-0.05, +0.45]", "3", "+0.25", "undecided, about 4 seeds"]
+    # of 0.1, 0.3 and 0.2, times 4 comparisons
+    p = f"{4 * stats.ttest_1samp([0.1, 0.3, 0.2], 0).pvalue:.3f}"
+    assert row_of(text, "FedProx", "0.1") == ["+0.20", "[-0.05, +0.45]", "3", p, "+0.25", "undecided, about 4 seeds"]
 
 
 def test_seconds_of_different_machines_are_not_compared(make):
@@ -373,7 +389,7 @@ def test_a_suite_of_one_axis_has_one_column(make):
     results = {cell.digest: result(cell, [finals[cell.labels["method"]][cell.seed]]) for cell in cells}
     text = tables_of(suite, cells, results)
     assert row_of(text, "FedProx") == ["150.00 ± 100.00", "-"]
-    assert row_of(text, "MOON", "+10.00") == ["[+7.52, +12.48]", "3", "+1.00", "same sign"]
+    assert row_of(text, "MOON", "+10.00") == ["[+7.52, +12.48]", "3", "0.007", "+1.00", "same sign"]
 
 
 @pytest.mark.parametrize(
@@ -387,7 +403,7 @@ def test_pairs_that_tell_no_spread_decide_nothing_and_a_footnote_says_why(make, 
     # the footnotes of the second table go on counting after those of the first
     for of, first in (({}, 1), (failed, 2)):
         text = md_of(suite, finals, of=of)
-        _, ends, pairs, _, said = row_of(text, "FedProx", "0.1")
+        _, ends, pairs, *_, said = row_of(text, "FedProx", "0.1")
         assert (ends, pairs, said.partition(",")[0]) == (f"- [{first}]", "3", "undecided")
         assert sum(line.startswith(f"- [{first}] no interval: ") for line in text.splitlines()) == 1
     line = csv_of(suite, finals)["1", "0.1", "FedProx"]
@@ -412,9 +428,10 @@ def test_each_method_may_be_compared_with_itself(make):
     suite = make(axes={**BASE["axes"], "data": {"A": {}}}, baseline={"alpha": 1}, tables=[table])
     text = md_of(suite)
     assert "Difference to alpha=1 on the same seeds" in text
-    assert row_of(text, "FedAvg", "0.1", "A") == ["-9.50", "[-15.85, -3.15]", "2", "-10.00", "same sign"]
-    assert row_of(text, "MOON", "0.1", "A")[2:4] == ["3", "+3.00"]
-    assert "- FedAvg, 0.1: 1 same sign" in text.splitlines()
+    # its p-value, 0.033, is above 0.05 by Holm
+    assert row_of(text, "FedAvg", "0.1", "A") == ["-9.50", "[-15.85, -3.15]", "2", "0.100", "-10.00", "undecided"]
+    assert row_of(text, "MOON", "0.1", "A")[2::2] == ["3", "+3.00"]
+    assert "- FedAvg, 0.1: 1 undecided" in text.splitlines()
 
 
 def test_latex_is_balanced_and_has_the_same_numbers(make):
@@ -431,7 +448,7 @@ def test_latex_is_balanced_and_has_the_same_numbers(make):
     assert "\\textbf{\\boldmath $90.00 \\pm 0.00$}$^{\\dagger,\\ast}$ & -- \\\\" in text
     for line in text.splitlines():
         if line.endswith(" \\\\") and "&" in line and "multicolumn" not in line:
-            assert len(line.replace("\\&", "").split("&")) in (5, 7)
+            assert len(line.replace("\\&", "").split("&")) in (5, 8)
 
 
 @pytest.mark.parametrize(
@@ -440,6 +457,9 @@ def test_latex_is_balanced_and_has_the_same_numbers(make):
         ({"interval": "normal"}, "interval='normal'"),
         ({"confidence": 95}, "confidence=95"),
         ({"tables": [{"show": "last", "k": 0}]}, "tables.k=0"),
+        ({"tables": [{"show": "mean"}]}, "tables.rounds=None"),
+        ({"tables": [{"show": "mean", "rounds": [3, 2]}]}, "tables.rounds=[3, 2]"),
+        ({"tables": [{"show": "last", "rounds": [2, 3]}]}, "tables.rounds=[2, 3]"),
         ({"tables": [{"scores": ["pooled"]}]}, "tables.scores=['pooled']"),
         ({"tables": [{"show": "scores", "k": 3}]}, "tables.k=3"),
         ({"tables": [{"show": "fair", "published": {"FedAvg": {0.1: 60}}}]}, "tables.published"),
@@ -476,13 +496,13 @@ def test_a_suite_that_decides_has_sequences_verdicts_and_its_seeds(make):
     suite = make(decide=DECIDED, seeds=5)
     cells = suite.cells(seeds=range(8))
     text = tables_of(suite, cells, results_of(cells, finals))
-    assert row_of(text, "FedProx", "0.1")[2:] == ["8", "[-0.09, +0.09]", "1.000", "60.88", "no difference"]
-    assert row_of(text, "MOON", "0.1")[2:] == ["8", "[+10.18, +11.57]", "0.002", "60.88", "above"]
-    assert row_of(text, "MOON", "1")[2::4] == ["8", "below"]
+    assert row_of(text, "FedProx", "0.1")[2:] == ["8", "[-0.09, +0.09]", "1.000", "1.000", "60.88", "no difference"]
+    assert row_of(text, "MOON", "0.1")[2:] == ["8", "[+10.18, +11.57]", "&lt; 0.001", "0.002", "60.88", "above"]
+    assert row_of(text, "MOON", "1")[2::5] == ["8", "below"]
     # the seed before the last has no number, so that the last does not count yet
     # so neither do all 8 nor the baseline's own last two
-    *_, pairs, student, _, base, verdict = row_of(text, "FedProx", "1")
-    assert (pairs, student, base) == ("6", "-", "61.00")
+    *_, pairs, student, of_student, _, base, verdict = row_of(text, "FedProx", "1")
+    assert (pairs, student, of_student, base) == ("6", "-", "-", "61.00")
     assert verdict.startswith("undecided, about ")
     assert "is for all 4 comparisons" in text
     assert "(7 seeds)" in row_of(text, "FedProx")[1]

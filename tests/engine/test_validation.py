@@ -34,6 +34,7 @@ WRONG = {
     "name": ["..", "../x", "/a", "a\nb", "a\0b", "ü" * 128, ".a", "a ", "", "\ud800", 7],
     "client_memory": [-0.5],
     "cache_references": ["always"],
+    "deterministic": ["always", 2],
     "clients_per_step": [0],
     "gradient_clip_val": [0.0],
     "gradient_clip_algorithm": ["both"],

@@ -126,7 +126,7 @@ def test_data_sets_are_sections_of_their_own(tmp_path, report):
 def test_what_changes_no_result_does_not_part_seeds(tmp_path, report):
     for seed in range(2):
         trainer = {"max_rounds": 10, "devices": seed + 1, "enable_progress_bar": bool(seed)}
-        trainer |= {"threads_per_worker": seed + 1, "clients_per_step": seed + 1}
+        trainer |= {"threads_per_worker": seed + 1, "clients_per_step": seed + 1, "deterministic": bool(seed)}
         trainer["callbacks"] = [{"class_path": "fl_lightning.callbacks.SpectrumMonitor"}] * seed
         own = {"trainer": trainer, "ckpt_path": ["last", None][seed]}
         write_all(tmp_path, {str(seed): {"seed": seed, "config": own}})

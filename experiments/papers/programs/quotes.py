@@ -52,7 +52,8 @@ class Quote:
         results: results of the cells by seed.
         baseline: the baseline's mean over the seeds of the pairs.
         student: Student's interval, where a suite that decides has spent all its seeds.
-        holm: p-value of the difference, corrected for all comparisons of the table, of a suite that decides.
+        holm: p-value of the difference, corrected for all comparisons of the table.
+        student_holm: the same by Student's test, where there is ``student``.
     """
 
     labels: Mapping[str, str]
@@ -67,6 +68,7 @@ class Quote:
     baseline: float | None
     student: tuple[float, float] | None
     holm: float | None
+    student_holm: float | None
 
     @property
     def mean(self) -> float:
@@ -227,6 +229,8 @@ class Stored:
         row, column = (tuple(labels[axis] for axis in axes) for axes in (table.rows, table.columns))
         entry = comparison.entries[row, column]
         verdict = entry.verdict or (decision(entry.difference) if entry.difference else "")
+        if comparison.suite.decide is None and entry.holm is not None and entry.holm >= 1 - comparison.suite.confidence:
+            verdict = verdict and "undecided"
         return Quote(
             labels,
             {number.cell.seed: number.value for number in numbers if number.value is not None},
@@ -238,8 +242,9 @@ class Stored:
             entry.published_difference,
             {number.cell.seed: number.result for number in numbers if number.state == "done"},
             entry.baseline,
-            entry.student,
+            entry.student.interval if entry.student else None,
             entry.holm,
+            entry.student_holm,
         )
 
 
