@@ -6,7 +6,6 @@ Objects of one are not instances of the other's classes, so this module tests th
 
 from __future__ import annotations
 
-import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -56,10 +55,8 @@ class _OfBoth(type):
 
     def __subclasses__(cls) -> list[Any]:
         # where a parser looks up short names, such as CSVLogger, which Fabric and Lightning have
-        kinds: itertools.chain[type] = itertools.chain.from_iterable(
-            type.__subclasses__(one) for one in classes(cls.__name__)
-        )
-        return [kind for kind in kinds if not kind.__module__.startswith(FABRIC)]
+        kinds: list[list[type]] = [kind.__subclasses__() for kind in classes(cls.__name__)]
+        return [kind for part in kinds for kind in part if not kind.__module__.startswith(FABRIC)]
 
 
 if not TYPE_CHECKING:
