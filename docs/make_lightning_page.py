@@ -33,6 +33,8 @@ A LightningModule works unchanged, and `Partitioned` assigns the training exampl
 + trainer.fit(model, Partitioned(datamodule, num_clients=10))
 ```
 
+Data sets alone become a data module by `LightningDataModule.from_datasets(train, val, test)`.
+
 The tables below have the answers to names of Lightning's `Trainer` on the command line and in Python.
 
 ## Arguments

@@ -75,10 +75,14 @@ def test_an_attribute_of_lightnings_is_answered_with_ours(name):
     assert not hasattr(trainer, name)
 
 
-def test_an_argument_cannot_be_set_as_an_attribute_either():
-    trainer = FederatedTrainer()
-    with refused("trainer.max_epochs", "trainer.max_rounds", kind=AttributeError):
-        trainer.max_epochs = 2
+def test_an_error_within_a_property_is_not_hidden():
+    class Mine(FederatedTrainer):
+        @property
+        def mine(self):
+            return [].missing
+
+    with refused("'list'", "'missing'", kind=AttributeError):
+        _ = Mine().mine
 
 
 def test_a_misspelt_argument_in_python_is_answered_with_the_nearest():

@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning.aggregation import Sums
 from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, choices, require
-from fl_lightning.lightning_replacements import ARGUMENTS, ATTRIBUTES
+from fl_lightning.lightning_replacements import ATTRIBUTES
 from fl_lightning.method import MethodList
 from fl_lightning.server import Server
 from fl_lightning.state import State
@@ -70,9 +70,8 @@ class RunContext:
 
         def __setattr__(self, name: str, value: Any) -> None:
             """Refuse a new attribute once there is a run: a misspelt ``should_stop`` would be ignored."""
-            if (self.__dict__.get("_run") is not None or name in ARGUMENTS) and not hasattr(self, name):
-                hint = ARGUMENTS.get(name, "setting it has no effect")
-                raise AttributeError(f"trainer.{name}: no such attribute; {hint}")
+            if self.__dict__.get("_run") is not None and not hasattr(self, name):
+                raise AttributeError(f"trainer.{name}: the trainer has no such attribute, so setting it has no effect")
             super().__setattr__(name, value)
 
     @property
