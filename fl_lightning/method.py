@@ -79,9 +79,9 @@ class ServerValue(Generic[Value]):
             return self
         hook, missing = client_hook.get(), self.name not in vars(method)
         if not self.travels and (hook or missing):
-            where = f"in {hook}" if hook else "before fit, or at a site"
-            hint = "which does not receive it; declare it as ServerValue(..., travels=True)"
-            raise UsageError(f"method={owner.__name__}: {self.name} has no value {where}, {hint}")
+            reader = hook or "a hook at a site, or before fit,"
+            hint = "which clients do not receive; declare it as ServerValue(..., travels=True)"
+            raise UsageError(f"method={owner.__name__}: {reader} reads {self.name}, {hint}")
         if missing:
             raise AttributeError(f"{owner.__name__}.{self.name} has no value before fit")
         return vars(method)[self.name]

@@ -160,7 +160,7 @@ def test_a_value_that_stays_on_the_server_is_for_its_hooks_alone(tmp_path, run):
     method = Reads()
     run([method])
     assert method.rounds == 2
-    with refused("method=Peeks", "rounds", "penalty", "travels=True"):
+    with refused("method=Peeks", "penalty", "rounds", "travels=True"):
         run([Peeks()])
     assert not list(tmp_path.rglob("metrics.csv"))[1:]  # before round 0
 
