@@ -137,8 +137,10 @@ FedGen are not available: they need a state for each client, or a server that se
 
 ## Measured differences
 
-[Small programs](../experiments/libraries) run the libraries' own classes on a small model and store what they measure.
-They use fluke 0.8.1 from PyPI, whose methods are those of the commit below, and the other libraries at their commits.
+Small programs for [fluke](../experiments/libraries/fluke_methods.py),
+[PFLlib](../experiments/libraries/pfllib_methods.py) and [FL-bench](../experiments/libraries/flbench_methods.py) run the
+libraries' own classes on a small model and store what they measure. They use fluke 0.8.1 from PyPI, whose methods are
+those of the commit below, and the other libraries at their commits.
 
 {% for remark in remarks -%}
 {{ loop.index }}. {{ remark }}
