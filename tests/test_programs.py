@@ -12,11 +12,12 @@ import torch
 from helpers.tiers import sample
 
 ROOT = Path(__file__).resolve().parent.parent
-# parts of the programs, the method of a guide, modules of suites, the settings and examples of the site, and what runs
-# its notebooks, which test_notebooks.py does
+# parts of the programs, the method of a guide, programs that need other libraries, modules of suites, the settings and
+# examples of the site, and what runs its notebooks, which test_notebooks.py does
 NO_PROGRAMS = (
     "experiments/speed/sides/",
     "experiments/own_method/",
+    "experiments/libraries/",
     "experiments/papers/fedcka/",
     "experiments/papers/fedlc/",
     "experiments/papers/programs/quotes.py",

@@ -12,7 +12,7 @@ from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.engine.cohort_training import draw_cohort, simulate_systems, train_cohort
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.run import Run
-from fl_lightning.engine.update_codec import broadcast_names
+from fl_lightning.engine.update_codec import broadcast_bytes
 from fl_lightning.errors import ClientError, add_note
 from fl_lightning.state import State, checksums, norm, num_bytes, select
 from fl_lightning.storage.metric_format import tagged
@@ -62,7 +62,7 @@ def aggregate(run: Run, totals: Totals) -> None:
     A round without an update changes neither the server nor the methods' server values.
     """
     client, server = run.client, run.server
-    down = num_bytes(select(server.state, broadcast_names(run))) * len(server.cohort)
+    down = broadcast_bytes(run) * len(server.cohort)
     kept = {*client.kept}
     down += sum(server.state[name].nbytes for k in server.cohort for name in server.news_for(k) if name not in kept)
     server.note_sent(server.cohort)
