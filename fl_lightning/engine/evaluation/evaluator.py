@@ -82,12 +82,8 @@ class Evaluator:
         module = self.client.module
         for phase in PHASES:
             step, loaders = step_name(module, phase), self.loaders.evaluation(phase)
-            for function in evaluation_hooks(module, step) if step is not None and loaders else ():
-                key, number = f"{type(module).__name__}.{function.__name__}", len(loaders)
-                fits = (
-                    is_param_in_hook_signature(function, "dataloader_idx") if number > 1 else not needs_loader(function)
-                )
-                require(fits, key, count(number, "data loader"), "add the argument dataloader_idx=0")
+            if step is not None and loaders:
+                check_loader_index(module, evaluation_hooks(module, step), len(loaders))
             used_up = [loader for loader in map(inner, loaders) if isinstance(loader, Iterator)]
             again = set(map(id, map(inner, self.loaders.evaluation(phase)))) if used_up else set()
             kept = next((type(loader).__name__ for loader in used_up if id(loader) in again), "")
@@ -124,6 +120,14 @@ class Evaluator:
             if observed:
                 self.call("on_evaluation_end", phase=phase, client=client)
         return {tagged(phase, name): value for name, value in values.items()}
+
+
+def check_loader_index(module: LightningModule, hooks: Iterable[Any], number: int) -> None:
+    """Refuse steps and hooks that lack ``dataloader_idx`` for a ``number`` of loaders, or that require it for one."""
+    for hook in hooks:
+        fits = is_param_in_hook_signature(hook, "dataloader_idx") if number > 1 else not needs_loader(hook)
+        key, hint = f"{type(module).__name__}.{hook.__name__}", "add the argument dataloader_idx=0"
+        require(fits, key, count(number, "data loader"), hint)
 
 
 def inner(loader: ClientLoader) -> Any:

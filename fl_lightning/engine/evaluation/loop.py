@@ -141,7 +141,7 @@ class EvaluationLoop:
 
 def stage_of(step: str) -> str:
     """Return the stage in the hook names that belong to a step."""
-    return "validation" if step == "validation_step" else "test"
+    return step.removesuffix("_step")
 
 
 def evaluation_hooks(module: LightningModule, step: str) -> list[Any]:
