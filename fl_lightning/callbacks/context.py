@@ -59,10 +59,6 @@ class RunContext:
         self._run: Any = None
         self._fitted: Any = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A pickled trainer has its arguments, and no run, whose module and files belong to this process."""
-        return {**vars(self), "_run": None, "_fitted": None}
-
     if not TYPE_CHECKING:  # with this method, mypy would allow any attribute
 
         def __setattr__(self, name: str, value: Any) -> None:

@@ -326,4 +326,4 @@ def handle_failures(run: Run, failed: dict[int, tuple[bool, str]], errors: dict[
         trainer.warn(f"skipped: {text}")
     run.metrics.update({"clients/failed": len(failed)})
     if left < trainer.min_clients:
-        raise ClientError(f"trainer.min_clients={trainer.min_clients}, but the number of clients left is {left}: {texts[-1]}")
+        raise ClientError(f"trainer.min_clients={trainer.min_clients}, but {left} of the cohort remain: {texts[-1]}")

@@ -103,3 +103,11 @@ class RunArguments(RunContext):
         super().__init__()
         self.fabric: Fabric = build_fabric(self)
         check_device(self.fabric.device, precision, devices, workers_per_device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A pickled trainer has its arguments, and no run, whose workers and files belong to this process."""
+        return {**vars(self), "_run": None, "_fitted": None, "fabric": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.fabric = build_fabric(self)

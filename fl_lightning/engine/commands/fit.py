@@ -215,7 +215,7 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: P
     require(step_name(module, phase) is not None, "model", type(module).__name__, f"it has no {name}; define one")
     own = load_given(run, ckpt_path, weights)
     state = run.client.state()
-    metrics = {} if own else run.evaluator.evaluate_global_model(phase, state, observed=False)
+    metrics = {} if own else run.evaluator.evaluate_global_model(phase, state, observed=False, keeps=True)
     if own or (run.methods.having("personal_state") and run.client.memories().owners):
         parts = run.runner.place_models(run)
         means = run.evaluator.means(run.runner.evaluate_models(run, phase, state, parts, observed=False))
@@ -263,6 +263,7 @@ def predict(run: Run) -> list[Any]:
         outputs = [predicted(run, loader, index, len(loaders)) for index, loader in enumerate(loaders)]
         run.worker_module.call("on_predict_epoch_end")
         run.worker_module.call("on_predict_end")
+        run.worker_module.keep_attributes(run.workers.size)
         absent, ordered = object(), []
         for share in outputs:  # worker r of n has the batches r, r + n, r + 2n, ...
             rows = zip_longest(*run.workers.gather(share), fillvalue=absent)

@@ -45,13 +45,15 @@ class Evaluator:
         observed: bool = True,
         data_of: int | None = None,
         domain: str | None = None,
+        keeps: bool = False,
     ) -> dict[str, float]:
         """Return the metrics of ``state`` by tag, on the data of client ``data_of`` or of a domain, or on all data.
 
-        If ``observed``, callbacks see each batch. Without data, the result is empty.
+        If ``observed``, callbacks see each batch. If it ``keeps`` attributes, the user's module has them after the run.
+        Without data, the result is empty.
         """
         self.worker_module.load(state)
-        return self._evaluate(phase, self.loaders.evaluation(phase, data_of, domain), observed)
+        return self._evaluate(phase, self.loaders.evaluation(phase, data_of, domain), observed, keeps=keeps)
 
     def evaluate_local_model(
         self, phase: str, state: State, k: int, entries: State, observed: bool = True
@@ -96,7 +98,7 @@ class Evaluator:
 
     @torch.no_grad()
     def _evaluate(
-        self, phase: str, loaders: list[ClientLoader], observed: bool, client: int | None = None
+        self, phase: str, loaders: list[ClientLoader], observed: bool, client: int | None = None, keeps: bool = False
     ) -> dict[str, float]:
         """Return the metrics of the loaded state by tag, in eval mode."""
         step = step_name(self.client.module, phase)
@@ -119,6 +121,8 @@ class Evaluator:
                 self.worker_module.evaluated = self.worker_module.logged.callback_metrics()
             if observed:
                 self.call("on_evaluation_end", phase=phase, client=client)
+            if keeps:
+                self.worker_module.keep_attributes(self.workers.size)
         return {tagged(phase, name): value for name, value in values.items()}
 
 
