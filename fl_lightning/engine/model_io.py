@@ -94,7 +94,7 @@ def added_on_save(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
 def after_save_hook(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Call the module's ``on_save_checkpoint``; return the checkpoint without entries that are empty in a run."""
     client.worker_module.call("on_save_checkpoint", checkpoint)
-    return {key: value for key, value in checkpoint.items() if value or key not in EMPTY}
+    return {key: value for key, value in checkpoint.items() if key not in EMPTY or value}
 
 
 def objects_of_module(run: Run) -> dict[str, Any]:
