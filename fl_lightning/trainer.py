@@ -87,13 +87,14 @@ class FederatedTrainer(RunArguments):
             by side.
         accelerator: as in Fabric: auto, cpu, gpu, ... On a Mac with Apple silicon ``auto`` is the CPU, and its GPU,
             which has no float64, is refused.
-        devices: as in Fabric: the number of devices, or their indices. On a CPU this is the number of workers,
-            processes that train clients in parallel; ``auto`` uses one for each core that this process may use (by its
-            affinity and the quota of its container), and at most one for each client in a round. The result is the
-            same, bit for bit, for any number of workers with equal ``threads_per_worker``. Under torchrun and SLURM
-            their number of processes replaces this argument. Workers train different clients, so a module, its metrics
-            and its libraries see one process, as if ``torch.distributed`` were not initialized. On systems that cannot
-            fork processes safely (macOS, Windows), ``auto`` is one worker, and several workers run the program again.
+        devices: as in Fabric: the number of devices, their indices, or ``auto`` or -1 for all. On a CPU this is the
+            number of workers, processes that train clients in parallel; ``auto`` uses one for each core that this
+            process may use (by its affinity and the quota of its container), and at most one for each client in a
+            round. The result is the same, bit for bit, for any number of workers with equal ``threads_per_worker``.
+            Under torchrun and SLURM their number of processes replaces this argument. Workers train different clients,
+            so a module, its metrics and its libraries see one process, as if ``torch.distributed`` were not
+            initialized. On systems that cannot fork processes safely (macOS, Windows), ``auto`` is one worker, and
+            several workers run the program again.
         workers_per_device: workers that share a GPU; on a CPU, ``devices`` counts the workers.
         strategy: auto; a strategy that wraps the model would average the gradients of different clients.
         num_nodes: machines that a cluster environment starts this program on.

@@ -30,7 +30,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "cohort_size": (lambda n: n is None or n >= 1, "pass 1 or more, or null"),
     "eval_every_n_rounds": (lambda n: n >= 1, "pass 1 or more"),
     "checkpoint_every_n_rounds": (lambda n: n >= 1, "pass 1 or more"),
-    "devices": (lambda devices: are_devices(devices), "pass a number from 1, a list of GPUs, or auto"),
+    "devices": (lambda devices: are_devices(devices), "pass a number from 1, a list of GPUs, or -1 or auto for all"),
     "workers_per_device": (lambda n: 1 <= n <= 1000, "pass 1 or more, up to a thousand"),
     "num_nodes": (lambda n: 1 <= n <= 1000, "pass 1 or more, up to a thousand"),
     "strategy": (
@@ -89,10 +89,10 @@ def is_folder_name(name: Any) -> bool:
 
 
 def are_devices(devices: Any) -> bool:
-    """Return whether the argument is a number from 1, a list of devices, or ``auto``."""
+    """Return whether the argument is a number from 1, a list of devices, or -1 or ``auto`` for all."""
     if isinstance(devices, int) or str(devices).isdigit():
-        return int(devices) >= 1
-    return devices == "auto" or (isinstance(devices, list) and devices != [])
+        return int(devices) >= 1 or devices == -1
+    return devices in ("auto", "-1") or (isinstance(devices, list) and devices != [])
 
 
 def check_observers(callbacks: list[Any], logger: Any) -> None:

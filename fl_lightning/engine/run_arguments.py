@@ -89,6 +89,7 @@ class RunArguments(RunContext):
         self.accumulate_grad_batches, self.clients_per_step = accumulate_grad_batches, clients_per_step
         self.weighting, self.buffers, self.taps = weighting, buffers, taps or {}
         self.eval_every_n_rounds, self.checkpoint_every_n_rounds = eval_every_n_rounds, checkpoint_every_n_rounds
+        devices = "auto" if str(devices) == "-1" else devices
         self.accelerator, self.devices, self.num_nodes, self.precision = accelerator, devices, num_nodes, precision
         self.workers_per_device, self.threads_per_worker = workers_per_device, threads_per_worker
         self.timeout, self.client_memory, self.cache_references = timeout, client_memory, cache_references
@@ -107,3 +108,11 @@ class RunArguments(RunContext):
         check_device(self.fabric.device, precision, devices, workers_per_device)
         by_default = True if self.fabric.device.type == "cuda" else None
         self.deterministic = by_default if deterministic is None else deterministic
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A pickled trainer has its arguments, and no run, whose workers and files belong to this process."""
+        return {**vars(self), "_run": None, "_fitted": None, "fabric": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.fabric = build_fabric(self)

@@ -23,7 +23,7 @@ from fl_lightning.data.client_loaders import as_client_loader, num_batches
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.run_arguments import RunArguments
-from fl_lightning.errors import UsageError, check_all, require, text_of, truncate, writing_into
+from fl_lightning.errors import UsageError, check_all, count, require, text_of, truncate, writing_into
 from fl_lightning.lightning_compat import is_callback, is_overridden
 from fl_lightning.lightning_replacements import replacement_of_callback
 from fl_lightning.method import MethodList
@@ -55,12 +55,12 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
         hint = f"its plan has {len(data.plan.parts)} parts; pass a part for each client"
         require(len(data.plan.parts) == number, "data.num_clients", number, hint)
     num_batches(data, 0)
-    hint = f"the data has {number} clients; pass at most {number}"
+    hint = f"the data has {count(number, 'client')}; pass at most {number}"
     require(size is None or size <= number, "trainer.cohort_size", size, hint)
     largest = size_of_cohort(number, trainer.participation, size)
     if type(trainer.sampler) is not UniformSampler:
         trainer.sampler(base_seed(), 0, number, largest)  # refuses an invalid cohort
-    hint = f"a cohort has {largest} clients; pass at most {largest}"
+    hint = f"a cohort has {count(largest, 'client')}; pass at most {largest}"
     require(trainer.min_clients <= largest, "trainer.min_clients", trainer.min_clients, hint)
     if trainer.systems is not None:
         trainer.systems.check(number, trainer.max_rounds, trainer.local_steps or trainer.local_epochs)

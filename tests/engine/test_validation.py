@@ -42,7 +42,7 @@ WRONG = {
     "client_schedulers": ["pause"],
     "threads_per_worker": [0],
     "min_clients": [0],
-    "devices": [0, "-1", "two", None, 1.5, [], 100_000],
+    "devices": [0, "-2", "two", None, 1.5, [], 100_000],
     "timeout": [0],
     "workers_per_device": [0, 2],
     "num_nodes": [0, 1001],
