@@ -367,9 +367,11 @@ def main(args: list[str] | None = None) -> None:
             print_usage_error(usage)
             sys.exit(2)
         # a parser wraps errors from the constructor of a user's class
-        walked = ((cause, traceback.walk_tb(cause.__traceback__)) for cause in reversed(causes_of(error)))
+        walked = ((cause, traceback.walk_tb(cause.__traceback__)) for cause in causes_of(error))
         ours = (cause for cause, frames in walked if any(is_user_code(frame.f_code.co_filename) for frame, _ in frames))
-        print(
-            "; ".join([f"error: {with_location(next(ours, error))}", *getattr(error, "__notes__", [])]), file=sys.stderr
-        )
-        raise
+        cause = next(ours, error)
+        print("; ".join([f"error: {with_location(cause)}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+    else:
+        return
+    # after the block, so that the traceback has no errors of the parser
+    raise cause

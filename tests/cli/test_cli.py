@@ -298,6 +298,14 @@ def test_a_mistake_in_the_first_step_is_one_line_with_its_place_before_anything_
     assert not list(tmp_path.iterdir())
 
 
+def test_an_exception_of_a_constructor_comes_without_the_errors_of_the_parser(capsys):
+    with pytest.raises(LookupError, match="their own mistake") as caught:
+        main([*FIT, "--model=helpers.theirs.Unbuilt"])
+    assert caught.value.__cause__ is None and caught.value.__context__ is None
+    place = r"error: LookupError at theirs.py:\d+ \(__init__\): their own mistake"
+    assert re.fullmatch(place, capsys.readouterr().err.splitlines()[-1])
+
+
 def test_the_doctor_prints_the_plan_once_and_leaves_no_folder(capfd, tmp_path):
     main(["doctor", *FIT[1:], *QUICK, f"--trainer.default_root_dir={tmp_path}", "--trainer.devices=2", "--method=MOON"])
     said = capfd.readouterr().out
