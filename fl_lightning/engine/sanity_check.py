@@ -27,7 +27,7 @@ from fl_lightning.engine.evaluation.loop import BATCH_HOOKS, EPOCH_HOOKS, stage_
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.validation import CLIENTS_SHOWN, few
 from fl_lightning.errors import ClientError, UsageError, text_of, truncate, with_location
-from fl_lightning.method import Method, check_logits, overrides
+from fl_lightning.method import check_logits, overrides
 from fl_lightning.seeding import rng_scope
 
 # hooks on which the first training step may depend, and which the check does not call
@@ -124,10 +124,17 @@ def train_on_one(run: Run, k: int, most: int | None = None) -> bool:
                     raise ClientError(f"training_step returned a loss {kind}; {hint}")
                 values = worker_module.taps.values
                 for method in methods:
-                    # both raise if the forward does not call the submodule, the first one also without a gradient
-                    look = values.__getitem__ if type(method).penalty is not Method.penalty else values.check_called
+                    # both raise if the forward does not call the submodule, the first one also under torch.no_grad
+                    penalises = overrides(method, "penalty")
+                    look = values.__getitem__ if penalises else values.check_called
                     for tap in method.requires:
                         look(tap)
+                    fixed = [tap for tap in method.requires if penalises and not values[tap].requires_grad]
+                    # a method may train modules of its own on a fixed tap
+                    if fixed and most is None and not overrides(method, "modules"):
+                        hint = "train a layer that they depend on, or leave the method out"
+                        text = f"a penalty on {', '.join(fixed)} changes nothing, as no trained layer comes before it"
+                        run.trainer.warn(f"method={type(method).__name__}: {text}; {hint}")
                     reads = overrides(method, "transform_logits") or "logits" in method.requires
                     if reads and "logits" in values:
                         check_logits(method, client, values["logits"])

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from fl_lightning import Method
 from fl_lightning.errors import ClientError
-from fl_lightning.methods import FedProto
+from fl_lightning.methods import MOON, DeCov, FedDecorr, FedProto, FedRoD, FedUV
 from fl_lightning.models import MLP, ImageClassifier
 
 # calls of the modules below, recorded outside of restored state
@@ -176,6 +176,22 @@ def test_an_error_of_the_users_own_is_one_line_with_its_place(unwritten, case):
         fit(unwritten, Fails())
     assert "\n" not in str(caught.value)
     assert type(caught.value.__cause__).__name__ == kind
+
+
+class Frozen(Net):
+    def build(self):
+        super().build()
+        self.body.requires_grad_(False)
+
+
+@pytest.mark.parametrize("method", [FedDecorr, FedUV, DeCov, MOON])
+def test_a_penalty_on_representations_that_nothing_trains_is_warned_of_once(tmp_path, method):
+    taps = {"representation": "body", "logits": "head"}
+    with warned(f"method={method.__name__}", "representation") as caught:
+        fit(tmp_path, Frozen(), methods=[method()], taps=taps)
+    assert sum("representation" in str(warning.message) for warning in caught) == 1
+    fit(tmp_path, Net(), methods=[method()], taps=taps)
+    fit(tmp_path, Frozen(), methods=[FedRoD()], taps=taps)  # which trains a head of its own
 
 
 class Detached(Net):
