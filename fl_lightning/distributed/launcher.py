@@ -85,7 +85,7 @@ def build_fabric(trainer: Any, devices: int | str | list[int] = 1, num_nodes: in
     except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
         keys = ", ".join(f"trainer.{name}={value!r}" for name, value in how.items())
         why = " ".join(str(error).split()).rstrip(".")
-        raise UsageError(f"{keys}: {why}; choose compatible values, such as devices auto") from error
+        raise UsageError(f"{keys}: {why}; choose compatible values, such as devices auto") from None
 
 
 def uses_fork(trainer: Any) -> bool:

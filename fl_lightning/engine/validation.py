@@ -148,7 +148,7 @@ def check_module(model: LightningModule, stage: str = "fit") -> None:
 def check_data(datamodule: Any) -> None:
     """Refuse a data module without clients."""
     federated = hasattr(datamodule, "num_clients") and hasattr(datamodule, "info")
-    hint = "it has no clients; wrap it: class_path: Partitioned, init_args: {datamodule: ..., num_clients: 10}"
+    hint = "it has no clients; pass it as the datamodule of a Partitioned"
     require(federated, "data", type(datamodule).__name__, hint)
 
 
