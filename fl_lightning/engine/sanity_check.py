@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.apply_func import apply_to_collection
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, IterableDataset
@@ -81,7 +82,7 @@ def trial(run: Run, phase: str, step: str, whose: str) -> Iterator[list[Any]]:
 def check_single_example(run: Run) -> None:
     """Refuse clients whose last batch has one example, if the model has BatchNorm and cannot train on it.
 
-    A step that returns no loss for it skips the batch: a warning names the clients.
+    A step that returns no loss for it skips the batch: a line names the clients.
     """
     data, fit_progress, batches = run.data, run.worker_module.fit_progress, run.local_training.batches
     if not any(isinstance(module, _BatchNorm) for module in run.client.module.modules()):
@@ -96,7 +97,7 @@ def check_single_example(run: Run) -> None:
         raise UsageError(f"data={type(data).__name__}: {who}, {why}; {without_singles(data)}") from error
     if not trains:
         why = "which training_step skips, as BatchNorm cannot normalise it"
-        run.trainer.warn(f"data={type(data).__name__}: {who}, {why}; {without_singles(data)}")
+        rank_zero_info(f"data={type(data).__name__}: {who}, {why}; {without_singles(data)}")
 
 
 def train_on_one(run: Run, k: int, most: int | None = None) -> bool:
