@@ -315,8 +315,18 @@ def usage_error(error: BaseException) -> UsageError | None:
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Print warnings as one line, without the line of code that raised them."""
-    before, warnings.formatwarning = warnings.formatwarning, lambda message, *_, **__: f"warning: {message}\n"
+    """Print each warning as one line, without the line of code that raised it, and once.
+
+    Python forgets which warnings it has shown whenever a filter changes.
+    """
+    before, shown = warnings.formatwarning, set[str]()
+
+    def line(message: Warning | str, *_: Any, **__: Any) -> str:
+        text = "" if str(message) in shown else f"warning: {message}\n"
+        shown.add(str(message))
+        return text
+
+    warnings.formatwarning = line
     try:
         yield
     finally:

@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import sys
+import warnings
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import yaml
 from helpers.errors import assert_names, warned
 
 from fl_lightning.cli import main
+from fl_lightning.cli.cli import plain_warnings
 from fl_lightning.cli.entry_point import program
 from fl_lightning.errors import ClientError
 from fl_lightning.models import ImageClassifier, Logistic
@@ -304,6 +306,12 @@ def test_an_exception_of_a_constructor_comes_without_the_errors_of_the_parser(ca
     assert caught.value.__cause__ is None and caught.value.__context__ is None
     place = r"error: LookupError at theirs.py:\d+ \(__init__\): their own mistake"
     assert re.fullmatch(place, capsys.readouterr().err.splitlines()[-1])
+
+
+def test_a_warning_is_one_line_and_printed_once():
+    with plain_warnings():
+        lines = [warnings.formatwarning(text, UserWarning, "file.py", 1) for text in ("slow", "slow", "large")]
+    assert lines == ["warning: slow\n", "", "warning: large\n"]
 
 
 def test_the_doctor_prints_the_plan_once_and_leaves_no_folder(capfd, tmp_path):
