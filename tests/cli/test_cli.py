@@ -217,6 +217,17 @@ def test_a_checkpoint_neither_imports_nor_configures_anything(monkeypatch, capsy
     assert config["model"]["init_args"]["num_classes"] == 10
 
 
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [("null", None), ("{weights: null, sizes: [null, 1]}", {"weights": None, "sizes": [None, 1]})],
+)
+def test_null_on_the_command_line_is_null_in_a_part_of_the_model(capsys, given, options):
+    network = ["--model.encoder=Backbone", "--model.encoder.network=torchvision.models.resnet18"]
+    config = printed(capsys, *FIT, *network, f"--model.encoder.options={given}", "--model.encoder.head=null")
+    encoder = config["model"]["init_args"]["encoder"]["init_args"]
+    assert (encoder["options"], encoder["head"]) == (options, None)
+
+
 def test_an_argument_that_no_object_keeps_is_known_from_the_config(capsys, tmp_path, monkeypatch):
     (tmp_path / "sealed.py").write_text(
         "from fl_lightning import Method\n\n\nclass Sealed(Method):\n"
