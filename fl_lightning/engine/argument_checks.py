@@ -54,10 +54,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda n: n is None or 1 <= n <= max(64, 8 * cpu_count()),
         "pass 1 or more, up to 8 for each core, or omit it",
     ),
-    "timeout": (
-        lambda seconds: seconds is None or 1 <= seconds <= 10**6,
-        "pass seconds from 1 to a million, or omit it",
-    ),
+    "timeout": (lambda seconds: seconds is None or 1 <= seconds <= 10**6, "pass 1 to a million seconds, or omit it"),
     "compile": (
         lambda mode: isinstance(mode, bool) or mode in MODES,
         f"pass true, false or one of {', '.join(MODES)}",
