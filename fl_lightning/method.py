@@ -343,17 +343,20 @@ class MethodList:
         return added
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
-        """Let each method refuse what does not fit it, then refuse what does not fit together."""
-        check_all(partial(method.setup, client, optimizer) for method in self.methods)
-        self.client_weight(client)  # raises if two methods disagree
+        """Let each method refuse what does not fit it, and refuse what does not fit together."""
         exclusive: dict[str, Callable[[Method], bool]] = {
             "gives a client its own model": lambda m: m.has_personal_models or overrides(m, "personal_state"),
             "replaces the gradients of a step": lambda m: m.replaces_gradients,
             "changes the logits by label counts": lambda m: m.calibrates_labels,
         }
-        for act, does in exclusive.items():
-            names = [type(method).__name__ for method in self.methods if does(method)]
+
+        def check_exclusive(act: str) -> None:
+            names = [type(method).__name__ for method in self.methods if exclusive[act](method)]
             require(len(names) < 2, "method", names, f"each {act}; keep one of them")
+
+        checks = [partial(method.setup, client, optimizer) for method in self.methods]
+        check_all([*checks, *(partial(check_exclusive, act) for act in exclusive)])
+        self.client_weight(client)  # raises if two methods disagree
         needing = [type(method).__name__ for method in self.methods if method.needs_exchange]
         silent = [type(method).__name__ for method in self.methods if not any(map(method.exchanges, client.trainable))]
         if needing and not client.sent:

@@ -87,7 +87,7 @@ def build_fabric(trainer: Any, devices: int | str | list[int] = 1, num_nodes: in
         named = {name: value for name, value in how.items() if name in why.lower()} or how
         keys = ", ".join(f"trainer.{name}={value!r}" for name, value in named.items())
         hint = "pass another value" if len(named) == 1 else "choose compatible values, such as devices auto"
-        raise UsageError(f"{keys}: {why}; {hint}") from error
+        raise UsageError(f"{keys}: {why}; {hint}") from None
 
 
 def uses_fork(trainer: Any) -> bool:

@@ -25,9 +25,9 @@ MOST = 1_000_000
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_rounds": (lambda n: 0 <= n <= MOST, "pass 0 or more rounds, up to a million"),
     "local_epochs": (lambda n: 1 <= n <= MOST, "pass 1 or more local epochs, up to a million"),
-    "local_steps": (lambda n: n is None or 1 <= n <= MOST, "pass 1 or more, up to a million, or null"),
+    "local_steps": (lambda n: n is None or 1 <= n <= MOST, "pass 1 or more, up to a million, or omit it"),
     "participation": (lambda share: 0 < share <= 1, "pass a share in (0, 1]"),
-    "cohort_size": (lambda n: n is None or n >= 1, "pass 1 or more, or null"),
+    "cohort_size": (lambda n: n is None or n >= 1, "pass 1 or more, or omit it"),
     "eval_every_n_rounds": (lambda n: n >= 1, "pass 1 or more"),
     "checkpoint_every_n_rounds": (lambda n: n >= 1, "pass 1 or more"),
     "devices": (lambda devices: are_devices(devices), "pass a number from 1, a list of GPUs, or -1 or auto for all"),
@@ -47,7 +47,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "pass true, false, warn or null",
     ),
     "cache_references": (lambda cached: isinstance(cached, bool) or cached == "auto", "pass true, false or auto"),
-    "gradient_clip_val": (lambda norm: norm is None or norm > 0, "pass a norm above 0, or null"),
+    "gradient_clip_val": (lambda norm: norm is None or norm > 0, "pass a norm above 0, or omit it"),
     "gradient_clip_algorithm": (lambda name: name in ("norm", "value", None), "pass norm or value"),
     "accumulate_grad_batches": (lambda n: n >= 1, "pass 1 or more"),
     "clients_per_step": (
@@ -57,9 +57,9 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "client_schedulers": (lambda name: name in ("continue", "restart"), "pass continue or restart"),
     "threads_per_worker": (
         lambda n: n is None or 1 <= n <= max(64, 8 * cpu_count()),
-        "pass 1 or more, up to 8 for each core, or null",
+        "pass 1 or more, up to 8 for each core, or omit it",
     ),
-    "timeout": (lambda seconds: seconds is None or 1 <= seconds <= 10**6, "pass seconds from 1 to a million, or null"),
+    "timeout": (lambda seconds: seconds is None or 1 <= seconds <= 10**6, "pass 1 to a million seconds, or omit it"),
     "compile": (
         lambda mode: isinstance(mode, bool) or mode in MODES,
         f"pass true, false or one of {', '.join(MODES)}",

@@ -222,6 +222,10 @@ def load_state(module: LightningModule, state: Mapping[str, Any], key: str, path
             for what, names in (("missing", missing), ("unknown", unknown))
             if names
         ]
+        # the part of the model whose names these are
+        parts = [name.removesuffix(f".{unknown[0]}") for name in own if unknown and name.endswith(f".{unknown[0]}")]
+        if parts:
+            wrong.append(f"these names are of {parts[0]} alone; load the file in the function that builds this part")
         if wrong and getattr(module, "strict_loading", True):
             raise ValueError("; ".join(wrong))
     except Exception as error:

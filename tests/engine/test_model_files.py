@@ -257,6 +257,7 @@ def test_weights_that_do_not_fit_are_one_line_and_leave_the_module_as_it_is(tmp_
     given = {
         ("missing", "net.0.weight"): {k: v for k, v in state.items() if k != "net.0.weight"},
         ("unknown", "more.0", "more.1", "more.2"): {**state, **{f"more.{i}": torch.zeros(1) for i in range(4)}},
+        ("unknown", "0.weight", "net"): {k.removeprefix("net."): v for k, v in state.items()},
         ("net.0.bias", "[9]", "[8]"): {**state, "net.0.bias": torch.zeros(9)},
         ("state dict",): [state],
         ("tensors and plain values",): Labelled([]),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.errors import refused
 from helpers.reports import accuracies, held, report_of, warnings_of, write_run
+from helpers.runs import small_data, small_model, small_trainer
 
 from fl_lightning.bench.statistics import paired_difference
 
@@ -201,6 +202,11 @@ def test_runs_without_a_config_are_told_apart_by_their_folders(tmp_path, report)
         ("unknown data set", "mine"),
         ("unknown data set", "theirs"),
     }
+
+
+def test_a_run_of_a_program_has_the_name_of_its_data_module(tmp_path, report):
+    small_trainer(tmp_path, max_rounds=1, logger=True).fit(small_model(), small_data())
+    assert [(data, method) for data, _, method in groups(report())] == [("Digits", "fedavg")]
 
 
 def test_names_of_methods_and_data_sets(tmp_path, report):
