@@ -345,10 +345,9 @@ def offline_work(config: Fragment) -> Fragment:
     if name in GENERATED:
         small |= {"largest": 5 * OFFLINE_BATCH}
     else:
-        small |= {"train_size": 2 * clients * OFFLINE_BATCH, "test_size": 5 * OFFLINE_BATCH}
+        small |= {"train_size": 2 * clients * OFFLINE_BATCH, "test_size": 5 * OFFLINE_BATCH, "drop_last": "singletons"}
         small |= {"offline": True} if name not in EMBEDDED else {}
         small |= {"val_fraction": 0.25} if given.get("val_fraction") else {}
-        small |= {"drop_last": "singletons"} if not given.get("drop_last") else {}
         if kind in SMALLEST:
             small |= nested_config("partitioner.init_args", SMALLEST[kind])
     return {"trainer": fewer, "data": {"init_args": small}, **({"weights": None} if config.get("weights") else {})}
