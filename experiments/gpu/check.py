@@ -8,7 +8,6 @@ Run it in the root of the repository. FOLDER/check.jsonl has a line for each fin
 
 from __future__ import annotations
 
-import inspect
 import shutil
 import subprocess
 import sys
@@ -26,25 +25,18 @@ from methods import FEDAVG, METHODS
 from overhead import machine
 
 from fl_lightning import callbacks
-from runs import compare, folder, images, newest, run_here, start, words
+from runs import compare, fit_command, folder, images, newest, run_here, start
 
-# two runs take the same course without TF32, but for rounding
-LARGEST_GAP = 1e-3
+# of the metrics on the GPU without TF32 and on the CPU
+MAX_GAP = 1e-3
 MIXED = ("fedavg", "scaffold", "moon", "fedcka")
 CONFIGS = sorted(path.stem for path in Path("experiments/smoke").glob("*.yaml") if path.stem != "two_workers")
-# callbacks that can be made without arguments
-CALLBACKS = [
-    name
-    for name in callbacks.__all__
-    if all(
-        parameter.default is not parameter.empty or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        for parameter in inspect.signature(getattr(callbacks, name)).parameters.values()
-    )
-]
+# without the base classes, and those that need arguments
+CALLBACKS = sorted({*callbacks.__all__} - {"Callback", "Measurement", "BestCheckpoint", "EarlyStopping"})
 
 
 def versions(program: Program) -> None:
-    installed = {one.metadata["Name"]: one.version for one in distributions()}
+    installed = {package.metadata["Name"]: package.version for package in distributions()}
     program.record(machine=machine(), packages=installed, mps=shutil.which("nvidia-cuda-mps-control"))
     if program.on_gpu:
         card = torch.cuda.get_device_properties(0)
@@ -75,21 +67,26 @@ def batchnorm(program: Program) -> None:
 
 def repeat(program: Program, config: str, more: list[str], rounds: int) -> None:
     """Two runs at the same time; on a GPU, compare a run without TF32 with one on the CPU, too."""
-    env = {"first": {}, "second": {}}
+
+    def begin(name: str, accelerator: str = program.accelerator, **env: str) -> None:
+        roots[name] = folder(program, name)
+        command = fit_command(program, config, roots[name], max_rounds=rounds, accelerator=accelerator)
+        processes[name] = start([*command, *more], **env)
+
+    roots: dict[str, Path] = {}
+    processes: dict[str, subprocess.Popen[bytes]] = {}
+    begin("first")
+    begin("second")
     if program.on_gpu:
-        env |= {"without TF32": {"NVIDIA_TF32_OVERRIDE": "0"}, "CPU": {}}
-    processes = {}
-    for name in env:
-        options = {"accelerator": "cpu"} if name == "CPU" else {}
-        command = words(program, config, folder(program, name), max_rounds=rounds, **options)
-        processes[name] = start([*command, *more], **env[name])
+        begin("no_tf32", NVIDIA_TF32_OVERRIDE="0")
+        begin("cpu", accelerator="cpu")
     failed = [name for name, process in processes.items() if process.wait()]
     program.record(ok=not failed, failed=failed)
-    again = compare(folder(program, "first"), folder(program, "second"))
+    again = compare(roots["first"], roots["second"])
     program.record(compared="two runs", ok=again["same_bits"], **again)
     if program.on_gpu:
-        to_cpu = compare(folder(program, "without TF32"), folder(program, "CPU"))
-        program.record(compared="without TF32, with the CPU", ok=to_cpu["gap_of_metrics"] <= LARGEST_GAP, **to_cpu)
+        with_cpu = compare(roots["no_tf32"], roots["cpu"])
+        program.record(compared="without TF32, with the CPU", ok=with_cpu["gap_of_metrics"] <= MAX_GAP, **with_cpu)
 
 
 # ------------------------------------------------------------------ methods and callbacks
@@ -99,27 +96,27 @@ def methods(program: Program, config: str, precision: str) -> None:
 
     def fit(root: Path, rounds: int, *more: str, **trainer: object) -> None:
         options = {"precision": precision, "max_rounds": rounds, **trainer}
-        run_here([*words(program, f"smoke/{config}", root, **options), *more])
+        run_here([*fit_command(program, f"smoke/{config}", root, **options), *more])
 
     fit(whole, 2)
     fit(resumed, 1)
     fit(resumed, 2, "--ckpt_path", "last")
-    found = compare(whole, resumed)
-    program.record(compared="after resuming", ok=found["same_bits"], **found)
+    again = compare(whole, resumed)
+    program.record(compared="after resuming", ok=again["same_bits"], **again)
     if program.on_gpu:
         fit(on_cpu, 2, accelerator="cpu")
         program.record(compared="with the CPU", **compare(whole, on_cpu))
 
 
 def callback(program: Program, name: str) -> None:
-    more = ["--trainer.callbacks+", name, "--data.val_fraction", "0.1"]
-    run_here([*words(program, "smoke/fedavg", folder(program, "run"), max_rounds=2), *more])
+    more = ["--trainer.callbacks", name, "--data.val_fraction", "0.1"]
+    run_here([*fit_command(program, "smoke/fedavg", folder(program, "run"), max_rounds=2), *more])
 
 
 def commands(program: Program) -> None:
     """The other commands on the checkpoint of a run."""
     root = folder(program, "run")
-    usual = [*words(program, "smoke/fedavg", root, max_rounds=2), "--data.val_fraction", "0.1"]
+    usual = [*fit_command(program, "smoke/fedavg", root, max_rounds=2), "--data.val_fraction", "0.1"]
     for command in ("fit", "test") if program.tiny else ("fit", "doctor", "validate", "test", "predict"):
         last = [] if command in ("fit", "doctor") else ["--ckpt_path", str(newest(root) / "checkpoints" / "last.ckpt")]
         status = start([command, *usual[1:], *last]).wait()
@@ -129,8 +126,8 @@ def commands(program: Program) -> None:
 # ------------------------------------------------------------------ waits and memory
 def waits(program: Program, name: str) -> None:
     """Waits of a step, a visit and a round, and the most memory as a multiple of the parameters."""
-    found = footprint(name, 2048 if program.on_gpu else 512, device=program.device)
-    program.record(ok=found.promised(name), promised=WAITS, **found._asdict())
+    counts = footprint(name, 2048 if program.on_gpu else 512, device=program.device)
+    program.record(ok=counts.is_within_limits(name), waits_at_most=WAITS, **counts._asdict())
 
 
 # ------------------------------------------------------------------ workers
@@ -144,9 +141,9 @@ def workers(program: Program, counts: tuple[int, ...] = (1, 2, 4, 8)) -> None:
             name = "workers_per_device" if program.on_gpu else "devices"
             root = folder(program, f"{case}-{count}")
             options: dict[str, Any] = {"max_rounds": 2, "threads_per_worker": 1, name: count}
-            status = start([*words(program, config, root, **options), *more]).wait()
-            found = {} if status else compare(folder(program, f"{case}-{counts[0]}"), root)
-            program.record(case=case, workers=count, ok=found.get("same_bits", False), **found)
+            status = start([*fit_command(program, config, root, **options), *more]).wait()
+            gaps = {"same_bits": False} if status else compare(folder(program, f"{case}-{counts[0]}"), root)
+            program.record(case=case, workers=count, ok=gaps["same_bits"], **gaps)
 
 
 def workers_with_mps(program: Program) -> None:
@@ -160,15 +157,14 @@ def parts(tiny: bool, on_gpu: bool) -> dict[str, Part]:
     """The parts by name, each with its limit in seconds."""
     shortest = 1 if tiny else None
     mixed = ("16-mixed", "bf16-mixed") if on_gpu else ("bf16-mixed",)
-    methods_by_name = [FEDAVG, *METHODS]
     return {
         **each(versions, 60),
         **each(smoke, 130),
         **each(methods, 60, *[(name, "32-true") for name in CONFIGS[:shortest]]),
-        **each(waits, 60, *[(name,) for name in methods_by_name[:shortest]]),
+        **each(waits, 60, *[(name,) for name in (FEDAVG, *METHODS)[:shortest]]),
         **each(convolutions, 130),
         **each(workers, 150),
-        **each(batchnorm, 120),
+        **(each(batchnorm, 120) if not tiny else {}),
         **each(methods, 60, *[(name, precision) for precision in mixed for name in MIXED[:shortest]]),
         **each(callback, 60, *[(name,) for name in CALLBACKS[:shortest]]),
         **each(commands, 120),

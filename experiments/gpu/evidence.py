@@ -16,18 +16,18 @@ epochs.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from parts import Program, arguments, mps  # next to this file
+from parts import Program, arguments, mps, open_program  # next to this file
 
 CELLS = ("method=FedAvg", "method=FedProx (mu 0.01)", "method=FedUV (mu 0.5, lambda C/4)")
 METRICS = ("test/accuracy", "val/accuracy", "train/loss", "time/train", "time/evaluation")
@@ -35,20 +35,19 @@ METRICS = ("test/accuracy", "val/accuracy", "train/loss", "time/train", "time/ev
 STOP = 30.0
 
 
-def config(args: Any) -> dict[str, Any]:
+def config(args: argparse.Namespace) -> dict[str, Any]:
     """The last config of all cells."""
     trainer = {"accelerator": "gpu" if args.device == "cuda" else "cpu", "devices": 1, "precision": args.precision}
-    data = {"class_path": "NpyImages", "init_args": {"root": str(args.data.resolve())}} if args.data else {}
-    return {"trainer": trainer, **({"data": data} if data else {})}
+    if args.data is None:
+        return {"trainer": trainer}
+    return {"trainer": trainer, "data": {"class_path": "NpyImages", "init_args": {"root": str(args.data.resolve())}}}
 
 
-def command(args: Any, folder: Path, scratch: Path) -> list[str]:
-    path = scratch / "config.yaml"
-    path.write_text(json.dumps(config(args)))  # which is YAML, too
+def command(args: argparse.Namespace, folder: Path) -> list[str]:
+    """The bench of the cells."""
     jobs = args.jobs or min(len(args.only), os.cpu_count() or 1)
-    options = ["--config", path, "--output", folder, "--seeds", 1, "--jobs", jobs, "--only", *args.only]
-    options += ["--offline"] * args.tiny + ["--dry-run"] * args.plan
-    return [sys.executable, "cli.py", "bench", str(args.suite), *map(str, options)]
+    options = ["--output", folder, "--seeds", 1, "--jobs", jobs, "--only", *args.only]
+    return [sys.executable, "cli.py", "bench", str(args.suite), *map(str, options), *["--offline"] * args.tiny]
 
 
 def run(program: Program, bench: list[str]) -> None:
@@ -95,14 +94,13 @@ def main() -> None:
     parser.add_argument("--plan", action="store_true", help="print the cells that are left, and run nothing")
     args = parser.parse_args()
     folder = args.output / args.suite.stem
-    with tempfile.TemporaryDirectory(prefix="gpu-") as scratch:
-        bench = command(args, folder, Path(scratch))
-        if args.plan:
-            sys.exit(subprocess.run(bench).returncode)
-        program = Program("evidence", args, Path(scratch))
-        run(program, bench)
+    if args.plan:
+        sys.exit(subprocess.run([*command(args, folder), "--dry-run"]).returncode)
+    with open_program(__file__, args) as program:
+        last = program.scratch / "config.yaml"
+        last.write_text(json.dumps(config(args)))  # which is YAML, too
+        run(program, [*command(args, folder), "--config", str(last)])
         results(program, folder)
-        sys.exit(program.exit_status())
 
 
 if __name__ == "__main__":

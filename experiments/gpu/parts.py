@@ -19,6 +19,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.accelerators import CUDAAccelerator
+
 sys.path.insert(0, str(Path.cwd()))
 
 from fl_lightning.distributed.launcher import gc_disabled, init_forked_process
@@ -26,7 +28,7 @@ from fl_lightning.distributed.launcher import gc_disabled, init_forked_process
 # a function that takes the program, and its time limit in seconds
 Part = tuple[Callable[["Program"], None], float]
 # seconds that a part has after SIGTERM, and that must be left to begin one
-GRACE, LEAST = 3.0, 8.0
+GRACE, MIN_SECONDS = 3.0, 8.0
 
 
 def arguments(about: str | None, seconds: int) -> argparse.ArgumentParser:
@@ -60,7 +62,7 @@ class Program:
         self.name, self.args, self.scratch = name, args, scratch
         self.device, self.tiny, self.on_gpu = args.device, args.tiny, args.device == "cuda"
         self.accelerator = "gpu" if self.on_gpu else "cpu"
-        self.part = name
+        self.part = name  # that is being run
         self._began = time.time()
         self._console = os.dup(1)
         args.output.mkdir(parents=True, exist_ok=True)
@@ -100,10 +102,9 @@ class Program:
     def run(self, parts: dict[str, Part]) -> None:
         """Run the parts in this order, ``--jobs`` at a time; after ``--seconds`` none continues."""
         waiting, running = list(parts), list[Job]()
-        previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that all jobs end
         try:
             while waiting or running:
-                while waiting and len(running) < self.args.jobs and self.seconds_left > LEAST:
+                while waiting and len(running) < self.args.jobs and self.seconds_left > MIN_SECONDS:
                     function, limit = parts[name := waiting.pop(0)]
                     running.append(Job(self, name, function, min(limit * self.args.slow, self.seconds_left - GRACE)))
                 if not running:
@@ -116,7 +117,6 @@ class Program:
         finally:
             for job in running:
                 job.end()
-            signal.signal(signal.SIGTERM, previous)
 
 
 class Job:
@@ -161,6 +161,21 @@ class Job:
             sys.stderr.flush()
 
 
+@contextmanager
+def open_program(file: str, args: argparse.Namespace) -> Iterator[Program]:
+    """The program of a file; exits after this block, with status 1 where a line is not ok."""
+    if args.device == "cuda" and not CUDAAccelerator.is_available():  # unlike torch's function, it leaves the GPU alone
+        sys.exit("no GPU is available; --device cpu --tiny tries the program")
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which ends its processes, too
+    try:
+        with tempfile.TemporaryDirectory(prefix="gpu-") as scratch:
+            program = Program(Path(file).stem, args, Path(scratch))
+            yield program
+            sys.exit(program.exit_status())
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 def run_program(file: str, args: argparse.Namespace, parts: dict[str, Part]) -> None:
     """Run the parts, or list them; exits with status 1 where a line is not ok."""
     wanted = args.parts or parts
@@ -170,10 +185,8 @@ def run_program(file: str, args: argparse.Namespace, parts: dict[str, Part]) -> 
     if args.list:
         print("\n".join(f"{name:32}{limit:5.0f} s" for name, (_, limit) in chosen.items()))
         return
-    with tempfile.TemporaryDirectory(prefix="gpu-") as scratch:
-        program = Program(Path(file).stem, args, Path(scratch))
+    with open_program(file, args) as program:
         program.run(chosen)
-        sys.exit(program.exit_status())
 
 
 def each(function: Callable[..., None], limit: float, *choices: tuple[Any, ...]) -> dict[str, Part]:

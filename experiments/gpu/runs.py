@@ -29,8 +29,8 @@ def folder(program: Program, name: str) -> Path:
     return program.scratch / program.part.replace(":", "-") / name
 
 
-def words(program: Program, config: str, root: Path, **trainer: object) -> list[str]:
-    """Arguments of a fit with one worker on the device of the program."""
+def fit_command(program: Program, config: str, root: Path, **trainer: object) -> list[str]:
+    """The arguments of a fit with one worker on the device of the program."""
     options = {"accelerator": program.accelerator, "devices": 1, "default_root_dir": root, **trainer}
     options["enable_progress_bar"] = "false"
     arguments = [part for key, value in options.items() for part in (f"--trainer.{key}", str(value))]
@@ -79,22 +79,25 @@ def metrics(root: Path) -> list[dict[str, float]]:
 
 def compare(first: Path, second: Path) -> dict[str, Any]:
     """Whether the last global models have the same bits, and the largest differences of weights and metrics."""
-    one, other = state(first), state(second)
-    same = one.keys() == other.keys() and all(same_bits(value, other[name]) for name, value in one.items())
-    gaps = [(value.double() - other[name].double()).abs().max().item() for name, value in one.items() if value.numel()]
+    a, b = state(first), state(second)
+    gap_of_weights = max((a[name].double() - b[name].double()).abs().max().item() for name in a if a[name].numel())
     rows = list(zip(metrics(first), metrics(second), strict=True))
-    keys = {key for a, b in rows for key in a.keys() & b.keys() if not key.startswith(MEASURED)}
-    by_key = {key: max(abs(a[key] - b[key]) for a, b in rows if key in a and key in b) for key in sorted(keys)}
-    worst = max(by_key, key=lambda key: by_key[key], default="")
+    gaps = [
+        (abs(row[key] - other[key]), key)
+        for row, other in rows
+        for key in row.keys() & other.keys()
+        if not key.startswith(MEASURED)
+    ]
+    gap, metric = max(gaps, default=(0.0, ""))
     return {
-        "same_bits": same,
-        "gap_of_weights": max(gaps, default=0.0),
-        "gap_of_metrics": by_key.get(worst, 0.0),
-        "metric": worst if by_key.get(worst) else None,
-        "accuracies": [rows[-1][i].get("test/accuracy") for i in range(2)],
+        "same_bits": a.keys() == b.keys() and all(map(same_bits, a.values(), b.values())),
+        "gap_of_weights": gap_of_weights,
+        "gap_of_metrics": gap,
+        "metric": metric if gap else None,
+        "accuracies": [row.get("test/accuracy") for row in rows[-1]],
     }
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    same_kind = one.dtype == other.dtype and one.shape == other.shape
-    return same_kind and torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    same_kind = a.dtype == b.dtype and a.shape == b.shape
+    return same_kind and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))

@@ -77,10 +77,11 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, ...]]] = {
     "ViT-S": lambda: (vit(),),
 }
 SETTINGS: dict[str, dict[str, Any]] = {
-    "compiled": {"compile": True},
-    "CUDA graphs": {"compile": "reduce-overhead"},
     "crop and flip": {"augment": [RandomCrop(), RandomFlip()]},
     "images in main memory": {"augment": [Unchanged()]},
+    "compiled": {"compile": True},
+    "CUDA graphs": {"compile": "reduce-overhead"},
+    "not deterministic": {"deterministic": False},
 }
 
 
@@ -220,29 +221,29 @@ class Profile(Callback):
             print(averages.table(sort_by=key, row_limit=20, max_name_column_width=60))
 
 
-def rounds(program: Program, network: ImageClassifier, data: NpyImages, **trainer: Any) -> dict[str, Any]:
-    """Seconds of the fastest round after the first, its steps, and the phases."""
+def rounds(
+    program: Program, network: ImageClassifier, data: NpyImages, methods: Any = (), workers: int = 1, **options: Any
+) -> dict[str, Any]:
+    """Seconds of the fastest round after the first, and by phase."""
     seed_everything(0, verbose=False)
-    number, federated = trainer.pop("rounds", sizes(program)[2]) + 1, trainer.pop("methods", [])
-    options = {"accelerator": program.accelerator, "devices": 1, "clients_per_step": 1, **trainer}
-    if not program.on_gpu and "workers_per_device" in options:
-        options["devices"] = options.pop("workers_per_device")
-    options |= {"logger": False, "enable_progress_bar": False, "default_root_dir": program.scratch}
-    trained = FederatedTrainer(max_rounds=number, eval_every_n_rounds=number, **options)
-    trained.fit(network, data, federated)
-    later = trained.history[1:]
+    usual = {"accelerator": program.accelerator, "clients_per_step": 1, "max_rounds": 1 + sizes(program)[2]}
+    usual |= {"devices": 1, "workers_per_device": workers} if program.on_gpu else {"devices": workers}
+    usual |= {"logger": False, "enable_progress_bar": False, "default_root_dir": program.scratch}
+    trainer = FederatedTrainer(**usual | {"eval_every_n_rounds": 1000} | options)
+    trainer.fit(network, data, list(methods))
+    later = trainer.history[1:]
     fastest = min(row["time/train"] + row["time/server"] for row in later)
     steps = sum(len(data.train_dataloader(k)) for k in range(data.num_clients))
     phases = {key: statistics.median(row[key] for row in later) for key in later[0] if key.startswith("time/")}
     return {"round_s": fastest, "step_ms": 1000 * fastest / steps, "phases": phases}
 
 
-def ours(program: Program, name: str, precision: str, augment: Any = (), **trainer: Any) -> dict[str, Any]:
+def ours(program: Program, name: str, precision: str, augment: Any = (), **options: Any) -> dict[str, Any]:
     """Measure the rounds of a model on images."""
     clients, number, _ = sizes(program)
     place = images(program, clients * number)
     data = NpyImages(str(place), num_clients=clients, batch_size=BATCH, augment=list(augment))
-    measured = rounds(program, build(name), data, precision=use_tf32(precision), **trainer)
+    measured = rounds(program, build(name), data, precision=use_tf32(precision), **options)
     measured["images_per_second"] = clients * number / measured["round_s"]
     return {"model": name, "precision": precision, **measured}
 
@@ -267,7 +268,7 @@ def model(program: Program, name: str, precision: str) -> None:
 
 
 def workers(program: Program, name: str, count: int) -> None:
-    program.record(workers=count, **ours(program, name, "bf16-mixed", workers_per_device=count, threads_per_worker=1))
+    program.record(workers=count, **ours(program, name, "bf16-mixed", workers=count))
 
 
 def workers_with_mps(program: Program, name: str, count: int) -> None:
@@ -291,19 +292,19 @@ def together(program: Program, name: str, size: int) -> None:
 
 def profiled(program: Program, name: str) -> None:
     kind = "device" if program.on_gpu else "cpu"
-    program.record(**ours(program, name, "bf16-mixed", callbacks=[Profile(kind)], rounds=1))
+    program.record(**ours(program, name, "bf16-mixed", callbacks=[Profile(kind)], max_rounds=2))
 
 
 def small(program: Program, size: int) -> None:
     """A logistic regression on 60 numbers, 100 clients of 200 examples, batches of 10: microseconds of a step."""
-    clients, number = (10, 2) if program.tiny else (100, 5)
+    clients, max_rounds = (10, 2) if program.tiny else (100, 5)
     place = program.scratch / f"logistic-{size}"
     place.mkdir()
     groups.generate(place, (6, 10, 1), clients * 200)
     for accelerator in dict.fromkeys((program.accelerator, "cpu")):
         data = NpyImages(str(place), num_clients=clients, batch_size=10)
         network = ImageClassifier(Logistic(60), num_classes=10, optimizer=partial(torch.optim.SGD, lr=0.01))
-        options = {"accelerator": accelerator, "clients_per_step": min(size, clients), "rounds": number}
+        options = {"accelerator": accelerator, "clients_per_step": min(size, clients), "max_rounds": max_rounds}
         measured = rounds(program, network, data, **options)
         program.record(accelerator=accelerator, clients_per_step=size, step_us=1000 * measured["step_ms"], **measured)
 
@@ -352,21 +353,23 @@ def usual(program: Program, name: str, loader_workers: int) -> None:
 
 def parts(tiny: bool) -> dict[str, Part]:
     """The parts by name, each with its limit in seconds."""
+    networks = ("FedCKACNN",) if tiny else ("ResNet18", "FedCKACNN")
     shortest = 1 if tiny else None
-    models = [name for name in MODELS if not tiny or name == "FedCKACNN"]
-    main, pair = models[: 1 if tiny else 2], ("FedCKACNN", "FedUVCNN")[:shortest]
-    counts = ((2,), (2,), (2,)) if tiny else ((4,), (8, 2), (4, 8))
+
+    def with_workers(function: Callable[..., None], *counts: int) -> dict[str, Part]:
+        return each(function, 60, *[(name, count) for count in counts[:shortest] for name in networks])
+
     return {
         **each(ceilings, 40),
-        **each(model, 45, *[(name, precision) for name in models for precision in PRECISIONS[:shortest]]),
-        **each(workers, 60, *[(name, count) for count in counts[0] for name in main]),
+        **each(model, 45, *[(name, p) for name in (networks if tiny else MODELS) for p in PRECISIONS[:shortest]]),
+        **with_workers(workers, 4),
         **each(small, 40, *[(size,) for size in (1, 10, 100)[:shortest]]),
-        **each(profiled, 40, *[(name,) for name in main]),
+        **each(profiled, 40, *[(name,) for name in networks]),
         **each(usual, 45, *[("FedCKACNN", 0), ("FedCKACNN", 4), ("ResNet18", 4)][:shortest]),
-        **each(together, 40, *[(name, size) for name in pair for size in ((2,) if tiny else (1, 5, 10))]),
-        **each(setting, 60, *[(name,) for name in SETTINGS if not tiny or "augment" in SETTINGS[name]]),
-        **each(workers, 60, *[(name, count) for count in counts[1] for name in main]),
-        **each(workers_with_mps, 60, *[(name, count) for count in counts[2] for name in main]),
+        **each(together, 40, *[("FedCKACNN", number) for number in (2, 5, 10)[:shortest]]),
+        **each(setting, 90, *[(name,) for name in list(SETTINGS)[:shortest]]),
+        **with_workers(workers, 2, 8),
+        **with_workers(workers_with_mps, 4, 8),
         **each(method, 60, *[(name,) for name in ("FedCKA", "MOON", "FedUV", "FedDecorr")[:shortest]]),
     }
 

@@ -19,6 +19,7 @@ are those that torch warns of, and operations are not counted.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import traceback
@@ -167,6 +168,7 @@ class CountsOnGPU:
 
     def __init__(self) -> None:
         self.waits: Counter[str] = Counter()
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # the usual workspace is half as large as the parameters
 
     @property
     def peak(self) -> int:
@@ -284,8 +286,7 @@ class Footprint(NamedTuple):
     waits: list[float]
     places: dict[str, list[float]]
 
-    def promised(self, name: str) -> bool:
-        """Whether a method stays within its limits."""
+    def is_within_limits(self, name: str) -> bool:
         return self.memory <= MEMORY.get(name, 9) and all(n <= most for n, most in zip(self.waits, WAITS, strict=True))
 
 
