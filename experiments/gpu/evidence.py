@@ -56,11 +56,11 @@ def run(program: Program, bench: list[str]) -> None:
     with log.open("w") as output, mps(program):
         process = subprocess.Popen(bench, stdout=output, stderr=output, start_new_session=True)
         try:
-            process.wait(max(1.0, program.seconds_left - STOP))
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(0.7 * STOP)
+            for seconds in (program.seconds_left - STOP, 0.7 * STOP, 0.1 * STOP):
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(1.0, seconds))
+                    break
+                process.terminate()  # after the present round, and the second time at once
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

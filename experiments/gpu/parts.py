@@ -108,6 +108,7 @@ class Program:
                     function, limit = parts[name := waiting.pop(0)]
                     running.append(Job(self, name, function, min(limit * self.args.slow, self.seconds_left - GRACE)))
                 if not running:
+                    self.part = self.name
                     self.record(skipped=waiting)
                     break
                 wait([job.process.sentinel for job in running], max(0.0, min(job.seconds_left for job in running)))
