@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=CELLS, metavar="PATTERN", help="cells, as for bench")
     parser.add_argument("--jobs", type=int, help="cells that train at the same time; by default all")
     parser.add_argument("--precision", default="32-true")
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="arrays for NpyImages, in place of the suite's data")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="arrays for NpyImages, not the suite's data")
     parser.add_argument("--plan", action="store_true", help="print the cells that are left, and run nothing")
     args = parser.parse_args()
     folder = args.output / args.suite.stem
