@@ -5,12 +5,13 @@ python docs/make_methods.py [--output FOLDER]
 Citation, equation, summary and arguments come from the docstrings; changes, URLs of paper and code, the comparison with
 them and the tests come from docs/ledger.yaml; costs and effects on the spectra come from the cells,
 which ``python cli.py bench experiments/overview/suite.yaml --save experiments/overview`` stores. The methods of other
-libraries come from docs/libraries.yaml.
+libraries come from docs/libraries.yaml, and what was measured of them from experiments/libraries.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import inspect
 import re
 import statistics
@@ -31,6 +32,7 @@ from fl_lightning.bench.statistics import point_of
 
 DOCS = Path(__file__).resolve().parent
 OVERVIEW = DOCS.parent / "experiments" / "overview"
+MEASURED = DOCS.parent / "experiments" / "libraries"
 RANK = "rank/representation/effective"
 NC1 = "nc/1"
 # the mark in the table of each prefix of the tags of the clients' models
@@ -118,14 +120,12 @@ Tested by
 
 # libraries in the README's table of features
 COMPARED = ("Flower", "fluke", "pfl-research", "PFLlib")
-PFL = "https://github.com/apple/pfl-research"
 
 LIBRARIES = """\
 # Methods here and in other libraries
 
 Which libraries have which methods, found by reading their files at the commits below, on {{ read }}. A method is
-listed if it is here or in two of the libraries. A number refers to a remark, on where a library differs from the paper
-and from the authors' code. Nothing was run for it.
+listed if it is here or in two of the libraries. A number refers to a measured difference from the paper.
 
 | method | {{ libraries | join(" | ") }} | here |
 |---|{{ "---|" * (libraries | length) }}---|
@@ -135,12 +135,20 @@ and from the authors' code. Nothing was run for it.
 Here, all clients receive the same state, and the server sees only sums over the clients. FedAMP, FedFomo, FedPAC and
 FedGen are not available: they need a state for each client, or a server that sees each client's update.
 
+## Measured differences
+
+Small programs for [fluke](../experiments/libraries/fluke_methods.py),
+[PFLlib](../experiments/libraries/pfllib_methods.py) and [FL-bench](../experiments/libraries/flbench_methods.py) run the
+libraries' own classes on a small model and store what they measure. They use fluke 0.8.1 from PyPI, whose methods are
+those of the commit below, and the other libraries at their commits.
+
 {% for remark in remarks -%}
 {{ loop.index }}. {{ remark }}
 {% endfor %}
 ## Features
 
-What each library has besides methods, by a file that has it; a dash means that we found none.
+What each library has besides methods, by a file that has it; a dash means that we found none. In fluke, two equal runs
+differ by {{ resumed[0] }} in their weights, and one that resumes after half of its rounds by {{ resumed[1] }}.
 
 | feature | here | {{ compared | join(" | ") }} |
 |---|---|{{ "---|" * (compared | length) }}
@@ -151,7 +159,7 @@ What each library has besides methods, by a file that has it; a dash means that 
 
 | library | commit | of |
 |---|---|---|
-{% for name, (url, commit, date) in libraries.items() -%}
+{% for name, (url, commit, date) in sources.items() -%}
 | [{{ name }}]({{ url }}) | [`{{ commit[:8] }}`]({{ url }}/tree/{{ commit }}) | {{ date }} |
 {% endfor %}"""
 
@@ -305,25 +313,36 @@ def number_of_seeds(runs: dict[str, Runs]) -> str:
 def make_libraries() -> str:
     """The text of docs/libraries.md."""
     facts, ledger = (yaml.safe_load((DOCS / f"{name}.yaml").read_text()) for name in ("libraries", "ledger"))
+    sources, values = facts["libraries"] | facts["others"], measured_values()
     rows, remarks = [], list[str]()
     for name, entries in facts["methods"].items():
         cells = []
         for library, (url, commit, _) in facts["libraries"].items():
             entry = entries.get(library, "-")
             file, *remark = [entry] if isinstance(entry, str) else entry
-            remarks += [f"{name} in {library}: {text}." for text in remark]
+            remarks += [f"{name} in {library}: {text.format(*values[library, name])}." for text in remark]
             number = f" ({len(remarks)})" if remark else ""
             cells.append("-" if file == "-" else f"[yes]({url}/blob/{commit}/{file}){number}")
         here = f"no: {entries['missing']}" if "missing" in entries else "yes"
         rows.append([name, *cells, f"[yes](methods.md#{name.lower()})" if name in ledger else here])
-    urls = {library: url for library, (url, *_) in facts["libraries"].items()} | {"pfl-research": PFL}
     feature_rows = []
     for name, entries in facts["features"].items():
-        files = {library: "/".join(entries[library]) for library in COMPARED if library in entries}
-        others = [f"[yes]({urls[name]}/blob/{files[name]})" if name in files else "-" for name in COMPARED]
+        links = {library: "{}/blob/{}/".format(*sources[library]) for library in COMPARED}
+        others = [f"[yes]({links[one]}{entries[one]})" if one in entries else "-" for one in COMPARED]
         feature_rows.append([name, f"[yes]({entries['here']})" if "here" in entries else "-", *others])
-    made = {"rows": rows, "remarks": remarks, "compared": COMPARED, "feature_rows": feature_rows}
+    made = {"rows": rows, "remarks": remarks, "compared": COMPARED, "feature_rows": feature_rows, "sources": sources}
+    made["resumed"] = values["fluke", "resumed runs"]
     return jinja2.Template(LIBRARIES).render(**facts | made).rstrip() + "\n"
+
+
+def measured_values() -> dict[tuple[str, str], list[str]]:
+    """The numbers that the programs in experiments/libraries have stored, by library and method."""
+    values = {}
+    for path in sorted(MEASURED.glob("*.csv")):
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                values[row["library"], row["method"]] = [f"{float(x):.2g}" for x in row["values"].split()]
+    return values
 
 
 if __name__ == "__main__":

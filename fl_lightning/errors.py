@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
@@ -20,6 +20,12 @@ LONGEST, LONGEST_VALUE, LONGEST_LIST, MOST_LISTED = 290, 80, 100, 20
 LIBRARIES_ANYWHERE = ("torch", "torchvision", "lightning", "pytorch_lightning", "torchmetrics", "numpy", "jsonargparse")
 # a frame of a traceback that is a text, as errors in the worker processes of a DataLoader have it
 FRAME = re.compile(r'^ *File "(.+?)", line (\d+), in (.+)$', re.MULTILINE)
+# errors of torch that a trainer's argument avoids
+REMEDIES = {
+    r"(\S+) does not have a deterministic .+": r"\1 is not deterministic; set trainer.deterministic=warn or false",
+    r".*CUBLAS_WORKSPACE_CONFIG=.+": "set CUBLAS_WORKSPACE_CONFIG=:4096:8 before Python starts, "
+    "or trainer.deterministic=false",
+}
 
 
 class UsageError(ValueError):
@@ -127,6 +133,8 @@ def with_location(error: BaseException) -> str:
         return f"{kind}: {truncate(text, 160)}" if text else kind
     file, line, function = next((frame for frame in reversed(frames) if is_user_code(frame[0])), frames[-1])
     text = text.strip() or linecache.getline(file, line)
+    for pattern, remedy in REMEDIES.items():
+        text = re.sub(pattern, remedy, text, flags=re.DOTALL)
     return f"{kind} at {Path(file).name}:{line} ({function}): {truncate(text, 160)}".removesuffix(": ")
 
 
@@ -204,6 +212,19 @@ def choices(names: Iterable[str], near: str = "") -> str:
         some = list(dict.fromkeys([*get_close_matches(near, known, n=MOST_LISTED // 2, cutoff=0.0), *known[-3:]]))
     line, many = ", ".join(some) or "none", f"{len(known)}, such as " * (len(some) < len(known))
     return many + (line if len(line) <= LONGEST_LIST else "\n  " + ",\n  ".join(some))
+
+
+def near(name: str, known: Sequence[str]) -> str:
+    """A hint to the nearest of the known names; empty where none is near."""
+    last, initials = last_part(name).lower(), "".join(part[:1] for part in name.split("_"))
+    by_end = {last_part(candidate).lower(): candidate for candidate in reversed(known)}
+    matches = [initials] if initials in by_end else get_close_matches(last, by_end, 1)
+    return f"did you mean {by_end[matches[0]]}?" if matches and by_end[matches[0]] != name else ""
+
+
+def last_part(path: str) -> str:
+    """The last part of a dotted name."""
+    return path.rsplit(".", 1)[-1]
 
 
 def truncate(text: str, length: int = LONGEST) -> str:

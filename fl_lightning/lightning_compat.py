@@ -6,7 +6,6 @@ Objects of one are not instances of the other's classes, so this module tests th
 
 from __future__ import annotations
 
-import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 NAMESPACES = ("lightning.pytorch", "pytorch_lightning")
 # where else a class lies
 PLACES = {"Logger": ("lightning.fabric.loggers", "lightning_fabric.loggers")}
+FABRIC = ("lightning.fabric", "lightning_fabric")
 # Lightning's classes with hooks
 BASES = ("LightningModule", "LightningDataModule", "Callback")
 
@@ -54,8 +54,9 @@ class _OfBoth(type):
         return isinstance(instance, classes(cls.__name__))
 
     def __subclasses__(cls) -> list[Any]:
-        # where a parser looks up short names
-        return [*itertools.chain.from_iterable(one.__subclasses__() for one in classes(cls.__name__))]
+        # where a parser looks up short names, such as CSVLogger, which Fabric and Lightning have
+        kinds: list[list[type]] = [kind.__subclasses__() for kind in classes(cls.__name__)]
+        return [kind for part in kinds for kind in part if not kind.__module__.startswith(FABRIC)]
 
 
 if not TYPE_CHECKING:

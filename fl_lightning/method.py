@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
 from numbers import Real
@@ -25,6 +26,8 @@ from fl_lightning.state import State, Weighted, select
 Value = TypeVar("Value")
 # values of a method by name: ``Weighted``, or dictionaries of them to any depth
 Payload = dict[str, Any]
+# the client hook that runs at present
+client_hook: ContextVar[str] = ContextVar("client_hook", default="")
 
 
 @dataclass
@@ -52,14 +55,17 @@ class ServerValue(Generic[Value]):
             global_variate = ServerValue(Server.zeros)
 
     It is set to ``initial(server)`` when ``fit`` starts, and a checkpoint holds it: tensors, plain values and
-    dictionaries of them.
+    dictionaries of them. Each client of a cohort receives it, and ``bytes/down`` counts it, with floating-point numbers
+    in the parameters' type.
 
     Args:
         initial: gives the value before the first round.
+        travels: set it to False for a value that clients do not receive. Client hooks must not read it, nor, at real
+            sites, ``on_round_start``, which runs there, too.
     """
 
-    def __init__(self, initial: Callable[[Server], Value]) -> None:
-        self.initial, self.name = initial, ""
+    def __init__(self, initial: Callable[[Server], Value], travels: bool = True) -> None:
+        self.initial, self.travels, self.name = initial, travels, ""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -71,7 +77,12 @@ class ServerValue(Generic[Value]):
     def __get__(self, method: Method | None, owner: type) -> ServerValue[Value] | Value:
         if method is None:
             return self
-        if self.name not in vars(method):
+        hook, missing = client_hook.get(), self.name not in vars(method)
+        if not self.travels and (hook or missing):
+            reader = hook or "a hook at a site, or before fit,"
+            hint = "which clients do not receive; declare it as ServerValue(..., travels=True)"
+            raise UsageError(f"method={owner.__name__}: {reader} reads {self.name}, {hint}")
+        if missing:
             raise AttributeError(f"{owner.__name__}.{self.name} has no value before fit")
         return vars(method)[self.name]
 
@@ -242,8 +253,14 @@ class Method:
         return {value.name: copy.deepcopy(getattr(self, value.name)) for value in self._server_values()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` gave, each value on the device of the one that :meth:`reset` made."""
+        """Restore what :meth:`state_dict` gave, each value on the device of the one that :meth:`reset` made.
+
+        A site is not given the values that do not travel, and has none.
+        """
         for value in self._server_values():
+            if not value.travels and value.name not in state:
+                vars(self).pop(value.name, None)
+                continue
             initial, saved = list[Tensor](), copy.deepcopy(state[value.name])
             apply_to_collection(vars(self).get(value.name), Tensor, initial.append)
             setattr(self, value.name, move_data_to_device(saved, initial[0].device) if initial else saved)
@@ -326,17 +343,20 @@ class MethodList:
         return added
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
-        """Let each method refuse what does not fit it, then refuse what does not fit together."""
-        check_all(partial(method.setup, client, optimizer) for method in self.methods)
-        self.client_weight(client)  # raises if two methods disagree
+        """Let each method refuse what does not fit it, and refuse what does not fit together."""
         exclusive: dict[str, Callable[[Method], bool]] = {
             "gives a client its own model": lambda m: m.has_personal_models or overrides(m, "personal_state"),
             "replaces the gradients of a step": lambda m: m.replaces_gradients,
             "changes the logits by label counts": lambda m: m.calibrates_labels,
         }
-        for act, does in exclusive.items():
-            names = [type(method).__name__ for method in self.methods if does(method)]
+
+        def check_exclusive(act: str) -> None:
+            names = [type(method).__name__ for method in self.methods if exclusive[act](method)]
             require(len(names) < 2, "method", names, f"each {act}; keep one of them")
+
+        checks = [partial(method.setup, client, optimizer) for method in self.methods]
+        check_all([*checks, *(partial(check_exclusive, act) for act in exclusive)])
+        self.client_weight(client)  # raises if two methods disagree
         needing = [type(method).__name__ for method in self.methods if method.needs_exchange]
         silent = [type(method).__name__ for method in self.methods if not any(map(method.exchanges, client.trainable))]
         if needing and not client.sent:
@@ -482,6 +502,19 @@ class MethodList:
         """The server-side state of each method."""
         return {method.name: method.state_dict() for method in self.methods}
 
+    def sent_state_dict(self) -> dict[str, dict[str, Any]]:
+        """The result of :meth:`state_dict` without the server values that do not travel."""
+        state = self.state_dict()
+        for method in self.methods:
+            for value in method._server_values():
+                if not value.travels:
+                    state[method.name].pop(value.name, None)
+        return state
+
+    def sent_values(self) -> list[Any]:
+        """The server values that clients receive."""
+        return [getattr(m, value.name) for m in self.methods for value in m._server_values() if value.travels]
+
     def load_state_dict(self, state: dict[str, dict[str, Any]], device: torch.device) -> None:
         """Restore what :meth:`state_dict` gave, on the device of the run, unless a method has its own there."""
         for method in self._with_new_attributes():
@@ -512,9 +545,11 @@ def overrides(method: Method, hook: str) -> bool:
 
 def call_hook(method: Method, hook: str, client: ClientContext, *args: Any) -> Any:
     """The result of a client hook."""
+    outer = client_hook.set(hook)
     try:
         return getattr(method, hook)(client, *args)
     finally:
+        client_hook.reset(outer)
         written = client.visit.written()
         if written is not None:
             hint = "which all clients share; change a copy, such as value.clone()"

@@ -30,7 +30,9 @@ from fl_lightning.federation.data import SingleSite, Sites
 from fl_lightning.federation.serialization import agreement
 from fl_lightning.federation.server import FlowerBackend, check_suits
 from fl_lightning.federation.site import answer_messages
+from fl_lightning.lightning_replacements import names_replacements
 from fl_lightning.method import Method, MethodList
+from fl_lightning.numerics import deterministic_algorithms
 from fl_lightning.results import FitResult, History
 from fl_lightning.sampling import UniformSampler
 from fl_lightning.seeding import base_seed
@@ -85,21 +87,25 @@ class FederatedTrainer(RunArguments):
             by side.
         accelerator: as in Fabric: auto, cpu, gpu, ... On a Mac with Apple silicon ``auto`` is the CPU, and its GPU,
             which has no float64, is refused.
-        devices: as in Fabric: the number of devices, or their indices. On a CPU this is the number of workers,
-            processes that train clients in parallel; ``auto`` uses one for each core that this process may use (by its
-            affinity and the quota of its container), and at most one for each client in a round. The result is the
-            same, bit for bit, for any number of workers with equal ``threads_per_worker``. Under torchrun and SLURM
-            their number of processes replaces this argument. Workers train different clients, so a module, its metrics
-            and its libraries see one process, as if ``torch.distributed`` were not initialized. On systems that cannot
-            fork processes safely (macOS, Windows), ``auto`` is one worker, and several workers run the program again.
+        devices: as in Fabric: the number of devices, their indices, or ``auto`` or -1 for all. On a CPU this is the
+            number of workers, processes that train clients in parallel; ``auto`` uses one for each core that this
+            process may use (by its affinity and the quota of its container), and at most one for each client in a
+            round. The result is the same, bit for bit, for any number of workers with equal ``threads_per_worker``.
+            Under torchrun and SLURM their number of processes replaces this argument. Workers train different clients,
+            so a module, its metrics and its libraries see one process, as if ``torch.distributed`` were not
+            initialized. On systems that cannot fork processes safely (macOS, Windows), ``auto`` is one worker, and
+            several workers run the program again.
         workers_per_device: workers that share a GPU; on a CPU, ``devices`` counts the workers.
         strategy: auto; a strategy that wraps the model would average the gradients of different clients.
         num_nodes: machines that a cluster environment starts this program on.
-        precision: as in Fabric: 32-true, bf16-mixed, 16-mixed, ... With ``16-mixed`` a step whose gradients overflow is
-            lost: methods do not see it, and ``steps/lost`` counts it. Visits begin with the smallest final gradient
-            scale of the round before. bfloat16 is refused on a GPU that emulates it.
+        precision: as in Fabric: 32-true, bf16-mixed, 16-mixed, ... With ``16-mixed`` each step waits for the GPU, and
+            one whose gradients overflow is lost: methods do not see it, and ``steps/lost`` counts it. Visits begin with
+            the smallest final gradient scale of the round before. bfloat16 is refused on a GPU that emulates it.
         threads_per_worker: threads of each worker, at least 1. With more than 1, several workers run the program again
             instead of being forked, and rounding differs. None leaves torch's number to a single worker.
+        deterministic: as in Lightning: True lets torch use deterministic algorithms, and an operation that has none is
+            an error; ``warn`` runs it with a warning. None is True on a GPU, and elsewhere leaves torch's settings as
+            they are. The guide on reproducing has a section on GPUs and TF32.
         timeout: seconds, at least 1, that a worker waits for the others before the run ends with an error that names
             them; None sets no limit. A fast worker waits a whole round for the slowest client.
         client_memory: GiB of main memory in which each worker keeps the memory that methods have of clients; the excess
@@ -112,11 +118,11 @@ class FederatedTrainer(RunArguments):
             local epoch. The result has the same bits (on a CPU, with one thread), at the cost of memory: for each
             reference model, the compared taps of all examples of a client (0.5 MB an image for ResNet18's first two
             layers at 32 px). True needs training batches without augmentation. ``auto`` does so if it provably changes
-            no bit and saves work: with ``threads_per_worker`` 1 on a CPU; for a model whose classes, down to each
+            no bit and saves work: on a CPU with ``threads_per_worker`` 1; for a model whose classes, down to each
             submodule, belong to torch or this package, without transfer hooks; for clients whose loader declares itself
             deterministic, in visits of more than one epoch; and while the taps take at most ``client_memory`` and at
-            most a quarter of the device's available memory at the start of the run, divided among its workers. On a
-            CPU this memory is known on Linux only.
+            most a quarter of the available memory at the start of the run, divided among the workers of the machine.
+            This memory is known on Linux only.
         compile: run the module's ``forward`` through ``torch.compile`` in training: True, or one of its modes, such as
             ``reduce-overhead``, which uses CUDA graphs on a GPU. Clients then train sequentially. Batches smaller than
             the usual one run uncompiled, as does a module that cannot be compiled, after a warning. Rounding differs
@@ -147,6 +153,7 @@ class FederatedTrainer(RunArguments):
     # the methods below that are commands of the command line
     commands = ("fit", "validate", "test", "predict", "partition", "replay", "doctor", "federate", "site")
 
+    @names_replacements
     def fit(
         self,
         model: LightningModule,
@@ -203,6 +210,7 @@ class FederatedTrainer(RunArguments):
         name = "+".join(self.methods.names) or "fedavg" if folder is None else "/".join(folder.parts[-2:])
         return FitResult(name, History(self.history), folder, self.seed)
 
+    @names_replacements
     def validate(
         self,
         model: LightningModule,
@@ -225,6 +233,7 @@ class FederatedTrainer(RunArguments):
         how = {"phase": "val", "ckpt_path": ckpt_path}
         return self._launch(commands.evaluate_and_observe, model, datamodule, method, "validate", weights, **how)
 
+    @names_replacements
     def test(
         self,
         model: LightningModule,
@@ -247,6 +256,7 @@ class FederatedTrainer(RunArguments):
         how = {"phase": "test", "ckpt_path": ckpt_path}
         return self._launch(commands.evaluate_and_observe, model, datamodule, method, "test", weights, **how)
 
+    @names_replacements
     def predict(
         self,
         model: LightningModule,
@@ -474,7 +484,9 @@ class FederatedTrainer(RunArguments):
             validation.check_folder("trainer.default_root_dir", self.default_root_dir)
         code_of_run(self, model, datamodule, methods.methods)  # read now: a file may be edited while data are prepared
         try:
-            return launch(self, model, datamodule, methods, work, backend, runner_for(self.clients_per_step), stage)
+            with deterministic_algorithms(self.deterministic):
+                runner = runner_for(self.clients_per_step)
+                return launch(self, model, datamodule, methods, work, backend, runner, stage)
         finally:
             if self._fitted is not None:  # the trainer describes its fit, not a later evaluation
                 self._run, self.fabric = self._fitted, self._fitted.fabric

@@ -1,17 +1,31 @@
 """What a method declares, and how a list of methods composes."""
 
+from functools import partial
 from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from helpers.errors import refused, warned
+from helpers.errors import assert_names, refused, warned
 from helpers.runs import assert_same_bits, differs, history, plain_sgd_model, small_data
+from torch.optim import SGD
 
-from fl_lightning import Method, Server, ServerValue, Weighted
-from fl_lightning.errors import ClientError
+from fl_lightning import Method, Server, ServerValue, Weighted, methods
+from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.method import MethodList
-from fl_lightning.methods import SCAFFOLD, DeCov, FedNova, FedProx, StructuredDeCov
+from fl_lightning.methods import (
+    SCAFFOLD,
+    DeCov,
+    DPFedAvg,
+    FedDyn,
+    FedExP,
+    FedNova,
+    FedProto,
+    FedProx,
+    LogitAdjustment,
+    StructuredDeCov,
+)
+from fl_lightning.models import MLP, ImageClassifier
 
 
 @pytest.fixture
@@ -61,6 +75,94 @@ def test_a_checkpoint_holds_every_server_value_also_of_a_base_class_by_copy():
     assert again.rounds == 1
     assert again.mean["w"].tolist() == [1, 1]
     assert Counts().state_dict.__func__ is Method.state_dict
+
+
+# ---------------------------------------------------------------- what goes down to the clients
+class Drifts(Method):
+    """Sends a number up, and a number down."""
+
+    mean = ServerValue(lambda server: 0.0)
+
+    def on_client_end(self, client):
+        return {"drift": Weighted.of(client.drift - self.mean)}
+
+
+P, CLASSES, WIDTH, CLIENTS = 64 * 16 + 16 + 16 * 10 + 10, 10, 16, 4
+# of a method, the numbers that a round sends down to a client and up from it
+NUMBERS = {
+    "FedAvg": ([], P, P),
+    "SCAFFOLD": ([SCAFFOLD()], 2 * P, 2 * P),
+    "FedDyn": ([FedDyn()], P, 2 * P),
+    "FedDyn, all": ([FedDyn(reported="all")], 2 * P, 3 * P),
+    "FedExP": ([FedExP()], P, P + 1),
+    "LogitAdjustment": ([LogitAdjustment(when="post_hoc")], P, P),
+    "DPFedAvg": ([DPFedAvg(noise=0.0)], P, P + 1),
+    # and whether each class has a prototype, in a byte
+    "FedProto": ([FedProto()], CLASSES * WIDTH + CLASSES / 4, CLASSES * WIDTH),
+    "a number": ([Drifts()], P + 1, P + 1),
+}
+
+
+def plain_model():
+    return ImageClassifier(MLP(64, [WIDTH]), optimizer=partial(SGD, lr=0.1))
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_the_bytes_of_a_round_are_those_of_the_model_and_of_the_values_that_travel(run, name):
+    listed, down, up = NUMBERS[name]
+    for precision, size in (("32-true", 4), ("64-true", 8)):
+        _, trainer = run(listed, model=plain_model(), max_rounds=2, precision=precision)
+        assert trainer.metrics["bytes/up"] == CLIENTS * size * up
+        flags = name == "FedProto" and (size - 4) / 4 * CLASSES  # which have a byte in any precision
+        assert trainer.metrics["bytes/down"] == CLIENTS * (size * down - flags)
+
+
+def test_a_client_is_sent_no_prototypes_before_there_are_some(run):
+    _, trainer = run([FedProto()], model=plain_model(), max_rounds=1)
+    assert trainer.metrics["bytes/down"] == 0
+
+
+DECLARED = [
+    (kind, name)
+    for kind in vars(methods).values()
+    if isinstance(kind, type) and issubclass(kind, Method)
+    for name, value in vars(kind).items()
+    if isinstance(value, ServerValue)
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), DECLARED, ids=lambda part: getattr(part, "__name__", part))
+def test_exactly_those_values_travel_that_a_client_hook_reads(run, monkeypatch, kind, value):
+    runs = [listed for listed, *_ in NUMBERS.values() if kind in map(type, listed)]
+    travels = vars(kind)[value].travels
+    monkeypatch.setattr(vars(kind)[value], "travels", False)
+    reads = []
+    for listed in runs:
+        try:
+            run(listed, model=plain_model(), max_rounds=2)
+        except UsageError as error:
+            assert_names(str(error), f"method={kind.__name__}", value, "travels=True")
+            reads.append(listed)
+    assert runs and bool(reads) == travels
+
+
+def test_a_value_that_stays_on_the_server_is_for_its_hooks_alone(tmp_path, run):
+    class Reads(Method):
+        rounds = ServerValue(lambda server: 0, travels=False)
+
+        def on_round_start(self, server):
+            self.rounds += 1
+
+    class Peeks(Reads):
+        def penalty(self, client, step):
+            return None if hasattr(self, "rounds") else step.taps["logits"].sum()
+
+    method = Reads()
+    run([method])
+    assert method.rounds == 2
+    with refused("method=Peeks", "penalty", "rounds", "travels=True"):
+        run([Peeks()])
+    assert not list(tmp_path.rglob("metrics.csv"))[1:]  # before round 0
 
 
 class Adds(Method):

@@ -11,13 +11,14 @@ import pytest
 from helpers.tiers import sample
 
 ROOT = Path(__file__).resolve().parent.parent
-# parts of the programs, the method of a guide, modules of suites, the settings and examples of the site, and what runs
-# its notebooks, which test_notebooks.py does
+# parts of the programs, the method of a guide, programs that need other libraries, modules of suites, the settings and
+# examples of the site, and what runs its notebooks, which test_notebooks.py does
 NO_PROGRAMS = (
     "experiments/gpu/parts.py",
     "experiments/gpu/runs.py",
     "experiments/speed/sides/",
     "experiments/own_method/",
+    "experiments/libraries/",
     "experiments/papers/fedcka/",
     "experiments/papers/fedlc/",
     "experiments/papers/programs/quotes.py",
@@ -36,6 +37,7 @@ PEERS = " ".join(["bare-2", *INSTALLED, "fluke"])
 # the arguments of one or several runs of each; FOLDER is a folder that has nothing but the page of the figures
 TINY = {
     "docs/make_front.py": ["--output FOLDER"],
+    "docs/make_lightning_page.py": ["--output FOLDER"],
     "docs/make_methods.py": ["--output FOLDER"],
     "docs/make_pictures.py": ["--output FOLDER"],
     "docs/make_screenshot.py": ["--browser nowhere"],
@@ -77,10 +79,16 @@ TINY = {
     "experiments/theory/neural_collapse.py": ["--output FOLDER/figure.png"],
     "experiments/theory/singular_values.py": ["--steps 60 --output FOLDER/figure.png"],
 }
-# one that makes a page, one that measures, and one that shares its cases with a test
-USUAL = ("docs/make_methods.py", "experiments/reliability/bad_input.py", "experiments/speed/overhead.py")
+# two that make a page, one that measures, and one that shares its cases with a test
+USUAL = (
+    "docs/make_lightning_page.py",
+    "docs/make_methods.py",
+    "experiments/reliability/bad_input.py",
+    "experiments/speed/overhead.py",
+)
 # the files that a program must reproduce
 STORED = {
+    "docs/make_lightning_page.py": ["docs/coming_from_lightning.md"],
     "docs/make_methods.py": ["docs/methods.md", "docs/libraries.md"],
     "experiments/papers/programs/make_figures.py": ["docs/paper_figures.md"],
     "experiments/papers/programs/make_results.py": ["experiments/papers/RESULTS.md", "docs/findings.md"],

@@ -1,5 +1,7 @@
 """The loop: users' own modules, logging, buffers, cohorts, failures, and the files of a run."""
 
+import copy
+import pickle
 from functools import partial
 
 import pytest
@@ -12,7 +14,7 @@ from helpers.tiny import Sizes, TinyData, TinyModule, clients
 from torch.utils.data import DataLoader, Subset
 
 from fl_lightning import Method, Partitioned
-from fl_lightning.callbacks import Callback
+from fl_lightning.callbacks import Callback, EarlyStopping
 from fl_lightning.data import Dirichlet, FederatedDataModule
 from fl_lightning.errors import ClientError
 from fl_lightning.methods import SCAFFOLD, FedLC
@@ -128,7 +130,8 @@ class SkipsOnce(TinyModule):
 
 
 def test_what_a_client_remembers_is_of_its_last_visit_with_a_step(run):
-    _, trainer = run([Visits()], model=SkipsOnce(), data=clients(TinyData(7), 3, 4), max_rounds=3)
+    with warned("model=SkipsOnce", "None", "batches/skipped"):
+        _, trainer = run([Visits()], model=SkipsOnce(), data=clients(TinyData(7), 3, 4), max_rounds=3)
     assert [row["clients"] for row in trainer.history] == [2, 1, 2]
     assert [memory["visits"]["visits"] for memory in trainer.client.memories().values()] == [2, 3]
 
@@ -277,6 +280,18 @@ def test_fast_dev_run_takes_one_batch_a_client_and_writes_nothing(tmp_path):
     small_trainer(tmp_path, fast_dev_run=True, max_rounds=9, callbacks=[Count()]).fit(small_model(), small_data())
     assert steps == [1] * 4
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_trainer_is_pickled_after_a_fit_with_its_arguments_and_without_the_run(tmp_path, devices):
+    trainer = small_trainer(
+        tmp_path, devices=devices, local_epochs=2, callbacks=[EarlyStopping("test/loss")], logger=True
+    )
+    result = trainer.fit(small_model(), small_data(train_size=100))
+    for again in (pickle.loads(pickle.dumps(trainer)), copy.deepcopy(trainer)):
+        assert (again.devices, again.local_epochs, again.history) == (devices, 2, [])
+        assert again.fit(small_model(), small_data(train_size=100)).metrics["test/loss"] == result.metrics["test/loss"]
+    assert pickle.loads(pickle.dumps(result)).metrics == result.metrics == trainer.metrics
 
 
 @pytest.mark.parametrize(

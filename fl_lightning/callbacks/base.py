@@ -13,18 +13,6 @@ from fl_lightning.client import Client
 from fl_lightning.storage.hyperparameters import numbered
 
 AnyObject = TypeVar("AnyObject")
-# remedies for callbacks of Lightning's Trainer, whose hooks differ, and for their subclasses
-REPLACEMENTS = {
-    "EarlyStopping": "use fl_lightning.callbacks.EarlyStopping",
-    "ModelCheckpoint": "checkpoints are written every trainer.checkpoint_every_n_rounds rounds, and "
-    "fl_lightning.callbacks.BestCheckpoint keeps the best",
-    "OnExceptionCheckpoint": "checkpoints are written every trainer.checkpoint_every_n_rounds rounds; remove it",
-    "LearningRateMonitor": "the clients' learning rate is logged as lr; remove it",
-    "ProgressBar": "trainer.enable_progress_bar shows a bar over the rounds; remove it",
-    "Timer": "seconds are logged as time/...; remove it",
-    "BasePredictionWriter": "the command predict writes predictions; remove it",
-}
-OWN_INSTEAD = "write a fl_lightning.callbacks.Callback, see docs/own_callback.md"
 
 
 class Callback:
@@ -150,8 +138,3 @@ def logged_instead(trainer: RunContext) -> str | None:
         return None
     tags = sorted(tag for tag in trainer.metrics if re.match("(train|val|test|rank|drift)[/_]", tag))
     return f"round {trainer.server.round} does not log it; among others it logs {', '.join(tags)}"
-
-
-def replacement(kind: type) -> str:
-    """Return the remedy for a callback of this class."""
-    return next((REPLACEMENTS[base.__name__] for base in kind.__mro__ if base.__name__ in REPLACEMENTS), OWN_INSTEAD)

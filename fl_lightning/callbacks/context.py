@@ -13,6 +13,7 @@ from torch import Tensor
 from fl_lightning.aggregation import Sums
 from fl_lightning.client import Client
 from fl_lightning.errors import UsageError, choices, require
+from fl_lightning.lightning_replacements import ATTRIBUTES
 from fl_lightning.method import MethodList
 from fl_lightning.server import Server
 from fl_lightning.state import State
@@ -60,6 +61,12 @@ class RunContext:
         self._fitted: Any = None
 
     if not TYPE_CHECKING:  # with this method, mypy would allow any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Name what replaces an attribute of Lightning's Trainer."""
+            if name in ATTRIBUTES:
+                raise AttributeError(f"trainer.{name}: no such attribute; {ATTRIBUTES[name]}")
+            return super().__getattribute__(name)  # the error of a property, or Python's own
 
         def __setattr__(self, name: str, value: Any) -> None:
             """Refuse a new attribute once there is a run: a misspelt ``should_stop`` would be ignored."""

@@ -46,7 +46,8 @@ class CostLedger(PeriodicCallback):
       the operations that methods add to the module's own. ``flops_extra/<name>`` counts one method;
       these need not add up if methods share a reference model or freeze layers.
     - ``forwards_extra`` (``cost/forwards_extra``): forward passes of reference models.
-    - ``bytes_down``, ``bytes_up`` (``bytes/down``, ``bytes/up``): bytes that the server sends and receives.
+    - ``bytes_down`` (``bytes/down``): bytes that the server sends to the cohort: the entries of the global state that
+      travel, and the values of methods (:class:`.ServerValue`). ``bytes_up`` (``bytes/up``): bytes that it receives.
     - ``client_state`` (``cost/client_state``): mean bytes that a client of the round keeps for its next visit;
       ``client_state/<name>`` is the part of a method, ``client_state/state`` the part of client-local entries.
     - ``seconds`` (``time/counted``): from drawing the cohort to the end of the round, without writing checkpoints.

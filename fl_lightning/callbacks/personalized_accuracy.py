@@ -146,7 +146,9 @@ class PersonalAccuracy(Measurement):
                 by_client = {str(k): of_client[what] for k, of_client in values.items()}
                 log_finite(trainer, by_client if len(by_client) <= MOST_TAGS else {}, f"{prefix}client/")
                 log_finite(trainer, {"fair/noise": finite_mean(sampling_variance(measured[what], examples))})
-        self._lines = [["client", "domain", *(MODELS[what] for what in measured if what in MODELS)]]
+        shared = trainer.client.has_global_model and not trainer.methods.having("personal_state")
+        labels = {**MODELS, "own": "global model"} if shared else MODELS
+        self._lines = [["client", "domain", *(labels[what] for what in measured if what in labels)]]
         for k, of_client in values.items():
             shares = ["" if math.isnan(value) else format_value("accuracy", value) for value in of_client.values()]
             self._lines.append([str(k), trainer.data.info(k).domain or "", *shares])

@@ -19,6 +19,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.code_fingerprint import file_sha256
+from fl_lightning.data.partition_adapter import own_module_of
+from fl_lightning.numerics import tf32_settings
 from fl_lightning.storage.atomic_io import write_atomically
 
 PACKAGES = ("fl-lightning", "torch", "torchvision", "lightning", "torchmetrics", "jsonargparse", "numpy")
@@ -81,9 +83,12 @@ class RunRecord(Callback):
             "versions": versions,
             "workers": trainer.world_size,
             "device": str(trainer.run.fabric.device),
+            "deterministic": (False, "warn", True)[torch.get_deterministic_debug_mode()],
+            "tf32": tf32_settings(),
             "seed": trainer.seed,
             "plan_hash": plan.hash,
             "partition": plan.report(),
+            "data_set": type(own_module_of(trainer.data)).__name__,
             "data": getattr(trainer.data, "inference_arguments", dict)(),
         }
         if trainer.weights is not None:

@@ -29,7 +29,7 @@ from fl_lightning.callbacks.measurement import (
 )
 from fl_lightning.callbacks.per_class import accuracy, confusion
 from fl_lightning.callbacks.personalized_accuracy import spread_over_clients
-from fl_lightning.errors import require
+from fl_lightning.errors import count, require
 from fl_lightning.state import State
 
 ACCURACY = "test/accuracy"
@@ -98,7 +98,7 @@ class Scores(PeriodicCallback):
         self._clients = [k for k in clients if trainer.has_data("test", k)] if self._own else [*clients]
         lacking = trainer.data.num_clients - len(self._clients)
         if lacking:
-            trainer.warn(f"Scores: {lacking} clients have no test data and are omitted from the means over clients")
+            trainer.warn(f"Scores: {count(lacking, 'client')} without test data, omitted from the means over clients")
 
     def on_last_round_end(self, trainer: RunContext) -> None:
         self.measure(trainer)

@@ -283,7 +283,7 @@ def look(
     parts = [f"{len(states)} cells, {counts['done']} done, {counts['failed']} failed"]
     about = f"{'at most ' * options.until_decided}about {as_time(total / options.jobs)} with --jobs {options.jobs}"
     parts += [f"the others take {about}"] if total else []
-    parts += [f"nothing is known of the time of {unknown}, of whose kind none has run"] if unknown else []
+    parts += [f"no time estimate for {unknown}, as no similar cell has finished"] if unknown else []
     print("; ".join(parts))
     return 0
 

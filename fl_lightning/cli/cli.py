@@ -102,6 +102,12 @@ class Parser(LightningArgumentParser):
             kwargs["action"] = ConfigFile
         return super().add_argument(*args, **kwargs)
 
+    def parse_args(self, args: Any = None, *others: Any, **how: Any) -> Any:
+        if not self.exit_on_error and args is not None:
+            # an outer parser passes the value for an argument of a class on as Python writes it
+            args = [re.sub(r"(^--[\w.]+=|[\[:,] ?)None(?=[,\]}]|$)", r"\1null", word) for word in args]
+        return super().parse_args(args, *others, **how)
+
     def error(self, message: str, ex: Exception | None = None) -> Any:
         # nested parsers raise instead of exiting, and add the key's path on the way up
         if not self.exit_on_error:
@@ -173,6 +179,14 @@ class FederatedCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         return {command: {"model", "datamodule"} for command in FederatedTrainer.commands}
+
+    @staticmethod
+    def link_optimizers_and_lr_schedulers(parser: LightningArgumentParser) -> None:
+        """Refuse an optimizer that a subclass adds without a link, since configure_optimizers is left to the model."""
+        for key, (_, link_to) in {**parser._optimizers, **parser._lr_schedulers}.items():
+            hint = "the model's configure_optimizers would not use it; pass link_to=model.init_args.NAME"
+            require(link_to != "AUTOMATIC", f"add_{key}_args: link_to", link_to, hint)
+        LightningCLI.link_optimizers_and_lr_schedulers(parser)
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         # a parser of another command is not used, and its arguments would take most of the start-up time
@@ -315,8 +329,18 @@ def usage_error(error: BaseException) -> UsageError | None:
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Print warnings as one line, without the line of code that raised them."""
-    before, warnings.formatwarning = warnings.formatwarning, lambda message, *_, **__: f"warning: {message}\n"
+    """Print each warning as one line, without the line of code that raised it, and once.
+
+    Python forgets which warnings it has shown whenever a filter changes.
+    """
+    before, shown = warnings.formatwarning, set[str]()
+
+    def line(message: Warning | str, *_: Any, **__: Any) -> str:
+        text = "" if str(message) in shown else f"warning: {message}\n"
+        shown.add(str(message))
+        return text
+
+    warnings.formatwarning = line
     try:
         yield
     finally:
@@ -367,9 +391,11 @@ def main(args: list[str] | None = None) -> None:
             print_usage_error(usage)
             sys.exit(2)
         # a parser wraps errors from the constructor of a user's class
-        walked = ((cause, traceback.walk_tb(cause.__traceback__)) for cause in reversed(causes_of(error)))
+        walked = ((cause, traceback.walk_tb(cause.__traceback__)) for cause in causes_of(error))
         ours = (cause for cause, frames in walked if any(is_user_code(frame.f_code.co_filename) for frame, _ in frames))
-        print(
-            "; ".join([f"error: {with_location(next(ours, error))}", *getattr(error, "__notes__", [])]), file=sys.stderr
-        )
-        raise
+        cause = next(ours, error)
+        print("; ".join([f"error: {with_location(cause)}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+    else:
+        return
+    # after the block, so that the traceback has no errors of the parser
+    raise cause

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import ast
 import os
+import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fl_lightning.bundled_configs import names_near, packaged_config
-from fl_lightning.errors import UsageError
+from fl_lightning.errors import UsageError, choices, last_part, near
+from fl_lightning.lightning_replacements import replacement_of_key
 from fl_lightning.yaml_files import parse_yaml, read_yaml
 
 PACKAGE = Path(__file__).parents[1]
 # keys of all commands beside the arguments of the command
 COMMON_KEYS = ("seed_everything", "model", "data", "trainer", "config", "print_config", "help")
+# modules that define no methods
+LIBRARIES = {"fl_lightning", "lightning", "torch", "torchvision"}
 # commands that read a checkpoint
 OF_CHECKPOINTS = ("fit", "doctor", "validate", "test", "predict", "replay")
-# arguments of Lightning's trainer, with those that stand for them here
-OF_LIGHTNING = {"max_epochs": "max_rounds", "check_val_every_n_epoch": "eval_every_n_rounds"}
 
 
 def check_command(words: Sequence[str]) -> None:
@@ -39,6 +42,7 @@ def check_command(words: Sequence[str]) -> None:
         else:
             check_key(option, keys)
             given[option.removeprefix("--")] = value
+    check_methods(given)
     if command in OF_CHECKPOINTS:
         check_checkpoint(given)
 
@@ -80,6 +84,40 @@ def config_and_entries(value: str) -> tuple[str, Mapping[str, Any]]:
     return value, entries
 
 
+def check_methods(given: Mapping[str, Any]) -> None:
+    """Refuse an argument that a method of the package lacks, and a short name that is neither its nor a user's."""
+    text = (PACKAGE / "methods/__init__.py").read_text("utf-8")
+    exports = re.findall(r"^from fl_lightning\.methods\.(\w+) import (\w+)", text, re.MULTILINE)
+    files = {name: f"methods/{file}.py" for file, name in exports}
+    modules = re.findall(r"([A-Za-z_]\w*)(?:\.[A-Za-z_]\w*)+", str([*given.values()]))
+    imports_own = "torch" in sys.modules or not LIBRARIES.issuperset(modules)
+    for value in (given.get("method"), given.get("method+")):
+        methods = value
+        with suppress(UsageError):  # text that is not YAML
+            methods = parse_yaml(value, "method") if isinstance(value, str) else value
+        for method in methods if isinstance(methods, list) else [methods]:
+            entries = method if isinstance(method, Mapping) else {"class_path": method or "Method"}
+            name, arguments = str(entries.get("class_path")), entries.get("init_args")
+            if name.isidentifier() and name not in (*files, "Method") and not imports_own:
+                raise UsageError(f"method={name!r}: no such class; give {class_hint(name, sorted(files))}")
+            names = arguments_of(files[name], "__init__") if name in files and isinstance(arguments, Mapping) else ()
+            for argument in arguments or () if names else ():
+                if argument not in names:
+                    raise UsageError(no_argument("method", name, argument, names))
+
+
+def class_hint(value: str, names: Sequence[str], others: Sequence[str] = ()) -> str:
+    """A hint to a class of a user's own, and to the nearest of names and others, or else to all names."""
+    suggestion = near(value, [*names, *others]) if value else ""
+    ours = f", or one of {choices(names, value)}" if names and not suggestion else ""
+    return f"MODULE.CLASS of your own{ours}{suggestion and f'; {suggestion}'}"
+
+
+def no_argument(key: str, kind: str, name: str, names: Sequence[str]) -> str:
+    """The line about an argument that a class lacks."""
+    return f"{key}: {kind} has no {name!r}; {near(name, [*names, 'class_path']) or f'it takes {choices(names, name)}'}"
+
+
 def check_checkpoint(given: Mapping[str, Any]) -> None:
     """Refuse a checkpoint, or else initial weights, without a file; a run's last checkpoint has a predecessor."""
     key = next((key for key in ("ckpt_path", "weights") if given.get(key) not in (None, "null")), "")
@@ -107,8 +145,10 @@ def check_key(name: str, keys: Sequence[str]) -> None:
 
 
 def unknown_key(name: str, keys: Sequence[str]) -> str:
-    """The line about an unknown key, with a hint to the nearest one."""
-    return f"{name}: no such key (--help lists them){near(name.removeprefix('--'), keys) or '; remove it'}"
+    """The line about an unknown key, with what replaces a key of Lightning's, or the nearest key."""
+    plain = name.removeprefix("--")
+    hint = replacement_of_key(last_part(plain), [*map(last_part, keys)]) or near(plain, keys) or "remove it"
+    return f"{name}: no such key (--help lists them); {hint}"
 
 
 def keys_of(command: str) -> list[str]:
@@ -124,17 +164,3 @@ def arguments_of(file: str, function: str) -> tuple[str, ...]:
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function]
     arguments = [argument.arg for node in nodes[:1] for argument in (*node.args.args, *node.args.kwonlyargs)]
     return tuple(name for name in arguments if name not in ("self", "model", "datamodule"))
-
-
-def near(name: str, known: Sequence[str]) -> str:
-    """A hint to the nearest of the known names; empty where none is near."""
-    last, initials = last_part(name).lower(), "".join(part[:1] for part in name.split("_"))
-    by_end = {last_part(candidate).lower(): candidate for candidate in reversed(known)}
-    ours = OF_LIGHTNING.get(last, initials)
-    matches = [ours] if ours in by_end else get_close_matches(last, by_end, 1)
-    return f"; did you mean {by_end[matches[0]]}?" if matches and by_end[matches[0]] != name else ""
-
-
-def last_part(path: str) -> str:
-    """The last part of a dotted name."""
-    return path.rsplit(".", 1)[-1]

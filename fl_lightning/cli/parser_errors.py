@@ -14,12 +14,12 @@ from lightning.pytorch import LightningModule
 
 from fl_lightning.bundled_configs import names_near
 from fl_lightning.callbacks import Callback
-from fl_lightning.callbacks.base import replacement
 from fl_lightning.cli.config_checks import constructors
-from fl_lightning.cli.config_files import keys_of, last_part, near, unknown_key
+from fl_lightning.cli.config_files import class_hint, keys_of, no_argument, unknown_key
 from fl_lightning.data import Augmentation, FederatedDataModule, Partitioner
-from fl_lightning.errors import choices, truncate
+from fl_lightning.errors import last_part, near, truncate
 from fl_lightning.lightning_compat import classes
+from fl_lightning.lightning_replacements import replacement_of_callback
 from fl_lightning.method import Method
 from fl_lightning.models import Encoder
 from fl_lightning.models.projector import BaseProjector
@@ -88,18 +88,21 @@ def shorten(message: str) -> str:
     causes = [*CAUSE.finditer(text)]
     if not causes:
         return truncate(text)
-    # a list of classes is first tried as a single one
-    as_one = len(causes) > 1 and causes[0].lastgroup == "spec" and given_value(text[causes[0].end() :])[:1] == "["
-    match = causes[as_one]
+    # a list of classes is first tried as a single one, or a single class as a list
+    second = causes[1].lastgroup if len(causes) > 1 else ""
+    as_list = causes[0]["type"] == "<class 'list'>" and second in ("import", "spec")
+    as_one = causes[0].lastgroup == "spec" and given_value(text[causes[0].end() :])[1][:1] == "["
+    match = causes[bool(second) and (as_list or as_one)]
     kind, found = str(match.lastgroup), match[str(match.lastgroup)]
     before, after = text[: match.start()], text[match.end() :]
     # the help of a class is an option of its own
     keys = re.findall(r'Parser key "([^"]+)"', before) or re.findall(r"--([\w.]+\.help): $", before)
-    key, value = ".".join(keys), given_value(after)
+    nested, value = given_value(after)
+    key = ".".join(keys) or "config"
     owner = (["", *re.findall(r"class_path '([\w.]+)'", before)])[-1]
     if "callable class" in before[max(before.rfind("class_path '"), 0) :]:
         # of a class in the place of a function, such as an optimizer, the path comes last
-        owner = (re.findall(r"Namespace\(class_path='([\w.]+)'", after) or [owner])[0]
+        owner = (re.findall(r"class_path='([\w.]+)'", after) or [owner])[0]
     of_class = f"{last_part(owner)}." if owner else ""
     if kind == "word" and found[:2] != "--":
         hint = f"--config {found}" if found.endswith((".yaml", ".yml")) else "--KEY before its value"
@@ -111,8 +114,7 @@ def shorten(message: str) -> str:
         name, names = found.split(".")[0], parameters(owner)
         if name in ("class_path", "init_args"):
             return f"{key}: arguments stand under init_args; give {{class_path: CLASS, init_args: {{NAME: VALUE}}}}"
-        hint = near(name, [*names, "class_path"]) or f"; it takes {choices(names, name)}"
-        return f"{key}: {last_part(owner)} has no {name!r}{hint}"
+        return no_argument(key, last_part(owner), name, names)
     if kind == "required":
         name = last_part(found)
         if not owner and name in ("model", "data"):
@@ -120,45 +122,54 @@ def shorten(message: str) -> str:
         return f"{of_class}{found}: it is required; pass a value"
     if kind == "import":
         named = re.match(r": ([\w.]+)", after) or re.search(r"^(?:Import path |Multiple.*?name |\")([\w.]+\b)", found)
-        path = named[1] if named and named[1] != "does" else value if re.fullmatch(r"[\w.]+", value) else owner
+        path = named[1] if named and named[1] != "does" else value if re.fullmatch(r"[\w.]+", value) else owner or value
         return about_class(key, path, found)
     if kind == "spec":
         entries = re.findall(r"'(\w+)': ", value)[:1]
         hint = near(entries[0], ["class_path", "init_args"]) if entries else ""
-        return f"{key}={brief(value)}: give class_path and init_args{hint or f' of a class: {known_for(key)}'}"
+        hint = f"; {hint}" if hint else f" of a class: {known_for(key)}"
+        return f"{key}={brief(value)}: give class_path and init_args{hint}"
     if kind == "type":
-        return about_type(f"{of_class}{(keys or [''])[-1]}", key, value, found, before)
+        below = "" if key.endswith(nested) else f".{nested}"
+        where = key + below if below else f"{of_class}{(keys or [key])[-1]}"
+        return about_type(where, key + below, value, found, before)
     if kind == "file":
         path = os.path.relpath(after.strip("'"))
         return f"{key}={path!r}: {found.lower()}; pass another one, or a config of the package: {names_near(path)}"
     value = re.split(r" - | Parser key", after)[0].strip("'\"")
-    return f"{key or 'config'}={brief(value)}: pass a mapping of its arguments, or a file that holds one"
+    return f"{key}={brief(value)}: pass a mapping of its arguments, or a file that holds one"
 
 
-def given_value(text: str) -> str:
-    """The first value in a text; one that a command line gives to an argument of a class is within brackets."""
+def given_value(text: str) -> tuple[str, str]:
+    """The first value in a text, after the argument of a class to which a command line gives it, or else nothing."""
     match = GIVEN.search(text)
     value = match[1].strip() if match else ""
-    nested = re.search(r"NestedArg\(key='[^']*', val=(.+)\)$", value)
-    return nested[1].strip("'") if nested else value
+    nested = re.search(r"NestedArg\(key='([^']*)', val=(.+)\)$", value)
+    return (nested[1], nested[2].strip("'")) if nested else ("", value)
+
+
+def about_callback(key: str, path: str) -> str:
+    """The line about a callback of Lightning's Trainer; empty for another class."""
+    module, _, name = path.rpartition(".")
+    theirs = getattr(sys.modules.get(module or "lightning.pytorch.callbacks"), name, None)
+    if "callbacks" not in key or not isinstance(theirs, type) or not issubclass(theirs, classes("Callback")):
+        return ""
+    return f"{key}={path!r}: it is a callback of Lightning's Trainer; {replacement_of_callback(theirs)}"
 
 
 def about_class(key: str, path: str, why: str) -> str:
     """The line about a class that cannot be imported or does not suit its key."""
-    module, _, name = path.rpartition(".")
-    theirs = getattr(sys.modules.get(module or "lightning.pytorch.callbacks"), name, None)
-    if key.endswith("callbacks") and isinstance(theirs, type) and issubclass(theirs, classes("Callback")):
-        return f"{key}={path!r}: it is a callback of Lightning's own trainer; {replacement(theirs)}"
+    module = path.rpartition(".")[0]
     for pattern, words in IN_WORDS:
         why = re.sub(pattern, words, why)
     others = [n for n, kind in vars(sys.modules.get(module, object)).items() if isinstance(kind, type)]
-    return f"{key}={path!r}: {why}; give {known_for(key, path, others)}"
+    return about_callback(key, path) or f"{key}={path!r}: {why}; give {known_for(key, path, others)}"
 
 
 def about_type(where: str, key: str, value: str, kind: str, before: str) -> str:
     """The line about a value that does not fit its type, which may be one of several."""
     if re.fullmatch(r"[A-Za-z_]\w*", value) and value != "None" and known_classes(key):
-        return f"{where}={value!r}: no such class; give {known_for(key, value)}"
+        return about_class(key, value, "no such class")
     # the types stand before the error of the first, or of null, which comes last
     several = re.search(r"Subtypes: \[((?:(?!Subtypes: ).)*?)\] Errors: - " + ".*" * ("NoneType" in kind) + "$", before)
     kind = re.sub(r"<class '|'>", "", several[1] if several else kind).replace("NoneType", "null")
@@ -192,9 +203,7 @@ def known_for(key: str, value: str = "", others: Sequence[str] = ()) -> str:
     for part, option in PARTS.items() if name not in names else ():
         if name in known_classes(part):
             return f"{option}{'.help' * key.endswith('.help')}={name}, since it is of the key {option.split('--')[-1]}"
-    suggestion = near(last_part(value), [*names, *others]) if value else ""
-    ours = f", or one of {choices(names, value)}" if names and not suggestion else ""
-    return f"MODULE.CLASS of your own{ours}{suggestion}"
+    return class_hint(name, names, others)
 
 
 def known_classes(key: str) -> list[str]:

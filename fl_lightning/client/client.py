@@ -168,6 +168,11 @@ class Client(LightningModule):
         """Names of the frozen parameters that travel once a client changes them."""
         return [name for name in self.frozen if self.shares_buffers and self.methods.exchanges(name)]
 
+    @property
+    def bytes_of_number(self) -> int:
+        """Bytes of a number of a payload or a server value: they are in float64, but travel in the parameters' type."""
+        return next((self.live[name].element_size() for name in self.trainable), 4)
+
     @cached_property
     def kept(self) -> list[str]:
         """Names of the entries of the state that stay with each client."""
@@ -586,10 +591,8 @@ class ClientLifecycle:
         buffers = clone(select(live, client.sent_others))
         leave_out_large_integers(buffers, visit.received)
         frozen = dict(LazyDifference(live, visit.received, changed_entries(live, visit.received, client.sent_frozen)))
-        # payloads are added in float64, but sent in the parameters' type
-        bytes_of_number = next((live[name].element_size() for name in client.trainable), 4)
         numbers = sum(value.shape.numel() for value in flatten(payload).values())
-        size = sum(live[name].nbytes for name in (*client.sent, *buffers, *frozen)) + numbers * bytes_of_number
+        size = sum(live[name].nbytes for name in (*client.sent, *buffers, *frozen)) + numbers * client.bytes_of_number
         visit.values = visit.logged.sums()
         return Update(delta, buffers, visit.weight, payload, visit.values, visit.drift, frozen, size, bound)
 

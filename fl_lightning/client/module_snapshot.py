@@ -91,6 +91,16 @@ class Snapshot:
         for restore in self._others:
             restore()
 
+    def changed(self, owners: Iterable[dict[str, Any]]) -> bool:
+        """Return whether containers, or these attributes of modules, hold other objects, or arrays other numbers."""
+        known = set(map(id, owners))
+        attributes = [(held, saved) for held, saved in self._attributes if id(held) in known]
+        restores = [restore for restore in self._others if isinstance(restore, partial)]
+        arrays = [restore.args[:2] for restore in restores if restore.func in (refill_tensor, np.copyto)]
+        return any(ids_in(held) != ids_in(saved) for held, saved in (*attributes, *self._containers)) or any(
+            now.shape != saved.shape or bool((now != saved).any()) for now, saved in arrays
+        )
+
 
 class ModuleSnapshot(Snapshot):
     """A module without the values of its state: modes, gradient flags, attributes and non-persistent buffers."""
@@ -156,6 +166,13 @@ def held_by(value: Any) -> Any:
         return value
     own = hasattr(value, "__dict__") and not isinstance(value, SKIPPED) and is_own_class(type(value))
     return vars(value) if own or isinstance(value, WITH_PARTS) else None
+
+
+def ids_in(container: Any) -> Any:
+    """The ids of the objects in a container, or of the attributes of a module without its mode."""
+    if not isinstance(container, dict):
+        return [*map(id, container)]
+    return {key: id(value) for key, value in container.items() if key not in ENGINE and key != "training"}
 
 
 def is_own_class(kind: type) -> bool:

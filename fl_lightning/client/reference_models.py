@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fl_lightning.client.module_snapshot import ModuleSnapshot, StateBinding, uncopyable
 from fl_lightning.client.taps import Taps
 from fl_lightning.data.client_loaders import ExampleIndices
+from fl_lightning.data.transfer import transferred
 from fl_lightning.errors import ClientError, UsageError, text_of, truncate
 from fl_lightning.lazy_copies import is_lazy, lazy_copy
 from fl_lightning.state import State, copy_into, tensors
@@ -155,13 +156,13 @@ class Cache:
             rows = value.permute(0, 2, 3, 1) if self._channels_last[tap] else value
             if tap not in self._values:
                 self._values[tap] = rows.new_empty((self.number, *rows.shape[1:]))
-            self._values[tap].index_copy_(0, index.to(rows.device), rows[: len(index)])
+            self._values[tap].index_copy_(0, transferred(index, rows.device), rows[: len(index)])
         self._held[index] = True
 
     def get(self, index: Tensor) -> Observation:
         """The taps of these examples, in the memory format in which they came."""
         # faster than value[index]
-        chosen = {tap: value.index_select(0, index.to(value.device)) for tap, value in self._values.items()}
+        chosen = {tap: value.index_select(0, transferred(index, value.device)) for tap, value in self._values.items()}
         return {tap: rows.permute(0, 3, 1, 2) if self._channels_last[tap] else rows for tap, rows in chosen.items()}
 
 
@@ -175,7 +176,7 @@ def tensor_versions(batch: Any) -> list[tuple[int, int]]:
 def fill(batch: Any, rows: ExampleIndices) -> Any:
     """A batch of tensors repeated up to the size of a full one, each in its memory format."""
     repeats = torch.arange(rows.batch_size) % len(rows.index)
-    pairs = [(part[repeats.to(part.device)], is_channels_last(part)) for part in batch]
+    pairs = [(part[transferred(repeats, part.device)], is_channels_last(part)) for part in batch]
     return [new.contiguous(memory_format=torch.channels_last) if last else new for new, last in pairs]
 
 

@@ -235,10 +235,9 @@ def resolve_taps(module: nn.Module, extra: Mapping[str, str], wanted: Mapping[st
             needed.setdefault(asker, []).append(f"{name!r}{bound}")
         asked = " and ".join(f"{asker} needs {', '.join(names)}" for asker, names in needed.items())
         first = next(iter(missing))
-        added = ", ".join(f"{name}: SUBMODULE" for name in missing)
         raise UsageError(
             f"trainer.taps: {asked}, of which {type(module).__name__} has none; "
-            f"add trainer.taps: {{{added}}}, SUBMODULE being one of "
+            f"set trainer.taps to {dict.fromkeys(missing, 'SUBMODULE')}, SUBMODULE being one of "
             f"{choices(submodules, submodule(known.get(first, first)))}"
         )
     for name in wanted:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -64,6 +65,7 @@ class WorkerModule:
         self.binding, self._start = StateBinding(module, self.live), ModuleSnapshot(module)
         self._parameters = list(module.parameters())
         self._released = False
+        self._left: ModuleSnapshot | None = None
         self.taps = Taps(module, bindings, None if transform is None else self._transformed)
         self._install()
 
@@ -169,6 +171,14 @@ class WorkerModule:
             if self._released:
                 self._uninstall()
 
+    def keep_attributes(self, workers: int) -> None:
+        """Let the user's module keep the attributes that an evaluation sets, unless several workers each set a part."""
+        if workers > 1 and self._start.changed(self._lightning):
+            text = f"the step sets attributes, and each of {workers} workers has a part, so they are dropped"
+            rank_zero_warn(f"model={type(self.module).__name__}: {text}; pass trainer.devices=1")
+        else:
+            self._left = ModuleSnapshot(self.module)
+
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Return a context that restores the module at its end.
@@ -202,10 +212,15 @@ class WorkerModule:
             self.taps.install()
 
     def release(self) -> None:
-        """Restore the module: without hooks, with its own ``log`` and ``forward``."""
+        """Restore the module, except kept attributes: without hooks, with its own ``log`` and ``forward``."""
         self.taps.remove()
         self.binding.rebind()
         self._start.restore()
+        if self._left is not None:
+            modes = [(part, part.training) for part in self.module.modules()]
+            self._left.restore()
+            for part, mode in modes:
+                part.training = mode
         self._uninstall()
         self._released = True
 

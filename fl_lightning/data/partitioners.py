@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fl_lightning.data.plan import Plan
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import UsageError, count, require
 
 Parts = list[np.ndarray]
 Rng = np.random.Generator | np.random.RandomState
@@ -117,7 +117,7 @@ class Shards(Partitioner):
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
         number = num_clients * self.per_client
-        hint = f"{num_clients} clients need {number} shards of {len(labels)} samples; give fewer"
+        hint = f"{count(num_clients, 'client')} cannot have {number} shards of {len(labels)} samples; give fewer"
         require(number <= len(labels), "Shards.per_client", self.per_client, hint)
         order = rng.permutation(len(labels))
         shards = np.array_split(order[np.argsort(labels[order], kind="stable")], number)
@@ -146,7 +146,7 @@ class ClassesPerClient(Partitioner):
         classes, codes = np.unique(labels, return_inverse=True)
         number = len(classes)
         require(self.n <= number, "ClassesPerClient.n", self.n, f"there are {number} classes, give at most that number")
-        hint = f"{num_clients} clients cannot hold {number} classes; give {-(-number // num_clients)} or more"
+        hint = f"{count(num_clients, 'client')} cannot hold {number} classes; give {-(-number // num_clients)} or more"
         require(self.n * num_clients >= number, "ClassesPerClient.n", self.n, hint)
         owned = self._owners(number, num_clients, rng)
         table = np.zeros((num_clients, number), np.int64)
@@ -186,7 +186,7 @@ class FromPlan(Partitioner):
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
         parts = Plan.load(self.path).parts
-        hint = f"the plan has {len(parts)} clients; use this number"
+        hint = f"the plan has {count(len(parts), 'client')}; use this number"
         require(len(parts) == num_clients, "data.num_clients", num_clients, hint)
         number = sum(map(len, parts))
         hint = f"the plan has {number} samples, the data has {len(labels)}; use a plan of this data"
@@ -343,7 +343,7 @@ class _WithinDomain(Partitioner):
         for domain in range(number):
             members = np.flatnonzero(domains == domain)
             each = num_clients // number
-            hint = f"domain {domain} has {len(members)} samples for {each} clients, give fewer"
+            hint = f"domain {domain} has {len(members)} samples for {count(each, 'client')}, give fewer"
             require(each <= len(members), "data.num_clients", num_clients, hint)
             parts += [members[part] for part in self.inner(labels[members], each, rng)]
             self.moved += self.inner.moved
@@ -401,7 +401,7 @@ class Natural(Partitioner):
 def check_min_size(kind: str, min_size: int, num_clients: int, number: int) -> None:
     """Refuse a ``min_size`` that ``number`` samples cannot give to every client."""
     hint = (
-        f"{num_clients} clients cannot hold that many of {number} samples each; "
+        f"{count(num_clients, 'client')} cannot hold that many of {number} samples each; "
         f"give at most {number // num_clients}, or fewer clients"
     )
     require(min_size * num_clients <= number, f"{kind}.min_size", min_size, hint)

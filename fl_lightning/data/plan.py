@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import UsageError, count, require
 
 
 @dataclass
@@ -127,7 +127,8 @@ class Plan:
     def report(self) -> str:
         """One line on the partition: sizes, classes per client, skew, samples moved."""
         sizes = self.sizes
-        text = f"{len(sizes)} clients of {sizes.min()} to {sizes.max()} samples (median {int(np.median(sizes))})"
+        clients, middle = count(len(sizes), "client"), int(np.median(sizes))
+        text = f"{clients} of {sizes.min()} to {sizes.max()} samples (median {middle})"
         if self.label_counts is not None:
             text += f", {(self.label_counts > 0).sum(1).mean():.1f} of {self.num_classes} classes each"
             text += f", Jensen-Shannon distance {self.skew():.2f} to the global labels"

@@ -83,9 +83,11 @@ def build_fabric(trainer: Any, devices: int | str | list[int] = 1, num_nodes: in
     except UsageError:
         raise
     except (ValueError, RuntimeError, TypeError, MisconfigurationException) as error:
-        keys = ", ".join(f"trainer.{name}={value!r}" for name, value in how.items())
         why = " ".join(str(error).split()).rstrip(".")
-        raise UsageError(f"{keys}: {why}; choose compatible values, such as devices auto") from error
+        named = {name: value for name, value in how.items() if name in why.lower()} or how
+        keys = ", ".join(f"trainer.{name}={value!r}" for name, value in named.items())
+        hint = "pass another value" if len(named) == 1 else "choose compatible values, such as devices auto"
+        raise UsageError(f"{keys}: {why}; {hint}") from None
 
 
 def uses_fork(trainer: Any) -> bool:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from joblib import cpu_count
 
-from fl_lightning.callbacks.base import Callback, replacement
+from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.errors import check_all, count, require
 from fl_lightning.lightning_compat import Logger, is_callback
+from fl_lightning.lightning_replacements import replacement_of_callback
 from fl_lightning.training.compiled import MODES
 
 # *args and **kwargs
@@ -24,12 +25,12 @@ MOST = 1_000_000
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_rounds": (lambda n: 0 <= n <= MOST, "pass 0 or more rounds, up to a million"),
     "local_epochs": (lambda n: 1 <= n <= MOST, "pass 1 or more local epochs, up to a million"),
-    "local_steps": (lambda n: n is None or 1 <= n <= MOST, "pass 1 or more, up to a million, or null"),
+    "local_steps": (lambda n: n is None or 1 <= n <= MOST, "pass 1 or more, up to a million, or omit it"),
     "participation": (lambda share: 0 < share <= 1, "pass a share in (0, 1]"),
-    "cohort_size": (lambda n: n is None or n >= 1, "pass 1 or more, or null"),
+    "cohort_size": (lambda n: n is None or n >= 1, "pass 1 or more, or omit it"),
     "eval_every_n_rounds": (lambda n: n >= 1, "pass 1 or more"),
     "checkpoint_every_n_rounds": (lambda n: n >= 1, "pass 1 or more"),
-    "devices": (lambda devices: are_devices(devices), "pass a number from 1, a list of GPUs, or auto"),
+    "devices": (lambda devices: are_devices(devices), "pass a number from 1, a list of GPUs, or -1 or auto for all"),
     "workers_per_device": (lambda n: 1 <= n <= 1000, "pass 1 or more, up to a thousand"),
     "num_nodes": (lambda n: 1 <= n <= 1000, "pass 1 or more, up to a thousand"),
     "strategy": (
@@ -41,8 +42,12 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "pass the name of one folder: at most 255 printable bytes, without / and without a dot or space at its ends",
     ),
     "client_memory": (lambda size: size >= 0, "pass 0 or more GiB"),
+    "deterministic": (
+        lambda mode: mode is None or isinstance(mode, bool) or mode == "warn",
+        "pass true, false, warn or null",
+    ),
     "cache_references": (lambda cached: isinstance(cached, bool) or cached == "auto", "pass true, false or auto"),
-    "gradient_clip_val": (lambda norm: norm is None or norm > 0, "pass a norm above 0, or null"),
+    "gradient_clip_val": (lambda norm: norm is None or norm > 0, "pass a norm above 0, or omit it"),
     "gradient_clip_algorithm": (lambda name: name in ("norm", "value", None), "pass norm or value"),
     "accumulate_grad_batches": (lambda n: n >= 1, "pass 1 or more"),
     "clients_per_step": (
@@ -52,9 +57,9 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "client_schedulers": (lambda name: name in ("continue", "restart"), "pass continue or restart"),
     "threads_per_worker": (
         lambda n: n is None or 1 <= n <= max(64, 8 * cpu_count()),
-        "pass 1 or more, up to 8 for each core, or null",
+        "pass 1 or more, up to 8 for each core, or omit it",
     ),
-    "timeout": (lambda seconds: seconds is None or 1 <= seconds <= 10**6, "pass seconds from 1 to a million, or null"),
+    "timeout": (lambda seconds: seconds is None or 1 <= seconds <= 10**6, "pass 1 to a million seconds, or omit it"),
     "compile": (
         lambda mode: isinstance(mode, bool) or mode in MODES,
         f"pass true, false or one of {', '.join(MODES)}",
@@ -84,10 +89,10 @@ def is_folder_name(name: Any) -> bool:
 
 
 def are_devices(devices: Any) -> bool:
-    """Return whether the argument is a number from 1, a list of devices, or ``auto``."""
+    """Return whether the argument is a number from 1, a list of devices, or -1 or ``auto`` for all."""
     if isinstance(devices, int) or str(devices).isdigit():
-        return int(devices) >= 1
-    return devices == "auto" or (isinstance(devices, list) and devices != [])
+        return int(devices) >= 1 or devices == -1
+    return devices in ("auto", "-1") or (isinstance(devices, list) and devices != [])
 
 
 def check_observers(callbacks: list[Any], logger: Any) -> None:
@@ -98,7 +103,7 @@ def check_observers(callbacks: list[Any], logger: Any) -> None:
     files: dict[str, str] = {}
     for callback in callbacks:
         kind = type(callback).__name__
-        hint = f"this is a callback of Lightning's trainer; {replacement(type(callback))}"
+        hint = f"this is a callback of Lightning's trainer; {replacement_of_callback(type(callback))}"
         require(not is_callback(callback), "trainer.callbacks", kind, hint)
         require(isinstance(callback, Callback), "trainer.callbacks", kind, "pass subclasses of callbacks.Callback")
         for name in (name for name in dir(callback) if name.startswith("on_")):

@@ -137,7 +137,7 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {text}") from error
     known = checkpoint["clients"] if resumes_in_place(path) and not changes else None
     run.client.memories().restore(files, run.workers, known)
-    call_on_load(run.client, checkpoint)
+    call_on_load(run, checkpoint)
     restore_data(run.data, checkpoint["datamodule"])
     return checkpoint
 

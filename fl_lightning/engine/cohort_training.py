@@ -24,6 +24,7 @@ from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.storage.atomic_io import save
 from fl_lightning.storage.checkpoint import FORMAT
 from fl_lightning.systems import SystemOutcome
+from fl_lightning.training.local_training import PARTS_OF_STEP
 
 # phases of local training
 VISIT_PHASES = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")
@@ -105,7 +106,8 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
     totals.merged = outcome.metrics.merged(run.workers)
     run.stopwatch.lap("wait")
     seconds = run.workers.gather(run.stopwatch.read())
-    run.metrics.update({f"time/{p}": sum(s.get(p, 0.0) for s in seconds) / len(seconds) for p in VISIT_PHASES})
+    phases = [p for p in VISIT_PHASES if not (run.stopwatch.events and p in PARTS_OF_STEP)]
+    run.metrics.update({f"time/{p}": sum(s.get(p, 0.0) for s in seconds) / len(seconds) for p in phases})
     return totals, arrived
 
 
@@ -295,6 +297,10 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
             hint = "whatever scale 16-mixed gives them; give trainer.precision=bf16-mixed or 32-true"
             why = f"the gradients of {model} overflow in all {counts['lost']} steps, {hint}"
         raise ClientError(f"round {round_}: no client took a local step: {failed[max(failed)][1] if failed else why}")
+    module, before = run.client.module, any("batches/skipped" in row for row in run.metrics.history)
+    if counts["skipped"] and not before and not hasattr(module, "min_batch_size"):  # which says that it skips some
+        text = "training_step returns None, which skips the batch; batches/skipped counts these batches"
+        run.trainer.warn(f"model={type(module).__name__}: {text}")
     if not arrived:
         run.trainer.warn(f"round {round_}: no update arrives, and the global model does not change")
     return arrived
@@ -322,4 +328,4 @@ def handle_failures(run: Run, failed: dict[int, tuple[bool, str]], errors: dict[
         trainer.warn(f"skipped: {text}")
     run.metrics.update({"clients/failed": len(failed)})
     if left < trainer.min_clients:
-        raise ClientError(f"trainer.min_clients={trainer.min_clients}, but only {left} clients are left: {texts[-1]}")
+        raise ClientError(f"trainer.min_clients={trainer.min_clients}, but {left} of the cohort remain: {texts[-1]}")

@@ -32,6 +32,7 @@ from fl_lightning.engine.run import Run
 from fl_lightning.engine.run_arguments import RunArguments
 from fl_lightning.errors import ChangedCodeError, UsageError, count, require, truncate
 from fl_lightning.method import ServerValue
+from fl_lightning.numerics import tf32_settings
 from fl_lightning.storage.hyperparameters import PLAIN
 from fl_lightning.training.optimizers import group_options
 
@@ -119,6 +120,8 @@ def describe_trainer(run: Run) -> dict[str, Any]:
         "precision": str(run.fabric.strategy.precision.precision),
         "threads_per_worker": torch.get_num_threads(),
         "channels_last": run.loaders.channels_last,
+        "deterministic": bool(trainer.deterministic) or None,
+        "tf32": tf32_settings() if run.fabric.device.type == "cuda" else None,
         **run.runner.settings(),
         **evaluated,
     }

@@ -238,6 +238,11 @@ def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers
     within = [c for c in schedulers if c.reduce_on_plateau and c.interval == "step"]
     hint = "a schedule that watches a metric is stepped after a round or an epoch; give epoch"
     require(not within, f"{kind}: lr_scheduler.interval", "step", hint)
+    for scheduler in (config.scheduler for config in schedulers):
+        has_both = all(hasattr(scheduler, name) for name in ("state_dict", "load_state_dict"))
+        hint = "a visit continues from its state; define load_state_dict, and state_dict, which returns a dictionary"
+        stateful = has_both and isinstance(scheduler.state_dict(), dict)
+        require(stateful, f"{kind}: lr_scheduler", type(scheduler).__name__, hint)
     again, of_again = configure_optimizer(client.module)
     hint = "it returns the same optimizer again, and each visit begins with a new one; build it in this function"
     require(again is not optimizer, kind, type(optimizer).__name__, hint)
@@ -333,8 +338,9 @@ def gives_same_taps(model: LightningModule, data: Any, device: torch.device) -> 
 
     User code on the way, as a transfer hook, a module's step or a part of its network, could change them.
     """
-    if device.type == "cpu" and torch.get_num_threads() > 1:
-        return False  # threads share the rows of a small batch such that rounding depends on the place of a row
+    # threads share the rows of a small batch such that rounding depends on the place of a row; so may a GPU
+    if device.type != "cpu" or torch.get_num_threads() > 1:
+        return False
     known = all(type(part).__module__.startswith(KNOWN) for part in model.modules())
     return known and all(transfer_hook(name, model, data) is None for name in TRANSFER_HOOKS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,15 @@ from fl_lightning.storage.checkpoint import client_files, read
 from fl_lightning.storage.serializable import is_storable, on_cpu
 
 NAMES_SHOWN = 3
+# entries of Lightning's checkpoints that are empty in a run, in which each visit has a new optimizer
+EMPTY: dict[str, Any] = {"optimizer_states": [], "lr_schedulers": [], "callbacks": {}, "loops": {}}
 
 
 def save_model(run: Run, path: Path) -> None:
     """Write the global model, on worker 0, as a checkpoint for Lightning's ``load_from_checkpoint`` and ``Trainer``."""
     if run.workers.rank == 0:
         warn_of_arguments(run, path.name)
-        checkpoint = lightning_checkpoint(run)
-        run.worker_module.call("on_save_checkpoint", checkpoint)
-        save(storable(checkpoint), path)
+        save(storable(after_save_hook(run.client, lightning_checkpoint(run))), path)
 
 
 def warn_of_arguments(run: Run, name: str) -> None:
@@ -41,20 +42,24 @@ def warn_of_arguments(run: Run, name: str) -> None:
 
 def lightning_checkpoint(run: Run) -> dict[str, Any]:
     """Load the global model into the worker's module, and return it as a checkpoint of Lightning."""
-    module, trainer = run.client.module, run.trainer
     run.worker_module.load_and_reset(run.methods.evaluated_state(run.server))
-    rounds, of_methods = len(run.metrics.history), {*run.client.of_methods}
+    return checkpoint_of(run, run.client.module.state_dict(), len(run.metrics.history)) | state_of_data(run.data)
+
+
+def checkpoint_of(run: Run, state: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+    """Return a global model after some rounds, without the methods' own modules, as a checkpoint of Lightning."""
+    module, trainer, of_methods = run.client.module, run.trainer, {*run.client.of_methods}
     hparams = {name: value for name, value in constructor_arguments(run).items() if is_storable(value)}
     of_data: dict[str, Any] = getattr(run.data, "inference_arguments", dict)()
     named = {} if trainer.config or not hasattr(module, "_hparams_name") else {"hparams_name": module._hparams_name}
     return {
+        **copy.deepcopy(EMPTY),
         "epoch": rounds * (trainer.local_epochs if trainer.local_steps is None else 1),
         "global_step": rounds,
         "pytorch-lightning_version": lightning.pytorch.__version__,
-        "state_dict": {n: v for n, v in uncompiled_names(module.state_dict()).items() if n not in of_methods},
+        "state_dict": {n: v for n, v in uncompiled_names(state).items() if n not in of_methods},
         **({"hyper_parameters": hparams, **named} if hparams else {}),
         **({LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY: of_data} if of_data else {}),
-        **state_of_data(run.data),
     }
 
 
@@ -83,20 +88,24 @@ def entries_of_module(run: Run) -> dict[str, Any]:
 def added_on_save(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the keys that the module's ``on_save_checkpoint`` adds to ``checkpoint``."""
     known = set(checkpoint)
+    return {key: value for key, value in after_save_hook(client, checkpoint).items() if key not in known}
+
+
+def after_save_hook(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Call the module's ``on_save_checkpoint``; return the checkpoint without entries that are empty in a run."""
     client.worker_module.call("on_save_checkpoint", checkpoint)
-    return {key: value for key, value in checkpoint.items() if key not in known}
+    return {key: value for key, value in checkpoint.items() if key not in EMPTY or value}
 
 
-def objects_of_module(client: Client) -> dict[str, Any]:
+def objects_of_module(run: Run) -> dict[str, Any]:
     """Return the objects that are neither tensors nor plain values that the module would add to a checkpoint now.
 
     Files do not hold them, since unpickling an object runs code; a newly built module provides them.
     """
-    if "on_save_checkpoint" not in client.worker_module.hooks:
+    if "on_save_checkpoint" not in run.worker_module.hooks:
         return {}
-    module = client.module
     try:
-        added = added_on_save(client, {"state_dict": module.state_dict(), "hyper_parameters": dict(module.hparams)})
+        added = added_on_save(run.client, checkpoint_of(run, run.client.module.state_dict(), 0))
     except Exception:  # the hook may rely on a training step
         return {}
     return {key: value for key, value in added.items() if not is_storable(value)}
@@ -109,7 +118,7 @@ def check_storable(run: Run) -> None:
         UsageError: the state of the data module holds objects that cannot be stored.
     """
     state_of_data(run.data)
-    if left_out := ", ".join(objects_of_module(run.client)):
+    if left_out := ", ".join(objects_of_module(run)):
         text = "checkpoints only store tensors and plain values, so they omit it"
         again = "when a run resumes, on_load_checkpoint gets the new module's value"
         run.trainer.warn(f"model: on_save_checkpoint: {left_out}: {text}; {again}")
@@ -144,15 +153,16 @@ def restore_data(data: Any, states: Mapping[str, Any]) -> None:
         own.load_state_dict(states[type(own).__qualname__])
 
 
-def call_on_load(client: Client, contents: Mapping[str, Any]) -> dict[str, Any]:
+def call_on_load(run: Run, contents: Mapping[str, Any]) -> dict[str, Any]:
     """Call the module's ``on_load_checkpoint``, which may change the checkpoint; return the checkpoint."""
     checkpoint = dict(contents)
-    if "server" in contents:  # a run's checkpoint is converted to Lightning's form
-        checkpoint = {"state_dict": dict(contents["state_dict"]), **contents.get("module", {})}
-        if "on_load_checkpoint" in client.worker_module.hooks:
-            checkpoint = {**objects_of_module(client), **checkpoint}
-    client.worker_module.call("on_load_checkpoint", checkpoint)
-    client.worker_module.begin_run()  # visits begin with the attributes set by the hook
+    if "description" in contents:  # the checkpoint of a run, or the record of a failure, takes Lightning's form
+        rounds = contents["failure"]["round"] if "failure" in contents else contents["round"]
+        checkpoint = checkpoint_of(run, contents["state_dict"], rounds) | contents["module"]
+        if "on_load_checkpoint" in run.worker_module.hooks:
+            checkpoint = {**objects_of_module(run), **checkpoint}
+    run.worker_module.call("on_load_checkpoint", checkpoint)
+    run.worker_module.begin_run()  # visits begin with the attributes set by the hook
     return checkpoint
 
 
@@ -163,7 +173,7 @@ def load_model(run: Run, path: Path) -> dict[int, State]:
         UsageError: the file does not exist, or belongs to another model.
     """
     contents = read(path)
-    load_global(run, call_on_load(run.client, contents)["state_dict"], "ckpt_path", path)
+    load_global(run, call_on_load(run, contents)["state_dict"], "ckpt_path", path)
     server, own = contents.get("server", {}).get("state", {}), run.client.of_methods
     copy_into(select(run.client.live, own), server)
     files = client_files(path, contents)
@@ -181,7 +191,7 @@ def load_weights(run: Run, path: Path) -> None:
         UsageError: the file does not exist, or belongs to another model.
     """
     contents = read(path, "weights")
-    checkpoint = call_on_load(run.client, contents) if "state_dict" in contents else {"state_dict": contents}
+    checkpoint = call_on_load(run, contents) if "state_dict" in contents else {"state_dict": contents}
     load_global(run, checkpoint["state_dict"], "weights", path)
     run.server.assign(run.client.state())
 
@@ -212,6 +222,10 @@ def load_state(module: LightningModule, state: Mapping[str, Any], key: str, path
             for what, names in (("missing", missing), ("unknown", unknown))
             if names
         ]
+        # the part of the model whose names these are
+        parts = [name.removesuffix(f".{unknown[0]}") for name in own if unknown and name.endswith(f".{unknown[0]}")]
+        if parts:
+            wrong.append(f"these names are of {parts[0]} alone; load the file in the function that builds this part")
         if wrong and getattr(module, "strict_loading", True):
             raise ValueError("; ".join(wrong))
     except Exception as error:

@@ -12,7 +12,7 @@ from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.engine.cohort_training import draw_cohort, simulate_systems, train_cohort
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.run import Run
-from fl_lightning.engine.update_codec import broadcast_names
+from fl_lightning.engine.update_codec import broadcast_bytes
 from fl_lightning.errors import ClientError, add_note
 from fl_lightning.state import State, checksums, norm, num_bytes, select
 from fl_lightning.storage.metric_format import tagged
@@ -44,12 +44,13 @@ def run_round(run: Run, round_: int) -> bool:
     run.local_training.monitored.after_round(round_, run.metrics.current, evaluated)
     with run.metrics.timed("log"):
         run.call("on_round_end")
-    last = agree_to_stop(run) or round_ + 1 == run.trainer.max_rounds
+    stopped = agree_to_stop(run)
+    last = stopped or round_ + 1 == run.trainer.max_rounds
     if last:
         if not evaluated:  # a callback, or a signal, has ended the run
             run.backend.evaluate(run)
         run.call("on_last_round_end")
-    check_metrics(run, run.metrics.current, f"round {round_}")
+    check_metrics(run, run.metrics.current, f"round {round_}", stopped)
     run.metrics.end()
     with run.metrics.timed_writing():
         run.folder.log(run.metrics.current, round_)
@@ -62,7 +63,7 @@ def aggregate(run: Run, totals: Totals) -> None:
     A round without an update changes neither the server nor the methods' server values.
     """
     client, server = run.client, run.server
-    down = num_bytes(select(server.state, broadcast_names(run))) * len(server.cohort)
+    down = broadcast_bytes(run) * len(server.cohort)
     kept = {*client.kept}
     down += sum(server.state[name].nbytes for k in server.cohort for name in server.news_for(k) if name not in kept)
     server.note_sent(server.cohort)
@@ -115,14 +116,15 @@ def evaluate(run: Run) -> None:
                 raise
 
 
-def check_metrics(run: Run, metrics: dict[str, float], where: str) -> None:
+def check_metrics(run: Run, metrics: dict[str, float], where: str, stopped: bool = False) -> None:
     """Refuse a loss that is nan or infinite, and warn, once, of another metric that is.
 
-    A metric may have no value, as the accuracy of a class that is not there; a loss without one is a failure.
+    A metric may have no value, as the accuracy of a class that is not there; a loss without one is a failure, unless a
+    callback has ``stopped`` the run.
     """
     bad = {tag: value for tag, value in metrics.items() if not math.isfinite(value)}
     for tag, value in bad.items():
-        if "loss" in re.split("[/_]", tag):
+        if "loss" in re.split("[/_]", tag) and not stopped:
             raise ClientError(f"{where}: {tag} is {value}; the model has diverged, or its step has a mistake")
     for tag in sorted(bad.keys() - run.metrics.not_finite):
         run.trainer.warn(f"{where}: {tag} is {bad[tag]}")

@@ -14,6 +14,7 @@ from fl_lightning.client.client import Buffers, Weighting
 from fl_lightning.distributed.launcher import build_fabric
 from fl_lightning.engine.argument_checks import as_list, check_arguments, check_device, check_observers
 from fl_lightning.lightning_compat import Logger
+from fl_lightning.lightning_replacements import names_replacements
 from fl_lightning.sampling import Sampler, UniformSampler
 from fl_lightning.server import Scope
 from fl_lightning.storage.hyperparameters import only_plain
@@ -27,6 +28,7 @@ class RunArguments(RunContext):
         UsageError: an argument out of its range.
     """
 
+    @names_replacements
     def __init__(
         self,
         max_rounds: int = 10,
@@ -54,6 +56,7 @@ class RunArguments(RunContext):
         num_nodes: int = 1,
         precision: str | int | None = None,
         threads_per_worker: int | None = 1,
+        deterministic: bool | Literal["warn"] | None = None,
         timeout: float | None = None,
         client_memory: float = 4.0,
         checkpoint_every_n_rounds: int = 1,
@@ -86,6 +89,7 @@ class RunArguments(RunContext):
         self.accumulate_grad_batches, self.clients_per_step = accumulate_grad_batches, clients_per_step
         self.weighting, self.buffers, self.taps = weighting, buffers, taps or {}
         self.eval_every_n_rounds, self.checkpoint_every_n_rounds = eval_every_n_rounds, checkpoint_every_n_rounds
+        devices = "auto" if str(devices) == "-1" else devices
         self.accelerator, self.devices, self.num_nodes, self.precision = accelerator, devices, num_nodes, precision
         self.workers_per_device, self.threads_per_worker = workers_per_device, threads_per_worker
         self.timeout, self.client_memory, self.cache_references = timeout, client_memory, cache_references
@@ -102,3 +106,13 @@ class RunArguments(RunContext):
         super().__init__()
         self.fabric: Fabric = build_fabric(self)
         check_device(self.fabric.device, precision, devices, workers_per_device)
+        by_default = True if self.fabric.device.type == "cuda" else None
+        self.deterministic = by_default if deterministic is None else deterministic
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A pickled trainer has its arguments, and no run, whose workers and files belong to this process."""
+        return {**vars(self), "_run": None, "_fitted": None, "fabric": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.fabric = build_fabric(self)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.apply_func import apply_to_collection
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, IterableDataset
@@ -27,7 +28,7 @@ from fl_lightning.engine.evaluation.loop import BATCH_HOOKS, EPOCH_HOOKS, stage_
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.validation import CLIENTS_SHOWN, few
 from fl_lightning.errors import ClientError, UsageError, text_of, truncate, with_location
-from fl_lightning.method import Method, check_logits, overrides
+from fl_lightning.method import check_logits, overrides
 from fl_lightning.seeding import rng_scope
 
 # hooks on which the first training step may depend, and which the check does not call
@@ -74,28 +75,37 @@ def trial(run: Run, phase: str, step: str, whose: str) -> Iterator[list[Any]]:
             what = f"model={model}: {step} fails on a batch of {whose} {shapes(shown)}" if shown else ""
             what = what or f"data={data}: the first batch of {whose} cannot be read"
             hint = "correct it; trainer.fast_dev_run=true shows the traceback"
-            line = f"{what}: {truncate(with_location(error), 120)}; {hint}"
+            line = f"{what}: {truncate(with_location(error), 160)}; {hint}"
             raise UsageError(f"model={model}: {error}" if isinstance(error, ClientError) else line) from error
 
 
 def check_single_example(run: Run) -> None:
-    """Refuse clients whose last batch has one example, if the model has BatchNorm and cannot train on it."""
+    """Refuse clients whose last batch has one example, if the model has BatchNorm and cannot train on it.
+
+    A step that returns no loss for it skips the batch: a line names the clients.
+    """
     data, fit_progress, batches = run.data, run.worker_module.fit_progress, run.local_training.batches
     if not any(isinstance(module, _BatchNorm) for module in run.client.module.modules()):
         return
     whole = (k for k in range(data.num_clients) if batches(k) in fit_progress.at(0, batches(k)).passes)
     single = [k for k in whole if last_batch(data, k) == "single"]
+    who = f"{len(single)} of {data.num_clients} clients ({few(single, CLIENTS_SHOWN)}) end with one example"
     try:
-        for k in single[:1]:
-            train_on_one(run, k, 1)
+        trains = all(train_on_one(run, k, 1) for k in single[:1])
     except UsageError as error:
-        who = f"{len(single)} of {data.num_clients} clients ({few(single, CLIENTS_SHOWN)}) end with one example"
         why = f"on which training_step fails: {truncate(text_of(error.__cause__ or error), 120)}"
         raise UsageError(f"data={type(data).__name__}: {who}, {why}; {without_singles(data)}") from error
+    if not trains:
+        why = "which training_step skips, as BatchNorm cannot normalise it"
+        rank_zero_info(f"data={type(data).__name__}: {who}, {why}; {without_singles(data)}")
 
 
-def train_on_one(run: Run, k: int, most: int | None = None) -> None:
-    """Run the training step on the first batch of client ``k``, or on ``most`` examples of it; check the taps."""
+def train_on_one(run: Run, k: int, most: int | None = None) -> bool:
+    """Run the training step on the first batch of client ``k``, or on ``most`` examples of it; check the taps.
+
+    Returns:
+        Whether the step has returned a loss.
+    """
     client, worker_module, methods = run.client, run.worker_module, run.methods.methods
     with trial(run, "train", "training_step", f"client {k}") as shown, run.loaders.train(k, 0, "first_batch") as loader:
         for batch in first_of(loader, most):
@@ -107,7 +117,7 @@ def train_on_one(run: Run, k: int, most: int | None = None) -> None:
             with run.fabric.autocast(), worker_module.taps.recorded():
                 loss = client.training_step(batch, 0)
                 if loss is None:
-                    continue
+                    return False
                 # penalties and the module's own backward may still have a gradient
                 if not (methods or "backward" in worker_module.hooks) and (loss.is_complex() or not loss.requires_grad):
                     kind = "that is complex" if loss.is_complex() else "without a gradient"
@@ -115,13 +125,21 @@ def train_on_one(run: Run, k: int, most: int | None = None) -> None:
                     raise ClientError(f"training_step returned a loss {kind}; {hint}")
                 values = worker_module.taps.values
                 for method in methods:
-                    # both raise if the forward does not call the submodule, the first one also without a gradient
-                    look = values.__getitem__ if type(method).penalty is not Method.penalty else values.check_called
+                    # both raise if the forward does not call the submodule, the first one also under torch.no_grad
+                    penalises = overrides(method, "penalty")
+                    look = values.__getitem__ if penalises else values.check_called
                     for tap in method.requires:
                         look(tap)
+                    fixed = [tap for tap in method.requires if penalises and not values[tap].requires_grad]
+                    # a method may train modules of its own on a fixed tap
+                    if fixed and most is None and not overrides(method, "modules"):
+                        hint = "train a layer that they depend on, or leave the method out"
+                        text = f"a penalty on {', '.join(fixed)} changes nothing, as no trained layer comes before it"
+                        run.trainer.warn(f"method={type(method).__name__}: {text}; {hint}")
                     reads = overrides(method, "transform_logits") or "logits" in method.requires
                     if reads and "logits" in values:
                         check_logits(method, client, values["logits"])
+    return True
 
 
 def evaluate_one(run: Run, phase: str, step: str) -> None:

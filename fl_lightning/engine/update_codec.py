@@ -11,8 +11,9 @@ from torch import Tensor
 from fl_lightning.aggregation import Update, Weighted
 from fl_lightning.aggregation.reduced import KINDS, Reduced
 from fl_lightning.aggregation.weighted import LazyDifference
+from fl_lightning.data.client_loaders import leaves_of
 from fl_lightning.errors import ClientError
-from fl_lightning.state import State, clone, select
+from fl_lightning.state import State, clone, num_bytes, select
 
 if TYPE_CHECKING:
     from fl_lightning.client import Client
@@ -43,6 +44,15 @@ def broadcast_names(run: Run) -> list[str]:
     A frozen parameter is known to every client until it changes, and then sent once (:meth:`.Server.news_for`).
     """
     return run.client.sent + run.client.sent_others + run.client.recomputed
+
+
+def broadcast_bytes(run: Run) -> int:
+    """Bytes of the entries and of the server values that each client of a cohort is sent in each round."""
+    size = num_bytes(select(run.server.state, broadcast_names(run)))
+    for value in leaves_of(run.methods.sent_values()):
+        floats = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.is_floating_point())
+        size += torch.as_tensor(value).numel() * run.client.bytes_of_number if floats else num_bytes(value)
+    return size
 
 
 def encode_update(client: Client, update: Update) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
 
-from fl_lightning.callbacks.base import replacement
 from fl_lightning.client import Client
 from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
@@ -24,8 +23,9 @@ from fl_lightning.data.client_loaders import as_client_loader, num_batches
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.run_arguments import RunArguments
-from fl_lightning.errors import UsageError, check_all, require, text_of, truncate, writing_into
+from fl_lightning.errors import UsageError, check_all, count, require, text_of, truncate, writing_into
 from fl_lightning.lightning_compat import is_callback, is_overridden
+from fl_lightning.lightning_replacements import replacement_of_callback
 from fl_lightning.method import MethodList
 from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.seeding import base_seed
@@ -55,12 +55,12 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
         hint = f"its plan has {len(data.plan.parts)} parts; pass a part for each client"
         require(len(data.plan.parts) == number, "data.num_clients", number, hint)
     num_batches(data, 0)
-    hint = f"the data has {number} clients; pass at most {number}"
+    hint = f"the data has {count(number, 'client')}; pass at most {number}"
     require(size is None or size <= number, "trainer.cohort_size", size, hint)
     largest = size_of_cohort(number, trainer.participation, size)
     if type(trainer.sampler) is not UniformSampler:
         trainer.sampler(base_seed(), 0, number, largest)  # refuses an invalid cohort
-    hint = f"a cohort has {largest} clients; pass at most {largest}"
+    hint = f"a cohort has {count(largest, 'client')}; pass at most {largest}"
     require(trainer.min_clients <= largest, "trainer.min_clients", trainer.min_clients, hint)
     if trainer.systems is not None:
         trainer.systems.check(number, trainer.max_rounds, trainer.local_steps or trainer.local_epochs)
@@ -128,7 +128,7 @@ def check_module(model: LightningModule, stage: str = "fit") -> None:
         theirs = hasattr(LightningModule, name) and not is_overridden(name, model)
         require(theirs or not callable(getattr(model, name, None)), "model", f"{kind}.{name}", hint)
     callbacks = as_list(model.configure_callbacks()) if is_overridden("configure_callbacks", model) else []
-    remedies = {type(part).__name__: replacement(type(part)) for part in callbacks if is_callback(part)}
+    remedies = {type(part).__name__: replacement_of_callback(type(part)) for part in callbacks if is_callback(part)}
     hint = "; ".join(f"{name}: {what}" for name, what in remedies.items()) or "pass them as trainer.callbacks"
     names = [type(part).__name__ for part in callbacks]
     require(not callbacks, f"model: {kind}.configure_callbacks()", names, hint)
@@ -148,7 +148,7 @@ def check_module(model: LightningModule, stage: str = "fit") -> None:
 def check_data(datamodule: Any) -> None:
     """Refuse a data module without clients."""
     federated = hasattr(datamodule, "num_clients") and hasattr(datamodule, "info")
-    hint = "it has no clients; wrap it: class_path: Partitioned, init_args: {datamodule: ..., num_clients: 10}"
+    hint = "it has no clients; wrap a LightningDataModule in Partitioned, which takes datamodule and num_clients"
     require(federated, "data", type(datamodule).__name__, hint)
 
 

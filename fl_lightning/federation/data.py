@@ -17,7 +17,7 @@ from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule
 from fl_lightning.data.partition_adapter import Partitioned, own_module_of
 from fl_lightning.data.partitioners import Pooled
 from fl_lightning.data.plan import Plan
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import UsageError, count, require
 from fl_lightning.lightning_compat import LightningDataModule
 from fl_lightning.seeding import base_seed
 
@@ -127,7 +127,7 @@ class SingleSite(Partitioned):
         federated = isinstance(data, FederatedDataModule)
         self.inner: Any = data if federated else Partitioned(data, Pooled(), 1)
         number = self.inner.num_clients
-        hint = f"the data have {number} clients; pass the number of one of them, from 0"
+        hint = f"the data have {count(number, 'client')}; pass the number of one of them, from 0"
         require(part is None or 0 <= part < number, "part", part, hint)
         hint = "a site has the data of one client; set num_clients to 1, or pass part, the client of this site"
         require(part is not None or number == 1, "data.num_clients", number, hint)

@@ -30,7 +30,7 @@ from fl_lightning.storage.serializable import packed, unpacked, with_tensors
 DEEPEST, MOST_VALUES = 24, 2**20
 PLAIN = (str, bytes, int, float, complex, type(None), torch.Size, np.generic, np.ndarray)
 # trainer arguments that may differ between machines
-OF_THE_MACHINE = {*FREE_OF_TRAINER, "accelerator", "threads_per_worker", "compile"} - {"max_rounds"}
+OF_THE_MACHINE = {*FREE_OF_TRAINER, "accelerator", "threads_per_worker", "deterministic", "compile"} - {"max_rounds"}
 SECTIONS = ("seed_everything", "model", "method")
 
 

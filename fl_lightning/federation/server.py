@@ -298,6 +298,7 @@ class FlowerBackend:
                 "state": select(dict(state), travels),
                 "rest": digest_of_state(rest_of(run)),
                 **state_of_round(run),
+                "methods": run.methods.sent_state_dict(),
             }
         )
         seconds, where = self.sites.seconds_to_answer, f"round {server.round}"

@@ -24,7 +24,7 @@ from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
 from fl_lightning.engine.fingerprint import differing
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.update_codec import TensorSpec, broadcast_names, encode_update, list_tensors, tensors_of
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import UsageError, count, require
 from fl_lightning.federation.data import SingleSite
 from fl_lightning.federation.framing import BadMessageError, parted, receive, send
 from fl_lightning.federation.serialization import (
@@ -116,7 +116,7 @@ class Site:
             lines = (f"{key.removeprefix('config.')}: there {there!r}, here {here!r}" for key, (there, here) in changes)
             text = "; ".join(lines) or "other types"  # such as 1 and 1.0
             raise BadMessageError(f"the server runs another config than this site: {text}")
-        self.tell(f"joined a run of {len(message.get('names', []))} sites")
+        self.tell(f"joined a run of {count(len(message.get('names', [])), 'site')}")
         return {
             "name": self.name,
             "facts": asdict(self.data.facts(self.evaluation)),

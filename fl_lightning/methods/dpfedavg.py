@@ -56,7 +56,7 @@ class DPFedAvg(Method):
 
     needs_exchange = True
     # how many rounds there were, by "clients in the cohort/clients it was drawn from"
-    rounds = ServerValue[dict[str, int]](lambda server: {})
+    rounds = ServerValue[dict[str, int]](lambda server: {}, travels=False)
 
     def __init__(self, clip: float = 1.0, noise: float = 1.0, delta: float = 1e-5) -> None:
         require(clip > 0, "DPFedAvg.clip", clip, "use a norm above 0")

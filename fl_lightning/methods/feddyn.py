@@ -52,9 +52,10 @@ class FedDyn(Method):
         "g": "g_k, by the name of the parameter",
         "latest": "the client's last parameters, by name; for reported='all' only",
     }
-    mean_g = ServerValue(Server.zeros)
-    shown: ServerValue[State] = ServerValue(lambda server: {})
-    initial = ServerValue(lambda server: clone(server.state))
+    mean_g = ServerValue(Server.zeros, travels=False)
+    shown: ServerValue[State] = ServerValue(lambda server: {}, travels=False)
+    # for reported="all" only
+    initial: ServerValue[State] = ServerValue(lambda server: {})
 
     def __init__(
         self, alpha: float = 0.01, scaled: bool = True, reported: Literal["selected", "cloud", "all"] = "selected"
@@ -64,6 +65,8 @@ class FedDyn(Method):
 
     def on_fit_start(self, server: Server) -> None:
         self._mean_examples = server.num_examples / server.num_clients
+        if self.reported == "all":
+            self.initial = clone(select(server.state, server.optimized))
 
     def on_client_start(self, client: ClientContext) -> None:
         share = client.info.num_examples / self._mean_examples if self.scaled else 1.0

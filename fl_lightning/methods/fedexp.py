@@ -45,8 +45,8 @@ class FedExP(Method):
     """
 
     needs_exchange = True
-    rounds = ServerValue(lambda server: 0)
-    previous: ServerValue[State] = ServerValue(lambda server: {})
+    rounds = ServerValue(lambda server: 0, travels=False)
+    previous: ServerValue[State] = ServerValue(lambda server: {}, travels=False)
 
     def __init__(
         self,

@@ -53,7 +53,7 @@ class LogitAdjustment(Method):
 
     requires = ("logits",)
     needs_label_counts = True
-    started = ServerValue(lambda server: False)
+    started = ServerValue(lambda server: False, travels=False)
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fl_lightning.errors import choices, require
+from fl_lightning.errors import LONGEST_VALUE, UsageError, choices, require, truncate, with_location
 from fl_lightning.models.encoders import Encoder
 
 
@@ -25,7 +25,7 @@ class Backbone(Encoder):
         head: path of the removed layer; None for the last linear layer.
 
     Raises:
-        UsageError: a submodule does not exist, or the network has no linear layer.
+        UsageError: the network cannot be built, a submodule does not exist, or the network has no linear layer.
     """
 
     def __init__(
@@ -39,7 +39,13 @@ class Backbone(Encoder):
         super().__init__()
         if isinstance(network, nn.Module):
             require(not options, "Backbone.options", options, "set them as network.init_args")
-        self.network = network if isinstance(network, nn.Module) else network(**(options or {}))
+            self.network = network
+        else:
+            try:
+                self.network = network(**(options or {}))
+            except Exception as error:
+                remedy = f"{with_location(error)}; give options with which network can be built"
+                raise UsageError(f"Backbone.options={truncate(repr(options), LONGEST_VALUE)}: {remedy}") from error
         paths = dict(self.network.named_modules())
         linear = [path for path, part in paths.items() if path and isinstance(part, nn.Linear)]
         where = head if head is not None else (linear or [""])[-1]

@@ -16,7 +16,8 @@ from fl_lightning.storage.hyperparameters import numbered
 # keys that start or resume a run, or change a result only by rounding
 NO_RESULT = re.compile(
     r"(ckpt_path|allow_changes|seed_everything"
-    r"|trainer\.(threads_per_worker|clients_per_step|accelerator|strategy|compile|channels_last|on_client_error|min_clients)"
+    r"|trainer\.(threads_per_worker|deterministic|clients_per_step|accelerator|strategy|compile|channels_last)"
+    r"|trainer\.(on_client_error|min_clients)"
     r"|data\.(.*\.)?(num_workers|pin_memory|prefetch_factor|persistent_workers|eval_batch_size))(\..*)?"
 )
 # callbacks of this package that change the result of a run
@@ -86,15 +87,15 @@ def exact(text: str) -> str:
     return text if text.isprintable() else repr(text)
 
 
-def data_set(config: Mapping[str, Any]) -> str:
-    """Return the name of the data set of a run."""
+def data_set(config: Mapping[str, Any], recorded: str = UNKNOWN) -> str:
+    """Return the name of the data set of a run, which a run without a config has ``recorded``."""
     data: Any = config.get("data") or {}
     inner = look_up(data, "init_args.datamodule") if class_of(data) == "Partitioned" else None
     data = inner if class_of(inner) else data
     name, arguments = class_of(data), data.get("init_args") or {}
     known = [arguments[key] for key in KEYS_APART.get(name, ()) if arguments.get(key) is not None]
     apart = ", ".join(PurePath(exact(str(value))).name for value in known)
-    return f"{name} ({apart})" if apart else name or UNKNOWN
+    return f"{name} ({apart})" if apart else name or exact(recorded)
 
 
 def max_rounds(config: Mapping[str, Any]) -> int | None:

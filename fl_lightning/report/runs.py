@@ -90,8 +90,8 @@ class Runs(list[FitResult]):
         begun = [one for one in self if one.history]
         names = name_configs(begun)
         groups = {
-            with_setting(line, setting): [begun[at] for at in places]
-            for (setting, line), places in names.groupby(["setting", "line"], sort=False).groups.items()
+            with_setting(line, setting): [begun[at] for at in alike.index]
+            for (setting, line), alike in names.groupby(["setting", "line"], sort=False)
         }
         return {
             f"{label} ({count(len(some), 'run')})" if len(some) > 1 else label: some for label, some in groups.items()

@@ -229,7 +229,8 @@ def sections_of(
     """
     by_data: dict[str, list[FitResult]] = defaultdict(list)
     for run in runs:
-        by_data[run.labels.get("data") or data_set(run.config)].append(run)
+        recorded = str(run.environment.get("data_set", UNKNOWN))
+        by_data[run.labels.get("data") or data_set(run.config, recorded)].append(run)
     wanted = "FedAvg" if baseline is None else baseline
     for data, some in by_data.items():
         found = name_configs(some).join(pd.DataFrame([run_row(run, metric) for run in some]))

@@ -26,6 +26,7 @@ from fl_lightning.storage.metric_format import few_digits, fixed, in_percent
 ENVIRONMENT = ("processor", "cores", "gpus", "device", "workers", "threads", "platform", "python", "git_revision")
 PHASES = ["train", "evaluate", "server", "log"]
 EXAMPLES = "training examples"
+OLDER_BYTES = "MB of SCAFFOLD and FedProto in cells from before 2026-11-28 leave out the values that they send down."
 
 
 def three_digits(value: float) -> str:
@@ -66,6 +67,7 @@ def results_tables(section: Section) -> Iterator[TextTable]:
         said.append("A run that misses the target counts with all its rounds, and > marks a lower bound.")
     heads += ["seeds", "rounds", "seconds a round", "MB a round"]
     known = [at for at in range(len(heads)) if any(str(row[at]) != NONE for row in rows)]
+    said += note_on_bytes(section)
     kept = [[row[at] for at in known] for row in rows]
     shown = [heads[at] for at in known[1:]]
     yield plain_table(" ".join(said), heads[:1], shown, kept, notes=notes, title=section.full_title, key="results")
@@ -205,8 +207,15 @@ def cost_table(section: Section) -> TextTable | None:
     caption += "Compare seconds only of runs on one otherwise idle machine."
     if any(run.run_dir is None for run in section.runs["run"]):
         caption += " For runs without a folder: phases of the last round."
+    caption = " ".join([caption, *note_on_bytes(section)])
     rows = [[with_setting(line, setting), *row] for (setting, line), *row in texts.itertuples()]
     return plain_table(caption, ["configuration"], list(texts), rows, key="cost") if len(texts.columns) else None
+
+
+def note_on_bytes(section: Section) -> list[str]:
+    """Return the sentence on bytes that older cells leave out; none without such cells."""
+    stored = [str(run.config.get("method")) for run in section.runs["run"] if run.run_dir is None]
+    return [OLDER_BYTES] * any(name in methods for methods in stored for name in ("SCAFFOLD", "FedProto"))
 
 
 def environment_table(runs: Sequence[FitResult]) -> TextTable | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -49,6 +49,8 @@ from fl_lightning.training.patching import patched
 from fl_lightning.training.schedules import Mode, PlateauScheduler, Schedules
 
 Batch = tuple[ExampleIndices | None, Any]
+# phases that the stopwatch of a GPU counts as ``step``
+PARTS_OF_STEP = ("forward_backward", "correct")
 
 
 class LocalTraining:
@@ -396,13 +398,13 @@ class Stopwatch:
     """Seconds by phase: a lap is the time since the last one.
 
     With ``events``, laps end with events in the stream of the GPU, which is waited for only when the seconds are read.
-    They include the time in which the GPU has nothing to do.
+    They include the time in which the GPU has nothing to do. A local step then has two laps, ``data`` and ``step``.
     """
 
     def __init__(self, events: bool = False) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._laps: list[tuple[str, Any, Any]] = []
-        self._events = events
+        self._laps: deque[tuple[str, Any, Any]] = deque()
+        self.events = events
         self._now: Callable[[], Any] = recorded_event if events else time.perf_counter
         self._last: Any = self._now()
 
@@ -414,12 +416,16 @@ class Stopwatch:
 
     def start(self) -> None:
         """Begin a lap; the time since the last one counts for no phase."""
+        if self._laps:
+            self._add_ended()
         self._last = self._now()
 
     def lap(self, phase: str) -> None:
         """Add the time since the last lap to ``phase``."""
+        if self.events and phase in PARTS_OF_STEP:
+            return
         now = self._now()
-        if self._events:
+        if self.events:
             self._laps.append((phase, self._last, now))
         else:
             self._seconds[phase] += now - self._last
@@ -429,10 +435,14 @@ class Stopwatch:
         """The seconds by phase since the round began."""
         if self._laps:
             self._last.synchronize()
-        for phase, begin, end in self._laps:
-            self._seconds[phase] += begin.elapsed_time(end) / 1000  # of milliseconds
-        self._laps.clear()
+        self._add_ended()
         return dict(self._seconds)
+
+    def _add_ended(self) -> None:
+        """Add the laps whose events the GPU has passed, and release these events."""
+        while self._laps and self._laps[0][2].query():
+            phase, begin, end = self._laps.popleft()
+            self._seconds[phase] += begin.elapsed_time(end) / 1000  # of milliseconds
 
 
 def recorded_event() -> torch.cuda.Event:

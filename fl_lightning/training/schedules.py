@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
@@ -86,7 +87,9 @@ class Schedules:
         """Step the schedulers that watch a metric of this visit, in a run whose schedulers restart."""
         for config in configs:
             if config.reduce_on_plateau and (self._clock.current_epoch + 1) % config.frequency == 0:
-                self.step(config, watched(config, self.client.worker_module.trainer_shim.callback_metrics, strict=True))
+                metric = watched(config, self.client.worker_module.trainer_shim.callback_metrics, evaluated=True)
+                if metric is not None:
+                    self.step(config, metric)
 
     def step(self, config: LRSchedulerConfig, metric: Any) -> None:
         """Step a scheduler by the module's own hook."""
@@ -136,7 +139,7 @@ class PlateauScheduler:
     def after_round(self, round_: int, metrics: Mapping[str, Any], evaluated: bool) -> None:
         """Step on the metrics of a round, if it was evaluated."""
         if self.config is not None and (round_ + 1) % self.config.frequency == 0:
-            metric = watched(self.config, metrics, evaluated and self.config.strict)
+            metric = watched(self.config, metrics, evaluated)
             if metric is not None:
                 self._schedules.step(self.config, metric)
 
@@ -163,16 +166,20 @@ class PlateauScheduler:
                 group["lr"] = rate
 
 
-def watched(config: LRSchedulerConfig, metrics: Mapping[str, Any], strict: bool) -> Any:
+def watched(config: LRSchedulerConfig, metrics: Mapping[str, Any], evaluated: bool) -> Any:
     """The metric that a scheduler watches, under its name or with the name of its phase; None before it has a value.
 
-    As with Lightning, ``loss`` stands for ``loss_epoch`` where both steps and epochs are logged.
+    As with Lightning, ``loss`` stands for ``loss_epoch`` where both steps and epochs are logged, and a metric without a
+    value after an evaluation is a warning unless the schedule is ``strict``.
     """
     name = str(config.monitor)
     names = [f"{phase}{tag}" for tag in (name, f"{name}_epoch") for phase in ("", "val/", "test/", "train/")]
     tags = [tag for tag in names if tag in metrics]
     logged = ", ".join(sorted(tag for tag in metrics if not tag.startswith(("time/", "memory/", "placed/", "bytes/"))))
-    require(bool(tags) or not strict, "monitor", name, f"no such metric is logged; choose one of {logged}")
+    hint = f"no such metric is logged; choose one of {logged}"
+    require(bool(tags) or not (evaluated and config.strict), "monitor", name, hint)
+    if evaluated and not tags:
+        rank_zero_warn(f"monitor={name!r}: {hint}, or the learning rate stays, as strict is False")
     return metrics[tags[0]] if tags else None
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 from fl_lightning.data.client_loaders import DataLoaderAdapter, IndexedLoader
-from fl_lightning.errors import ClientError, UsageError, require, truncate, with_location
+from fl_lightning.errors import ClientError, UsageError, count, require, truncate, with_location
 from fl_lightning.sampling import size_of_cohort
 from fl_lightning.seeding import rng_scope, torch_generators
 from fl_lightning.state import norm
@@ -80,7 +80,7 @@ def choice_for(run: Run) -> GroupSize:
         return bounds
     cohort = size_of_cohort(run.data.num_clients, trainer.participation, trainer.cohort_size)
     if cohort < least:
-        return GroupSize(1, f"a round has {cohort} clients; from {least} on, they may share a program")
+        return GroupSize(1, f"a round has {count(cohort, 'client')}; from {least} on, they may share a program")
     if bounds.size < least:
         return bounds
     obstacle = next(obstacles(run), None)

@@ -4,8 +4,10 @@ import pytest
 import torch
 from helpers.errors import refused, warned
 from helpers.runs import assert_same_bits, small_data, small_model, small_trainer
+from helpers.tiny import TinyData, TinyModule, clients
 
 from fl_lightning.callbacks import BestCheckpoint, Callback, EarlyStopping
+from fl_lightning.errors import ClientError
 
 
 class Falls(Callback):
@@ -69,6 +71,34 @@ def test_a_metric_that_is_nan_ends_the_run(tmp_path):
 
     with warned("round 0", "score"):
         assert len(fit(tmp_path, Nan(), stopping()).history) == 1
+
+
+class Overflows(TinyModule):
+    """Its loss of the test data is infinite from the second round on, while its weights are finite."""
+
+    def test_step(self, batch, batch_idx):
+        self.log("loss", self.loss(batch) * (float("inf") if self.global_step else 1))
+
+
+def test_a_loss_that_is_infinite_ends_a_run_that_watches_it_with_its_files_and_fails_another(tmp_path):
+    data, length = clients(TinyData(test=[8]), 7, 7), {"max_rounds": 4, "enable_progress_bar": False}
+    trainer = small_trainer(tmp_path, name="run", callbacks=[EarlyStopping("test/loss")], **length)
+    with warned("round 1", "test/loss"):
+        trainer.fit(Overflows(), data)
+    assert [row["round"] for row in trainer.history] == [0, 1]
+    files = tmp_path / "run/version_0/checkpoints"
+    assert torch.load(files / "last.ckpt", weights_only=True)["round"] == 2
+    assert_same_bits(torch.load(files / "model.ckpt", weights_only=True)["state_dict"], trainer.server.state)
+    assert all(value.isfinite().all() for value in trainer.server.state.values())
+    ways = (lambda: small_trainer(tmp_path, **length).fit(Overflows(), data), lambda: trainer.test(Loses(), data))
+    for way in ways:  # the trainer that has stopped has forgotten it
+        with refused("test/loss", kind=ClientError):
+            way()
+
+
+class Loses(TinyModule):
+    def test_step(self, batch, batch_idx):
+        self.log("loss", float("inf"))
 
 
 @pytest.mark.parametrize(

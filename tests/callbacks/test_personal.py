@@ -56,7 +56,8 @@ def test_it_is_what_evaluating_and_fine_tuning_give_and_fine_tuning_helps_under_
     assert [len(data.test_dataloader(k).rows) for k in range(4)] == file["examples"][-1].tolist()
     assert trainer.metrics["personal/tuned/accuracy"] > trainer.metrics["personal/accuracy"]
     assert "personal/tuned/accuracy" not in trainer.history[0]
-    assert_names(given.summary_of_fit().splitlines()[0], "client", "own model", "fine-tuned")
+    evaluated = "own model" if methods() else "global model"
+    assert_names(given.summary_of_fit().splitlines()[0], "client", evaluated, "fine-tuned")
 
 
 def test_a_run_of_many_clients_has_no_metric_of_each(tmp_path, monkeypatch):

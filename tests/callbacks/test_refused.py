@@ -12,7 +12,15 @@ GIVEN = {
     "EarlyStopping": (callbacks.EarlyStopping("val_loss"), "fl_lightning.callbacks.EarlyStopping"),
     "ModelCheckpoint": (callbacks.ModelCheckpoint(), "trainer.checkpoint_every_n_rounds"),
     "LearningRateMonitor": (callbacks.LearningRateMonitor(), "lr"),
-    "ModelSummary": (callbacks.ModelSummary(), "fl_lightning.callbacks.Callback"),
+    "ModelSummary": (callbacks.ModelSummary(), "doctor"),
+    "StochasticWeightAveraging": (callbacks.StochasticWeightAveraging(1e-2), "evaluated_state"),
+    "GradientAccumulationScheduler": (
+        callbacks.GradientAccumulationScheduler({0: 2}),
+        "trainer.accumulate_grad_batches",
+    ),
+    "DeviceStatsMonitor": (callbacks.DeviceStatsMonitor(), "fl_lightning.callbacks.CostLedger"),
+    "LearningRateFinder": (callbacks.LearningRateFinder(), "tune"),
+    "LambdaCallback": (callbacks.LambdaCallback(on_train_batch_end=print), "on_train_batch_end"),
 }
 
 
@@ -28,7 +36,7 @@ def test_a_callback_of_lightnings_own_trainer_is_refused(tmp_path, name):
     [
         ([callbacks.EarlyStopping("val_loss")], ("EarlyStopping", "fl_lightning.callbacks.EarlyStopping")),
         (EarlyStopping("val/loss"), ("trainer.callbacks",)),
-        (callbacks.ModelSummary(), ("ModelSummary", "fl_lightning.callbacks.Callback")),
+        (callbacks.LambdaCallback(), ("LambdaCallback", "on_train_batch_end", "fl_lightning.callbacks.Callback")),
     ],
 )
 def test_callbacks_that_a_module_brings_are_refused_before_anything_is_written(tmp_path, brought, words):

@@ -56,6 +56,7 @@ def test_a_bad_input_is_one_line(capsys, tmp_path, case):
 
 
 @pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:You passed .Fabric")  # Fabric says so of 16-mixed on a CPU before it is refused
 def test_all_bad_inputs_are_one_line(capsys, tmp_path):
     lines = {case: line_of(capsys, tmp_path / case.replace("/", " "), given) for case, (given, _) in BAD.items()}
     assert {case: line for case, line in lines.items() if missing(line, BAD[case][1])} == {}

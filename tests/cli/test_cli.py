@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import sys
+import warnings
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import yaml
 from helpers.errors import assert_names, warned
 
 from fl_lightning.cli import main
+from fl_lightning.cli.cli import plain_warnings
 from fl_lightning.cli.entry_point import program
 from fl_lightning.errors import ClientError
 from fl_lightning.models import ImageClassifier, Logistic
@@ -215,6 +217,17 @@ def test_a_checkpoint_neither_imports_nor_configures_anything(monkeypatch, capsy
     assert config["model"]["init_args"]["num_classes"] == 10
 
 
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [("null", None), ("{weights: null, sizes: [null, 1]}", {"weights": None, "sizes": [None, 1]})],
+)
+def test_null_on_the_command_line_is_null_in_a_part_of_the_model(capsys, given, options):
+    network = ["--model.encoder=Backbone", "--model.encoder.network=torchvision.models.resnet18"]
+    config = printed(capsys, *FIT, *network, f"--model.encoder.options={given}", "--model.encoder.head=null")
+    encoder = config["model"]["init_args"]["encoder"]["init_args"]
+    assert (encoder["options"], encoder["head"]) == (options, None)
+
+
 def test_an_argument_that_no_object_keeps_is_known_from_the_config(capsys, tmp_path, monkeypatch):
     (tmp_path / "sealed.py").write_text(
         "from fl_lightning import Method\n\n\nclass Sealed(Method):\n"
@@ -296,6 +309,20 @@ def test_a_mistake_in_the_first_step_is_one_line_with_its_place_before_anything_
     assert re.search(r"model=Misspelt: training_step fails .*AttributeError at theirs.py:\d+ \(training_step\)", line)
     assert "Traceback" not in line and len(line) < 300
     assert not list(tmp_path.iterdir())
+
+
+def test_an_exception_of_a_constructor_comes_without_the_errors_of_the_parser(capsys):
+    with pytest.raises(LookupError, match="their own mistake") as caught:
+        main([*FIT, "--model=helpers.theirs.Unbuilt"])
+    assert caught.value.__cause__ is None and caught.value.__context__ is None
+    place = r"error: LookupError at theirs.py:\d+ \(__init__\): their own mistake"
+    assert re.fullmatch(place, capsys.readouterr().err.splitlines()[-1])
+
+
+def test_a_warning_is_one_line_and_printed_once():
+    with plain_warnings():
+        lines = [warnings.formatwarning(text, UserWarning, "file.py", 1) for text in ("slow", "slow", "large")]
+    assert lines == ["warning: slow\n", "", "warning: large\n"]
 
 
 def test_the_doctor_prints_the_plan_once_and_leaves_no_folder(capfd, tmp_path):

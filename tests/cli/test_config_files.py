@@ -1,6 +1,7 @@
 """A file that is the value of a key is read with the same checks as a config."""
 
 import sys
+from contextlib import nullcontext
 
 import pytest
 from helpers.bad_input import BASE
@@ -8,6 +9,7 @@ from helpers.errors import assert_names, refused
 
 from fl_lightning.cli import main
 from fl_lightning.cli.config_checks import building
+from fl_lightning.cli.config_files import check_command
 from fl_lightning.errors import UsageError
 from fl_lightning.models import MLP
 
@@ -57,6 +59,13 @@ def test_a_text_need_not_be_yaml(capsys):
             main(["fit", "--config", "base.yaml", f"--trainer.name={name}", "--data.num_clients=010", "--print_config"])
         config = capsys.readouterr().out
         assert f"name: {name}\n" in config.replace("'", "") and "num_clients: 10\n" in config
+
+
+@pytest.mark.parametrize("data", ["Digits", "mine.Data"])
+def test_a_short_name_is_refused_early_where_no_module_of_ones_own_may_define_it(monkeypatch, data):
+    monkeypatch.delitem(sys.modules, "torch")
+    with nullcontext() if data == "mine.Data" else refused("method='Mine'"):
+        check_command(["fit", f"--data={data}", "--method=[FedProx, Mine]"])
 
 
 def test_an_error_of_a_library_is_told_with_the_class_and_its_arguments():

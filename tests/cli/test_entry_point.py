@@ -127,9 +127,10 @@ def test_a_config_is_printed_or_refused_without_the_libraries_that_training_need
     """Lightning itself imports torchvision, SciPy and Matplotlib where they are installed."""
     (refused, printed), _ = steps(request.config.rootpath, TRAINER)
     assert "max_round" in refused[1] and "class_path: ImageClassifier" in printed[1].replace("fl_lightning.models.", "")
-    # small ones, for a data set and a bar of progress
+    # small ones, for a data set, a bar of progress, and the number of cores
+    small = {"fl_lightning", "attr", "attrs", "ijson", "tqdm", "joblib", "cloudpickle", "psutil"}
     imported = {*refused[0], *printed[0]}
-    assert imported <= {"fl_lightning", "attr", "attrs", "ijson", "tqdm"}, imported
+    assert imported <= small, imported
 
 
 def test_the_names_of_the_package_are_imported_when_they_are_used():

@@ -5,6 +5,7 @@ import gc
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from helpers.benches import TOY, FakeWorkerClient, outcome, toy_scheduler, toy_suite
@@ -23,6 +24,7 @@ PUBLISHED = """tables:
   - {caption: Table 7, page: 3, published: {FedAvg: {0.1: 40, 0.2: 41}, FedProx: {0.1: 45.5, 0.2: 40}}}
 """
 
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 # what the command says that it has written
 WRITTEN = "report.html, and report.md, report.tex, report.csv, report.runs.csv beside it"
 WITH_PAPER = WRITTEN.replace(" beside", ", report.paper.csv beside")
@@ -268,6 +270,13 @@ def test_cells_without_their_suite_have_tables_without_published_numbers(command
     assert_names(err, "--suite")
     page = page_of(tmp_path)
     assert "45.50" not in page and "56.25" in page and "lr=0.1" in page
+
+
+@pytest.mark.parametrize(("name", "lacking"), [("papers/results/scaled-seconds", True), ("front/front-suite", False)])
+def test_a_table_of_bytes_says_which_stored_cells_lack_values_that_methods_send(command, tmp_path, name, lacking):
+    command(EXPERIMENTS / f"{name}.cells.csv")
+    page = (tmp_path / "here" / "report.md").read_text()
+    assert " MB |" in page and ("MB of SCAFFOLD and FedProto in cells from before" in page) == lacking
 
 
 def test_a_run_without_its_folder_has_the_median_seconds_that_the_study_keeps(command, study, tmp_path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.beside import SIZES, assert_near, rows
-from helpers.errors import refused
+from helpers.errors import refused, warned
 from helpers.gradients import Ahead, Dropping, InStep
 from helpers.quadratics import Curved, curved_data
 from helpers.runs import Stops, assert_same_bits, history, plain_sgd_model, small_data, small_trainer, train
@@ -426,5 +426,6 @@ def test_the_gradient_of_a_skipped_batch_is_0_for_a_function_of_taps_too(tmp_pat
                 gradients = client.gradients(batch=batch, loss=lambda step: step.taps["representation"].square().sum())
                 found.append((len(batch[0]), any(map(torch.any, gradients.values())), bool(gradients.loss)))
 
-    train(tmp_path, [ReadsTaps()], model=Skips(), data=rows([8, 13]), taps=TAPS, max_rounds=1)
+    with warned("model=Skips", "None", "batches/skipped"):
+        train(tmp_path, [ReadsTaps()], model=Skips(), data=rows([8, 13]), taps=TAPS, max_rounds=1)
     assert set(found) == {(5, False, False), (8, True, True)}

@@ -141,7 +141,7 @@ def test_of_a_submodule_that_is_called_twice_the_last_output_is_recorded(tmp_pat
 @pytest.mark.parametrize(
     ("taps", "words"),
     [
-        ({}, ("Looks", "'z'", "'y'", "{z: SUBMODULE, y: SUBMODULE}")),  # all at once
+        ({}, ("Looks", "'z'", "'y'", "{'z': 'SUBMODULE', 'y': 'SUBMODULE'}")),  # all at once
         ({"y": "body"}, ("Looks", "'z'", "Net")),
         ({"y": "body", "z": "neck"}, ("'neck'", "Net")),
         ({"y": "body", "z": "inner:"}, ("trainer.taps", "z='inner:'")),

@@ -210,6 +210,7 @@ MODULES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:model=SkipsABatch")  # as Lightning warns, which conform ignores
 @pytest.mark.parametrize("precision", sample(PRECISIONS, "64-true"))
 @pytest.mark.parametrize("make", MODULES)
 def test_a_module_with_hooks_of_its_own_trains_as_in_lightning(make, precision):

@@ -343,9 +343,20 @@ def test_a_schedule_that_watches_a_metric_steps_once_a_round_that_was_evaluated(
     assert visits == {(k, r): 4 * [expected[r]] for r in range(5) for k in range(2)}
 
 
-def test_a_metric_that_nothing_logs_is_refused_by_name():
-    class Model(Plateau):
-        monitor = "no_such_metric"
+class Unlogged(Plateau):
+    monitor = "no_such_metric"
 
-    with refused("monitor='no_such_metric'", "val_loss"):
-        by_rounds(Model(), two_clients(), rounds=1, epochs=1)
+
+@pytest.mark.parametrize("mode", ["continue", "restart"])
+def test_a_metric_that_nothing_logs_is_refused_by_name_or_warned_of_if_the_schedule_is_not_strict(mode):
+    class Lenient(Unlogged):
+        def configure_optimizers(self):
+            both = super().configure_optimizers()
+            return {**both, "lr_scheduler": {**both["lr_scheduler"], "strict": False}}
+
+    how = {"rounds": 2, "epochs": 1, "client_schedulers": mode}
+    with refused("monitor='no_such_metric'", "loss"):
+        by_rounds(Unlogged(), two_clients(), **how)
+    with warned("monitor='no_such_metric'", "loss", "strict"):
+        trainer = by_rounds(Lenient(), two_clients(), **how)
+    assert [row["lr"] for row in trainer.history] == [0.1, 0.1]

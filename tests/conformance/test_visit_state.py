@@ -4,15 +4,18 @@ from collections import deque
 
 import pytest
 import torch
-from helpers.conformance import by_rounds, note, notes_of
+from helpers.conformance import by_rounds, note, notes_of, same
 from helpers.errors import refused, warned
 from helpers.runs import history
 from helpers.tiny import TinyData, TinyModule, clients
+from lightning.pytorch import Trainer
 from torch import nn
 from torch.optim import SGD, lr_scheduler
+from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection, SumMetric
+from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix
 
-from fl_lightning import Method
+from fl_lightning import FederatedTrainer, Method
 from fl_lightning.errors import ClientError
 
 
@@ -83,6 +86,80 @@ def test_what_is_in_no_state_begins_each_visit_and_evaluation_as_at_the_start_of
     _, notes = notes_of(lambda: train(Stateful))
     fresh = Stateful().sizes()
     assert notes == 2 * [*(3 * [("visit", fresh, False)]), ("validation", fresh, False)]
+
+
+class Collects(TinyModule):
+    """Its steps set attributes, and update objects of torchmetrics that they do not log."""
+
+    collects = True
+
+    def build(self):
+        self.outputs, self.seen = [], torch.zeros(())
+        self.confusion, self.auroc = MulticlassConfusionMatrix(3), MulticlassAUROC(3)
+
+    def step(self, batch):
+        scores = self(batch[0])
+        self.confusion.update(scores, batch[1])
+        self.auroc.update(scores.softmax(1), batch[1])
+        if self.collects:
+            self.outputs.append(scores.sum().item())
+            self.seen += len(scores)
+            self.last = scores
+        return scores
+
+    def validation_step(self, batch, batch_idx):
+        self.log("loss", self.step(batch).sum())
+
+    test_step = validation_step
+
+    def predict_step(self, batch, batch_idx):
+        return self.step(batch)
+
+
+class WithPredict(TinyData):
+    def predict_dataloader(self):
+        return DataLoader(self.rows(18, 30), batch_size=4)
+
+
+def after(command, devices=0, collects=True):
+    """A module after a command: of Lightning's trainer, or of a federated one with some ``devices``."""
+    torch.manual_seed(0)
+    model, data = Collects(), WithPredict(val=[18], test=[18])
+    model.collects = collects
+    quiet = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    if devices:
+        getattr(FederatedTrainer(devices=devices, **quiet), command)(model, clients(data))
+    else:
+        getattr(Trainer(**quiet), command)(model, data)
+    return model
+
+
+def values_of(model):
+    metrics = model.confusion.compute().tolist(), model.auroc.compute().item()
+    last = getattr(model, "last", torch.zeros(0)).tolist()
+    return model.outputs, model.seen.item(), last, *metrics, model.training, model.body.training
+
+
+COMMANDS = ["validate", "test", "predict"]
+
+
+@pytest.mark.filterwarnings("ignore:.*(does not have many workers|treespec)")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_a_step_sets_stays_after_a_command_as_in_lightning(command):
+    assert values_of(after(command, devices=1)) == same(values_of(after(command)), 1e-6)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_each_of_several_workers_has_set_a_part_of_is_dropped_with_a_warning(command):
+    with warned("model=Collects", "2 workers", "trainer.devices=1"):
+        model = after(command, devices=2)
+    assert (model.outputs, model.seen.item(), hasattr(model, "last")) == ([], 0.0, False)
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_objects_of_torchmetrics_have_all_batches_after_a_command_by_several_workers(command):
+    alone, together = (values_of(after(command, devices, collects=False)) for devices in (1, 2))
+    assert together == alone
 
 
 class Hooking(TinyModule):

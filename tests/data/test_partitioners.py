@@ -316,6 +316,7 @@ def test_a_report_describes_sizes_classes_skew_and_moved_samples():
         assert words in apart.report()
     alike = Plan([np.array([0, 1, 4, 5]), np.array([2, 3, 6, 7])], labels, 2)
     assert alike.skew() == 0 and "moved" not in alike.report()
+    assert Plan([np.arange(8)], labels, 2).report().startswith("1 client of 8 to 8 samples")
     assert Plan([np.arange(3), np.arange(3, 5)]).label_counts is None
 
 

@@ -204,6 +204,31 @@ def test_objects_that_a_module_adds_are_in_no_file_and_are_the_present_ones_for_
     assert model.labels == [1] and model.seen["names"] == ["a", "b"]
 
 
+class ReadsAll(Net):
+    """It reads what Lightning's checkpoints hold beside the module, of which a run keeps nothing."""
+
+    names = ("optimizer_states", "lr_schedulers", "callbacks", "loops")
+
+    def on_save_checkpoint(self, checkpoint):
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["held"] = [len(checkpoint[name]) for name in self.names]
+        checkpoint["numbers"] = torch.arange(3)
+        del checkpoint["optimizer_states"]
+
+    def on_load_checkpoint(self, checkpoint):
+        super().on_load_checkpoint(checkpoint)
+        self.held = {name: checkpoint[name] for name in (*self.names, "held", "epoch", "global_step")}
+
+
+def test_what_a_run_does_not_keep_of_lightnings_checkpoints_is_empty_in_the_hooks_and_in_no_file(tmp_path):
+    fit(tmp_path, ReadsAll(8), local_epochs=3)
+    saved = torch.load(file(tmp_path), weights_only=True)
+    assert saved["held"] == [0, 0, 0, 0] and saved["numbers"].tolist() == [0, 1, 2] and not {*ReadsAll.names} & {*saved}
+    _, model = fit(tmp_path, ReadsAll(8), max_rounds=2, local_epochs=3, ckpt_path="last")
+    numbers = {"held": [0, 0, 0, 0], "epoch": 3, "global_step": 1}
+    assert model.held == {"optimizer_states": [], "lr_schedulers": [], "callbacks": {}, "loops": {}, **numbers}
+
+
 # ---------------------------------------------------------------------- given weights
 @pytest.mark.parametrize("name", ["SCAFFOLD", "FedBN", "MOON"])
 def test_a_run_begins_with_given_weights_whatever_its_methods(tmp_path, name):
@@ -232,6 +257,7 @@ def test_weights_that_do_not_fit_are_one_line_and_leave_the_module_as_it_is(tmp_
     given = {
         ("missing", "net.0.weight"): {k: v for k, v in state.items() if k != "net.0.weight"},
         ("unknown", "more.0", "more.1", "more.2"): {**state, **{f"more.{i}": torch.zeros(1) for i in range(4)}},
+        ("unknown", "0.weight", "net"): {k.removeprefix("net."): v for k, v in state.items()},
         ("net.0.bias", "[9]", "[8]"): {**state, "net.0.bias": torch.zeros(9)},
         ("state dict",): [state],
         ("tensors and plain values",): Labelled([]),

@@ -3,6 +3,7 @@
 import copy
 import itertools
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -51,7 +52,36 @@ class Replaced(TinyModule):
         self.body[0] = nn.Linear(8, 6)
 
 
-REFUSED = {Keeps: ("'SGD'", "the same"), KeepsItLater: ("'SGD'", "the same"), Replaced: ("2 tensors", "state_dict")}
+class NoState(TinyModule):
+    """Its scheduler lacks a state, or a part of it."""
+
+    def functions(self):
+        return {}
+
+    def configure_optimizers(self):
+        optimizer = SGD(self.parameters(), lr=0.1)
+        return [optimizer], [SimpleNamespace(optimizer=optimizer, step=lambda: None, **self.functions())]
+
+    def lr_scheduler_step(self, scheduler, metric):
+        scheduler.step()
+
+
+class NoneState(NoState):
+    def functions(self):
+        return {"state_dict": lambda: None, "load_state_dict": lambda state: None}
+
+
+class NotLoaded(NoState):
+    def functions(self):
+        return {"state_dict": dict}
+
+
+REFUSED = {
+    Keeps: ("'SGD'", "the same"),
+    KeepsItLater: ("'SGD'", "the same"),
+    Replaced: ("2 tensors", "state_dict"),
+    **dict.fromkeys((NoState, NoneState, NotLoaded), ("lr_scheduler='SimpleNamespace'", "state_dict")),
+}
 
 
 @pytest.mark.parametrize("make", REFUSED)

@@ -6,6 +6,7 @@ from helpers.errors import refused, warned
 from helpers.runs import small_data, small_model, small_trainer
 from helpers.theirs import TheirData, Theirs
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
 
 from fl_lightning import Partitioned
@@ -158,6 +159,27 @@ def test_what_cannot_be_predicted_is_refused(tmp_path):
     small_trainer(tmp_path, name="run", max_rounds=1).fit(model, data, [FedBN()])
     with warned("method=[]", "fedbn"), refused("last.ckpt", "3 clients"):
         small_trainer(tmp_path).predict(model, data, tmp_path / "run/version_0/checkpoints/last.ckpt")
+
+
+class Indexed(Net):
+    def on_predict_batch_start(self, batch, batch_idx, dataloader_idx):
+        """Lightning passes the index of a loader only where there are several."""
+
+
+class NotIndexed(Net):
+    def on_predict_batch_end(self, outputs, batch, batch_idx):
+        pass
+
+
+@pytest.mark.parametrize(("make", "data"), [(Indexed, Data), (NotIndexed, Several)])
+def test_hooks_that_do_not_fit_the_number_of_loaders_are_refused_as_by_lightning(tmp_path, make, data):
+    hook = next(name for name in vars(make) if name.startswith("on_"))
+    with refused(f"{make.__name__}.{hook}=", "dataloader_idx"):
+        predict(tmp_path, made(make), data())
+    with pytest.raises(
+        (MisconfigurationException, RuntimeError), match=f"{hook}.*dataloader_idx|dataloader_idx.*{hook}"
+    ):
+        by_lightning(made(make), data())
 
 
 class Bare(LightningModule):

@@ -215,6 +215,23 @@ class Always(Method):
             raise ValueError("always")
 
 
+def test_the_module_finds_its_entries_in_the_record_of_a_failure(tmp_path):
+    class Adds(Quadratic):
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["mine"] = checkpoint["epoch"]
+
+        def on_load_checkpoint(self, checkpoint):
+            self.loaded = checkpoint["mine"], checkpoint["epoch"]
+
+    model, data = Adds(), quadratic_data([0.0, 1.0, 2.0, 3.0])
+    trainer = small_trainer(tmp_path, max_rounds=2, local_epochs=2, name="run")
+    with refused(f"client {K}", kind=ClientError) as caught:
+        trainer.fit(Adds(), data, [Breaks()])
+    with refused(f"client {K}", kind=ClientError):
+        trainer.replay(model, data, ROUND, K, caught.value.record, [Breaks()])
+    assert model.loaded == (2, 2)
+
+
 def test_a_run_keeps_the_records_of_its_first_failures(tmp_path):
     trainer = small_trainer(tmp_path, max_rounds=5, name="run", on_client_error="skip")
     trainer.fit(small_model(), small_data(), [Always()])

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from helpers.errors import refused
+from helpers.errors import assert_names, refused, warned
 from helpers.runs import assert_same_bits, small_data, small_model, small_trainer
 from helpers.tiny import Sizes, TinyData, TinyModule
 from helpers.tiny import clients as dealt
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from fl_lightning import Method
 from fl_lightning.errors import ClientError
-from fl_lightning.methods import FedProto
+from fl_lightning.methods import MOON, DeCov, FedDecorr, FedProto, FedRoD, FedUV
 from fl_lightning.models import MLP, ImageClassifier
 
 # calls of the modules below, recorded outside of restored state
@@ -178,6 +178,22 @@ def test_an_error_of_the_users_own_is_one_line_with_its_place(unwritten, case):
     assert type(caught.value.__cause__).__name__ == kind
 
 
+class Frozen(Net):
+    def build(self):
+        super().build()
+        self.body.requires_grad_(False)
+
+
+@pytest.mark.parametrize("method", [FedDecorr, FedUV, DeCov, MOON])
+def test_a_penalty_on_representations_that_nothing_trains_is_warned_of_once(tmp_path, method):
+    taps = {"representation": "body", "logits": "head"}
+    with warned(f"method={method.__name__}", "representation") as caught:
+        fit(tmp_path, Frozen(), methods=[method()], taps=taps)
+    assert sum("representation" in str(warning.message) for warning in caught) == 1
+    fit(tmp_path, Net(), methods=[method()], taps=taps)
+    fit(tmp_path, Frozen(), methods=[FedRoD()], taps=taps)  # which trains a head of its own
+
+
 class Detached(Net):
     def training_step(self, batch, batch_idx):
         return self.loss(batch).detach()
@@ -230,7 +246,7 @@ class Normed(Net):
 
 
 @pytest.mark.parametrize("cohort", [1, 3])
-def test_a_last_batch_of_one_example_is_refused_before_round_0_where_a_layer_normalises_over_it(tmp_path, cohort):
+def test_a_last_batch_of_one_example_is_refused_before_round_0_where_a_layer_normalises_over_it(tmp_path, cohort, said):
     def fitted(data, model, **kwargs):
         trainer = small_trainer(tmp_path, **{"max_rounds": 1, "cohort_size": cohort, **kwargs})
         trainer.fit(model, data)
@@ -244,7 +260,8 @@ def test_a_last_batch_of_one_example_is_refused_before_round_0_where_a_layer_nor
     for drop_last in ("singletons", True):
         fitted(pictures(drop_last), Normed())
     fitted(pictures(), Normed(), local_steps=1)  # which does not reach it
-    fitted(pictures(), small_model())  # without a BatchNorm
+    fitted(pictures(), small_model())  # whose step skips it
+    assert_names(said(), "data=Digits", "2 of 3 clients (0, 1)", "data.drop_last=singletons")
 
 
 def test_a_doctor_and_a_visit_name_the_remedy_for_a_last_batch_of_one_example(tmp_path):

@@ -335,8 +335,9 @@ def test_a_port_in_use_is_refused_and_nothing_written(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_auto_takes_a_worker_a_core_and_no_more_than_clients(tmp_path, said):
-    trainer = small_trainer(tmp_path, devices="auto", cohort_size=1, max_rounds=1)
+@pytest.mark.parametrize("devices", ["auto", -1, "-1"])
+def test_auto_takes_a_worker_a_core_and_no_more_than_clients(tmp_path, said, devices):
+    trainer = small_trainer(tmp_path, devices=devices, cohort_size=1, max_rounds=1)
     trainer.fit(small_model(), small_data())
     assert trainer.fabric.world_size == 1
     assert_names(said(), "trainer.devices=auto", "1 worker")

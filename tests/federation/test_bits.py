@@ -60,6 +60,22 @@ def test_a_run_at_sites_is_the_same_as_in_one_process(name, tmp_path):
     assert fitted.history and numbers_of(ours.history) == numbers_of(fitted.history)
 
 
+def test_sites_are_sent_the_server_values_that_travel_alone(tmp_path):
+    config = {**copy.deepcopy(SMALL), "method": ["SCAFFOLD", {"class_path": "FedDyn", "init_args": {"alpha": 0.1}}]}
+    ours, link = run_here(tmp_path, config)
+    values = message_of(link.sent[-1][1])["shared"]["methods"]
+    assert {name: {*state} for name, state in values.items()} == {"scaffold": {"global_variate"}, "feddyn": {"initial"}}
+    fitted = alone(tmp_path, config)
+    assert_same_bits(ours.server.state, fitted.server.state)
+    assert numbers_of(ours.history) == numbers_of(fitted.history)
+
+
+def test_a_value_that_stays_on_the_server_cannot_be_read_at_the_start_of_a_round(tmp_path):
+    config = {**copy.deepcopy(SMALL), "method": [{"class_path": "helpers.sites.Counting"}]}
+    with refused("site-0", "method=Counting", "rounds", "travels=True"):
+        run_here(tmp_path, config)
+
+
 def test_frozen_parameters_that_sites_change_travel(tmp_path):
     config = config_of("moon on a frozen base")
     config["model"]["class_path"] = "helpers.sites.Moving"

@@ -90,7 +90,7 @@ BAD: dict[str, tuple[str, str]] = {
         "trainer: {logger: [{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {save_dir: x}}, 5]}",
         "trainer.logger='5'",
     ),
-    "a name of two classes": ("trainer: {logger: [CSVLogger]}", "trainer.logger='CSVLogger'"),
+    "a short name of Lightning's logger without its folder": ("trainer: {logger: [CSVLogger]}", "CSVLogger.save_dir"),
     "a package that is not there": ("--model=nowhere.Net", "model='nowhere.Net'"),
     "a class of another kind": ("--model=collections.Counter", "model='collections.Counter'"),
     "the bare Method": ("method: [Method]", "method='Method'"),
@@ -100,6 +100,16 @@ BAD: dict[str, tuple[str, str]] = {
         "--trainer.callbacks+=lightning.pytorch.callbacks.ModelCheckpoint",
         "trainer.callbacks='lightning.pytorch.callbacks.ModelCheckpoint'",
     ),
+    "a short name of a callback of Lightning's": (
+        "--trainer.callbacks+=ModelCheckpoint",
+        "fl_lightning.callbacks.BestCheckpoint",
+    ),
+    "a callback of Lightning's alone": (
+        "--trainer.callbacks=lightning.pytorch.callbacks.DeviceStatsMonitor",
+        "fl_lightning.callbacks.CostLedger",
+    ),
+    "an argument of no class": ("--trainer.server_optimizer={init_args: {a: 1}}", "trainer.server_optimizer"),
+    "a class in place of a list": ("--method=torch.optim.SGD", "method='torch.optim.SGD'"),
     # a value of another kind
     "trainer 3": ("trainer: 3", "trainer=3"),
     "model 3": ("model: 3", "model='3'"),
@@ -128,6 +138,7 @@ BAD: dict[str, tuple[str, str]] = {
     "too few classes": ("model: {init_args: {num_classes: 3}}", "model.num_classes=3"),
     "SCAFFOLD with momentum": ("method: [SCAFFOLD]", "momentum=0.9"),
     "half precision": ("trainer: {precision: 16-mixed}", "trainer.precision='16-mixed'"),
+    "precision 17": ("trainer: {precision: 17}", "trainer.precision=17"),
     "a strategy": ("trainer: {strategy: ddp}", "trainer.strategy='ddp'"),
 }
 
@@ -138,9 +149,16 @@ WITHOUT_TORCH: tuple[tuple[list[str], list[str], str], ...] = (
     (["fit", "--config", "{file}"], ["given.yaml, line 2"], "trainer: {max_rounds: 3\n"),
     (["fit", "--config={file}"], ["trianer", "trainer?"], "trianer: {max_rounds: 3}\n"),
     (["test", "--config", "{file}"], ["trainer.max_round", "trainer.max_rounds?"], "trainer: {max_round: 3}\n"),
-    (["fit", "--config={{trainer: {{max_epochs: 3}}}}"], ["trainer.max_epochs", "trainer.max_rounds?"], ""),
+    (["fit", "--config={{trainer: {{max_epochs: 3}}}}"], ["trainer.max_epochs", "trainer.max_rounds"], ""),
     (["doctor", "--trainer.callback+=Scores"], ["--trainer.callback+", "trainer.callbacks?"], ""),
     (["fit", "--ckpt", "last"], ["--ckpt"], ""),
+    (["fit", "--optimizer", "SGD", "--optimizer.lr=0.1"], ["--optimizer", "model.optimizer"], ""),
+    (["fit", "--config=smoke/fedavg", "--method=FedProxx"], ["method='FedProxx'", "FedProx?"], ""),
+    (
+        ["fit", "--config", "{file}"],
+        ["method: FedProx", "'alpha'", "mu"],
+        "method: [{class_path: FedProx, init_args: {alpha: 1}}]",
+    ),
     (["test", "--ckpt_path", "nowhere/last.ckpt"], ["ckpt_path='nowhere/last.ckpt'"], ""),
     (["fit", "--config", "{file}", "--ckpt_path=null"], ["weights='nowhere.pt'"], "weights: nowhere.pt\n"),
 )

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fl_lightning import Method
+from fl_lightning import Method, ServerValue
 from fl_lightning.cli.cli import FederatedCLI
 from fl_lightning.federation import server
 from fl_lightning.federation.framing import parted, relayed
@@ -80,6 +80,15 @@ class Assigning(Method):
     def on_round_start(self, server):
         if server.round == 1:
             server.assign({name: 2 * server.state[name] for name in server.frozen if name.endswith("bias")})
+
+
+class Counting(Method):
+    """Counts the rounds in a value that no client receives."""
+
+    rounds = ServerValue(lambda server: 0, travels=False)
+
+    def on_round_start(self, server):
+        self.rounds += 1
 
 
 class Here:

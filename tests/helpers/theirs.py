@@ -82,3 +82,10 @@ class Misspelt(ImageClassifier):
 
     def training_step(self, batch, batch_idx):
         return self.los(batch)
+
+
+class Unbuilt(ImageClassifier):
+    """A module whose constructor raises an exception."""
+
+    def __init__(self):
+        raise LookupError("their own mistake")

@@ -5,13 +5,16 @@ import torch
 from helpers.runs import plain_sgd_model, train
 from helpers.tiers import sample
 from helpers.without_values import WithoutValues, without_values
+from torch.overrides import TorchFunctionMode
 
 from fl_lightning import Client, Method, Server, Weighted, methods
 from fl_lightning.aggregation import Totals
 from fl_lightning.client import ClientStateStore
 from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.lightning.trainer_shim import TrainerShim
+from fl_lightning.client.reference_models import Cache, fill
 from fl_lightning.client.taps import resolve_taps
+from fl_lightning.data.client_loaders import ExampleIndices
 from fl_lightning.data.datamodule import ClientInfo
 from fl_lightning.method import MethodList, ServerValue, Step
 from fl_lightning.state import Gradients
@@ -179,3 +182,22 @@ def test_a_value_that_a_method_keeps_on_the_cpu_stays_there():
         (own,) = run.methods.methods
         assert own.on_cpu.device.type == "cpu"
         assert own.loaded.device == CUDA
+
+
+def test_an_index_into_cached_taps_is_copied_without_a_wait(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    moved = []
+
+    class Moves(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, torch.Tensor) and isinstance(args[0], torch.Tensor) and out.device != args[0].device:
+                moved.append((kwargs or {}).get("non_blocking", False))
+            return out
+
+    with WithoutValues(), Moves():
+        cache, index = Cache(6), torch.arange(4)
+        cache.put(index, {"tap": torch.rand(4, 3, device=CUDA)})
+        assert cache.get(index)["tap"].device == CUDA
+        fill([torch.rand(4, 3, device=CUDA)], ExampleIndices(index, 6, 6))
+    assert len(moved) == 3 and all(moved)

@@ -103,6 +103,7 @@ def test_any_network_of_torchvision_is_a_backbone():
         (lambda: Backbone(squeezenet1_1), ("head=''", "(no linear layer)")),
         (lambda: Backbone(torch.nn.Linear(3, 2)), ("head=''", "(no linear layer)")),
         (lambda: Backbone(mobilenet_v3_small(), {"dropout": 0.1}), ("options={'dropout'", "network.init_args")),
+        (lambda: Backbone(mobilenet_v3_small, {"weights": "nope"}), ("options={'weights'", "KeyError", "'nope'")),
     ],
 )
 def test_a_backbone_whose_layers_or_options_do_not_exist_is_refused(make, words):

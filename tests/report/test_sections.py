@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers.errors import refused
 from helpers.reports import accuracies, held, report_of, warnings_of, write_run
+from helpers.runs import small_data, small_model, small_trainer
 
 from fl_lightning.bench.statistics import paired_difference
 
@@ -126,7 +127,7 @@ def test_data_sets_are_sections_of_their_own(tmp_path, report):
 def test_what_changes_no_result_does_not_part_seeds(tmp_path, report):
     for seed in range(2):
         trainer = {"max_rounds": 10, "devices": seed + 1, "enable_progress_bar": bool(seed)}
-        trainer |= {"threads_per_worker": seed + 1, "clients_per_step": seed + 1}
+        trainer |= {"threads_per_worker": seed + 1, "clients_per_step": seed + 1, "deterministic": bool(seed)}
         trainer["callbacks"] = [{"class_path": "fl_lightning.callbacks.SpectrumMonitor"}] * seed
         own = {"trainer": trainer, "ckpt_path": ["last", None][seed]}
         write_all(tmp_path, {str(seed): {"seed": seed, "config": own}})
@@ -201,6 +202,11 @@ def test_runs_without_a_config_are_told_apart_by_their_folders(tmp_path, report)
         ("unknown data set", "mine"),
         ("unknown data set", "theirs"),
     }
+
+
+def test_a_run_of_a_program_has_the_name_of_its_data_module(tmp_path, report):
+    small_trainer(tmp_path, max_rounds=1, logger=True).fit(small_model(), small_data())
+    assert [(data, method) for data, _, method in groups(report())] == [("Digits", "fedavg")]
 
 
 def test_names_of_methods_and_data_sets(tmp_path, report):

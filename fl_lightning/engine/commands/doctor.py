@@ -26,12 +26,12 @@ from fl_lightning.engine.cohort_training import draw_cohort
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.engine.model_io import warn_of_arguments
 from fl_lightning.engine.run import Run
-from fl_lightning.engine.update_codec import TensorSpec, encode_update, list_tensors
+from fl_lightning.engine.update_codec import TensorSpec, broadcast_bytes, encode_update, list_tensors
 from fl_lightning.engine.validation import few
 from fl_lightning.errors import UsageError, count, text_of, truncate
 from fl_lightning.method import Method
 from fl_lightning.sampling import size_of_cohort
-from fl_lightning.state import num_bytes, select
+from fl_lightning.state import num_bytes
 from fl_lightning.storage.hyperparameters import plain_arguments
 from fl_lightning.training.patching import patched
 
@@ -197,11 +197,10 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     peak = max(peak for _, peak in measured)  # 0 if the system does not measure it
     # client state beyond the limit is on disk
     kept = min(number * state / run.workers.size, client.memories().limit)
-    down = num_bytes(select(run.server.state, client.sent + client.sent_others + client.recomputed))
     up = update.num_bytes + sum(entry.num_bytes for entry in sums)
     in_round = visit * cohort_size / run.workers.size
     return {
-        "bytes": {"down": cohort_size * down, "up": cohort_size * up},
+        "bytes": {"down": cohort_size * broadcast_bytes(run), "up": cohort_size * up},
         # tensors of an update, without weight and logged values
         "leaves": [{**entry._asdict(), "shape": [*entry.shape], "bytes": entry.num_bytes} for entry in leaving],
         "client_state": {"each": state, "all": number * state},

@@ -20,8 +20,8 @@ from fl_lightning.engine.checkpointing import (
     save_run,
     verified_checkpoint,
 )
-from fl_lightning.engine.evaluation.evaluator import PHASES, bound_step, step_name
-from fl_lightning.engine.evaluation.loop import can_share
+from fl_lightning.engine.evaluation.evaluator import PHASES, bound_step, check_loader_index, step_name
+from fl_lightning.engine.evaluation.loop import can_share, evaluation_hooks
 from fl_lightning.engine.fingerprint import (
     FREE_OF_TRAINER,
     describe_data,
@@ -36,7 +36,7 @@ from fl_lightning.engine.rounds import check_metrics, run_round
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sanity_check import run_sanity_check
 from fl_lightning.engine.validation import check_folder, name_large_batches, warn_of_averaged_statistics
-from fl_lightning.errors import UsageError, require
+from fl_lightning.errors import UsageError, count, require
 from fl_lightning.lightning_compat import is_overridden
 from fl_lightning.seeding import rng_scope
 from fl_lightning.state import State
@@ -215,7 +215,7 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: P
     require(step_name(module, phase) is not None, "model", type(module).__name__, f"it has no {name}; define one")
     own = load_given(run, ckpt_path, weights)
     state = run.client.state()
-    metrics = {} if own else run.evaluator.evaluate_global_model(phase, state, observed=False)
+    metrics = {} if own else run.evaluator.evaluate_global_model(phase, state, observed=False, keeps=True)
     if own or (run.methods.having("personal_state") and run.client.memories().owners):
         parts = run.runner.place_models(run)
         means = run.evaluator.means(run.runner.evaluate_models(run, phase, state, parts, observed=False))
@@ -224,7 +224,7 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: P
         run.worker_module.load(state)
     if own and run.client.has_global_model:
         hint = "the models are evaluated without these; pass the methods of the run"
-        run.trainer.warn(f"method={run.methods.names}: the checkpoint has entries of {len(own)} clients; {hint}")
+        run.trainer.warn(f"method={run.methods.names}: the file has entries of {count(len(own), 'client')}; {hint}")
     check_metrics(run, metrics, phase)
     return metrics
 
@@ -236,7 +236,7 @@ def predict_once(
     if output is not None:
         check_folder("output", output.parent)
     own = load_given(run, ckpt_path, weights)
-    hint = f"entries of the state stay with each of its {len(own)} clients, so it has no global model to predict with"
+    hint = f"entries of the state stay with {count(len(own), 'client')}, so it has no global model to predict with"
     require(not own, "ckpt_path", str(ckpt_path), hint)
     outputs = predict(run)
     if output is not None and run.workers.rank == 0:
@@ -254,6 +254,8 @@ def predict(run: Run) -> list[Any]:
     loaders = [as_client_loader(part) for part in (flattened(run.data.predict_dataloader(), key) if own else [])]
     loaders = loaders or run.loaders.evaluation("test")
     require(bool(loaders), "data", type(run.data).__name__, "it has no predict_dataloader() and no test data")
+    _, *hooks = evaluation_hooks(run.client.module, "predict_step")
+    check_loader_index(run.client.module, hooks, len(loaders))
     with run.worker_module.evaluating("predict"), run.workers.local_only(not can_share(run.client, "predict")):
         with rng_scope(run.seed, "predict"):
             run.worker_module.call("on_predict_start")
@@ -261,6 +263,7 @@ def predict(run: Run) -> list[Any]:
         outputs = [predicted(run, loader, index, len(loaders)) for index, loader in enumerate(loaders)]
         run.worker_module.call("on_predict_epoch_end")
         run.worker_module.call("on_predict_end")
+        run.worker_module.keep_attributes(run.workers.size)
         absent, ordered = object(), []
         for share in outputs:  # worker r of n has the batches r, r + n, r + 2n, ...
             rows = zip_longest(*run.workers.gather(share), fillvalue=absent)

@@ -83,7 +83,7 @@ def restore_failure(
         raise UsageError(
             message(where, changes, "restore the old values, or try the new ones with --allow_changes true")
         )
-    call_on_load(run.client, record)
+    call_on_load(run, record)
     restore_data(run.data, record["datamodule"])
     run.server.begin_round(round_, record["cohort"])
     restore_server(run, path, record)

@@ -45,13 +45,15 @@ class Evaluator:
         observed: bool = True,
         data_of: int | None = None,
         domain: str | None = None,
+        keeps: bool = False,
     ) -> dict[str, float]:
         """Return the metrics of ``state`` by tag, on the data of client ``data_of`` or of a domain, or on all data.
 
-        If ``observed``, callbacks see each batch. Without data, the result is empty.
+        If ``observed``, callbacks see each batch. If it ``keeps`` attributes, the user's module has them after the run.
+        Without data, the result is empty.
         """
         self.worker_module.load(state)
-        return self._evaluate(phase, self.loaders.evaluation(phase, data_of, domain), observed)
+        return self._evaluate(phase, self.loaders.evaluation(phase, data_of, domain), observed, keeps=keeps)
 
     def evaluate_local_model(
         self, phase: str, state: State, k: int, entries: State, observed: bool = True
@@ -82,12 +84,8 @@ class Evaluator:
         module = self.client.module
         for phase in PHASES:
             step, loaders = step_name(module, phase), self.loaders.evaluation(phase)
-            for function in evaluation_hooks(module, step) if step is not None and loaders else ():
-                key, number = f"{type(module).__name__}.{function.__name__}", len(loaders)
-                fits = (
-                    is_param_in_hook_signature(function, "dataloader_idx") if number > 1 else not needs_loader(function)
-                )
-                require(fits, key, count(number, "data loader"), "add the argument dataloader_idx=0")
+            if step is not None and loaders:
+                check_loader_index(module, evaluation_hooks(module, step), len(loaders))
             used_up = [loader for loader in map(inner, loaders) if isinstance(loader, Iterator)]
             again = set(map(id, map(inner, self.loaders.evaluation(phase)))) if used_up else set()
             kept = next((type(loader).__name__ for loader in used_up if id(loader) in again), "")
@@ -100,7 +98,7 @@ class Evaluator:
 
     @torch.no_grad()
     def _evaluate(
-        self, phase: str, loaders: list[ClientLoader], observed: bool, client: int | None = None
+        self, phase: str, loaders: list[ClientLoader], observed: bool, client: int | None = None, keeps: bool = False
     ) -> dict[str, float]:
         """Return the metrics of the loaded state by tag, in eval mode."""
         step = step_name(self.client.module, phase)
@@ -123,7 +121,17 @@ class Evaluator:
                 self.worker_module.evaluated = self.worker_module.logged.callback_metrics()
             if observed:
                 self.call("on_evaluation_end", phase=phase, client=client)
+            if keeps:
+                self.worker_module.keep_attributes(self.workers.size)
         return {tagged(phase, name): value for name, value in values.items()}
+
+
+def check_loader_index(module: LightningModule, hooks: Iterable[Any], number: int) -> None:
+    """Refuse steps and hooks that lack ``dataloader_idx`` for a ``number`` of loaders, or that require it for one."""
+    for hook in hooks:
+        fits = is_param_in_hook_signature(hook, "dataloader_idx") if number > 1 else not needs_loader(hook)
+        key, hint = f"{type(module).__name__}.{hook.__name__}", "add the argument dataloader_idx=0"
+        require(fits, key, count(number, "data loader"), hint)
 
 
 def inner(loader: ClientLoader) -> Any:

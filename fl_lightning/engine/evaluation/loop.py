@@ -80,7 +80,7 @@ class EvaluationLoop:
                 self._pass(loader, index, len(data) > 1)
             logged.begin_batch(None)
             if self.shared:
-                self._merge()
+                self._merge(len(data))
             self._call("epoch_end")
             logged.end_loader()
             self._call("end")
@@ -112,8 +112,11 @@ class EvaluationLoop:
     def _call(self, hook: str, *args: Any) -> None:
         self.worker_module.call(f"on_{self.stage}_{hook}", *args)
 
-    def _merge(self) -> None:
-        """Reduce the logged values over all workers, which all call this."""
+    def _merge(self, num_loaders: int) -> None:
+        """Reduce the logged values over all workers, which all call this.
+
+        As in Lightning, torchmetrics objects that are logged are reset, and the others hold all batches.
+        """
         logged = self.worker_module.logged
         note = (logged.specs(), self._extremes, self._states.note)
         notes = self._sums.all_reduce(self.workers, note)
@@ -125,7 +128,11 @@ class EvaluationLoop:
         results = reduced(self._sums.totals, self._extremes)
         values = {key: Reduced(spec.kind, results[str(key)]) for key, spec in specs.items() if str(key) in results}
         metrics = {key: spec.metric for key, spec in specs.items() if spec.metric is not None}
-        logged.assign(specs, {**values, **self._computed(metrics, [states for *_, states in notes])})
+        states = [states for *_, states in notes]
+        logged.assign(specs, {**values, **self._computed(metrics, states)})
+        self._states.load(num_loaders - 1, self._sums.totals.get("states", {}), states)
+        for name in metrics.values():
+            self._states.metrics[name].reset()
 
     def _computed(self, metrics: dict[LogKey, str], notes: list[Note]) -> dict[LogKey, Reduced]:
         """Return the values of torchmetrics objects, each after the loader in which it was logged."""
@@ -141,7 +148,7 @@ class EvaluationLoop:
 
 def stage_of(step: str) -> str:
     """Return the stage in the hook names that belong to a step."""
-    return "validation" if step == "validation_step" else "test"
+    return step.removesuffix("_step")
 
 
 def evaluation_hooks(module: LightningModule, step: str) -> list[Any]:

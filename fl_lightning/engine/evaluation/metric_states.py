@@ -100,7 +100,6 @@ class MetricStates:
                 stack.enter_context(patched(metric, compute=partial(self._compute, name, metric, metric.compute)))
             self.reset()
             yield
-            self.reset()
 
     def take(self, place: Place) -> dict[str, Any]:
         """Extract the states of a batch, and reset the objects; return the sums by data loader, object and state."""
