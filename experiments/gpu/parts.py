@@ -24,6 +24,7 @@ from lightning.fabric.accelerators import CUDAAccelerator
 sys.path.insert(0, str(Path.cwd()))
 
 from fl_lightning.distributed.launcher import gc_disabled, init_forked_process
+from fl_lightning.numerics import WORKSPACE
 
 # a function that takes the program, and its time limit in seconds
 Part = tuple[Callable[["Program"], None], float]
@@ -146,6 +147,7 @@ class Job:
 
     def _work(self, function: Callable[[Program], None]) -> None:
         init_forked_process()
+        os.environ.update({**WORKSPACE, **os.environ})  # torch reads it once, perhaps before a deterministic run
         os.setsid()
         with self._log.open("a") as log:
             os.dup2(log.fileno(), 1)
