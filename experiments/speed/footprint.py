@@ -1,6 +1,7 @@
-"""Count the live tensors, the operations and the waits for the device in a round, on a CPU.
+"""Count the live tensors, the operations and the waits for the device in a round, on a CPU or a GPU.
 
 python experiments/speed/footprint.py [--methods FedAvg SCAFFOLD] [--width 1024] [--clients 2] [--together 1] [--places]
+                                      [--device cuda]
 
 A perceptron of five layers is trained by SGD without momentum on batches of 8, so that activations are small.
 
@@ -10,16 +11,22 @@ A perceptron of five layers is trained by SGD without momentum on batches of 8, 
 * waits: reads of a number or a comparison for which a GPU would have to finish its queue, and copies from pageable main
   memory to the device. Parameters, batches, all that is computed from these, and tensors made for the device of the run
   count as being on the device.
+
+On a GPU, memory is what torch's allocator has given out, without the clients' memories, which lie in main memory. Waits
+are those that torch warns of, and operations are not counted.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import traceback
+import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,6 +56,14 @@ MAKERS = {torch.tensor, torch.as_tensor}
 BATCH = 8
 # methods for networks with BatchNorm
 NEED_NORM = ("FedBN", "FixBN")
+# the most waits of a step, of a visit beside its steps, and of a round beside both
+WAITS = (0, 8, 16)
+# the most memory: 9 times the parameters, and more for methods that keep further copies of them, send a changed update,
+# have fractional client weights, or compute gradients elsewhere
+SENT = ("FedBABU", "FedBN", "FedDisco", "FedExP", "FedNova", "FedPer", "FedRep", "FedRoD", "Freeze")
+COPIES = ("MOON", "FedCKA", "FedNTD", "Ditto", "APFL", "PFedMe", *SENT)
+MEMORY = {"SCAFFOLD": 16, "FedDyn": 19, **dict.fromkeys(COPIES, 13)}
+MEMORY |= {"FedSAM": 10, "FedASAM": 10, "PerFedAvg": 10, "FedALA": 11, "FedAS": 14}
 # other devices do without the search for low bits, and FedUV's matrix products
 ONLY_ON_CPU = ("aggregation/exact.py _add_chunk", "functional/uniformity.py _squared_distances")
 
@@ -96,10 +111,12 @@ class Counts(TorchDispatchMode):
 
     def note_wait(self) -> None:
         """Count a wait by the function of the package that waits."""
-        frames = [one for one in traceback.extract_stack() if "fl_lightning/" in one.filename]
-        where = f"{frames[-1].filename.split('fl_lightning/')[-1]} {frames[-1].name}" if frames else "elsewhere"
-        if where not in ONLY_ON_CPU:
+        if (where := place()) not in ONLY_ON_CPU:
             self.waits[where] += 1
+
+    def reset(self) -> None:
+        """Begin to count."""
+        self.peak, self.operations, self.waits = self.live, 0, Counter()
 
     def _note(self, tensor: Tensor, host: bool) -> None:
         storage = tensor.untyped_storage()
@@ -144,6 +161,57 @@ class Copies(TorchFunctionMode):
         return isinstance(target, torch.device) or (isinstance(target, Tensor) and not self.counts.on_host(target))
 
 
+class CountsOnGPU:
+    """Counts waits and the most bytes on a GPU, by torch's own means."""
+
+    operations = 0
+
+    def __init__(self) -> None:
+        self.waits: Counter[str] = Counter()
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # the usual workspace is half as large as the parameters
+
+    @property
+    def peak(self) -> int:
+        return torch.cuda.max_memory_allocated()
+
+    def reset(self) -> None:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.set_sync_debug_mode("warn")
+        self.waits.clear()
+
+    @contextmanager
+    def counting(self) -> Iterator[CountsOnGPU]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = self._note  # type: ignore[assignment]
+            try:
+                yield self
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+    def _note(self, message: Warning | str, *_: Any) -> None:
+        if "synchronizing CUDA operation" in str(message):
+            self.waits[place()] += 1
+
+
+def place() -> str:
+    """The function of the package that is being called."""
+    frames = [one for one in traceback.extract_stack() if "/fl_lightning/" in one.filename]
+    return f"{frames[-1].filename.split('/fl_lightning/')[-1]} {frames[-1].name}" if frames else "elsewhere"
+
+
+@contextmanager
+def counting(device: str) -> Iterator[Counts | CountsOnGPU]:
+    """Count what happens in this block."""
+    if device == "cuda":
+        with CountsOnGPU().counting() as on_gpu:
+            yield on_gpu
+        return
+    with Counts() as counts, Copies(counts):
+        yield counts
+
+
 class Perceptron(Encoder):
     """Five layers of ``width``, for images of 32 x 32 pixels, which are averaged to 8 x 8."""
 
@@ -163,24 +231,24 @@ class Perceptron(Encoder):
 class Watch(Callback):
     """Begins to count in the third round, when all clients have memories, and ends at the start of the fourth."""
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: Counts | CountsOnGPU) -> None:
         self.counts = counts
 
     def on_round_start(self, trainer: FederatedTrainer) -> None:
         counts = self.counts
         if trainer.server.round == 2:
-            counts.peak, counts.operations, counts.waits = counts.live, 0, Counter()
+            counts.reset()
         if trainer.server.round == 3:
             model = sum(4 * parameter.numel() for parameter in trainer.client.module.parameters())
             memories = trainer.client.memories()
-            self.operations, self.waits = counts.operations, Counter(counts.waits)
+            self.operations, self.waits, self.peak = counts.operations, Counter(counts.waits), counts.peak / model
             self.held = sum(num_bytes(memories[k]) for k in memories) / model
-            self.peak = counts.peak / model
+            self.memory = self.peak - self.held if isinstance(counts, Counts) else self.peak
 
 
-def count(name: str, width: int, clients: int, steps: int, together: int) -> Watch:
+def count(name: str, width: int, clients: int, steps: int, together: int, device: str) -> Watch:
     """Count the operations of a round in which ``clients`` clients train ``steps`` batches each."""
-    with tempfile.TemporaryDirectory() as folder, Counts() as counts, Copies(counts):
+    with tempfile.TemporaryDirectory() as folder, counting(device) as counts:
         seed_everything(0, verbose=False)
         watch = Watch(counts)
         sizes = {"train_size": clients * steps * BATCH, "test_size": BATCH, "batch_size": BATCH}
@@ -194,7 +262,8 @@ def count(name: str, width: int, clients: int, steps: int, together: int) -> Wat
             logger=False,
             enable_progress_bar=False,
             default_root_dir=folder,
-            accelerator="cpu",
+            accelerator="gpu" if device == "cuda" else "cpu",
+            devices=1,
         )
         trainer.fit(model, data, METHODS.get(name, list)())
     return watch
@@ -217,10 +286,14 @@ class Footprint(NamedTuple):
     waits: list[float]
     places: dict[str, list[float]]
 
+    def is_within_limits(self, name: str) -> bool:
+        return self.memory <= MEMORY.get(name, 9) and all(n <= most for n, most in zip(self.waits, WAITS, strict=True))
 
-def footprint(name: str, width: int, clients: int = 2, together: int = 1) -> Footprint:
+
+def footprint(name: str, width: int, clients: int = 2, together: int = 1, device: str = "cpu") -> Footprint:
     """Count rounds of three sizes, and solve for the parts of a round."""
-    few, long, many = (count(name, width, *size, together) for size in ((clients, 2), (clients, 4), (2 * clients, 2)))
+    sizes = ((clients, 2), (clients, 4), (2 * clients, 2))
+    few, long, many = (count(name, width, *size, together, device) for size in sizes)
 
     def parts(read: Callable[[Watch], float]) -> list[float]:
         step = (read(long) - read(few)) / (2 * clients)
@@ -229,7 +302,7 @@ def footprint(name: str, width: int, clients: int = 2, together: int = 1) -> Foo
 
     places = few.waits.keys() | long.waits.keys() | many.waits.keys()
     return Footprint(
-        many.peak - many.held,
+        many.memory,
         many.held,
         parts(lambda watch: watch.operations),
         parts(lambda watch: watch.waits.total()),
@@ -243,12 +316,13 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1024, help="of the layers")
     parser.add_argument("--clients", type=int, default=2, help="of the smaller rounds; the larger have twice as many")
     parser.add_argument("--together", type=int, default=1, help="clients that train side by side")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--places", action="store_true", help="list the functions that wait")
     args = parser.parse_args()
     print(f"torch {torch.__version__}, width {args.width}, {args.together} side by side; a step, a visit, a round")
     print(f"{'method':22}{'memory':>8}{'held':>6}{'operations':>24}{'waits':>21}")
     for name in args.methods:
-        found = footprint(name, args.width, args.clients, args.together)
+        found = footprint(name, args.width, args.clients, args.together, args.device)
         numbers = "".join(f"{value:8.0f}" for value in found.operations), "".join(f"{v:7.1f}" for v in found.waits)
         print(f"{name:22}{found.memory:8.1f}{found.held:6.1f}{numbers[0]}{numbers[1]}")
         for place, waits in found.places.items() if args.places else ():
