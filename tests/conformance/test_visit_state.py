@@ -1,5 +1,6 @@
 """What a visit begins with, what it leaves behind, and what travels."""
 
+import math
 from collections import deque
 
 import pytest
@@ -94,7 +95,7 @@ class Collects(TinyModule):
     collects = True
 
     def build(self):
-        self.outputs, self.seen = [], torch.zeros(())
+        self.outputs, self.seen, self.best = [], torch.zeros(()), torch.tensor(math.nan)
         self.confusion, self.auroc = MulticlassConfusionMatrix(3), MulticlassAUROC(3)
 
     def step(self, batch):
