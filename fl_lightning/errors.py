@@ -214,10 +214,10 @@ def choices(names: Iterable[str], near: str = "") -> str:
     return many + (line if len(line) <= LONGEST_LIST else "\n  " + ",\n  ".join(some))
 
 
-def near(name: str, known: Sequence[str]) -> str:
-    """A hint to the nearest of the known names; empty where none is near."""
+def near(name: str, names: Sequence[str]) -> str:
+    """A hint to the nearest of some names; empty where none is near."""
     last, initials = last_part(name).lower(), "".join(part[:1] for part in name.split("_"))
-    by_end = {last_part(candidate).lower(): candidate for candidate in reversed(known)}
+    by_end = {last_part(candidate).lower(): candidate for candidate in reversed(names)}
     matches = [initials] if initials in by_end else get_close_matches(last, by_end, 1)
     return f"did you mean {by_end[matches[0]]}?" if matches and by_end[matches[0]] != name else ""
 

@@ -12,7 +12,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any, TypeVar
 
-from fl_lightning.errors import near
+from fl_lightning.errors import last_part, near
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 LAST_ROUND = "the run ends after trainer.max_rounds; for a later end by EarlyStopping, raise its patience"
@@ -111,10 +111,11 @@ OTHER_CALLBACKS = (
 )
 
 
-def replacement_of_key(name: str, known: Sequence[str]) -> str:
-    """What replaces a key of Lightning, which may be misspelt; empty for one that is nearer to a known key."""
+def replacement_of_key(name: str, keys: Sequence[str]) -> str:
+    """What replaces a key of Lightning, which may be misspelt, or else a hint to the nearest of our keys."""
     theirs = {**ARGUMENTS, **OTHER_KEYS}
-    return theirs.get(next(iter(get_close_matches(name, [*theirs, *known], 1)), ""), "")
+    nearest = get_close_matches(last_part(name), [*theirs, *map(last_part, keys)], 1)
+    return theirs.get("".join(nearest)) or near(name, keys) or "remove it"
 
 
 def replacement_of_callback(kind: type) -> str:
@@ -124,13 +125,14 @@ def replacement_of_callback(kind: type) -> str:
 
 def names_replacements(function: AnyFunction) -> AnyFunction:
     """Let a method answer an argument that it lacks with what replaces it."""
-    known = signature(function).parameters
+    names = [*signature(function).parameters]
 
     @wraps(function)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for name in kwargs.keys() - known.keys():
-            replacement = replacement_of_key(name, [*known]).replace("trainer.", "")
-            raise TypeError(f"{name}: no such argument; {replacement or near(name, [*known]) or 'remove it'}")
+        for name in kwargs:
+            if name not in names:
+                hint = replacement_of_key(name, names).replace("trainer.", "")
+                raise TypeError(f"{name}: no such argument; {hint}")
         return function(self, *args, **kwargs)
 
     return checked  # type: ignore[return-value]

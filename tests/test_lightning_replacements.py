@@ -86,8 +86,9 @@ def test_an_error_within_a_property_is_not_hidden():
 
 
 def test_a_misspelt_argument_in_python_is_answered_with_the_nearest():
-    with refused("max_round", "max_rounds?", kind=TypeError):
-        FederatedTrainer(max_round=2)
+    for name in ("max_round", "max_rond"):  # the first one
+        with refused(f"{name}:", "max_rounds?", kind=TypeError):
+            FederatedTrainer(**{name: 2, "benchmark": True, "profiler": "simple"})
 
 
 def test_loaders_in_place_of_data_are_answered_with_partitioned():

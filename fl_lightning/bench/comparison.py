@@ -281,8 +281,10 @@ class Comparison:
         if show == "mean":
             first, last = self.table.rounds
             values = [value for round_, value in result.values.items() if first <= round_ <= last]
-            number.notes += [] if values else [f"was not evaluated in rounds {first} to {last}"]
-            return unit * math.fsum(values) / len(values) if values else None
+            if not values or max(result.values) < last:
+                number.notes.append(f"lacks values of rounds {first} to {last}")
+                return None
+            return unit * math.fsum(values) / len(values)
         values = [result.values[round_] for round_ in sorted(result.values)]
         if show == "best":
             return unit * best(values)

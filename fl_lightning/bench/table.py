@@ -242,17 +242,18 @@ def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextT
             number = f"more than {MOST_SEEDS}" if entry.seeds > MOST_SEEDS else f"about {entry.seeds}"
             text += f", {number} seeds"  # that decide it
         lines.append(line + [StyledText(text)] * judged)
+    compared = sum(entry.difference is not None for entry in comparison.entries.values())
     about = f"Difference to {comparison.baseline} on the same seeds and partitions, mean over the pairs"
     texts = [f"{about}; interval: {INTERVALS[suite.interval]}, from two pairs on, for each pair by itself."]
     if corrected:
-        texts += [f"p by Holm is for all {len(lines)} comparisons of this table together."]
+        texts += [f"p by Holm is for all {compared} comparisons of this table together."]
     if decide:
         texts = [
             f"{about} in the order of the seeds; the interval is a confidence sequence, which is valid at each look, "
             f"one after each pair. Its error of {100 * decide.alpha:g} % is per pair of rows in one setting, not per "
             f"table. Post hoc, since the plan names the sequence: Student's interval of {decide.max_seeds} pairs, "
             f"which is not valid with looks, and missing for pairs that ended earlier. p by Holm is for all "
-            f"{len(lines)} comparisons of this table together."
+            f"{compared} comparisons of this table together."
         ]
         texts += [f"No difference: within {decide.margin:g}."] * (table.show in OF_METRIC)
     names = (*table.rows, *(axis for axis, _ in of_columns(comparison, comparison.columns[0])))

@@ -105,7 +105,7 @@ class Parser(LightningArgumentParser):
     def parse_args(self, args: Any = None, *others: Any, **how: Any) -> Any:
         if not self.exit_on_error and args is not None:
             # an outer parser passes the value for an argument of a class on as Python writes it
-            args = [re.sub(r"(^--[\w.]+=|[\[:,] ?)None(?=[,\]}]|$)", r"\1null", word) for word in args]
+            args = [re.sub(r"(^--[\w.]+=(?=None$)|[\[ ](?=None[,\]}]))None", r"\1null", word) for word in args]
         return super().parse_args(args, *others, **how)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:

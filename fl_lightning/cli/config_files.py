@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.bundled_configs import names_near, packaged_config
-from fl_lightning.errors import UsageError, choices, last_part, near
+from fl_lightning.errors import UsageError, choices, near
 from fl_lightning.lightning_replacements import replacement_of_key
 from fl_lightning.yaml_files import parse_yaml, read_yaml
 
@@ -92,12 +92,12 @@ def check_methods(given: Mapping[str, Any]) -> None:
     modules = re.findall(r"([A-Za-z_]\w*)(?:\.[A-Za-z_]\w*)+", str([*given.values()]))
     imports_own = "torch" in sys.modules or not LIBRARIES.issuperset(modules)
     for value in (given.get("method"), given.get("method+")):
-        methods = value
         with suppress(UsageError):  # text that is not YAML
-            methods = parse_yaml(value, "method") if isinstance(value, str) else value
-        for method in methods if isinstance(methods, list) else [methods]:
-            entries = method if isinstance(method, Mapping) else {"class_path": method or "Method"}
-            name, arguments = str(entries.get("class_path")), entries.get("init_args")
+            value = parse_yaml(value, "method") if isinstance(value, str) else value
+        for method in value if isinstance(value, list) else [value]:
+            entries = method if isinstance(method, Mapping) else {"class_path": method}
+            # without a class, the arguments are for that of an earlier config
+            name, arguments = str(entries.get("class_path") or "Method"), entries.get("init_args")
             if name.isidentifier() and name not in (*files, "Method") and not imports_own:
                 raise UsageError(f"method={name!r}: no such class; give {class_hint(name, sorted(files))}")
             names = arguments_of(files[name], "__init__") if name in files and isinstance(arguments, Mapping) else ()
@@ -145,10 +145,8 @@ def check_key(name: str, keys: Sequence[str]) -> None:
 
 
 def unknown_key(name: str, keys: Sequence[str]) -> str:
-    """The line about an unknown key, with what replaces a key of Lightning's, or the nearest key."""
-    plain = name.removeprefix("--")
-    hint = replacement_of_key(last_part(plain), [*map(last_part, keys)]) or near(plain, keys) or "remove it"
-    return f"{name}: no such key (--help lists them); {hint}"
+    """The line about an unknown key."""
+    return f"{name}: no such key (--help lists them); {replacement_of_key(name.removeprefix('--'), keys)}"
 
 
 def keys_of(command: str) -> list[str]:

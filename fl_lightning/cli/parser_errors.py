@@ -148,22 +148,16 @@ def given_value(text: str) -> tuple[str, str]:
     return (nested[1], nested[2].strip("'")) if nested else ("", value)
 
 
-def about_callback(key: str, path: str) -> str:
-    """The line about a callback of Lightning's Trainer; empty for another class."""
-    module, _, name = path.rpartition(".")
-    theirs = getattr(sys.modules.get(module or "lightning.pytorch.callbacks"), name, None)
-    if "callbacks" not in key or not isinstance(theirs, type) or not issubclass(theirs, classes("Callback")):
-        return ""
-    return f"{key}={path!r}: it is a callback of Lightning's Trainer; {replacement_of_callback(theirs)}"
-
-
 def about_class(key: str, path: str, why: str) -> str:
     """The line about a class that cannot be imported or does not suit its key."""
-    module = path.rpartition(".")[0]
+    module, _, name = path.rpartition(".")
+    theirs = getattr(sys.modules.get(module or "lightning.pytorch.callbacks"), name, None)
+    if "callbacks" in key and isinstance(theirs, type) and issubclass(theirs, classes("Callback")):
+        return f"{key}={path!r}: it is a callback of Lightning's Trainer; {replacement_of_callback(theirs)}"
     for pattern, words in IN_WORDS:
         why = re.sub(pattern, words, why)
     others = [n for n, kind in vars(sys.modules.get(module, object)).items() if isinstance(kind, type)]
-    return about_callback(key, path) or f"{key}={path!r}: {why}; give {known_for(key, path, others)}"
+    return f"{key}={path!r}: {why}; give {known_for(key, path, others)}"
 
 
 def about_type(where: str, key: str, value: str, kind: str, before: str) -> str:

@@ -92,13 +92,18 @@ class Snapshot:
             restore()
 
     def changed(self, owners: Iterable[dict[str, Any]]) -> bool:
-        """Return whether containers, or these attributes of modules, hold other objects, or arrays other numbers."""
-        known = set(map(id, owners))
-        attributes = [(held, saved) for held, saved in self._attributes if id(held) in known]
+        """Return whether containers, or these attributes of modules, hold other objects, or dense arrays other numbers.
+
+        Two values nan are equal.
+        """
+        ids = set(map(id, owners))
+        attributes = [(held, saved) for held, saved in self._attributes if id(held) in ids]
         restores = [restore for restore in self._others if isinstance(restore, partial)]
         arrays = [restore.args[:2] for restore in restores if restore.func in (refill_tensor, np.copyto)]
+        dense = [(now, saved) for now, saved in arrays if getattr(now, "layout", torch.strided) is torch.strided]
         return any(ids_in(held) != ids_in(saved) for held, saved in (*attributes, *self._containers)) or any(
-            now.shape != saved.shape or bool((now != saved).any()) for now, saved in arrays
+            now.shape != saved.shape or bool(((now != saved) & ((now == now) | (saved == saved))).any())
+            for now, saved in dense
         )
 
 

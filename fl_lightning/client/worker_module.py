@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
+from torchmetrics import Metric, MetricCollection
 
 from fl_lightning import lightning_compat
 from fl_lightning.client.lightning.trainer_shim import TrainerShim
@@ -173,7 +174,9 @@ class WorkerModule:
 
     def keep_attributes(self, workers: int) -> None:
         """Let the user's module keep the attributes that an evaluation sets, unless several workers each set a part."""
-        if workers > 1 and self._start.changed(self._lightning):
+        # objects of torchmetrics have the batches of all workers
+        owners = [vars(part) for part in self.module.modules() if not isinstance(part, (Metric, MetricCollection))]
+        if workers > 1 and self._start.changed(owners):
             text = f"the step sets attributes, and each of {workers} workers has a part, so they are dropped"
             rank_zero_warn(f"model={type(self.module).__name__}: {text}; pass trainer.devices=1")
         else:

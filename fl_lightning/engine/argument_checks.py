@@ -89,10 +89,10 @@ def is_folder_name(name: Any) -> bool:
 
 
 def are_devices(devices: Any) -> bool:
-    """Return whether the argument is a number from 1, a list of devices, or -1 or ``auto`` for all."""
+    """Return whether the argument is a number from 1, a list of devices, or ``auto``."""
     if isinstance(devices, int) or str(devices).isdigit():
-        return int(devices) >= 1 or devices == -1
-    return devices in ("auto", "-1") or (isinstance(devices, list) and devices != [])
+        return int(devices) >= 1
+    return devices == "auto" or (isinstance(devices, list) and devices != [])
 
 
 def check_observers(callbacks: list[Any], logger: Any) -> None:

@@ -297,8 +297,8 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
             hint = "whatever scale 16-mixed gives them; give trainer.precision=bf16-mixed or 32-true"
             why = f"the gradients of {model} overflow in all {counts['lost']} steps, {hint}"
         raise ClientError(f"round {round_}: no client took a local step: {failed[max(failed)][1] if failed else why}")
-    module, before = run.client.module, any("batches/skipped" in row for row in run.metrics.history)
-    if counts["skipped"] and not before and not hasattr(module, "min_batch_size"):  # which says that it skips some
+    module, warned = run.client.module, any("batches/skipped" in row for row in run.metrics.history)
+    if counts["skipped"] and not warned and not hasattr(module, "min_batch_size"):  # which says that it skips some
         text = "training_step returns None, which skips the batch; batches/skipped counts these batches"
         run.trainer.warn(f"model={type(module).__name__}: {text}")
     if not arrived:

@@ -73,6 +73,7 @@ class RunArguments(RunContext):
         fast_dev_run: bool | int = False,
         enable_progress_bar: bool = True,
     ) -> None:
+        devices = "auto" if str(devices) == "-1" else devices
         check_arguments(locals())
         self.arguments: dict[str, Any] = only_plain(locals())
         self.config: dict[str, Any] | None = None
@@ -89,7 +90,6 @@ class RunArguments(RunContext):
         self.accumulate_grad_batches, self.clients_per_step = accumulate_grad_batches, clients_per_step
         self.weighting, self.buffers, self.taps = weighting, buffers, taps or {}
         self.eval_every_n_rounds, self.checkpoint_every_n_rounds = eval_every_n_rounds, checkpoint_every_n_rounds
-        devices = "auto" if str(devices) == "-1" else devices
         self.accelerator, self.devices, self.num_nodes, self.precision = accelerator, devices, num_nodes, precision
         self.workers_per_device, self.threads_per_worker = workers_per_device, threads_per_worker
         self.timeout, self.client_memory, self.cache_references = timeout, client_memory, cache_references

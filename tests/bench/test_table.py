@@ -227,6 +227,8 @@ def test_only_cells_of_one_known_partition_are_compared(make, plan):
     rows = [row_of(md_of(suite, of=every), "FedProx", *more) for more in ((), ("0.1",))]
     assert rows[0][0] == "65.33 ± 2.08 [1] [2] [3]"
     assert rows[1] == ["- [1] [2] [3]", "-", "0", "-", "+1.00", "not compared"]
+    with_p = [line for line in csv_of(suite, of=every).values() if line["p_holm"]]
+    assert f"for all {len(with_p)} comparisons" in md_of(suite, of=every)
 
 
 def test_what_has_no_number_shows_as_such_with_the_reason(make):
@@ -300,6 +302,11 @@ def test_a_table_shows_what_it_says_of_the_rounds(make, table, numbers):
     assert float(line["mean"]) == pytest.approx(sum(numbers) / 3)
     mean = sum(numbers) / 3
     assert float(line["deviation"]) == pytest.approx(math.sqrt(sum((one - mean) ** 2 for one in numbers) / 2))
+
+
+def test_a_mean_over_rounds_that_a_run_does_not_have_is_missing(make):
+    line = csv_of(make(tables=[{"show": "mean", "rounds": [1, 4]}]), of=CURVES)["1", "0.1", "MOON"]
+    assert line["mean"] == "" and "rounds 1 to 4" in line["notes"]
 
 
 def test_the_best_of_a_loss_is_its_least(make):

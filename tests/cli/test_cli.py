@@ -226,6 +226,8 @@ def test_null_on_the_command_line_is_null_in_a_part_of_the_model(capsys, given, 
     config = printed(capsys, *FIT, *network, f"--model.encoder.options={given}", "--model.encoder.head=null")
     encoder = config["model"]["init_args"]["encoder"]["init_args"]
     assert (encoder["options"], encoder["head"]) == (options, None)
+    config = printed(capsys, *FIT, *network, "--model.encoder.head=a, None")
+    assert config["model"]["init_args"]["encoder"]["init_args"]["head"] == "a, None"
 
 
 def test_an_argument_that_no_object_keeps_is_known_from_the_config(capsys, tmp_path, monkeypatch):

@@ -68,6 +68,11 @@ def test_a_short_name_is_refused_early_where_no_module_of_ones_own_may_define_it
         check_command(["fit", f"--data={data}", "--method=[FedProx, Mine]"])
 
 
+def test_a_config_may_change_arguments_of_the_method_of_an_earlier_one(monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch")
+    check_command(["fit", "--config={method: FedProx}", "--config={method: {init_args: {mu: 0.2}}}"])
+
+
 def test_an_error_of_a_library_is_told_with_the_class_and_its_arguments():
     with refused("MLP(in_features=8, hidden=['a'])", "arguments"), building():
         MLP(8, ["a"])

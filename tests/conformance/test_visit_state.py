@@ -1,6 +1,8 @@
 """What a visit begins with, what it leaves behind, and what travels."""
 
+import math
 from collections import deque
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -94,7 +96,7 @@ class Collects(TinyModule):
     collects = True
 
     def build(self):
-        self.outputs, self.seen = [], torch.zeros(())
+        self.outputs, self.seen, self.best = [], torch.zeros(()), torch.tensor(math.nan)
         self.confusion, self.auroc = MulticlassConfusionMatrix(3), MulticlassAUROC(3)
 
     def step(self, batch):
@@ -154,6 +156,22 @@ def test_what_each_of_several_workers_has_set_a_part_of_is_dropped_with_a_warnin
     with warned("model=Collects", "2 workers", "trainer.devices=1"):
         model = after(command, devices=2)
     assert (model.outputs, model.seen.item(), hasattr(model, "last")) == ([], 0.0, False)
+
+
+class CountsInPart(TinyModule):
+    """Its step sets an attribute of a part that is no LightningModule."""
+
+    def test_step(self, batch, batch_idx):
+        self.body.count = getattr(self.body, "count", 0) + 1
+        self.log("loss", self(batch[0]).sum())
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_an_attribute_of_a_part_stays_or_is_dropped_as_one_of_the_module(devices):
+    model, quiet = CountsInPart(), {"logger": False, "enable_progress_bar": False}
+    with warned("model=CountsInPart") if devices > 1 else nullcontext():
+        FederatedTrainer(devices=devices, **quiet).test(model, clients(TinyData(test=[18])))
+    assert getattr(model.body, "count", 0) == (5 if devices == 1 else 0)
 
 
 @pytest.mark.parametrize("command", ["validate", "test"])
