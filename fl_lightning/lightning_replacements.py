@@ -56,6 +56,8 @@ OTHER_KEYS = {
     "val_dataloaders": CLIENTS,
     "dataloaders": CLIENTS,
     "weights_only": "checkpoints are always loaded so; remove it",
+    "seed": "set seed_everything",
+    "gpus": "set trainer.accelerator and trainer.devices",
     "verbose": "set trainer.enable_progress_bar",
     "optimizer": "the clients' optimizer belongs to the model; set model.optimizer, or return it from "
     "configure_optimizers (trainer.server_optimizer is the server's)",
@@ -114,7 +116,7 @@ OTHER_CALLBACKS = (
 def replacement_of_key(name: str, keys: Sequence[str]) -> str:
     """What replaces a key of Lightning, which may be misspelt, or else a hint to the nearest of our keys."""
     theirs = {**ARGUMENTS, **OTHER_KEYS}
-    nearest = get_close_matches(last_part(name), [*theirs, *map(last_part, keys)], 1)
+    nearest = get_close_matches(last_part(name), [*theirs, *map(last_part, keys)], 1, cutoff=0.7)
     return theirs.get("".join(nearest)) or near(name, keys) or "remove it"
 
 

@@ -96,6 +96,8 @@ def check_methods(given: Mapping[str, Any]) -> None:
             value = parse_yaml(value, "method") if isinstance(value, str) else value
         for method in value if isinstance(value, list) else [value]:
             entries = method if isinstance(method, Mapping) else {"class_path": method}
+            for named in files.keys() & entries:
+                raise UsageError(f"method={named}: give {{class_path: {named}, init_args: {{NAME: VALUE}}}}")
             # without a class, the arguments are for that of an earlier config
             name, arguments = str(entries.get("class_path") or "Method"), entries.get("init_args")
             if name.isidentifier() and name not in (*files, "Method") and not imports_own:

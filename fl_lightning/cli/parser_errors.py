@@ -156,6 +156,10 @@ def about_class(key: str, path: str, why: str) -> str:
         return f"{key}={path!r}: it is a callback of Lightning's Trainer; {replacement_of_callback(theirs)}"
     for pattern, words in IN_WORDS:
         why = re.sub(pattern, words, why)
+    builder = getattr(sys.modules.get(module), name, None)
+    if inspect.isfunction(builder) and "return" not in builder.__annotations__:
+        kind = why.rpartition(" ")[2]
+        return f"{key}={path!r}: the function does not say what it returns; write def {name}(...) -> {kind}"
     others = [n for n, kind in vars(sys.modules.get(module, object)).items() if isinstance(kind, type)]
     return f"{key}={path!r}: {why}; give {known_for(key, path, others)}"
 

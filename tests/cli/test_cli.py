@@ -200,6 +200,12 @@ def test_a_class_of_another_key_is_answered_with_the_option_of_that_key(capsys, 
     assert_names(refused(capsys, "fit", option), *named)
 
 
+def test_a_function_that_does_not_say_what_it_builds_is_answered_with_its_first_line(capsys):
+    key = "model.encoder.network"
+    said = refused(capsys, *FIT, "--model.encoder=Backbone", f"--{key}=helpers.tiny.clients")
+    assert_names(said, f"{key}='helpers.tiny.clients'", "def clients", "-> Module")
+
+
 def test_a_checkpoint_neither_imports_nor_configures_anything(monkeypatch, capsys, tmp_path):
     """Lightning's own command line would take the class and the arguments of the model from the file."""
     (tmp_path / "of_a_stranger.py").write_text("raise SystemExit('imported')")

@@ -61,6 +61,11 @@ def test_a_text_need_not_be_yaml(capsys):
         assert f"name: {name}\n" in config.replace("'", "") and "num_clients: 10\n" in config
 
 
+def test_a_method_that_is_a_key_is_answered_with_the_form_of_its_arguments():
+    with refused("method=FedProx", "class_path: FedProx", "init_args"):
+        check_command(["fit", "--method=[{FedProx: {mu: 0.1}}]"])
+
+
 @pytest.mark.parametrize("data", ["Digits", "mine.Data"])
 def test_a_short_name_is_refused_early_where_no_module_of_ones_own_may_define_it(monkeypatch, data):
     monkeypatch.delitem(sys.modules, "torch")

@@ -187,6 +187,11 @@ def test_a_hook_that_lightning_no_longer_calls_is_refused_with_the_one_that_took
         small_trainer(unwritten).test(kind(), clients(TinyData()))
 
 
+def test_a_class_in_the_place_of_a_module_is_refused(unwritten):
+    with refused("model=", "helpers.tiny.TinyModule", "LightningModule"):
+        fit(unwritten, TinyModule, clients(TinyData()))
+
+
 @pytest.mark.parametrize("method", ["FedProx", FedProx, Method()])
 def test_what_is_no_method_is_refused(unwritten, method):
     with refused("method=", "Method"):

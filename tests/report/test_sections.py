@@ -10,7 +10,7 @@ from helpers.errors import refused
 from helpers.reports import accuracies, held, report_of, warnings_of, write_run
 from helpers.runs import small_data, small_model, small_trainer
 
-from fl_lightning.bench.statistics import paired_difference
+from fl_lightning.bench.statistics import p_value, paired_difference
 
 pytest_plugins = ["helpers.report_fixtures"]
 
@@ -86,7 +86,10 @@ def test_means_deviations_and_paired_differences_are_those_of_the_files(template
             assert float(line["difference"]) == pytest.approx(expected.mean) and line["pairs"] == "3"
             assert (float(line["low"]), float(line["high"])) == pytest.approx(expected.interval)
             low, high = expected.interval
-            assert f"| FedUV | {expected.mean:+.2f} | [{low:+.2f}, {high:+.2f}] | 3 |" in table["md"].splitlines()
+            p = p_value(expected, "t")
+            p = "&lt; 0.001" if p < 0.001 else f"{p:.3f}"
+            row = f"| FedUV | {expected.mean:+.2f} | [{low:+.2f}, {high:+.2f}] | 3 | {p} |"
+            assert row in table["md"].splitlines()
 
 
 def test_another_baseline_changes_the_sign(template, table, report):
