@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # examples of the site, and what runs its notebooks, which test_notebooks.py does
 NO_PROGRAMS = (
     "experiments/gpu/parts.py",
-    "experiments/gpu/runs.py",
+    "experiments/gpu/smoke_runs.py",
     "experiments/speed/sides/",
     "experiments/own_method/",
     "experiments/libraries/",

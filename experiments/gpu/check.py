@@ -23,9 +23,9 @@ import torch
 from footprint import WAITS, footprint  # in experiments/speed
 from methods import FEDAVG, METHODS
 from overhead import machine
+from smoke_runs import compare, fit_command, folder, images, newest, run_here, start
 
 from fl_lightning import callbacks
-from runs import compare, fit_command, folder, images, newest, run_here, start
 
 # of the metrics on the GPU without TF32 and on the CPU
 MAX_GAP = 1e-3

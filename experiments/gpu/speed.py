@@ -36,6 +36,7 @@ import torch
 from lightning.pytorch import seed_everything
 from overhead import machine
 from PIL import Image
+from smoke_runs import images
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, Dataset
@@ -48,7 +49,6 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.data import NpyImages, RandomCrop, RandomFlip
 from fl_lightning.data.augmentation import Augmentation
 from fl_lightning.models import Backbone, FedCKACNN, FedUVCNN, ImageClassifier, Logistic, Projector, ResNet18
-from runs import images
 
 BATCH = 64
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
