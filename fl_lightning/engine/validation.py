@@ -123,7 +123,7 @@ def few(names: Sequence[Any], most: int) -> str:
 def check_module(model: LightningModule, stage: str = "fit") -> None:
     """Refuse a module that the command does not support."""
     kind = type(model).__name__
-    require(isinstance(model, LightningModule), "model", truncate(repr(model)), "pass a LightningModule, such as Net()")
+    require(not isinstance(model, type), "model", truncate(repr(model)), "pass an object, such as Net()")
     for name, present in REMOVED.items():
         hint = f"Lightning has replaced it by {present}; override {present}"
         theirs = hasattr(LightningModule, name) and not is_overridden(name, model)

@@ -188,7 +188,7 @@ def test_a_hook_that_lightning_no_longer_calls_is_refused_with_the_one_that_took
 
 
 def test_a_class_in_the_place_of_a_module_is_refused(unwritten):
-    with refused("model=", "helpers.tiny.TinyModule", "LightningModule"):
+    with refused("model=", "helpers.tiny.TinyModule", "Net()"):
         fit(unwritten, TinyModule, clients(TinyData()))
 
 
