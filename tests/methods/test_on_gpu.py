@@ -158,6 +158,7 @@ def test_a_method_trains_on_a_gpu(name):
             run.play(round_)
 
 
+@pytest.mark.filterwarnings("ignore:FedRep.body_epochs=1")  # a visit of one epoch
 @pytest.mark.parametrize("name", sample(NAMED, "FedDyn", "FedProto", "SCAFFOLD", "a method of the user's"))
 def test_a_method_resumes_on_a_gpu(tmp_path, name):
     _, trainer = train(tmp_path, [NAMED[name]()], model=plain_sgd_model(), max_rounds=2)
