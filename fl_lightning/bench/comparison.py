@@ -45,7 +45,7 @@ from fl_lightning.bench.suite import (
 from fl_lightning.errors import printable, truncate
 
 NOT_COMPARED = "not compared"
-# verdicts that need a difference other than 0
+# verdicts on the sign of a difference
 OF_SIGN = ("reversed", "reproduced", "same sign")
 # larger values count as diverged, since their squares overflow
 DIVERGED_BEYOND = 1e150
@@ -229,10 +229,14 @@ class Comparison:
         p_values = {} if suite.interval == "bootstrap" else corrected(differences, suite.interval, scale)
         of_students = corrected({at: entry.student for at, entry in self.entries.items()}, "t")
         for at, entry in self.entries.items():
-            p = p_values.get(at)
-            lost = suite.decide is None and p is not None and p >= 1 - suite.confidence and entry.verdict in OF_SIGN
-            verdict = "undecided" if lost else entry.verdict
-            self.entries[at] = replace(entry, holm=p, student_holm=of_students.get(at), verdict=verdict)
+            made = replace(entry, holm=p_values.get(at), student_holm=of_students.get(at))
+            lost = entry.verdict in OF_SIGN and self.is_undecided_by_holm(made)
+            self.entries[at] = replace(made, verdict="undecided") if lost else made
+
+    def is_undecided_by_holm(self, entry: TableEntry) -> bool:
+        """Return whether the correction leaves the sign of a difference open, in a suite with fixed seeds."""
+        p = None if self.suite.decide else entry.holm
+        return p is not None and p >= 1 - self.suite.confidence
 
     def _value_of(self, number: CellNumber) -> float | None:
         """Return the number of a cell; None for a run that failed or diverged."""

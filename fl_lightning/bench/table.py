@@ -262,25 +262,24 @@ def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextT
 
 
 def difference_texts(entry: TableEntry, comparison: Comparison, notes: dict[str, str]) -> list[StyledText]:
-    """Return our difference, its interval and number of pairs, with footnotes."""
-    marks = footnotes((note for note in entry.notes if NOT_COMPARED in note), notes)
+    """Return our difference, its interval, number of pairs and p-value, with footnotes; dashes without a pair."""
     suite, apart = comparison.suite, entry.difference
-    if apart is None:
-        number = 4 * bool(suite.decide) or suite.interval != "bootstrap"
-        without = [NONE, "0", *[NONE] * number]
-        return [StyledText(NONE, marks=marks), *map(StyledText, without)]
-    mean = f"{apart.bound} {signed(apart.mean, comparison)}".strip()
+    marks = footnotes((note for note in entry.notes if NOT_COMPARED in note), notes)
+    mean = NONE if apart is None else f"{apart.bound} {signed(apart.mean, comparison)}".strip()
     own, student = (
         f"[{', '.join(signed(end, comparison) for end in of.interval)}]" if of and of.interval else NONE
         for of in (apart, entry.student)
     )
-    texts = [StyledText(mean, marks=(*[DAGGER] * (entry.scale != 1), *marks))]
-    texts += [StyledText(own, marks=footnotes(apart.notes, notes)), StyledText(str(apart.n))]
-    of_student, p = p_text(entry.student_holm, entry.student), p_text(entry.holm, apart)
-    texts += [StyledText(student), StyledText(of_student)] * bool(suite.decide)
-    texts += [StyledText(p)] * (suite.interval != "bootstrap")
-    if suite.decide and entry.baseline is not None:
-        texts.append(StyledText(number_text(entry.baseline, comparison)))
+    daggers = [DAGGER] * (apart is not None and entry.scale != 1)
+    texts = [StyledText(mean, marks=(*daggers, *marks))]
+    texts += [StyledText(own, marks=footnotes(apart.notes if apart else (), notes))]
+    texts += [StyledText(str(apart.n if apart else 0))]
+    if suite.decide:
+        texts += [StyledText(student), StyledText(p_text(entry.student_holm, entry.student))]
+    if suite.interval != "bootstrap":
+        texts += [StyledText(p_text(entry.holm, apart))]
+    if suite.decide:
+        texts += [StyledText(NONE if entry.baseline is None else number_text(entry.baseline, comparison))]
     return texts
 
 
@@ -448,7 +447,7 @@ def conclusion(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellRe
 
 def difference_in_words(entry: TableEntry, comparison: Comparison) -> str:
     """Return the difference of an entry to the baseline with its interval."""
-    difference, confidence = entry.difference, comparison.suite.confidence
+    difference = entry.difference
     assert difference is not None
     mean = f"{difference.bound} {signed(difference.mean, comparison)}".strip()
     if difference.interval is None:
@@ -456,9 +455,9 @@ def difference_in_words(entry: TableEntry, comparison: Comparison) -> str:
     low, high = difference.interval
     ends = ", ".join(signed(end, comparison) for end in (low, high))
     undecided = ", undecided" if low <= 0 <= high else ""
-    if not undecided and comparison.suite.decide is None and entry.holm is not None and entry.holm >= 1 - confidence:
+    if not undecided and comparison.is_undecided_by_holm(entry):
         undecided = ", undecided after Holm's correction"
-    return f"{mean} ({100 * confidence:g} % interval [{ends}]{undecided})"
+    return f"{mean} ({100 * comparison.suite.confidence:g} % interval [{ends}]{undecided})"
 
 
 def comparisons_csv(comparisons: Sequence[Comparison], titled: bool = False) -> str:

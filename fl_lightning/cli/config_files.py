@@ -102,10 +102,11 @@ def check_methods(given: Mapping[str, Any]) -> None:
             name, arguments = str(entries.get("class_path") or "Method"), entries.get("init_args")
             if name.isidentifier() and name not in (*files, "Method") and not imports_own:
                 raise UsageError(f"method={name!r}: no such class; give {class_hint(name, sorted(files))}")
-            names = arguments_of(files[name], "__init__") if name in files and isinstance(arguments, Mapping) else ()
-            for argument in arguments or () if names else ():
-                if argument not in names:
-                    raise UsageError(no_argument("method", name, argument, names))
+            if name in files and isinstance(arguments, Mapping):
+                names = arguments_of(files[name], "__init__")
+                for argument in arguments if names else ():  # without names, the constructor is inherited
+                    if argument not in names:
+                        raise UsageError(no_argument("method", name, argument, names))
 
 
 def class_hint(value: str, names: Sequence[str], others: Sequence[str] = ()) -> str:

@@ -297,8 +297,9 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
             hint = "whatever scale 16-mixed gives them; give trainer.precision=bf16-mixed or 32-true"
             why = f"the gradients of {model} overflow in all {counts['lost']} steps, {hint}"
         raise ClientError(f"round {round_}: no client took a local step: {failed[max(failed)][1] if failed else why}")
-    module, warned = run.client.module, any("batches/skipped" in row for row in run.metrics.history)
-    if counts["skipped"] and not warned and not hasattr(module, "min_batch_size"):  # which says that it skips some
+    module = run.client.module
+    skips = counts["skipped"] and not hasattr(module, "min_batch_size")  # which says that it skips some
+    if skips and not any("batches/skipped" in row for row in run.metrics.history):
         text = "training_step returns None, which skips the batch; batches/skipped counts these batches"
         run.trainer.warn(f"model={type(module).__name__}: {text}")
     if not arrived:

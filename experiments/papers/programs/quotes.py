@@ -229,7 +229,7 @@ class Stored:
         row, column = (tuple(labels[axis] for axis in axes) for axes in (table.rows, table.columns))
         entry = comparison.entries[row, column]
         verdict = entry.verdict or (decision(entry.difference) if entry.difference else "")
-        if comparison.suite.decide is None and entry.holm is not None and entry.holm >= 1 - comparison.suite.confidence:
+        if comparison.is_undecided_by_holm(entry):
             verdict = verdict and "undecided"
         return Quote(
             labels,
