@@ -157,6 +157,7 @@ def find_own_classes() -> None:
 
 def program() -> str:
     """The beginning of the command line, ``python cli.py`` or ``fl-lightning``, without the folders of programs."""
-    interpreter, *rest = sys.orig_argv[: len(sys.orig_argv) - len(sys.argv[1:])]
+    # a program may have put other arguments into sys.argv
+    interpreter, *rest = sys.orig_argv[: max(1, len(sys.orig_argv) - len(sys.argv[1:]))]
     installed = bool(rest) and Path(rest[-1]).stem == "fl-lightning"
     return "fl-lightning" if installed else shlex.join([Path(interpreter).name, *rest])

@@ -177,6 +177,12 @@ def test_usage_shows_the_program_without_the_folder_of_the_interpreter(capsys, m
     assert capsys.readouterr().out.startswith(f"usage: {shown} COMMAND")
 
 
+def test_the_program_has_a_name_after_a_script_has_put_other_arguments_into_argv(monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["/opt/venv/bin/python", "script.py"])
+    monkeypatch.setattr(sys, "argv", ["script.py", "--device", "cpu", "--tiny"])
+    assert entry_point.program() == "python"
+
+
 def test_an_interpreter_that_does_not_encode_names_of_files_in_utf_8_is_refused(capsys, monkeypatch):
     monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "iso8859-1")
     monkeypatch.setattr(entry_point, "import_module", lambda name: pytest.fail(f"it imports {name}"))
