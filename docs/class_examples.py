@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from fl_lightning import callbacks, data, models
 from fl_lightning.callbacks import Callback
+from fl_lightning.core.method import Method
 from fl_lightning.data import Augmentation, FederatedDataModule, Partitioner
-from fl_lightning.method import Method
 from fl_lightning.models import BaseProjector, Encoder, ImageClassifier
 
 DOCS = Path(__file__).resolve().parent

@@ -18,7 +18,7 @@ from lightning.pytorch import Trainer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fl_lightning import FederatedTrainer  # the line above makes it importable
-from fl_lightning.lightning_replacements import ARGUMENTS, ATTRIBUTES, CALLBACKS, OTHER_CALLBACKS, OTHER_KEYS
+from fl_lightning.utilities.lightning_replacements import ARGUMENTS, ATTRIBUTES, CALLBACKS, OTHER_CALLBACKS, OTHER_KEYS
 
 DOCS = Path(__file__).resolve().parent
 PAGE = """\

@@ -9,31 +9,31 @@ from fl_lightning.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fl_lightning.client import Client as Client
-    from fl_lightning.client_context import ClientContext as ClientContext
+    from fl_lightning.core.client_context import ClientContext as ClientContext
+    from fl_lightning.core.method import Method as Method
+    from fl_lightning.core.method import ServerValue as ServerValue
+    from fl_lightning.core.method import Step as Step
+    from fl_lightning.core.server import Server as Server
+    from fl_lightning.core.weighted import Weighted as Weighted
     from fl_lightning.data import FederatedDataModule as FederatedDataModule
     from fl_lightning.data import Partitioned as Partitioned
-    from fl_lightning.method import Method as Method
-    from fl_lightning.method import ServerValue as ServerValue
-    from fl_lightning.method import Step as Step
     from fl_lightning.report.runs import load_run as load_run
     from fl_lightning.report.runs import load_runs as load_runs
-    from fl_lightning.results import FitResult as FitResult
-    from fl_lightning.server import Server as Server
-    from fl_lightning.state import Weighted as Weighted
+    from fl_lightning.storage.results import FitResult as FitResult
     from fl_lightning.trainer import FederatedTrainer as FederatedTrainer
 
 _MODULES = {
     "Client": "client",
-    "ClientContext": "client_context",
+    "ClientContext": "core.client_context",
     "FederatedDataModule": "data",
     "FederatedTrainer": "trainer",
-    "FitResult": "results",
-    "Method": "method",
+    "FitResult": "storage.results",
+    "Method": "core.method",
     "Partitioned": "data",
-    "Server": "server",
-    "ServerValue": "method",
-    "Step": "method",
-    "Weighted": "state",
+    "Server": "core.server",
+    "ServerValue": "core.method",
+    "Step": "core.method",
+    "Weighted": "core.weighted",
     "load_run": "report.runs",
     "load_runs": "report.runs",
 }

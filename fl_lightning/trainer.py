@@ -13,6 +13,9 @@ from lightning.fabric.loggers import CSVLogger
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_only
 from lightning.pytorch import LightningDataModule, LightningModule
 
+from fl_lightning.core.method import Method, MethodList
+from fl_lightning.core.sampling import UniformSampler
+from fl_lightning.core.seeding import base_seed
 from fl_lightning.engine import validation
 from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.commands import doctor as examination
@@ -23,21 +26,18 @@ from fl_lightning.engine.launching import Result, launch
 from fl_lightning.engine.rounds import SimulationBackend
 from fl_lightning.engine.run import ClientBackend, Run, VisitRunner
 from fl_lightning.engine.run_arguments import RunArguments
-from fl_lightning.errors import Stopped, Terminated, require
 from fl_lightning.federation import server as federation
 from fl_lightning.federation.client_app import write_app
 from fl_lightning.federation.data import SingleSite, Sites
 from fl_lightning.federation.serialization import agreement
 from fl_lightning.federation.server import FlowerBackend, check_suits
 from fl_lightning.federation.site import answer_messages
-from fl_lightning.lightning_replacements import names_replacements
-from fl_lightning.method import Method, MethodList
-from fl_lightning.numerics import deterministic_algorithms
-from fl_lightning.results import FitResult, History
-from fl_lightning.sampling import UniformSampler
-from fl_lightning.seeding import base_seed
 from fl_lightning.storage.partition_table import save_partition
+from fl_lightning.storage.results import FitResult, History
 from fl_lightning.training.patching import patched
+from fl_lightning.utilities.errors import Stopped, Terminated, require
+from fl_lightning.utilities.lightning_replacements import names_replacements
+from fl_lightning.utilities.numerics import deterministic_algorithms
 
 Methods = list[Method] | Method | None
 

@@ -38,9 +38,9 @@ PACKAGE = ROOT / "fl_lightning"
 # seconds of processor time that the tests of a mutant may use, in both tiers or for a fault, and seconds of the clock
 PROCESSOR_LIMIT, LONG_LIMIT, CLOCK_LIMIT = 60, 300, 600
 MODULES = {
-    "sums": "sums",
-    "method": "method.py",
-    "server": "server.py",
+    "sums": "core/weighted.py",
+    "method": "core/method.py",
+    "server": "core/server.py",
     "rounds": "engine/rounds.py",
     "cohort_training": "engine/cohort_training.py",
     "local_training": "training/local_training.py",
@@ -50,14 +50,27 @@ MODULES = {
 }
 SAME_BITS = "tests/engine/test_same_bits.py"
 TESTS = {
-    "sums": ["tests/sums", "tests/engine/test_rounds.py"],
-    "method": ["tests/test_method.py", "tests/test_composition.py", "tests/methods/test_common.py", SAME_BITS],
-    "server": [
-        *("tests/test_server.py", "tests/methods/test_fedavg.py", "tests/engine/test_rounds.py"),
+    "sums": ["tests/core/test_weighted.py", "tests/core/test_exact_sum.py", "tests/engine/test_rounds.py"],
+    "method": [
+        *("tests/core/test_method.py", "tests/core/test_composition.py", "tests/methods/test_common.py"),
         SAME_BITS,
     ],
-    "rounds": ["tests/engine/test_rounds.py", "tests/test_systems.py", "tests/test_trainer.py", SAME_BITS],
-    "cohort_training": ["tests/engine/test_rounds.py", "tests/test_systems.py", "tests/test_trainer.py", SAME_BITS],
+        "tests/core/test_method.py",
+        "tests/core/test_composition.py",
+        "tests/methods/test_common.py",
+        SAME_BITS,
+    ],
+    "server": [
+        *("tests/core/test_server.py", "tests/methods/test_fedavg.py", "tests/engine/test_rounds.py"),
+        SAME_BITS,
+    ],
+    "rounds": ["tests/engine/test_rounds.py", "tests/core/test_systems.py", "tests/test_trainer.py", SAME_BITS],
+    "cohort_training": [
+        "tests/engine/test_rounds.py",
+        "tests/core/test_systems.py",
+        "tests/test_trainer.py",
+        SAME_BITS,
+    ],
     "local_training": [
         *(f"tests/conformance/test_{name}.py" for name in ("fit", "hook_order", "fit_logging")),
         "tests/engine/test_rounds.py",
@@ -68,7 +81,7 @@ TESTS = {
     "fault": [
         *(f"tests/{name}.py" for name in ("engine/test_rounds", "conformance/test_fit")),
         SAME_BITS,
-        *(f"tests/{name}" for name in ("methods", "client", "conformance", "test_trainer.py", "test_server.py")),
+        *(f"tests/{name}" for name in ("methods", "client", "conformance", "test_trainer.py", "core/test_server.py")),
     ],
 }
 OPERATORS: dict[type, type] = {

@@ -15,8 +15,14 @@ from torch import nn
 
 from fl_lightning import Partitioned
 from fl_lightning.cli import main
-from fl_lightning.lightning_compat import LightningDataModule, LightningModule, classes, is_callback, is_overridden
 from fl_lightning.methods import MOON
+from fl_lightning.utilities.lightning_compat import (
+    LightningDataModule,
+    LightningModule,
+    classes,
+    is_callback,
+    is_overridden,
+)
 
 MODULE = """
 import torch

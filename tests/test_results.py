@@ -9,9 +9,9 @@ from helpers.reports import make_old, snapshot, write_run
 from helpers.runs import Stops, small_data, small_model, small_trainer
 
 from fl_lightning import FitResult, load_run, load_runs
-from fl_lightning.errors import ClientError
 from fl_lightning.report.runs import Runs
-from fl_lightning.results import History
+from fl_lightning.storage.results import History
+from fl_lightning.utilities.errors import ClientError
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Subset
 from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import Callback, EarlyStopping
 from fl_lightning.data import Dirichlet, FederatedDataModule
-from fl_lightning.errors import ClientError
 from fl_lightning.methods import SCAFFOLD, FedLC
+from fl_lightning.utilities.errors import ClientError
 
 
 # ---------------------------------------------------------------- users' own modules and data

@@ -24,7 +24,7 @@ from lightning.fabric.accelerators import CUDAAccelerator
 sys.path.insert(0, str(Path.cwd()))
 
 from fl_lightning.distributed.launcher import gc_disabled, init_forked_process
-from fl_lightning.numerics import WORKSPACE
+from fl_lightning.utilities.numerics import WORKSPACE
 
 # a function that takes the program, and its time limit in seconds
 Part = tuple[Callable[["Program"], None], float]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fl_lightning import ClientContext, Method, Server, ServerValue, Weighted
-from fl_lightning.errors import require
-from fl_lightning.state import State
+from fl_lightning.core.state import State
+from fl_lightning.utilities.errors import require
 
 
 class ClippedChange(Method):

@@ -32,10 +32,10 @@ from fl_lightning import FederatedTrainer
 from fl_lightning.callbacks import BestCheckpoint, Callback, SpectrumMonitor
 from fl_lightning.data import Digits, Dirichlet
 from fl_lightning.distributed.launcher import gc_disabled, init_forked_process
-from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN
 from fl_lightning.models import MLP, ImageClassifier, Projector
 from fl_lightning.storage.checkpoint import unpack_rows, valid_checkpoint
+from fl_lightning.utilities.errors import ClientError, UsageError
 
 ROUNDS = 4
 CASES = {

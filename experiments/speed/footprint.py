@@ -45,9 +45,9 @@ from methods import FEDAVG, METHODS  # next to this file
 
 from fl_lightning import FederatedTrainer
 from fl_lightning.callbacks import Callback
+from fl_lightning.core.state import num_bytes
 from fl_lightning.data import IID, NpyImages
 from fl_lightning.models import Encoder, ImageClassifier
-from fl_lightning.state import num_bytes
 
 ATEN = torch.ops.aten
 READS = {ATEN._local_scalar_dense.default, ATEN.equal.default, ATEN.nonzero.default, ATEN.is_nonzero.default}
@@ -65,7 +65,7 @@ COPIES = ("MOON", "FedCKA", "FedNTD", "Ditto", "APFL", "PFedMe", *SENT)
 MEMORY = {"SCAFFOLD": 16, "FedDyn": 19, **dict.fromkeys(COPIES, 13)}
 MEMORY |= {"FedSAM": 10, "FedASAM": 10, "PerFedAvg": 10, "FedALA": 11, "FedAS": 14}
 # other devices do without the search for low bits, and FedUV's matrix products
-ONLY_ON_CPU = ("aggregation/exact.py _add_chunk", "functional/uniformity.py _squared_distances")
+ONLY_ON_CPU = ("core/exact_sum.py _add_chunk", "functional/uniformity.py _squared_distances")
 
 
 class Counts(TorchDispatchMode):

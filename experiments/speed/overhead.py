@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fl_lightning import FederatedTrainer  # found through the path above
 from fl_lightning.callbacks import Callback
+from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data import NpyImages
 from fl_lightning.data.array_datasets import cycled, patterns
 from fl_lightning.models import FedCKACNN, FedUVCNN, ImageClassifier, Projector
-from fl_lightning.seeding import derive_seed
 
 CLIENTS, BATCH, LR = 10, 64, 0.01
 

@@ -13,7 +13,7 @@ from typing import Any, get_args
 from fl_lightning.bench.config_fragments import of_result
 from fl_lightning.bench.results import CellResult, CellState, waiting
 from fl_lightning.bench.suite import Cell, Suite
-from fl_lightning.errors import LONGEST_VALUE, UsageError, require, text_of, truncate
+from fl_lightning.utilities.errors import LONGEST_VALUE, UsageError, require, text_of, truncate
 
 # columns except labels; ``value`` repeats the last number of ``values`` for readers
 FIRST = ("cell", "seed", "digest", "state", "reason", "value", "seconds", "scale", "machine", "plan", "run_dir")

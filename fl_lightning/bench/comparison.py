@@ -42,7 +42,7 @@ from fl_lightning.bench.suite import (
     Table,
     first_seeds,
 )
-from fl_lightning.errors import printable, truncate
+from fl_lightning.utilities.errors import printable, truncate
 
 NOT_COMPARED = "not compared"
 # verdicts on the sign of a difference

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.bundled_configs import names_near, packaged_config
-from fl_lightning.code_fingerprint import file_digest
-from fl_lightning.errors import UsageError, require
-from fl_lightning.yaml_files import read_yaml
+from fl_lightning.utilities.bundled_configs import names_near, packaged_config
+from fl_lightning.utilities.code_fingerprint import file_digest
+from fl_lightning.utilities.errors import UsageError, require
+from fl_lightning.utilities.yaml_files import read_yaml
 
 Fragment = dict[str, Any]
 # no bit of a result depends on these: arguments of the data that say where files are, ...

@@ -19,7 +19,7 @@ from fl_lightning.bench.statistics import Difference, SeedSummary
 from fl_lightning.bench.suite import OF_METRIC, READING, Suite, without_data
 from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.bench.table_rendering import NONE, TextTable, plain_table
-from fl_lightning.errors import UsageError, require
+from fl_lightning.utilities.errors import UsageError, require
 
 
 def with_readings(suite: Suite) -> Suite:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fl_lightning.bench.suite import Cell
-from fl_lightning.code_fingerprint import digest_now, is_own_module
-from fl_lightning.errors import printable
+from fl_lightning.utilities.code_fingerprint import digest_now, is_own_module
+from fl_lightning.utilities.errors import printable
 
 CellState = Literal["waiting", "running", "done", "failed"]
 

@@ -21,8 +21,8 @@ from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.study import DATABASE_ERRORS, CellStudy, attributes_of, results_of
 from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.bench.worker_client import Interrupt, RoundReport, WorkerClient
-from fl_lightning.errors import printable
 from fl_lightning.storage.metric_format import format_value
+from fl_lightning.utilities.errors import printable
 
 # seconds between two checks of a study whose cells are all done or run elsewhere
 POLL = 2.0

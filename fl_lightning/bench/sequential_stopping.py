@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.results import CellResult, waiting
 from fl_lightning.bench.suite import Cell, Suite, selected_cells
-from fl_lightning.errors import require
+from fl_lightning.utilities.errors import require
 
 
 def pending_cells(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> list[Cell]:

@@ -33,7 +33,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fl_lightning.bench.results import CellResult, CellState, waiting
 from fl_lightning.bench.suite import Cell, Suite
-from fl_lightning.errors import UsageError, require, text_of, truncate
+from fl_lightning.utilities.errors import UsageError, require, text_of, truncate
 
 # seconds between two signs of life of a running cell, and those after which its process counts as dead
 HEARTBEAT, GRACE = 20, 90

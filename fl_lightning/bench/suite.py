@@ -19,7 +19,7 @@ from fl_lightning.bench.config_fragments import (
     merged_config,
     nested_config,
 )
-from fl_lightning.errors import require
+from fl_lightning.utilities.errors import require
 
 Labels = dict[str, str]
 Choice = dict[str, tuple[str, ...]]

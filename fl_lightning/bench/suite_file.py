@@ -23,9 +23,9 @@ from fl_lightning.bench.suite import (
     Table,
     file_part,
 )
-from fl_lightning.bundled_configs import packaged_config
-from fl_lightning.errors import UsageError, printable, require
-from fl_lightning.yaml_files import read_yaml
+from fl_lightning.utilities.bundled_configs import packaged_config
+from fl_lightning.utilities.errors import UsageError, printable, require
+from fl_lightning.utilities.yaml_files import read_yaml
 
 
 class Kind(NamedTuple):

@@ -29,8 +29,8 @@ from fl_lightning.bench.table_rendering import (
     renamed,
     with_names,
 )
-from fl_lightning.errors import count, require
 from fl_lightning.storage.metric_format import fixed
+from fl_lightning.utilities.errors import count, require
 
 TableForm = Literal["md", "tex", "csv"]
 FORMS: tuple[TableForm, ...] = get_args(TableForm)

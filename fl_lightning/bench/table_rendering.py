@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fl_lightning.errors import printable
+from fl_lightning.utilities.errors import printable
 
 # marks of scaled numbers and of differences to the baseline
 DAGGER, STAR = "†", "*"

@@ -37,8 +37,8 @@ from fl_lightning.bench.scheduler import last_value
 from fl_lightning.bench.study import CellStudy, hidden
 from fl_lightning.bench.suite import Cell, Labels, Suite, file_part
 from fl_lightning.bench.suite_file import BOOL, COUNT, MAPPING, NOT_EMPTY, SEEDS, SHARE, Kind, one_of, read_keys
-from fl_lightning.errors import UsageError, printable, require
 from fl_lightning.storage.metric_format import format_value
+from fl_lightning.utilities.errors import UsageError, printable, require
 
 AXIS = "method"
 TRIALS = 20

@@ -23,8 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fl_lightning.errors import Stopped, UsageError, text_of, truncate, with_location
 from fl_lightning.storage.tempdirs import lock
+from fl_lightning.utilities.errors import Stopped, UsageError, text_of, truncate, with_location
 
 Task = Mapping[str, Any]
 Answer = dict[str, Any]

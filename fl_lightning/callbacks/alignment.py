@@ -11,13 +11,13 @@ from itertools import pairwise
 import numpy as np
 from torch import Tensor, nn
 
-from fl_lightning.aggregation import Sums, Weighted
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.client import Client
-from fl_lightning.errors import UsageError, choices, require
+from fl_lightning.core.state import State
+from fl_lightning.core.weighted import Sums, Weighted
 from fl_lightning.functional import singular_alignment
-from fl_lightning.state import State
+from fl_lightning.utilities.errors import UsageError, choices, require
 
 
 class LayerAlignment(Measurement):

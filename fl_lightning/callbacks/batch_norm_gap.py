@@ -15,7 +15,7 @@ import torch
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import PeriodicCallback, log_finite, require_global_model
 from fl_lightning.client.batch_norm import statistics_of
-from fl_lightning.errors import require
+from fl_lightning.utilities.errors import require
 
 
 class BatchNormGap(PeriodicCallback):

@@ -20,15 +20,15 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_lightning.aggregation import Sums
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import labelled, require_global_model
 from fl_lightning.callbacks.spectrum import rows_and_products
-from fl_lightning.errors import require
-from fl_lightning.seeding import torch_rng
-from fl_lightning.state import State, clone, uncompiled_names
+from fl_lightning.core.seeding import torch_rng
+from fl_lightning.core.state import State, clone, uncompiled_names
+from fl_lightning.core.weighted import Sums
 from fl_lightning.storage.atomic_io import save
+from fl_lightning.utilities.errors import require
 
 
 class ClassStatistics:

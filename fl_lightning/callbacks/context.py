@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from fl_lightning.aggregation import Sums
 from fl_lightning.client import Client
-from fl_lightning.errors import UsageError, choices, require
-from fl_lightning.lightning_replacements import ATTRIBUTES
-from fl_lightning.method import MethodList
-from fl_lightning.server import Server
-from fl_lightning.state import State
+from fl_lightning.core.method import MethodList
+from fl_lightning.core.server import Server
+from fl_lightning.core.state import State
+from fl_lightning.core.weighted import Sums
 from fl_lightning.storage.serializable import on_cpu
+from fl_lightning.utilities.errors import UsageError, choices, require
+from fl_lightning.utilities.lightning_replacements import ATTRIBUTES
 
 Gathered = TypeVar("Gathered")
 

@@ -47,8 +47,8 @@ from fl_lightning.callbacks.measurement import (
     require_label_counts,
 )
 from fl_lightning.client import Client
-from fl_lightning.errors import UsageError, require
 from fl_lightning.functional import as_rows, calibrated_logits, class_sums
+from fl_lightning.utilities.errors import UsageError, require
 
 if TYPE_CHECKING:
     from fl_lightning.callbacks.context import Observed

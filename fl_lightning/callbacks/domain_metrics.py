@@ -12,9 +12,9 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import PeriodicCallback, finite_mean, measure_clients
-from fl_lightning.errors import require
 from fl_lightning.storage.atomic_io import write_atomically
 from fl_lightning.storage.metric_format import aligned, format_value
+from fl_lightning.utilities.errors import require
 
 # metrics that come first in the table
 USUAL = ("accuracy", "loss")

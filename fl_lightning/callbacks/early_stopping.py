@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from fl_lightning.callbacks.base import Callback, logged_instead
 from fl_lightning.callbacks.context import RunContext
-from fl_lightning.errors import UsageError, require
+from fl_lightning.utilities.errors import UsageError, require
 
 # the end of the name of a metric that usually improves when it rises
 RISES = re.compile("(accuracy|acc|f1|auroc|precision|recall|iou|dice|map|r2)$", re.IGNORECASE)

@@ -17,9 +17,9 @@ from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import Measurement, merge_sorted, require_test_data
 from fl_lightning.client import Client
 from fl_lightning.client.taps import resolve_taps, with_paths
-from fl_lightning.errors import require
-from fl_lightning.seeding import derive_seed
-from fl_lightning.state import State
+from fl_lightning.core.seeding import derive_seed
+from fl_lightning.core.state import State
+from fl_lightning.utilities.errors import require
 
 # labels (n,) and representations (n, d) of each batch, by (loader, batch)
 Probe = dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]

@@ -14,14 +14,14 @@ import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from fl_lightning.aggregation import Sums, Weighted
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client import Client
-from fl_lightning.errors import UsageError, require
-from fl_lightning.seeding import numpy_rng
-from fl_lightning.state import State
+from fl_lightning.core.seeding import numpy_rng
+from fl_lightning.core.state import State
+from fl_lightning.core.weighted import Sums, Weighted
 from fl_lightning.storage.atomic_io import write_atomically
+from fl_lightning.utilities.errors import UsageError, require
 
 if TYPE_CHECKING:
     from fl_lightning.plotting.figures import Plot, Runs

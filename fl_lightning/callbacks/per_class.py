@@ -28,8 +28,8 @@ from fl_lightning.callbacks.measurement import (
     require_test_data,
 )
 from fl_lightning.client import Client
-from fl_lightning.errors import require
 from fl_lightning.plotting.values import CLASS_GROUPS
+from fl_lightning.utilities.errors import require
 
 
 class PerClassAccuracy(ClientMeasurement):

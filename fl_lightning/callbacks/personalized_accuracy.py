@@ -29,11 +29,11 @@ from fl_lightning.callbacks.measurement import (
     quotient,
     require_test_data,
 )
-from fl_lightning.errors import UsageError, require
+from fl_lightning.core.state import State
 from fl_lightning.functional import as_rows
 from fl_lightning.plotting.values import MODELS
-from fl_lightning.state import State
 from fl_lightning.storage.metric_format import aligned, format_value
+from fl_lightning.utilities.errors import UsageError, require
 
 # a metric of each client is logged for up to so many clients
 MOST_TAGS = 100

@@ -16,8 +16,8 @@ from tqdm import tqdm
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client import Client
-from fl_lightning.errors import count
 from fl_lightning.storage.metric_format import best, final, final_names, format_value, names_to_show
+from fl_lightning.utilities.errors import count
 
 # seconds after which a round has its own bar
 LONG = 2.0

@@ -18,10 +18,10 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.context import RunContext
-from fl_lightning.code_fingerprint import file_sha256
 from fl_lightning.data.partition_adapter import own_module_of
-from fl_lightning.numerics import tf32_settings
 from fl_lightning.storage.atomic_io import write_atomically
+from fl_lightning.utilities.code_fingerprint import file_sha256
+from fl_lightning.utilities.numerics import tf32_settings
 
 PACKAGES = ("fl-lightning", "torch", "torchvision", "lightning", "torchmetrics", "jsonargparse", "numpy")
 # charts of TensorBoard's page Custom Scalars: a regular expression for the beginning of tags, by panel and title.

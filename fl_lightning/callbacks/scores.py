@@ -29,8 +29,8 @@ from fl_lightning.callbacks.measurement import (
 )
 from fl_lightning.callbacks.per_class import accuracy, confusion
 from fl_lightning.callbacks.personalized_accuracy import spread_over_clients
-from fl_lightning.errors import count, require
-from fl_lightning.state import State
+from fl_lightning.core.state import State
+from fl_lightning.utilities.errors import count, require
 
 ACCURACY = "test/accuracy"
 

@@ -18,9 +18,9 @@ from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import Measurement, finite_mean, log_finite, merge_sorted, require_test_data
 from fl_lightning.client import Client
 from fl_lightning.client.taps import resolve_taps, with_paths
-from fl_lightning.errors import require
+from fl_lightning.core.state import State
 from fl_lightning.functional import similarities, unbiased_gram
-from fl_lightning.state import State
+from fl_lightning.utilities.errors import require
 
 if TYPE_CHECKING:
     from fl_lightning.callbacks.context import Observed

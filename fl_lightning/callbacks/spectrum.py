@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.aggregation import Sums, Weighted
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import EvaluationMeasurement, classifier_of, has_test_step, merge_sorted
 from fl_lightning.client import Client
 from fl_lightning.client.lora import lora_adapters
-from fl_lightning.errors import require
+from fl_lightning.core.state import State
+from fl_lightning.core.weighted import Sums, Weighted
 from fl_lightning.functional import (
     condition_number,
     effective_rank,
@@ -29,7 +29,7 @@ from fl_lightning.functional import (
     stable_rank,
 )
 from fl_lightning.plotting.values import VISIBLE
-from fl_lightning.state import State
+from fl_lightning.utilities.errors import require
 
 if TYPE_CHECKING:
     from fl_lightning.plotting.figures import Plot, Runs

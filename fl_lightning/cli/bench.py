@@ -46,8 +46,8 @@ from fl_lightning.cli.entry_point import (
     find_own_classes,
     program,
 )
-from fl_lightning.errors import UsageError, UsageErrors, count, require, truncate, writing_into
-from fl_lightning.yaml_files import read_yaml
+from fl_lightning.utilities.errors import UsageError, UsageErrors, count, require, truncate, writing_into
+from fl_lightning.utilities.yaml_files import read_yaml
 
 # names that a line lists
 MOST_NAMES = 5

@@ -26,10 +26,10 @@ from fl_lightning.callbacks.record import processor
 from fl_lightning.cli.cli import FederatedCLI, plain_warnings, usage_error
 from fl_lightning.engine.evaluation.evaluator import step_name
 from fl_lightning.engine.fingerprint import description_of
-from fl_lightning.errors import ChangedCodeError, ClientError, require
 from fl_lightning.models import ImageClassifier
 from fl_lightning.storage.checkpoint import newest_checkpoint
 from fl_lightning.trainer import FederatedTrainer
+from fl_lightning.utilities.errors import ChangedCodeError, ClientError, require
 
 # distinct warnings that a cell keeps
 MOST_WARNINGS = 5

@@ -26,10 +26,16 @@ from fl_lightning.cli.config_files import config_and_entries, pairs_of
 from fl_lightning.cli.entry_point import find_own_classes, print_usage_error, program
 from fl_lightning.cli.parser_errors import LISTS, shorten
 from fl_lightning.cli.parser_loading import CHECKED, ValueTextError
+from fl_lightning.core.method import MethodList
 from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.commands.doctor import as_text
 from fl_lightning.engine.launching import folder_of_versions
-from fl_lightning.errors import (
+from fl_lightning.storage.atomic_io import write_atomically
+from fl_lightning.storage.checkpoint import find_checkpoint, in_place
+from fl_lightning.storage.metric_format import final_names, format_value
+from fl_lightning.trainer import FederatedTrainer
+from fl_lightning.training.patching import patched
+from fl_lightning.utilities.errors import (
     ClientError,
     Stopped,
     UsageError,
@@ -39,14 +45,8 @@ from fl_lightning.errors import (
     require,
     with_location,
 )
-from fl_lightning.lightning_compat import LightningDataModule, LightningModule
-from fl_lightning.method import MethodList
-from fl_lightning.storage.atomic_io import write_atomically
-from fl_lightning.storage.checkpoint import find_checkpoint, in_place
-from fl_lightning.storage.metric_format import final_names, format_value
-from fl_lightning.trainer import FederatedTrainer
-from fl_lightning.training.patching import patched
-from fl_lightning.yaml_files import read_yaml
+from fl_lightning.utilities.lightning_compat import LightningDataModule, LightningModule
+from fl_lightning.utilities.yaml_files import read_yaml
 
 # classes of a key that its help lists in full
 MOST_CLASSES = 100

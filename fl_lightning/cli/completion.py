@@ -14,13 +14,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.nn import Module
 
-from fl_lightning import callbacks, data, methods, models, optim, sampling, systems
+from fl_lightning import callbacks, data, methods, models, optim
 from fl_lightning.cli.bench import bench_parser
 from fl_lightning.cli.entry_point import COMMANDS, OneLineParser, end_with_status
 from fl_lightning.cli.report import report_parser
-from fl_lightning.errors import UsageError
-from fl_lightning.method import Method
+from fl_lightning.core import sampling, systems
+from fl_lightning.core.method import Method
 from fl_lightning.trainer import FederatedTrainer
+from fl_lightning.utilities.errors import UsageError
 
 PROGRAM = "fl-lightning"
 PARTS = (callbacks, data, methods, models, optim, sampling, systems)

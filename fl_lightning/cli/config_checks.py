@@ -14,8 +14,8 @@ from typing import Any
 
 import jsonargparse
 
-from fl_lightning.errors import UsageError, is_user_code, require, text_of, truncate
 from fl_lightning.trainer import FederatedTrainer
+from fl_lightning.utilities.errors import UsageError, is_user_code, require, text_of, truncate
 
 
 def check_resolved(config: Mapping[str, Any]) -> None:

@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.bundled_configs import names_near, packaged_config
-from fl_lightning.errors import UsageError, choices, near
-from fl_lightning.lightning_replacements import replacement_of_key
-from fl_lightning.yaml_files import parse_yaml, read_yaml
+from fl_lightning.utilities.bundled_configs import names_near, packaged_config
+from fl_lightning.utilities.errors import UsageError, choices, near
+from fl_lightning.utilities.lightning_replacements import replacement_of_key
+from fl_lightning.utilities.yaml_files import parse_yaml, read_yaml
 
 PACKAGE = Path(__file__).parents[1]
 # keys of all commands beside the arguments of the command

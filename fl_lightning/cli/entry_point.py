@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fl_lightning import __version__
-from fl_lightning.errors import UsageError, printable, require, texts_of
+from fl_lightning.utilities.errors import UsageError, printable, require, texts_of
 
 # in the order in which the help lists them
 COMMANDS = {

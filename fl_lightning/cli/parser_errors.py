@@ -12,18 +12,18 @@ from importlib import import_module
 import torch
 from lightning.pytorch import LightningModule
 
-from fl_lightning.bundled_configs import names_near
 from fl_lightning.callbacks import Callback
 from fl_lightning.cli.config_checks import constructors
 from fl_lightning.cli.config_files import class_hint, keys_of, no_argument, unknown_key
+from fl_lightning.core.method import Method
+from fl_lightning.core.sampling import Sampler
 from fl_lightning.data import Augmentation, FederatedDataModule, Partitioner
-from fl_lightning.errors import last_part, near, truncate
-from fl_lightning.lightning_compat import classes
-from fl_lightning.lightning_replacements import replacement_of_callback
-from fl_lightning.method import Method
 from fl_lightning.models import Encoder
 from fl_lightning.models.projector import BaseProjector
-from fl_lightning.sampling import Sampler
+from fl_lightning.utilities.bundled_configs import names_near
+from fl_lightning.utilities.errors import last_part, near, truncate
+from fl_lightning.utilities.lightning_compat import classes
+from fl_lightning.utilities.lightning_replacements import replacement_of_callback
 
 BASES: dict[str, type] = {
     "method": Method,

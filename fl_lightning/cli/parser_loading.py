@@ -1,4 +1,4 @@
-"""Reads the values of a config for the parser, with the checks of :mod:`fl_lightning.yaml_files`."""
+"""Reads the values of a config for the parser, with the checks of :mod:`fl_lightning.utilities.yaml_files`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 from jsonargparse import get_loader, set_loader
 
-from fl_lightning.errors import UsageError, truncate
-from fl_lightning.yaml_files import checked_yaml
+from fl_lightning.utilities.errors import UsageError, truncate
+from fl_lightning.utilities.yaml_files import checked_yaml
 
 # the `parser_mode` of this package's parsers; other parsers keep the mode `yaml`
 CHECKED = "checked_yaml"

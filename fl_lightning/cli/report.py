@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fl_lightning.cli.entry_point import COMMANDS, OneLineParser, end_with_status, program
-from fl_lightning.errors import choices, count, printable, require, truncate, writing_into
+from fl_lightning.utilities.errors import choices, count, printable, require, truncate, writing_into
 
 BESIDE = (".md", ".tex", ".csv", ".runs.csv", ".paper.csv")
 # stands in the head of each page

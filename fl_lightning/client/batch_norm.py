@@ -8,7 +8,7 @@ from torch import Tensor, nn
 # private base of BatchNorm1d, 2d, 3d and SyncBatchNorm, as of torch 2.6 and 2.15
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fl_lightning.aggregation import Weighted
+from fl_lightning.core.weighted import Weighted
 
 
 def batch_norms(module: nn.Module) -> list[str]:

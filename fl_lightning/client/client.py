@@ -15,9 +15,6 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning import foreach
-from fl_lightning.aggregation import Update, Weighted
-from fl_lightning.aggregation.weighted import LARGE, LazyDifference, cloned, flatten
 from fl_lightning.client.batch_norm import batch_norms, statistics_of
 from fl_lightning.client.client_state import ClientStateStore
 from fl_lightning.client.lightning.fit_progress import FitProgress
@@ -27,14 +24,12 @@ from fl_lightning.client.reference_models import ReferenceModels
 from fl_lightning.client.taps import submodule
 from fl_lightning.client.visit import Visit
 from fl_lightning.client.worker_module import WorkerModule
-from fl_lightning.data.client_loaders import ExampleIndices
-from fl_lightning.data.datamodule import ClientInfo
-from fl_lightning.data.labels import label_entries
-from fl_lightning.errors import ClientError, UsageError
-from fl_lightning.lazy_copies import share_memory
-from fl_lightning.method import Method, MethodList, Step, call_hook, check_returned, overrides
-from fl_lightning.seeding import rng_scope
-from fl_lightning.state import (
+from fl_lightning.core import foreach
+from fl_lightning.core.client_info import ClientInfo
+from fl_lightning.core.lazy_copies import share_memory
+from fl_lightning.core.method import Method, MethodList, Step, call_hook, check_returned, overrides
+from fl_lightning.core.seeding import rng_scope
+from fl_lightning.core.state import (
     Gradients,
     State,
     as_floats,
@@ -45,8 +40,13 @@ from fl_lightning.state import (
     norm,
     select,
 )
+from fl_lightning.core.update import Update
+from fl_lightning.core.weighted import LARGE, LazyDifference, Weighted, cloned, flatten
+from fl_lightning.data.client_loaders import ExampleIndices
+from fl_lightning.data.labels import label_entries
 from fl_lightning.storage.metric_format import tagged
 from fl_lightning.storage.serializable import with_tensors
+from fl_lightning.utilities.errors import ClientError, UsageError
 
 # up to here, all integers have exact values in float64
 LARGEST_INTEGER = 2**53

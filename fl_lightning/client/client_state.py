@@ -12,13 +12,13 @@ import torch
 from lightning.fabric.utilities.apply_func import apply_to_collection
 from torch import Tensor
 
-from fl_lightning.code_fingerprint import file_sha256
-from fl_lightning.collectives import Collectives
+from fl_lightning.core.collectives import Collectives
+from fl_lightning.core.state import State, num_bytes
 from fl_lightning.data.transfer import fetched, transferred
-from fl_lightning.state import State, num_bytes
 from fl_lightning.storage.atomic_io import dump, flush, flush_folder, in_parallel, load, partial_of, save
 from fl_lightning.storage.serializable import packed, unpacked, with_tensors
 from fl_lightning.storage.tempdirs import TemporaryFolder
+from fl_lightning.utilities.code_fingerprint import file_sha256
 
 Memory = dict[str, dict[str, Any]]
 

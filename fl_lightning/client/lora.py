@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.state import tensors
+from fl_lightning.core.state import tensors
 
 # x.lora_A (loralib), x.lora_A.weight (with_lora), x.lora_A.default.weight and x.lora_embedding_A.default (peft)
 FACTOR = re.compile(r"(.+)\.lora_(embedding_)?A((?:\.\w+)*)")

@@ -15,7 +15,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning.aggregation.reduced import EMPTY, Reduced, join
 from fl_lightning.client.lightning.private import LogValidator, extract_batch_sizes
 from fl_lightning.client.reductions import (
     LogKey,
@@ -24,8 +23,9 @@ from fl_lightning.client.reductions import (
     log_spec,
     numbers,
 )
-from fl_lightning.errors import require
+from fl_lightning.core.reduced import EMPTY, Reduced, join
 from fl_lightning.storage.metric_format import is_defined
+from fl_lightning.utilities.errors import require
 
 # in the place of a hook, of the terms of the loss
 TERM = ""

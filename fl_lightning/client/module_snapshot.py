@@ -24,11 +24,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.hooks import RemovableHandle
 
-from fl_lightning import lightning_compat
+from fl_lightning.core.method import Method, ServerValue
+from fl_lightning.core.state import tensors
+from fl_lightning.core.weighted import Weighted
 from fl_lightning.data.client_loaders import leaves_of
-from fl_lightning.errors import ClientError, UsageError
-from fl_lightning.method import Method, ServerValue
-from fl_lightning.state import Weighted, tensors
+from fl_lightning.utilities import lightning_compat
+from fl_lightning.utilities.errors import ClientError, UsageError
 
 PLAIN = (str, bytes, int, float, complex, bool, type(None))
 CONTAINERS = (list, dict, set, deque)

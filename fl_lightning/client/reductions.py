@@ -16,9 +16,9 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import prints
 
-from fl_lightning.aggregation.reduced import KINDS, Kind
 from fl_lightning.client.lightning.private import LogValidator
-from fl_lightning.errors import UsageError, require
+from fl_lightning.core.reduced import KINDS, Kind
+from fl_lightning.utilities.errors import UsageError, require
 
 # hook, name and index of the data loader
 LogKey = tuple[str, str, int | None]

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from fl_lightning.client.module_snapshot import ModuleSnapshot, StateBinding, uncopyable
 from fl_lightning.client.taps import Taps
+from fl_lightning.core.lazy_copies import is_lazy, lazy_copy
+from fl_lightning.core.state import State, copy_into, tensors
 from fl_lightning.data.client_loaders import ExampleIndices
 from fl_lightning.data.transfer import transferred
-from fl_lightning.errors import ClientError, UsageError, text_of, truncate
-from fl_lightning.lazy_copies import is_lazy, lazy_copy
-from fl_lightning.state import State, copy_into, tensors
+from fl_lightning.utilities.errors import ClientError, UsageError, text_of, truncate
 
 Observation = dict[str, Tensor]
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.errors import UsageError, choices, require
-from fl_lightning.state import uncompiled_name
+from fl_lightning.core.state import uncompiled_name
+from fl_lightning.utilities.errors import UsageError, choices, require
 
 
 class StopForward(BaseException):

@@ -11,11 +11,11 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fl_lightning.aggregation import Reduced
     from fl_lightning.client.lightning.fit_progress import FitProgress
     from fl_lightning.client.metric_log import MetricLog
-    from fl_lightning.data.datamodule import ClientInfo
-    from fl_lightning.state import State
+    from fl_lightning.core.client_info import ClientInfo
+    from fl_lightning.core.reduced import Reduced
+    from fl_lightning.core.state import State
 
 
 class PresentBatch(NamedTuple):

@@ -13,13 +13,13 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-from fl_lightning import lightning_compat
 from fl_lightning.client.lightning.trainer_shim import TrainerShim
 from fl_lightning.client.metric_log import MetricLog
 from fl_lightning.client.module_snapshot import ModuleSnapshot, StateBinding, check_state, temporary_hooks
 from fl_lightning.client.reference_models import frozen_copy
 from fl_lightning.client.taps import Taps
-from fl_lightning.state import State, clone, copy_into, tensors
+from fl_lightning.core.state import State, clone, copy_into, tensors
+from fl_lightning.utilities import lightning_compat
 
 # stages in which the logits are not transformed, though the module may be in training mode, with dropout for example
 EVALUATES = (RunningStage.VALIDATING, RunningStage.TESTING, RunningStage.PREDICTING)

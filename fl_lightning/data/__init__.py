@@ -3,7 +3,7 @@
 from fl_lightning.data.array_datasets import CIFAR10, CIFAR100, MNIST, STL10, SVHN, Digits, FashionMNIST, NpyImages
 from fl_lightning.data.augmentation import Augmentation, AutoAugment, RandomCrop, RandomFlip, RandomRotation
 from fl_lightning.data.client_loaders import Batches, ClientLoader, ExampleIndices
-from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule, ImageDataModule, Images
+from fl_lightning.data.datamodule import FederatedDataModule, ImageDataModule, Images
 from fl_lightning.data.femnist import FEMNIST
 from fl_lightning.data.folders import HAM10000, PACS, ImageFolderImages, OfficeHome, SiteImageFolders, TinyImageNet
 from fl_lightning.data.partition_adapter import Partitioned
@@ -40,7 +40,6 @@ __all__ = [
     "ByDomain",
     "ClassesPerClient",
     "ClientDirichlet",
-    "ClientInfo",
     "ClientLoader",
     "Digits",
     "Dirichlet",

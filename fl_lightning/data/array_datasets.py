@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fl_lightning.core.seeding import numpy_rng
 from fl_lightning.data.datamodule import ImageDataModule, Images, check_images
-from fl_lightning.errors import UsageError, require
-from fl_lightning.seeding import numpy_rng
+from fl_lightning.utilities.errors import UsageError, require
 
 # height and width to which images are resized: the whole data set lies in memory
 LARGEST_IN_MEMORY = 512

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample, pad
 
 from fl_lightning.data.transfer import transferred
-from fl_lightning.errors import require
+from fl_lightning.utilities.errors import require
 
 
 class Augmentation(ABC):

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image, ImageOps
 from tqdm.contrib.concurrent import thread_map
 
-from fl_lightning.errors import UsageError, printable, text_of
+from fl_lightning.utilities.errors import UsageError, printable, text_of
 
 VERSION = 4
 # names in a message that is about many

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from fl_lightning.data.augmentation import Augmentation
 from fl_lightning.data.transfer import transferred
-from fl_lightning.errors import UsageError, require, with_location
+from fl_lightning.utilities.errors import UsageError, require, with_location
 
 # number of batches of combined loaders, by mode of a CombinedLoader
 LENGTHS: dict[str, Callable[[Iterable[int]], int]] = {"min_size": min, "max_size": max, "max_size_cycle": max}

@@ -5,38 +5,20 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from inspect import signature
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
-from torch import Tensor
 
+from fl_lightning.core.client_info import ClientInfo
+from fl_lightning.core.seeding import base_seed, numpy_rng
 from fl_lightning.data.augmentation import Augmentation
 from fl_lightning.data.client_loaders import Batches
 from fl_lightning.data.partitioners import IID, Partitioner
 from fl_lightning.data.plan import Plan
-from fl_lightning.errors import require
-from fl_lightning.seeding import base_seed, numpy_rng
-
-
-@dataclass(frozen=True)
-class ClientInfo:
-    """Description of a client.
-
-    Args:
-        id: its number, from 0.
-        num_examples: n_k, the number of its training examples.
-        label_counts: number of its training examples of each class ``(C,)``; None without labels.
-        domain: the domain of all its data; None if that is unknown, or if there are several.
-    """
-
-    id: int
-    num_examples: int
-    label_counts: Tensor | None
-    domain: str | None = None
+from fl_lightning.utilities.errors import require
 
 
 class FederatedDataModule(LightningDataModule, ABC):

@@ -16,7 +16,7 @@ from fl_lightning.data.array_datasets import FileDataModule, cycled, patterns
 from fl_lightning.data.cache import cached
 from fl_lightning.data.datamodule import Images
 from fl_lightning.data.partitioners import Natural, Partitioner
-from fl_lightning.errors import UsageError, require
+from fl_lightning.utilities.errors import UsageError, require
 
 BLOCK = 2**14  # bytes
 

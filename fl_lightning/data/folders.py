@@ -18,12 +18,12 @@ import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from PIL import Image
 
+from fl_lightning.core.seeding import numpy_rng
 from fl_lightning.data.array_datasets import FileDataModule, cycled, patterns
 from fl_lightning.data.cache import Range, cached, decode, listed
 from fl_lightning.data.datamodule import Images
 from fl_lightning.data.partitioners import Natural, Partitioner
-from fl_lightning.errors import UsageError, printable, require
-from fl_lightning.seeding import numpy_rng
+from fl_lightning.utilities.errors import UsageError, printable, require
 
 # height and width to which images are resized
 LARGEST_IMAGE = 2048

@@ -10,8 +10,8 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from fl_lightning.errors import require
-from fl_lightning.seeding import base_seed, rng_scope
+from fl_lightning.core.seeding import base_seed, rng_scope
+from fl_lightning.utilities.errors import require
 
 # where an item or a batch that is a dictionary has its labels
 LABEL_KEYS = ("labels", "label", "target", "targets", "y")

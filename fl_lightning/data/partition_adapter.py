@@ -20,13 +20,14 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule
+from fl_lightning.core.client_info import ClientInfo
+from fl_lightning.core.seeding import base_seed, rng_scope
+from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.labels import class_names_of, dataset_labels, domains_of
 from fl_lightning.data.partitioners import Partitioner
 from fl_lightning.data.plan import Plan
-from fl_lightning.errors import require
-from fl_lightning.lightning_compat import LightningDataModule, is_overridden
-from fl_lightning.seeding import base_seed, rng_scope
+from fl_lightning.utilities.errors import require
+from fl_lightning.utilities.lightning_compat import LightningDataModule, is_overridden
 
 # the stages in which a run uses the user's data module
 STAGES_OF_A_RUN = ("fit", "test")

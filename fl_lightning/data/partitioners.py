@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fl_lightning.data.plan import Plan
-from fl_lightning.errors import UsageError, count, require
+from fl_lightning.utilities.errors import UsageError, count, require
 
 Parts = list[np.ndarray]
 Rng = np.random.Generator | np.random.RandomState

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.errors import UsageError, count, require
+from fl_lightning.utilities.errors import UsageError, count, require
 
 
 @dataclass

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from fl_lightning.core.seeding import base_seed, numpy_rng
 from fl_lightning.data.client_loaders import ArrayBatches
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.plan import Plan
-from fl_lightning.errors import require
-from fl_lightning.seeding import base_seed, numpy_rng
+from fl_lightning.utilities.errors import require
 
 FEATURES, CLASSES = 60, 10
 MOST_CLIENTS = 100_000

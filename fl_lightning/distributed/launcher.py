@@ -36,9 +36,9 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import distributed
 
 from fl_lightning.client.lightning.private import IS_INTERACTIVE, Launcher
+from fl_lightning.core.sampling import size_of_cohort
 from fl_lightning.distributed.rendezvous import LOOPBACK, checked, connect, group_store, shared_tcp_store, tcp_store
-from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, count, own_text, require
-from fl_lightning.sampling import size_of_cohort
+from fl_lightning.utilities.errors import ClientError, LostWorkerError, Stopped, UsageError, count, own_text, require
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkProcess  # missing on Windows

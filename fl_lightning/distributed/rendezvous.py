@@ -20,7 +20,7 @@ from uuid import uuid4
 import torch
 from torch import distributed
 
-from fl_lightning.errors import UsageError
+from fl_lightning.utilities.errors import UsageError
 
 Result = TypeVar("Result")
 LOOPBACK = "127.0.0.1"

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from fl_lightning.errors import Interrupted, Stopped, Terminated
+from fl_lightning.utilities.errors import Interrupted, Stopped, Terminated
 
 # Windows lacks SIGUSR1
 HANDLED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))

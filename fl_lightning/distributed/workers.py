@@ -20,9 +20,9 @@ from torch import Tensor
 from fl_lightning.distributed.launcher import ForkLauncher, refuse_default_group
 from fl_lightning.distributed.rendezvous import NEVER, checked
 from fl_lightning.distributed.signals import Signals
-from fl_lightning.errors import LostWorkerError, UsageError, require
 from fl_lightning.storage.atomic_io import UNSAFE
 from fl_lightning.storage.serializable import packed, unpacked
+from fl_lightning.utilities.errors import LostWorkerError, UsageError, require
 
 Gathered = TypeVar("Gathered")
 # bytes of the first message of a gather; larger values need a second one

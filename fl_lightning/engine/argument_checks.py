@@ -12,10 +12,10 @@ from joblib import cpu_count
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.measurement import Measurement
-from fl_lightning.errors import check_all, count, require
-from fl_lightning.lightning_compat import Logger, is_callback
-from fl_lightning.lightning_replacements import replacement_of_callback
 from fl_lightning.training.compiled import MODES
+from fl_lightning.utilities.errors import check_all, count, require
+from fl_lightning.utilities.lightning_compat import Logger, is_callback
+from fl_lightning.utilities.lightning_replacements import replacement_of_callback
 
 # *args and **kwargs
 COLLECTING = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)

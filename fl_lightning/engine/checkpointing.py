@@ -9,12 +9,11 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import named
+from fl_lightning.core.state import select, uncompiled_names
 from fl_lightning.engine.fingerprint import changes_of, description_of, identity, record, touches
 from fl_lightning.engine.model_io import call_on_load, restore_data
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.run_state import load_state_of_round, recorded_state
-from fl_lightning.errors import ChangedCodeError, UsageError
-from fl_lightning.state import select, uncompiled_names
 from fl_lightning.storage.checkpoint import (
     client_files,
     find_checkpoint,
@@ -24,6 +23,7 @@ from fl_lightning.storage.checkpoint import (
     unpack_rows,
     valid_checkpoint,
 )
+from fl_lightning.utilities.errors import ChangedCodeError, UsageError
 
 # parts of the state that are reset when one of these keys changes
 FRESH = {

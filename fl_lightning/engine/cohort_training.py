@@ -12,19 +12,26 @@ from pathlib import Path
 
 import torch
 
-from fl_lightning.aggregation import Totals, Update, UpdateRows
-from fl_lightning.aggregation.weighted import cloned
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.core.sampling import UniformSampler, size_of_cohort
+from fl_lightning.core.systems import SystemOutcome
+from fl_lightning.core.update import Totals, Update, UpdateRows
+from fl_lightning.core.weighted import cloned
 from fl_lightning.distributed.workers import schedule
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.run import Part, Run
 from fl_lightning.engine.run_state import recorded_state
-from fl_lightning.errors import ClientError, LostWorkerError, SharedStateError, UsageError, text_of, with_location
-from fl_lightning.sampling import UniformSampler, size_of_cohort
 from fl_lightning.storage.atomic_io import save
 from fl_lightning.storage.checkpoint import FORMAT
-from fl_lightning.systems import SystemOutcome
 from fl_lightning.training.local_training import PARTS_OF_STEP
+from fl_lightning.utilities.errors import (
+    ClientError,
+    LostWorkerError,
+    SharedStateError,
+    UsageError,
+    text_of,
+    with_location,
+)
 
 # phases of local training
 VISIT_PHASES = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")

@@ -26,15 +26,15 @@ from torch.optim import Optimizer
 from fl_lightning.callbacks.base import Callback, named
 from fl_lightning.callbacks.early_stopping import EarlyStopping
 from fl_lightning.client.lightning.trainer_shim import TrainerShim
-from fl_lightning.code_fingerprint import SCRIPT, Code, code_of, file_digest, source_file
+from fl_lightning.core.method import ServerValue
 from fl_lightning.data.client_loaders import num_batches
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.run_arguments import RunArguments
-from fl_lightning.errors import ChangedCodeError, UsageError, count, require, truncate
-from fl_lightning.method import ServerValue
-from fl_lightning.numerics import tf32_settings
 from fl_lightning.storage.hyperparameters import PLAIN
 from fl_lightning.training.optimizers import group_options
+from fl_lightning.utilities.code_fingerprint import SCRIPT, Code, code_of, file_digest, source_file
+from fl_lightning.utilities.errors import ChangedCodeError, UsageError, count, require, truncate
+from fl_lightning.utilities.numerics import tf32_settings
 
 Change = tuple[Any, Any]
 # arguments of the trainer that do not affect the model, or that another key describes

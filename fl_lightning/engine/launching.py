@@ -16,14 +16,18 @@ from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from torch.optim.lr_scheduler import LRScheduler
 
-from fl_lightning.aggregation.reduced import Reduced
-from fl_lightning.aggregation.weighted import Weighted
 from fl_lightning.callbacks.context import BatchIndex
 from fl_lightning.client import Client, ClientStateStore
 from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.lightning.trainer_shim import ShimConfig, TrainerShim
 from fl_lightning.client.reductions import LogSpec
 from fl_lightning.client.taps import resolve_taps, submodule
+from fl_lightning.core.method import MethodList
+from fl_lightning.core.reduced import Reduced
+from fl_lightning.core.seeding import base_seed, rng_scope
+from fl_lightning.core.server import Server
+from fl_lightning.core.state import select
+from fl_lightning.core.weighted import Weighted
 from fl_lightning.data.client_loaders import num_batches
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partition_adapter import own_module_of
@@ -43,11 +47,6 @@ from fl_lightning.engine.evaluation.metric_states import Note
 from fl_lightning.engine.recalibration import Recalibration
 from fl_lightning.engine.run import ClientBackend, Run, VisitRunner
 from fl_lightning.engine.run_arguments import RunArguments
-from fl_lightning.errors import ClientError, Stopped, check_all, require, with_location
-from fl_lightning.method import MethodList
-from fl_lightning.seeding import base_seed, rng_scope
-from fl_lightning.server import Server
-from fl_lightning.state import select
 from fl_lightning.storage.metrics import Metrics
 from fl_lightning.storage.run_folder import RunFolder
 from fl_lightning.training.compiled import replace_forward
@@ -55,6 +54,7 @@ from fl_lightning.training.device_loaders import TRANSFER_HOOKS, Loaders, transf
 from fl_lightning.training.local_training import LocalTraining, Stopwatch
 from fl_lightning.training.optimizers import OptimizerFactory, configure_optimizer, needs_closure
 from fl_lightning.training.schedules import can_train, check_length
+from fl_lightning.utilities.errors import ClientError, Stopped, check_all, require, with_location
 
 Result = TypeVar("Result")
 # types that workers exchange, in addition to tensors, arrays and plain values

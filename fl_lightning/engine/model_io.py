@@ -11,15 +11,15 @@ import lightning.pytorch
 from lightning.pytorch import LightningDataModule, LightningModule
 
 from fl_lightning.client import Client
+from fl_lightning.core.state import State, clone, copy_into, select, tensors, uncompiled_name, uncompiled_names
 from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.validation import few
-from fl_lightning.errors import UsageError, require, truncate
-from fl_lightning.lightning_compat import NAMESPACES, is_overridden
-from fl_lightning.state import State, clone, copy_into, select, tensors, uncompiled_name, uncompiled_names
 from fl_lightning.storage.atomic_io import load, save
 from fl_lightning.storage.checkpoint import client_files, read
 from fl_lightning.storage.serializable import is_storable, on_cpu
+from fl_lightning.utilities.errors import UsageError, require, truncate
+from fl_lightning.utilities.lightning_compat import NAMESPACES, is_overridden
 
 NAMES_SHOWN = 3
 # entries of Lightning's checkpoints that are empty in a run, in which each visit has a new optimizer

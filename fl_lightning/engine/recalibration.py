@@ -22,15 +22,15 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule
 
-from fl_lightning.aggregation import Sums, Weighted
 from fl_lightning.client import Client
 from fl_lightning.client.batch_norm import statistics_of, sums_of
 from fl_lightning.client.taps import StopForward
+from fl_lightning.core.seeding import derive_seed, rng_scope
+from fl_lightning.core.state import State, copy_into, tensors
+from fl_lightning.core.weighted import Sums, Weighted
 from fl_lightning.data.client_loaders import Batches, ClientLoader
 from fl_lightning.distributed.workers import Workers
 from fl_lightning.engine.evaluation.evaluator import bound_step
-from fl_lightning.seeding import derive_seed, rng_scope
-from fl_lightning.state import State, copy_into, tensors
 from fl_lightning.training.device_loaders import Loaders
 
 

@@ -7,15 +7,15 @@ import re
 import socket
 from collections.abc import Sequence
 
-from fl_lightning.aggregation import Totals
 from fl_lightning.client.client import RECALIBRATES
+from fl_lightning.core.state import State, checksums, norm, num_bytes, select
+from fl_lightning.core.update import Totals
 from fl_lightning.engine.cohort_training import draw_cohort, simulate_systems, train_cohort
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.update_codec import broadcast_bytes
-from fl_lightning.errors import ClientError, add_note
-from fl_lightning.state import State, checksums, norm, num_bytes, select
 from fl_lightning.storage.metric_format import tagged
+from fl_lightning.utilities.errors import ClientError, add_note
 
 
 def run_round(run: Run, round_: int) -> bool:

@@ -11,25 +11,25 @@ from typing import Any, Protocol
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from fl_lightning.aggregation import Totals, Update, UpdateRows
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client import Client
 from fl_lightning.client.worker_module import WorkerModule
+from fl_lightning.core.method import MethodList
+from fl_lightning.core.server import Server
+from fl_lightning.core.state import State
+from fl_lightning.core.systems import SystemOutcome
+from fl_lightning.core.update import Totals, Update, UpdateRows
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.distributed.workers import Workers
 from fl_lightning.engine.evaluation.evaluator import Evaluator, Representations
 from fl_lightning.engine.recalibration import Recalibration
 from fl_lightning.engine.run_arguments import RunArguments
-from fl_lightning.errors import ClientError, LostWorkerError, UsageError, add_note, check_all
-from fl_lightning.method import MethodList
-from fl_lightning.server import Server
-from fl_lightning.state import State
 from fl_lightning.storage.metrics import Metrics
 from fl_lightning.storage.run_folder import RunFolder
-from fl_lightning.systems import SystemOutcome
 from fl_lightning.training.device_loaders import Loaders
 from fl_lightning.training.local_training import LocalTraining, Stopwatch
 from fl_lightning.training.patching import patched
+from fl_lightning.utilities.errors import ClientError, LostWorkerError, UsageError, add_note, check_all
 
 
 class ClientBackend(Protocol):

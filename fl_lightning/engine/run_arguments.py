@@ -11,14 +11,14 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from fl_lightning.callbacks import BestCheckpoint, Callback, DomainMetrics, EarlyStopping, ProgressBar, RunRecord
 from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client.client import Buffers, Weighting
+from fl_lightning.core.sampling import Sampler, UniformSampler
+from fl_lightning.core.server import Scope
+from fl_lightning.core.systems import SystemsHeterogeneity
 from fl_lightning.distributed.launcher import build_fabric
 from fl_lightning.engine.argument_checks import as_list, check_arguments, check_device, check_observers
-from fl_lightning.lightning_compat import Logger
-from fl_lightning.lightning_replacements import names_replacements
-from fl_lightning.sampling import Sampler, UniformSampler
-from fl_lightning.server import Scope
 from fl_lightning.storage.hyperparameters import only_plain
-from fl_lightning.systems import SystemsHeterogeneity
+from fl_lightning.utilities.lightning_compat import Logger
+from fl_lightning.utilities.lightning_replacements import names_replacements
 
 
 class RunArguments(RunContext):

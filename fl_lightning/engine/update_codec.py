@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning.aggregation import Update, Weighted
-from fl_lightning.aggregation.reduced import KINDS, Reduced
-from fl_lightning.aggregation.weighted import LazyDifference
+from fl_lightning.core.reduced import KINDS, Reduced
+from fl_lightning.core.state import State, clone, num_bytes, select
+from fl_lightning.core.update import Update
+from fl_lightning.core.weighted import LazyDifference, Weighted
 from fl_lightning.data.client_loaders import leaves_of
-from fl_lightning.errors import ClientError
-from fl_lightning.state import State, clone, num_bytes, select
+from fl_lightning.utilities.errors import ClientError
 
 if TYPE_CHECKING:
     from fl_lightning.client import Client

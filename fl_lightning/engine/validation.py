@@ -19,18 +19,18 @@ from lightning.pytorch.cli import LRSchedulerCallable
 from fl_lightning.client import Client
 from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
+from fl_lightning.core.method import MethodList
+from fl_lightning.core.sampling import UniformSampler, size_of_cohort
+from fl_lightning.core.seeding import base_seed
 from fl_lightning.data.client_loaders import as_client_loader, num_batches
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.run_arguments import RunArguments
-from fl_lightning.errors import UsageError, check_all, count, require, text_of, truncate, writing_into
-from fl_lightning.lightning_compat import is_callback, is_overridden
-from fl_lightning.lightning_replacements import replacement_of_callback
-from fl_lightning.method import MethodList
-from fl_lightning.sampling import UniformSampler, size_of_cohort
-from fl_lightning.seeding import base_seed
 from fl_lightning.training.device_loaders import TRANSFER_HOOKS, transfer_hook
 from fl_lightning.training.schedules import REQUIRED_TO_TRAIN
+from fl_lightning.utilities.errors import UsageError, check_all, count, require, text_of, truncate, writing_into
+from fl_lightning.utilities.lightning_compat import is_callback, is_overridden
+from fl_lightning.utilities.lightning_replacements import replacement_of_callback
 
 # hooks that Lightning 2 removed and refuses, with their replacements
 REMOVED = {

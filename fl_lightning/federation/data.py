@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning.core.client_info import ClientInfo
+from fl_lightning.core.seeding import base_seed
 from fl_lightning.data.client_loaders import num_batches
-from fl_lightning.data.datamodule import ClientInfo, FederatedDataModule
+from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partition_adapter import Partitioned, own_module_of
 from fl_lightning.data.partitioners import Pooled
 from fl_lightning.data.plan import Plan
-from fl_lightning.errors import UsageError, count, require
-from fl_lightning.lightning_compat import LightningDataModule
-from fl_lightning.seeding import base_seed
+from fl_lightning.utilities.errors import UsageError, count, require
+from fl_lightning.utilities.lightning_compat import LightningDataModule
 
 # checkpoints with which a site can resume: it keeps the client's state at the start of each
 CHECKPOINTS = 2

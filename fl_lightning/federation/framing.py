@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from fl_lightning.errors import UsageError
+from fl_lightning.utilities.errors import UsageError
 
 # header of a message: its size in bytes
 SIZE = struct.Struct("<Q")

@@ -17,14 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.code_fingerprint import code_of
+from fl_lightning.core.foreach import norms
+from fl_lightning.core.lazy_copies import readable
 from fl_lightning.engine.fingerprint import FREE_OF_TRAINER, modules_of
 from fl_lightning.engine.update_codec import LONGEST_NAME, MOST_LOGGED, PARTS, TensorSpec, list_tensors
-from fl_lightning.errors import with_location
 from fl_lightning.federation.framing import LARGEST, BadMessageError, check_size
-from fl_lightning.foreach import norms
-from fl_lightning.lazy_copies import readable
 from fl_lightning.storage.serializable import packed, unpacked, with_tensors
+from fl_lightning.utilities.code_fingerprint import code_of
+from fl_lightning.utilities.errors import with_location
 
 # limits on the nesting depth of a message and on its number of values
 DEEPEST, MOST_VALUES = 24, 2**20

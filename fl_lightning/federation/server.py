@@ -11,9 +11,13 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
-from fl_lightning.aggregation import Sums, Totals, Weighted
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client.client import LARGEST_WEIGHT, LEAST_WEIGHT, RECALIBRATES, are_exact
+from fl_lightning.core.method import Method
+from fl_lightning.core.state import State, select
+from fl_lightning.core.systems import SystemOutcome
+from fl_lightning.core.update import Totals
+from fl_lightning.core.weighted import Sums, Weighted
 from fl_lightning.engine.cohort_training import Outcome, share_outcome
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
@@ -21,7 +25,6 @@ from fl_lightning.engine.rounds import evaluate
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.run_state import state_of_round
 from fl_lightning.engine.update_codec import TensorSpec, broadcast_names, decode_update, tensors_of
-from fl_lightning.errors import ClientError, UsageError, require, truncate
 from fl_lightning.federation.data import Sites, SiteSummary
 from fl_lightning.federation.framing import LARGEST, BadMessageError, as_records, joined, of_records
 from fl_lightning.federation.serialization import (
@@ -32,10 +35,8 @@ from fl_lightning.federation.serialization import (
     digest_of_state,
     encoded,
 )
-from fl_lightning.method import Method
-from fl_lightning.state import State, select
 from fl_lightning.storage.metric_format import is_defined
-from fl_lightning.systems import SystemOutcome
+from fl_lightning.utilities.errors import ClientError, UsageError, require, truncate
 
 # seconds between two polls for answers
 LOOK = 0.25

@@ -19,12 +19,13 @@ from typing import Any
 
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
+from fl_lightning.core.lazy_copies import lazy_copy
+from fl_lightning.core.state import num_bytes
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
 from fl_lightning.engine.fingerprint import differing
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.update_codec import TensorSpec, broadcast_names, encode_update, list_tensors, tensors_of
-from fl_lightning.errors import UsageError, count, require
 from fl_lightning.federation.data import SingleSite
 from fl_lightning.federation.framing import BadMessageError, parted, receive, send
 from fl_lightning.federation.serialization import (
@@ -36,12 +37,11 @@ from fl_lightning.federation.serialization import (
     encoded,
     scrubbed,
 )
-from fl_lightning.lazy_copies import lazy_copy
-from fl_lightning.state import num_bytes
 from fl_lightning.storage.atomic_io import load, save
 from fl_lightning.storage.serializable import on_cpu
 from fl_lightning.training.device_loaders import num_pickable
 from fl_lightning.training.patching import patched
+from fl_lightning.utilities.errors import UsageError, count, require
 
 # longest path of a socket, which the system limits
 LONGEST_PATH = 100

@@ -17,8 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.errors import require
 from fl_lightning.functional.rows import in_full_precision
+from fl_lightning.utilities.errors import require
 
 FLOOR = 1e-8
 Missing = Literal["floor", "mask", "clamp"]

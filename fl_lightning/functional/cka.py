@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fl_lightning.errors import require
 from fl_lightning.functional.rows import centered, in_full_precision, linked_zero, needs_gradient, unit_scale
+from fl_lightning.utilities.errors import require
 
 LEAST_NORM = 1e-12
 # columns below which products in half precision save nothing; columns of a block, whose products are added in float32;

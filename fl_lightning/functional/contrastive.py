@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from fl_lightning.errors import require
 from fl_lightning.functional.rows import as_rows, in_full_precision, linked_zero
+from fl_lightning.utilities.errors import require
 
 
 @in_full_precision

@@ -17,8 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.errors import require
 from fl_lightning.functional.rows import as_rows, centered, in_full_precision, linked_zero
+from fl_lightning.utilities.errors import require
 
 LEAST_VARIANCE = 1e-8
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.errors import require
 from fl_lightning.functional.rows import in_full_precision
+from fl_lightning.utilities.errors import require
 
 
 @in_full_precision

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.errors import require
+from fl_lightning.utilities.errors import require
 
 
 def low_rank_factors(product: Tensor, a: Tensor, rank: int | None = None) -> tuple[Tensor, Tensor]:

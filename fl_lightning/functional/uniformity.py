@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fl_lightning.errors import UsageError
 from fl_lightning.functional.rows import as_rows, centered, in_full_precision, is_mapped, linked_zero, unit_scale
+from fl_lightning.utilities.errors import UsageError
 
 Hinge = Literal["linear", "none", "square", "clamped_square"]
 HINGES: tuple[Hinge, ...] = get_args(Hinge)

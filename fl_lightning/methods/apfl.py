@@ -18,11 +18,11 @@ from typing import ClassVar
 import torch
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
-from fl_lightning.method import Method
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method
+from fl_lightning.core.state import State, clone
 from fl_lightning.methods.ditto import own_model, rate_of
-from fl_lightning.state import State, clone
+from fl_lightning.utilities.errors import require
 
 
 class APFL(Method):

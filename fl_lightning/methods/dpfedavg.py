@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
-from fl_lightning.method import Method, ServerValue, overrides
-from fl_lightning.seeding import torch_rng
-from fl_lightning.server import Server
-from fl_lightning.state import State, Weighted, changed_entries, norm
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method, ServerValue, overrides
+from fl_lightning.core.seeding import torch_rng
+from fl_lightning.core.server import Server
+from fl_lightning.core.state import State, changed_entries, norm
+from fl_lightning.core.weighted import Weighted
+from fl_lightning.utilities.errors import require
 
 # orders of the Renyi divergence that are tried
 ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512)

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Step, overrides
 from fl_lightning.functional import class_sums
 from fl_lightning.functional.rows import as_rows, in_full_precision
-from fl_lightning.method import Step, overrides
 from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.fedsam import reading_sums
+from fl_lightning.utilities.errors import require
 
 # smaller traces count as 0: such clients have weights that matter only if all have
 LEAST_TRACE = 1e-12

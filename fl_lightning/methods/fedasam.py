@@ -14,8 +14,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from fl_lightning.errors import require
 from fl_lightning.methods.fedsam import FedSAM
+from fl_lightning.utilities.errors import require
 
 
 class FedASAM(FedSAM):

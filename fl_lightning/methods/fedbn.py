@@ -10,9 +10,9 @@ from __future__ import annotations
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
-from fl_lightning.method import Method
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method
+from fl_lightning.utilities.errors import require
 
 
 class FedBN(Method):

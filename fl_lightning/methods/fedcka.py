@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method, Step
+from fl_lightning.core.weighted import Weighted
 from fl_lightning.functional import (
     cosine_similarity,
     frobenius_similarity,
@@ -29,8 +30,7 @@ from fl_lightning.functional import (
     rbf_cka,
     representation_contrast,
 )
-from fl_lightning.method import Method, Step
-from fl_lightning.state import Weighted
+from fl_lightning.utilities.errors import require
 
 BANDWIDTH = 0.5
 

@@ -12,10 +12,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method, Step
 from fl_lightning.functional import correlation_frobenius, singular_value_variance
-from fl_lightning.method import Method, Step
+from fl_lightning.utilities.errors import require
 
 
 class FedDecorr(Method):

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
-from fl_lightning.method import Method
-from fl_lightning.server import Server
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method
+from fl_lightning.core.server import Server
+from fl_lightning.utilities.errors import require
 
 # a smaller weight is 0, since sums over the cohort would round
 LEAST = 1e-12

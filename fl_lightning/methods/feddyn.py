@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.aggregation import LazyWeighted
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
-from fl_lightning.method import Method, ServerValue
-from fl_lightning.server import Server
-from fl_lightning.state import State, Weighted, clone, select
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method, ServerValue
+from fl_lightning.core.server import Server
+from fl_lightning.core.state import State, clone, select
+from fl_lightning.core.weighted import LazyWeighted, Weighted
+from fl_lightning.utilities.errors import require
 
 
 class FedDyn(Method):

@@ -13,12 +13,12 @@ import math
 
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.server import Server
+from fl_lightning.core.weighted import Weighted
 from fl_lightning.methods.fedit import FedIT
 from fl_lightning.methods.lora_product import LoRAProduct
-from fl_lightning.server import Server
-from fl_lightning.state import Weighted
+from fl_lightning.utilities.errors import require
 
 
 class FedExLoRA(FedIT):

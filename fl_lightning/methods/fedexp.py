@@ -14,12 +14,12 @@ from typing import Literal
 
 from torch.optim import SGD, Optimizer
 
-from fl_lightning.aggregation.weighted import LazyDifference
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
-from fl_lightning.method import Method, ServerValue, overrides
-from fl_lightning.server import Server
-from fl_lightning.state import State, Weighted, clone, norm, select
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method, ServerValue, overrides
+from fl_lightning.core.server import Server
+from fl_lightning.core.state import State, clone, norm, select
+from fl_lightning.core.weighted import LazyDifference, Weighted
+from fl_lightning.utilities.errors import require
 
 CHANGES_THE_MEAN = ("transform_client_update", "transform_update")
 

@@ -12,10 +12,10 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch.optim import SGD, Optimizer
 
 from fl_lightning.client.lora import lora_adapters
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
-from fl_lightning.method import Method
-from fl_lightning.server import Server
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method
+from fl_lightning.core.server import Server
+from fl_lightning.utilities.errors import require
 
 
 class FedIT(Method):

@@ -16,11 +16,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.client_context import ClientContext
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method, Step
 from fl_lightning.data.transfer import transferred
-from fl_lightning.errors import require
 from fl_lightning.functional import calibrated_logits
-from fl_lightning.method import Method, Step
+from fl_lightning.utilities.errors import require
 
 
 class FedLC(Method):

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.method import Method, require_sgd
-from fl_lightning.server import Server
-from fl_lightning.state import State, Weighted
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method, require_sgd
+from fl_lightning.core.server import Server
+from fl_lightning.core.state import State
+from fl_lightning.core.weighted import Weighted
 
 
 class FedNova(Method):

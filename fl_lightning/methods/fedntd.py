@@ -13,10 +13,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method, Step
 from fl_lightning.functional import not_true_distillation
-from fl_lightning.method import Method, Step
+from fl_lightning.utilities.errors import require
 
 
 class FedNTD(Method):

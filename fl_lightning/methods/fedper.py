@@ -11,11 +11,11 @@ import re
 
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
-from fl_lightning.method import Method
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method
+from fl_lightning.core.state import is_frozen
 from fl_lightning.methods.freeze import Freeze
-from fl_lightning.state import is_frozen
+from fl_lightning.utilities.errors import require
 
 
 class FedPer(Method):

@@ -13,12 +13,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method, ServerValue, Step
+from fl_lightning.core.server import Server
+from fl_lightning.core.weighted import Weighted
 from fl_lightning.functional import class_sums, prototype_distance
-from fl_lightning.method import Method, ServerValue, Step
-from fl_lightning.server import Server
-from fl_lightning.state import Weighted
+from fl_lightning.utilities.errors import require
 
 
 class FedProto(Method):

@@ -11,9 +11,9 @@ from __future__ import annotations
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
+from fl_lightning.core.client_context import ClientContext
 from fl_lightning.methods.fedper import FedPer
+from fl_lightning.utilities.errors import require
 
 
 class FedRep(FedPer):

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fl_lightning.client_context import ClientContext
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method, Step
+from fl_lightning.core.state import State
 from fl_lightning.data.transfer import transferred
-from fl_lightning.errors import require
 from fl_lightning.functional import adjusted_logits, as_rows
 from fl_lightning.functional.rows import in_full_precision
-from fl_lightning.method import Method, Step
-from fl_lightning.state import State
+from fl_lightning.utilities.errors import require
 
 
 class FedRoD(Method):

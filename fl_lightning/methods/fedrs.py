@@ -13,11 +13,11 @@ from typing import Literal
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method
 from fl_lightning.data.transfer import transferred
-from fl_lightning.errors import require
 from fl_lightning.functional import restricted_logits
-from fl_lightning.method import Method
+from fl_lightning.utilities.errors import require
 
 
 class FedRS(Method):

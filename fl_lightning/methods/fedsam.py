@@ -15,10 +15,10 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method
 from fl_lightning.functional.rows import HALF
-from fl_lightning.method import Method
+from fl_lightning.utilities.errors import require
 
 
 class FedSAM(Method):

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method, Step
 from fl_lightning.functional import probability_variance_hinge, rbf_uniformity
-from fl_lightning.method import Method, Step
+from fl_lightning.utilities.errors import require
 
 
 class FedUV(Method):

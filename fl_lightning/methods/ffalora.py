@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
+from fl_lightning.core.client_context import ClientContext
 from fl_lightning.methods.fedit import FedIT
 
 

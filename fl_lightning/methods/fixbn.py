@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
-from fl_lightning.method import Method
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method
+from fl_lightning.utilities.errors import require
 
 
 class FixBN(Method):

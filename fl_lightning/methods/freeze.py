@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
-from fl_lightning.method import Method
-from fl_lightning.seeding import torch_rng
-from fl_lightning.server import Server
-from fl_lightning.state import State
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method
+from fl_lightning.core.seeding import torch_rng
+from fl_lightning.core.server import Server
+from fl_lightning.core.state import State
+from fl_lightning.utilities.errors import require
 
 
 class Freeze(Method):

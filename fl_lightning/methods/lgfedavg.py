@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.state import is_frozen
 from fl_lightning.methods.fedper import FedPer
-from fl_lightning.state import is_frozen
 
 
 class LGFedAvg(FedPer):

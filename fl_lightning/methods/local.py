@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fl_lightning.method import Method
+from fl_lightning.core.method import Method
 
 
 class Local(Method):

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method, ServerValue
+from fl_lightning.core.server import Server
+from fl_lightning.core.state import State
+from fl_lightning.core.weighted import Weighted
 from fl_lightning.data.transfer import transferred
-from fl_lightning.errors import require
 from fl_lightning.functional import adjusted_logits
-from fl_lightning.method import Method, ServerValue
-from fl_lightning.server import Server
-from fl_lightning.state import State, Weighted
+from fl_lightning.utilities.errors import require
 
 # far below any logit, and finite, so that losses are
 LOW = -1e4

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.server import Server
+from fl_lightning.core.state import State
+from fl_lightning.core.weighted import Weighted
 from fl_lightning.functional import low_rank_factors
 from fl_lightning.methods.fedit import FedIT
-from fl_lightning.server import Server
-from fl_lightning.state import State, Weighted
+from fl_lightning.utilities.errors import require
 
 
 class LoRAProduct(FedIT):

@@ -13,12 +13,13 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method, Step
+from fl_lightning.core.seeding import rng_scope
+from fl_lightning.core.state import State, clone, tensors
+from fl_lightning.core.weighted import Weighted
 from fl_lightning.functional import model_contrastive_loss
-from fl_lightning.method import Method, Step
-from fl_lightning.seeding import rng_scope
-from fl_lightning.state import State, Weighted, clone, tensors
+from fl_lightning.utilities.errors import require
 
 
 class MOON(Method):

@@ -15,12 +15,12 @@ from typing import ClassVar, Literal
 import torch
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
-from fl_lightning.method import Method, Payload, require_sgd
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method, Payload, require_sgd
+from fl_lightning.core.server import Server
+from fl_lightning.core.state import State
 from fl_lightning.methods.ditto import check_pull, own_model
-from fl_lightning.server import Server
-from fl_lightning.state import State
+from fl_lightning.utilities.errors import require
 
 # their equations hold if a client sends the change of the parameters that it trains, or have another anchor
 UNFIT = ("fedprox", "scaffold", "feddyn", "fednova")

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.aggregation import LazyWeighted
-from fl_lightning.client_context import ClientContext
-from fl_lightning.method import Method, ServerValue, require_sgd
-from fl_lightning.server import Server
-from fl_lightning.state import Weighted, clone
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method, ServerValue, require_sgd
+from fl_lightning.core.server import Server
+from fl_lightning.core.state import clone
+from fl_lightning.core.weighted import LazyWeighted, Weighted
 
 
 class SCAFFOLD(Method):

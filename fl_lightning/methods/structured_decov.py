@@ -11,10 +11,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import require
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method, Step
 from fl_lightning.functional import structured_covariance_decorrelation
-from fl_lightning.method import Method, Step
+from fl_lightning.utilities.errors import require
 
 
 class StructuredDeCov(Method):

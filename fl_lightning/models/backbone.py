@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fl_lightning.errors import LONGEST_VALUE, UsageError, choices, require, truncate, with_location
 from fl_lightning.models.encoders import Encoder
+from fl_lightning.utilities.errors import LONGEST_VALUE, UsageError, choices, require, truncate, with_location
 
 
 class Backbone(Encoder):

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 
-from fl_lightning.errors import require
 from fl_lightning.models.encoders import Encoder
 from fl_lightning.models.projector import BaseProjector
+from fl_lightning.utilities.errors import require
 
 
 class ImageClassifier(LightningModule):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.errors import require
+from fl_lightning.utilities.errors import require
 
 # normalisations of images, by channels
 NORMS: dict[str, Callable[..., Any]] = {"batch": nn.BatchNorm2d, "group": partial(nn.GroupNorm, 2)}

@@ -17,7 +17,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from fl_lightning.errors import require
+from fl_lightning.utilities.errors import require
 
 
 class ETFClassifier(nn.Module):

@@ -8,7 +8,7 @@ from torch import nn
 # private base of BatchNorm1d, 2d, 3d and SyncBatchNorm, as of torch 2.6 and 2.15
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fl_lightning.errors import require
+from fl_lightning.utilities.errors import require
 
 
 def with_group_norm(module: LightningModule, groups: int = 2) -> LightningModule:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from fl_lightning.errors import require
+from fl_lightning.utilities.errors import require
 
 
 class LoRALinear(nn.Module):

@@ -7,7 +7,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fl_lightning.errors import require
+from fl_lightning.utilities.errors import require
 
 
 class BaseProjector(nn.Module, ABC):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
 from torchvision.models.resnet import ResNet as TorchvisionResNet
 
-from fl_lightning.errors import require
 from fl_lightning.models.encoders import NORMS, Encoder, check_channels
+from fl_lightning.utilities.errors import require
 
 
 class _Residual(Encoder):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fl_lightning.errors import require
+from fl_lightning.utilities.errors import require
 
 BiasCorrection = Literal["none", "adam", "flower"]
 

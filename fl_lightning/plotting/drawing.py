@@ -20,9 +20,9 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.font_manager import fontManager
 from matplotlib.ticker import AutoLocator, Formatter, LogLocator, MaxNLocator, NullLocator
 
-from fl_lightning.errors import printable
 from fl_lightning.plotting.style import FALLBACKS, HATCHES, LIGHT, LINE_COLOURS, SETTINGS, line_style
 from fl_lightning.plotting.values import VISIBLE
+from fl_lightning.utilities.errors import printable
 
 # names along an axis at most, and long ones below it
 MOST_NAMES, MOST_LONG = 24, 12

@@ -16,9 +16,9 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator
 
-from fl_lightning.errors import printable
 from fl_lightning.plotting.drawing import MARKS, MOST_NAMES, Curve, Draw, bars, curves, cut, heat, in_style
 from fl_lightning.plotting.values import Reduce, over
+from fl_lightning.utilities.errors import printable
 
 Arrays = Mapping[str, np.ndarray]
 # arrays of each seed by the label of the run; the label of a single run is ""

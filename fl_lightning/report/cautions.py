@@ -10,7 +10,7 @@ from fl_lightning.report.measurements import array_files, measured
 from fl_lightning.report.reading import INFINITE
 from fl_lightning.report.sections import Section
 from fl_lightning.report.tables import rounds_done
-from fl_lightning.results import FitResult
+from fl_lightning.storage.results import FitResult
 
 # tags of the numbers of skipped clients, batches and steps
 SKIPPED = {

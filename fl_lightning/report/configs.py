@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from fl_lightning.bench.config_fragments import OF_METHOD, is_of_method, look_up, of_result
-from fl_lightning.results import FitResult
 from fl_lightning.storage.hyperparameters import numbered
+from fl_lightning.storage.results import FitResult
 
 # keys that start or resume a run, or change a result only by rounding
 NO_RESULT = re.compile(

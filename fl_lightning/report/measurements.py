@@ -7,11 +7,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from fl_lightning.errors import printable
 from fl_lightning.plotting.figures import Plot, Runs
 from fl_lightning.plotting.plots import PLOTS, by_shape
 from fl_lightning.report.reading import PLAN, load_arrays, read_plan, why
-from fl_lightning.results import FitResult
+from fl_lightning.storage.results import FitResult
+from fl_lightning.utilities.errors import printable
 
 Arrays = dict[str, np.ndarray]
 

@@ -15,7 +15,6 @@ from jinja2 import Environment, StrictUndefined
 from fl_lightning import __version__
 from fl_lightning.bench.table import comparisons_csv, count_states, suite_tables
 from fl_lightning.bench.table_rendering import PACKAGES, TextTable, in_markdown, latex_tables, markdown, with_names
-from fl_lightning.errors import count, printable, require
 from fl_lightning.plotting.drawing import in_style
 from fl_lightning.plotting.style import DARK, LIGHT, LINE_COLOURS, LINES_DARK, variables
 from fl_lightning.report import tables
@@ -24,6 +23,7 @@ from fl_lightning.report.figures import Card
 from fl_lightning.report.gallery import SETTINGS, cards_of
 from fl_lightning.report.sections import METRICS, Section, choose_metric, sections_of
 from fl_lightning.report.sources import Study
+from fl_lightning.utilities.errors import count, printable, require
 
 READINGS = "Readings that are consistent with the source"
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.errors import count, printable, text_of, truncate
 from fl_lightning.report.configs import compact, data_set, deciding, max_rounds, method_names
-from fl_lightning.results import FitResult, History, RunState
+from fl_lightning.storage.results import FitResult, History, RunState
 from fl_lightning.storage.tempdirs import is_locked
-from fl_lightning.yaml_files import parse_yaml
+from fl_lightning.utilities.errors import count, printable, text_of, truncate
+from fl_lightning.utilities.yaml_files import parse_yaml
 
 METRICS, ENVIRONMENT, CONFIG, PLAN = "metrics.csv", "environment.json", "config.yaml", "plan.npz"
 MOST_ROUNDS = 2**31

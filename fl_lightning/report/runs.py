@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fl_lightning.errors import UsageError, count, require
 from fl_lightning.report.configs import (
     config_frame,
     config_text,
@@ -19,8 +18,9 @@ from fl_lightning.report.configs import (
     with_setting,
 )
 from fl_lightning.report.reading import find_runs, name_runs, read_run, why
-from fl_lightning.results import FitResult, curves_of, frame_of, notebook_page, shown_tags
 from fl_lightning.storage.metric_format import final
+from fl_lightning.storage.results import FitResult, curves_of, frame_of, notebook_page, shown_tags
+from fl_lightning.utilities.errors import UsageError, count, require
 
 if TYPE_CHECKING:
     import pandas

@@ -18,11 +18,11 @@ from fl_lightning.bench.results import CellResult, CellState
 from fl_lightning.bench.statistics import fairness
 from fl_lightning.bench.suite import Cell, Show, Suite, Table
 from fl_lightning.bench.table_rendering import with_names
-from fl_lightning.errors import choices, require
 from fl_lightning.report.configs import UNKNOWN, config_frame, data_set, name_configs
 from fl_lightning.report.reading import INFINITE
-from fl_lightning.results import FitResult, RunState
 from fl_lightning.storage.metric_format import in_percent
+from fl_lightning.storage.results import FitResult, RunState
+from fl_lightning.utilities.errors import choices, require
 
 # usual metrics of a report, the first choice first
 NAMES = ("{}/accuracy", "{}_accuracy", "{}/acc", "{}_acc"), ("{}/loss", "{}_loss")

@@ -15,10 +15,10 @@ from fl_lightning.bench.protocol_variants import suites_in
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.suite import Cell, Suite
 from fl_lightning.bench.suite_file import load_suite
-from fl_lightning.errors import UsageError, printable, require, truncate
 from fl_lightning.report.configs import deciding
 from fl_lightning.report.reading import METRICS, find_runs, name_runs, natural, read_run, why
-from fl_lightning.results import FitResult, History, RunState
+from fl_lightning.storage.results import FitResult, History, RunState
+from fl_lightning.utilities.errors import UsageError, printable, require, truncate
 
 DATABASE, CELLS = "study.db", ".cells.csv"
 HINT = "pass a folder that contains runs, the output of bench, a database URL or a file of cells"

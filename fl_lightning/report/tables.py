@@ -15,13 +15,13 @@ from fl_lightning.bench.comparison import NOT_COMPARED, Comparison
 from fl_lightning.bench.config_fragments import is_of_method
 from fl_lightning.bench.table import differences_table, differs, footnotes, ours, text_tables
 from fl_lightning.bench.table_rendering import NONE, STAR, StyledText, TextTable, plain_table
-from fl_lightning.errors import count, printable
 from fl_lightning.plotting.values import MODELS
 from fl_lightning.report.configs import compact, differing_keys, max_rounds, with_setting
 from fl_lightning.report.measurements import measured, plan_of
 from fl_lightning.report.sections import BYTES, OF_GROUP, OF_RUN, Section
-from fl_lightning.results import FitResult
 from fl_lightning.storage.metric_format import few_digits, fixed, in_percent
+from fl_lightning.storage.results import FitResult
+from fl_lightning.utilities.errors import count, printable
 
 ENVIRONMENT = ("processor", "cores", "gpus", "device", "workers", "threads", "platform", "python", "git_revision")
 PHASES = ["train", "evaluate", "server", "log"]

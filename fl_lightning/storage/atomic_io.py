@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from fl_lightning.lazy_copies import readable
+from fl_lightning.core.lazy_copies import readable
 from fl_lightning.storage.serializable import with_tensors
 
 Result = TypeVar("Result")

@@ -20,10 +20,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fl_lightning.code_fingerprint import file_sha256
-from fl_lightning.errors import ChangedCodeError, UsageError, choices, require
-from fl_lightning.lazy_copies import is_lazy, lazy_copy, share_memory
-from fl_lightning.state import State, same_bits, uncompiled_names
+from fl_lightning.core.lazy_copies import is_lazy, lazy_copy, share_memory
+from fl_lightning.core.state import State, same_bits, uncompiled_names
 from fl_lightning.storage.atomic_io import (
     NO_CHECKPOINT,
     DamagedFileError,
@@ -34,6 +32,8 @@ from fl_lightning.storage.atomic_io import (
     partial_of,
     save,
 )
+from fl_lightning.utilities.code_fingerprint import file_sha256
+from fl_lightning.utilities.errors import ChangedCodeError, UsageError, choices, require
 from fl_lightning.version import __version__
 
 LAST, PREVIOUS, BEST, FROZEN = "last.ckpt", "previous.ckpt", "best.ckpt", "frozen.pt"

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning.core.seeding import base_seed, derive_seed, rng_scope
 from fl_lightning.data.client_loaders import Batches, as_client_loader
 from fl_lightning.data.plan import Plan
-from fl_lightning.errors import printable
-from fl_lightning.seeding import base_seed, derive_seed, rng_scope
 from fl_lightning.storage.metric_format import aligned
+from fl_lightning.utilities.errors import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,10 +15,10 @@ from typing import IO, Any
 import yaml
 from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from fl_lightning.errors import ClientError, require, text_of, writing_into
 from fl_lightning.storage import loggers
 from fl_lightning.storage.checkpoint import CheckpointFolder, in_place, resumes_in_place
 from fl_lightning.storage.tempdirs import lock
+from fl_lightning.utilities.errors import ClientError, require, text_of, writing_into
 
 # errors of a full disk, an exceeded quota and an exceeded file size
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from fl_lightning.errors import UsageError
+from fl_lightning.utilities.errors import UsageError
 
 try:
     import fcntl

@@ -15,7 +15,7 @@ import torch._inductor
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from fl_lightning.errors import truncate
+from fl_lightning.utilities.errors import truncate
 
 MODES = tuple(torch._inductor.list_mode_options())
 

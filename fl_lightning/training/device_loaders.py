@@ -15,6 +15,7 @@ from lightning.fabric.utilities.data import sized_len
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
+from fl_lightning.core.seeding import derive_seed, numpy_rng, rng_scope
 from fl_lightning.data.client_loaders import (
     Batches,
     ClientLoader,
@@ -28,11 +29,10 @@ from fl_lightning.data.client_loaders import (
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.data.transfer import pinned, pins
-from fl_lightning.errors import require
-from fl_lightning.lightning_compat import LightningDataModule, LightningModule, is_overridden
-from fl_lightning.seeding import derive_seed, numpy_rng, rng_scope
 from fl_lightning.storage.serializable import with_tensors
 from fl_lightning.training.resident_images import ResidentImages
+from fl_lightning.utilities.errors import require
+from fl_lightning.utilities.lightning_compat import LightningDataModule, LightningModule, is_overridden
 
 # in the order in which they are called
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")

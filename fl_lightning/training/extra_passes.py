@@ -11,18 +11,18 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from fl_lightning import foreach
 from fl_lightning.client import Client
 from fl_lightning.client.client import Gradients, targets_of
 from fl_lightning.client.module_snapshot import ModuleSnapshot
 from fl_lightning.client.reference_models import tensor_versions
 from fl_lightning.client.visit import PresentBatch
-from fl_lightning.errors import ClientError, UsageError, require
-from fl_lightning.method import MethodList, Step
-from fl_lightning.seeding import replayed, rng_scope
-from fl_lightning.state import entry_norms
+from fl_lightning.core import foreach
+from fl_lightning.core.method import MethodList, Step
+from fl_lightning.core.seeding import replayed, rng_scope
+from fl_lightning.core.state import entry_norms
 from fl_lightning.training.device_loaders import Loaders
 from fl_lightning.training.patching import patched
+from fl_lightning.utilities.errors import ClientError, UsageError, require
 
 NO_METHODS = MethodList([])
 # the scale of a loss in float16, halved as often as its gradients overflow

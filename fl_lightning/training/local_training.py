@@ -17,24 +17,15 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from torch.optim import Optimizer
 
-from fl_lightning.aggregation import Update
 from fl_lightning.client import Client
 from fl_lightning.client.reference_models import tensor_versions
 from fl_lightning.client.visit import PresentBatch, Visit
+from fl_lightning.core.method import MethodList
+from fl_lightning.core.seeding import generator_states, rng_scope
+from fl_lightning.core.state import State
+from fl_lightning.core.update import Update
 from fl_lightning.data.client_loaders import ClientLoader, ExampleIndices, num_batches, without_singles
 from fl_lightning.distributed.workers import Workers
-from fl_lightning.errors import (
-    LONGEST_LIST,
-    ClientError,
-    LostWorkerError,
-    Stopped,
-    UsageError,
-    truncate,
-    with_location,
-)
-from fl_lightning.method import MethodList
-from fl_lightning.seeding import generator_states, rng_scope
-from fl_lightning.state import State
 from fl_lightning.training.device_loaders import Loaders
 from fl_lightning.training.extra_passes import ExtraPasses
 from fl_lightning.training.optimizers import (
@@ -47,6 +38,15 @@ from fl_lightning.training.optimizers import (
 )
 from fl_lightning.training.patching import patched
 from fl_lightning.training.schedules import Mode, PlateauScheduler, Schedules
+from fl_lightning.utilities.errors import (
+    LONGEST_LIST,
+    ClientError,
+    LostWorkerError,
+    Stopped,
+    UsageError,
+    truncate,
+    with_location,
+)
 
 Batch = tuple[ExampleIndices | None, Any]
 # phases that the stopwatch of a GPU counts as ``step``

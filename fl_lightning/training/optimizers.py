@@ -19,8 +19,8 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from fl_lightning.client.lightning.private import configure_optimizers, configure_schedulers
-from fl_lightning.errors import ClientError, UsageError, require, text_of
 from fl_lightning.training.patching import patched
+from fl_lightning.utilities.errors import ClientError, UsageError, require, text_of
 
 Schedulers = list[LRSchedulerConfig]
 # torch's wrapper around the ``step`` of every optimizer, which calls hooks and opens a span for its profiler

@@ -15,9 +15,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from fl_lightning.client import Client
 from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.module_snapshot import ModuleSnapshot
-from fl_lightning.errors import UsageError, require
-from fl_lightning.lightning_compat import is_overridden
-from fl_lightning.seeding import rng_scope
+from fl_lightning.core.seeding import rng_scope
 from fl_lightning.training.optimizers import (
     OptimizerFactory,
     Schedulers,
@@ -26,6 +24,8 @@ from fl_lightning.training.optimizers import (
     set_group_options,
 )
 from fl_lightning.training.patching import patched
+from fl_lightning.utilities.errors import UsageError, require
+from fl_lightning.utilities.lightning_compat import is_overridden
 
 Mode = Literal["continue", "restart"]
 

@@ -15,19 +15,20 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD
 
-from fl_lightning.aggregation import Reduced, Update, Weighted
-from fl_lightning.aggregation.weighted import weigh_rows
 from fl_lightning.client import Client
 from fl_lightning.client.client import LARGEST_INTEGER, are_exact
 from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.module_snapshot import StateBinding
 from fl_lightning.client.visit import PresentBatch, Visit
-from fl_lightning.errors import ClientError, LostWorkerError, Stopped, UsageError, with_location
-from fl_lightning.seeding import generator_states, rng_scope
-from fl_lightning.state import State, norm
+from fl_lightning.core.reduced import Reduced
+from fl_lightning.core.seeding import generator_states, rng_scope
+from fl_lightning.core.state import State, norm
+from fl_lightning.core.update import Update
+from fl_lightning.core.weighted import Weighted, weigh_rows
 from fl_lightning.training.local_training import LocalTraining
 from fl_lightning.training.optimizers import take_step
 from fl_lightning.training.patching import patched
+from fl_lightning.utilities.errors import ClientError, LostWorkerError, Stopped, UsageError, with_location
 from fl_lightning.vectorized.batched_tree import (
     BatchedTree,
     Column,
@@ -401,7 +402,7 @@ class Group:
     def updates(self) -> tuple[list[int], dict[str, Any], dict[str, Reduced]]:
         """Return the rows of the clients that did not fail, their updates without payloads, and logged extremes.
 
-        The updates are as in :meth:`~fl_lightning.aggregation.Update.weighted`, with a row for each client.
+        The updates are as in :meth:`~fl_lightning.core.update.Update.weighted`, with a row for each client.
         """
         client, state = self.client, self.stack.state
         change = {name: state[name].double() - self.received[name].double() for name in client.trainable}

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data.client_loaders import ClientLoader, DataLoaderAdapter, IndexedLoader
-from fl_lightning.errors import ClientError
 from fl_lightning.training.device_loaders import Loaders
+from fl_lightning.utilities.errors import ClientError
 from fl_lightning.vectorized.batched_tree import BatchedTree, Column, RowIndex, kind_of, table_of, take_apart
 
 # of the examples that are gathered at once: small batches for several steps, which then stay in a processor's cache

@@ -11,11 +11,10 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.aggregation import Weighted
-from fl_lightning.aggregation.reduced import EMPTY, Reduced
-from fl_lightning.aggregation.weighted import joined_on
 from fl_lightning.client.metric_log import MAX_PENDING, LoggedValue, MetricLog
 from fl_lightning.client.reductions import FOLDS, LogKey, LogSpec
+from fl_lightning.core.reduced import EMPTY, Reduced
+from fl_lightning.core.weighted import Weighted, joined_on
 from fl_lightning.vectorized.batched_tree import RowIndex, numbers_of
 from fl_lightning.vectorized.vmap_views import DIFFERS, not_mappable
 

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.flop_counter import FlopCounterMode
 
+from fl_lightning.core.sampling import size_of_cohort
+from fl_lightning.core.seeding import rng_scope, torch_generators
+from fl_lightning.core.state import norm
 from fl_lightning.data.client_loaders import DataLoaderAdapter, IndexedLoader
-from fl_lightning.errors import ClientError, UsageError, count, require, truncate, with_location
-from fl_lightning.sampling import size_of_cohort
-from fl_lightning.seeding import rng_scope, torch_generators
-from fl_lightning.state import norm
 from fl_lightning.training.patching import patched
+from fl_lightning.utilities.errors import ClientError, UsageError, count, require, truncate, with_location
 from fl_lightning.vectorized.group import Group, GroupMember
 from fl_lightning.vectorized.op_trace import numbers_drawn
 from fl_lightning.vectorized.stacked_state import ELEMENTWISE

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning import foreach
 from fl_lightning.client import Client
 from fl_lightning.client.client import Gradients
 from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.module_snapshot import StateBinding
 from fl_lightning.client.reference_models import ReferenceModels
 from fl_lightning.client.visit import Visit
-from fl_lightning.data.datamodule import ClientInfo
+from fl_lightning.core import foreach
+from fl_lightning.core.client_info import ClientInfo
+from fl_lightning.core.state import State, clone
 from fl_lightning.functional.rows import linked_zero
-from fl_lightning.state import State, clone
 from fl_lightning.training.patching import patched
 
 

@@ -22,7 +22,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fl_lightning.state import as_floats
+from fl_lightning.core.state import as_floats
 from fl_lightning.vectorized.values_held import changed_value
 
 aten = torch.ops.aten

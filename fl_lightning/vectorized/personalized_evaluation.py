@@ -11,14 +11,14 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 
 from fl_lightning.client.module_snapshot import StateBinding
+from fl_lightning.core.seeding import rng_scope
+from fl_lightning.core.state import State
 from fl_lightning.data.client_loaders import ClientLoader
 from fl_lightning.engine.evaluation.evaluator import STAGES, step_name
 from fl_lightning.engine.evaluation.loop import can_share, stage_of
 from fl_lightning.engine.evaluation.metric_states import metrics_of
-from fl_lightning.errors import LostWorkerError, Stopped, with_location
-from fl_lightning.seeding import rng_scope
-from fl_lightning.state import State
 from fl_lightning.storage.metric_format import tagged
+from fl_lightning.utilities.errors import LostWorkerError, Stopped, with_location
 from fl_lightning.vectorized.group_log import GroupLog, Record
 from fl_lightning.vectorized.group_size import GroupSize
 from fl_lightning.vectorized.grouping import dealt_out

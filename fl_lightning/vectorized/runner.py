@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from fl_lightning.aggregation import UpdateRows
+from fl_lightning.core.state import State
+from fl_lightning.core.update import UpdateRows
 from fl_lightning.engine.run import Part, Run, VisitResult, VisitRunner, Work, update_or_failure
-from fl_lightning.errors import ClientError, LostWorkerError, UsageError, with_location
-from fl_lightning.state import State
+from fl_lightning.utilities.errors import ClientError, LostWorkerError, UsageError, with_location
 from fl_lightning.vectorized.group import Group, GroupMember
 from fl_lightning.vectorized.group_size import GroupSize, choice_for, group_bounds
 from fl_lightning.vectorized.grouping import cost, form_groups

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
-from fl_lightning.state import State
+from fl_lightning.core.state import State
 from fl_lightning.vectorized.batched_tree import RowIndex
 
 # torch's optimizers whose step treats each element by itself

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.client.module_snapshot import MISSING, OWN, PLAIN, entries_of, held_by, server_tensors, walk
+from fl_lightning.core.method import Method
 from fl_lightning.functional.rows import is_mapped
-from fl_lightning.method import Method
 
 
 def values_held(module: nn.Module, methods: Sequence[Method], known: Iterable[Any]) -> dict[tuple[int, str], Any]:

@@ -14,10 +14,10 @@ from fl_lightning.client import Client
 from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.module_snapshot import StateBinding
 from fl_lightning.client.visit import Visit
-from fl_lightning.data.datamodule import ClientInfo
-from fl_lightning.errors import ClientError
-from fl_lightning.state import State
+from fl_lightning.core.client_info import ClientInfo
+from fl_lightning.core.state import State
 from fl_lightning.training.local_training import LocalTraining
+from fl_lightning.utilities.errors import ClientError
 from fl_lightning.vectorized.batched_tree import (
     BatchedTree,
     Column,

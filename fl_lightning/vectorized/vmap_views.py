@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fl_lightning.errors import UsageError
+from fl_lightning.utilities.errors import UsageError
 
 REMEDY = "give trainer.clients_per_step=1"
 DIFFERS = "it differs by client, and a step is of several side by side"

@@ -7,7 +7,7 @@ import yaml
 from helpers.benches import outcome
 from helpers.errors import assert_names
 
-from fl_lightning.code_fingerprint import code_of
+from fl_lightning.utilities.code_fingerprint import code_of
 
 pytest_plugins = ["helpers.bench_fixtures", "helpers.report_fixtures"]
 

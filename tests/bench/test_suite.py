@@ -7,7 +7,7 @@ from helpers.benches import TOY, toy_suite
 from helpers.errors import refused
 
 from fl_lightning.bench import Cell, load_suite
-from fl_lightning.yaml_files import read_yaml
+from fl_lightning.utilities.yaml_files import read_yaml
 
 pytest_plugins = ["helpers.bench_fixtures"]
 

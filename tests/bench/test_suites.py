@@ -23,8 +23,8 @@ from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.cli.cli import FederatedCLI
 from fl_lightning.cli.config_checks import check_resolved
 from fl_lightning.data import Digits, FederatedDataModule, ImageDataModule
-from fl_lightning.errors import UsageError
 from fl_lightning.trainer import FederatedTrainer
+from fl_lightning.utilities.errors import UsageError
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 PATHS = sorted(path for path in EXPERIMENTS.rglob("*.yaml") if re.search(r"^axes:", path.read_text(), re.M))

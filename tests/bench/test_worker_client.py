@@ -11,7 +11,7 @@ import pytest
 from helpers.errors import assert_names
 
 from fl_lightning.bench.worker_client import THREADS, Interrupt, WorkerClient, locked
-from fl_lightning.errors import LONGEST
+from fl_lightning.utilities.errors import LONGEST
 
 PROGRAM = "helpers.cell_program"
 

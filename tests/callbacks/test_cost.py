@@ -7,10 +7,10 @@ import torch
 from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import Callback, CostLedger
+from fl_lightning.core.state import num_bytes
 from fl_lightning.data import IID
 from fl_lightning.methods import MOON, SCAFFOLD, FedDecorr, FedProx
 from fl_lightning.models import MLP, ImageClassifier
-from fl_lightning.state import num_bytes
 
 
 def fit(tmp_path, methods=(), model=None, **kwargs):

@@ -7,7 +7,7 @@ from helpers.runs import assert_same_bits, small_data, small_model, small_traine
 from helpers.tiny import TinyData, TinyModule, clients
 
 from fl_lightning.callbacks import BestCheckpoint, Callback, EarlyStopping
-from fl_lightning.errors import ClientError
+from fl_lightning.utilities.errors import ClientError
 
 
 class Falls(Callback):

@@ -8,8 +8,8 @@ from helpers.tiers import sample
 from lightning.pytorch import LightningModule
 
 from fl_lightning import callbacks
-from fl_lightning.errors import UsageError
 from fl_lightning.methods import FedBN, Local
+from fl_lightning.utilities.errors import UsageError
 
 ARGUMENTS = {
     "BestCheckpoint": {"monitor": "train/loss"},

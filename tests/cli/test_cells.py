@@ -9,8 +9,8 @@ from helpers.errors import assert_names, refused, warned
 
 from fl_lightning.cli.bench_worker import check_configs, machine, run_cell
 from fl_lightning.data.plan import Plan
-from fl_lightning.errors import ClientError
 from fl_lightning.storage import checkpoint
+from fl_lightning.utilities.errors import ClientError
 
 BASE = {
     "seed_everything": 1,

@@ -17,8 +17,8 @@ from fl_lightning.cli import main
 from fl_lightning.cli.cli import plain_warnings
 from fl_lightning.cli.entry_point import program
 from fl_lightning.cli.parser_errors import about_class
-from fl_lightning.errors import ClientError
 from fl_lightning.models import ImageClassifier, Logistic
+from fl_lightning.utilities.errors import ClientError
 
 FIT = ["fit", "--config", "experiments/smoke/fedavg.yaml"]
 QUICK = ["--trainer.max_rounds=1", "--trainer.callbacks=null", "--data.train_size=200", "--data.test_size=50"]

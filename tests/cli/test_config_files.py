@@ -10,8 +10,8 @@ from helpers.errors import assert_names, refused
 from fl_lightning.cli import main
 from fl_lightning.cli.config_checks import building
 from fl_lightning.cli.config_files import check_command
-from fl_lightning.errors import UsageError
 from fl_lightning.models import MLP
+from fl_lightning.utilities.errors import UsageError
 
 TWICE = "class_path: Dirichlet\nclass_path: IID\n"
 

@@ -10,8 +10,8 @@ import pytest
 from helpers.errors import assert_names
 
 from fl_lightning.bench import load_suite
-from fl_lightning.bundled_configs import named_configs, packaged_config
 from fl_lightning.cli import main
+from fl_lightning.utilities.bundled_configs import named_configs, packaged_config
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,8 +15,8 @@ from torch import nn
 
 from fl_lightning import Method, Server, ServerValue, Weighted
 from fl_lightning.callbacks import Callback
-from fl_lightning.errors import SharedStateError
 from fl_lightning.methods import FedProx
+from fl_lightning.utilities.errors import SharedStateError
 
 
 class Net(TinyModule):

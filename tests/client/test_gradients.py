@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, Subset
 from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import Method
+from fl_lightning.core.state import clone
 from fl_lightning.data import FederatedDataModule, RandomCrop
-from fl_lightning.errors import ClientError
 from fl_lightning.methods import FedDecorr, FedLC, FedProto
-from fl_lightning.state import clone
+from fl_lightning.utilities.errors import ClientError
 
 TAPS = {"representation": "body", "logits": "head"}
 

@@ -13,7 +13,7 @@ from helpers.without_values import WithoutValues
 from fl_lightning import Method
 from fl_lightning.callbacks import Callback
 from fl_lightning.client import ClientStateStore
-from fl_lightning.systems import SystemsHeterogeneity
+from fl_lightning.core.systems import SystemsHeterogeneity
 
 
 class Remembers(Method):

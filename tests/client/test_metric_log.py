@@ -10,7 +10,7 @@ from torchmetrics import MeanMetric, MetricCollection, SumMetric
 from torchmetrics.classification import BinaryAUROC
 
 from fl_lightning import Method
-from fl_lightning.errors import ClientError
+from fl_lightning.utilities.errors import ClientError
 
 
 class Net(TinyModule):

@@ -10,7 +10,7 @@ from torch.nn.functional import mse_loss
 
 from fl_lightning import Method
 from fl_lightning.data import Pooled
-from fl_lightning.errors import ClientError
+from fl_lightning.utilities.errors import ClientError
 
 # the batches that reference models ran on: their sizes, and whether the forward got to the head
 _begun, _ended = [], []

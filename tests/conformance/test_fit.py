@@ -12,8 +12,8 @@ from torch.optim import LBFGS, SGD, Adam, AdamW
 from torch.optim.lr_scheduler import StepLR
 
 from fl_lightning import Method
-from fl_lightning.errors import ClientError
 from fl_lightning.methods import SCAFFOLD
+from fl_lightning.utilities.errors import ClientError
 
 
 class Twice(SGD):

@@ -9,7 +9,7 @@ from torchmetrics import MeanMetric, MetricCollection, SumMetric
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 from torchmetrics.functional.classification import binary_auroc
 
-from fl_lightning.errors import ClientError, UsageError
+from fl_lightning.utilities.errors import ClientError, UsageError
 
 REDUCTIONS = {
     **{name: name for name in ("mean", "avg", "sum", "max", "min")},

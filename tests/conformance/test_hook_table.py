@@ -14,7 +14,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
 from fl_lightning import FederatedTrainer
-from fl_lightning.errors import ClientError
+from fl_lightning.utilities.errors import ClientError
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -18,7 +18,7 @@ from torchmetrics import MetricCollection, SumMetric
 from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix
 
 from fl_lightning import FederatedTrainer, Method
-from fl_lightning.errors import ClientError
+from fl_lightning.utilities.errors import ClientError
 
 
 def train(make, devices=1, **options):

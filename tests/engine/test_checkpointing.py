@@ -15,8 +15,8 @@ from helpers.tiers import sample
 from torch.optim import Adam
 
 from fl_lightning.callbacks import SpectrumMonitor
-from fl_lightning.errors import ClientError
 from fl_lightning.methods import MOON
+from fl_lightning.utilities.errors import ClientError
 
 
 @pytest.fixture(autouse=True)

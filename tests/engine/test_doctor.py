@@ -12,12 +12,12 @@ from helpers.tiny import Sizes
 
 from fl_lightning import Method
 from fl_lightning.callbacks import SpectrumMonitor
+from fl_lightning.core.state import num_bytes
+from fl_lightning.core.systems import SystemsHeterogeneity
 from fl_lightning.data import IID
 from fl_lightning.engine.commands.doctor import as_text
-from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedDecorr, Local
-from fl_lightning.state import num_bytes
-from fl_lightning.systems import SystemsHeterogeneity
+from fl_lightning.utilities.errors import ClientError, UsageError
 
 
 def examined(tmp_path, methods=(), model=None, data=None, **kwargs):

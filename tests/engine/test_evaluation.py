@@ -16,9 +16,9 @@ from torchmetrics.utilities import dim_zero_mean
 from torchmetrics.wrappers import MinMaxMetric
 
 from fl_lightning.client import Client
+from fl_lightning.core.method import MethodList
 from fl_lightning.data.client_loaders import DataLoaderAdapter
 from fl_lightning.engine.evaluation.loop import EvaluationLoop, can_share
-from fl_lightning.method import MethodList
 
 
 class Plain(LightningModule):

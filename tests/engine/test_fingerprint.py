@@ -21,12 +21,12 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from fl_lightning import Method, Partitioned
 from fl_lightning.callbacks import Callback, SpectrumMonitor
+from fl_lightning.core.sampling import UniformSampler
+from fl_lightning.core.systems import SystemsHeterogeneity
 from fl_lightning.data.augmentation import RandomCrop, RandomFlip
-from fl_lightning.errors import UsageError
 from fl_lightning.methods import MOON, SCAFFOLD, FedBN, FedCKA, FedDyn, FedProx
 from fl_lightning.optim import FedAdam
-from fl_lightning.sampling import UniformSampler
-from fl_lightning.systems import SystemsHeterogeneity
+from fl_lightning.utilities.errors import UsageError
 
 sgd = partial(SGD, lr=0.1)
 

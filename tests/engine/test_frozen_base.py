@@ -12,9 +12,9 @@ from torch import nn
 
 from fl_lightning import Method
 from fl_lightning.callbacks import BestCheckpoint, Callback
-from fl_lightning.errors import ClientError
-from fl_lightning.lazy_copies import share_memory
+from fl_lightning.core.lazy_copies import share_memory
 from fl_lightning.methods import MOON, FedCKA
+from fl_lightning.utilities.errors import ClientError
 
 BASE = ["base.weight", "base.bias"]
 # of the numbers of the base

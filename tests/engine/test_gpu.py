@@ -16,9 +16,9 @@ from fl_lightning.engine import launching as run_module
 from fl_lightning.engine.argument_checks import check_precision
 from fl_lightning.engine.fingerprint import describe_trainer
 from fl_lightning.engine.launching import gives_same_taps
-from fl_lightning.errors import ClientError, UsageError
-from fl_lightning.numerics import tf32_settings
 from fl_lightning.training.local_training import Stopwatch
+from fl_lightning.utilities.errors import ClientError, UsageError
+from fl_lightning.utilities.numerics import tf32_settings
 
 CUDA = torch.device("cuda", 0)
 

@@ -10,8 +10,8 @@ from helpers.tiny import TinyData, TinyModule, clients
 from lightning.fabric.plugins import MixedPrecision
 
 from fl_lightning import Method
-from fl_lightning.errors import ClientError
 from fl_lightning.methods import SCAFFOLD
+from fl_lightning.utilities.errors import ClientError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*bfloat16")
 

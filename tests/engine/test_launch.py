@@ -17,7 +17,7 @@ from lightning.fabric.strategies.launchers.subprocess_script import _SubprocessS
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.distributed import launcher, rendezvous
-from fl_lightning.errors import ClientError, LostWorkerError
+from fl_lightning.utilities.errors import ClientError, LostWorkerError
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torch.optim import SGD
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fl_lightning.callbacks import Callback
-from fl_lightning.errors import UsageError
+from fl_lightning.utilities.errors import UsageError
 
 
 def fit(folder, model, rounds=2):

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.data import FederatedDataModule
-from fl_lightning.errors import ClientError
+from fl_lightning.utilities.errors import ClientError
 
 
 def batches(seed=0, number=4):

@@ -15,11 +15,11 @@ from torch.optim import SGD
 
 from fl_lightning.callbacks import BatchNormGap, Callback
 from fl_lightning.client.batch_norm import statistics_of
+from fl_lightning.core.systems import SystemsHeterogeneity
 from fl_lightning.data import IID, Dirichlet
 from fl_lightning.data.augmentation import RandomCrop
 from fl_lightning.methods import FedBN, FedDyn, Local
 from fl_lightning.models import MLP, ImageClassifier
-from fl_lightning.systems import SystemsHeterogeneity
 
 POLICIES = ["recalibrate", "recalibrate_once"]
 

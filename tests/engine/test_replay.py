@@ -15,9 +15,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fl_lightning import Method
 from fl_lightning.callbacks import Callback
-from fl_lightning.errors import ClientError
+from fl_lightning.core.systems import SystemsHeterogeneity
 from fl_lightning.methods import SCAFFOLD, FedProx
-from fl_lightning.systems import SystemsHeterogeneity
+from fl_lightning.utilities.errors import ClientError
 
 ROUND, K = 1, 3
 small_data = partial(runs.small_data, train_size=120, test_size=30)

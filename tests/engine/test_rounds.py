@@ -17,13 +17,13 @@ from torch import nn
 
 from fl_lightning import Method, Weighted
 from fl_lightning.callbacks import Callback
+from fl_lightning.core.seeding import numpy_rng
+from fl_lightning.core.state import checksums
+from fl_lightning.core.systems import SystemsHeterogeneity
 from fl_lightning.engine import rounds
-from fl_lightning.errors import ClientError
 from fl_lightning.methods import SCAFFOLD, FedDyn, FedNova
 from fl_lightning.models import MLP, ImageClassifier, Projector
-from fl_lightning.seeding import numpy_rng
-from fl_lightning.state import checksums
-from fl_lightning.systems import SystemsHeterogeneity
+from fl_lightning.utilities.errors import ClientError
 
 # ---------------------------------------------------------------- a visit that fails leaves nothing behind
 CLIENTS = 8

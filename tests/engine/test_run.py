@@ -14,8 +14,8 @@ from helpers.runs import plain_sgd_model, small_data, small_model, small_trainer
 from fl_lightning.callbacks import Callback
 from fl_lightning.distributed.launcher import gc_disabled, init_forked_process
 from fl_lightning.engine.run import VisitRunner
-from fl_lightning.errors import ClientError
 from fl_lightning.methods import SCAFFOLD
+from fl_lightning.utilities.errors import ClientError
 
 
 class Fails(Callback):

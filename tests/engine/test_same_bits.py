@@ -16,10 +16,10 @@ from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from fl_lightning import callbacks
 from fl_lightning.callbacks import Callback, Measurement
 from fl_lightning.data import Dirichlet
-from fl_lightning.errors import ClientError
 from fl_lightning.methods import MOON, SCAFFOLD, FedDecorr, FedExLoRA, FedExP, LoRAProduct
 from fl_lightning.models import MLP, ImageClassifier, Projector, with_lora
 from fl_lightning.storage.checkpoint import unpack_rows
+from fl_lightning.utilities.errors import ClientError
 
 METHODS = {
     "SCAFFOLD, MOON and FedDecorr": lambda: [SCAFFOLD(), MOON(), FedDecorr()],

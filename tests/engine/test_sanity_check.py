@@ -13,9 +13,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from fl_lightning import Method
-from fl_lightning.errors import ClientError
 from fl_lightning.methods import MOON, DeCov, FedDecorr, FedProto, FedRoD, FedUV
 from fl_lightning.models import MLP, ImageClassifier
+from fl_lightning.utilities.errors import ClientError
 
 # calls of the modules below, recorded outside of restored state
 seen = []

@@ -15,8 +15,8 @@ from fl_lightning import Method
 from fl_lightning.callbacks import Callback
 from fl_lightning.cli import main
 from fl_lightning.distributed import signals
-from fl_lightning.errors import Interrupted, Terminated
 from fl_lightning.methods import SCAFFOLD
+from fl_lightning.utilities.errors import Interrupted, Terminated
 
 ROOT = Path(__file__).parents[2]
 KINDS = {signal.SIGINT: Interrupted, signal.SIGTERM: Terminated, signal.SIGUSR1: Terminated}

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 
 import torch
 
-from fl_lightning.aggregation import Reduced, Totals, Update, Weighted
+from fl_lightning.core.reduced import Reduced
+from fl_lightning.core.update import Totals, Update
+from fl_lightning.core.weighted import Weighted
 from fl_lightning.engine.update_codec import PARTS, decode_update, encode_update
 
 FIELDS = {

@@ -15,12 +15,12 @@ from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, StepLR
 from torch.utils.data import DataLoader
 
 from fl_lightning import FederatedTrainer
+from fl_lightning.core.method import Method
+from fl_lightning.core.sampling import Sampler
 from fl_lightning.data import IID, Digits, RandomFlip
 from fl_lightning.engine import validation
-from fl_lightning.method import Method
 from fl_lightning.methods import FedLC, FedProx
 from fl_lightning.models import MLP, ImageClassifier
-from fl_lightning.sampling import Sampler
 
 WRONG = {
     "max_rounds": [-1],

@@ -36,9 +36,9 @@ from fl_lightning.callbacks import Callback
 from fl_lightning.distributed import launcher, workers
 from fl_lightning.distributed.launcher import IndependentStrategy
 from fl_lightning.distributed.workers import schedule
-from fl_lightning.errors import ClientError, LostWorkerError
 from fl_lightning.methods import SCAFFOLD, FedBN
 from fl_lightning.models import MLP
+from fl_lightning.utilities.errors import ClientError, LostWorkerError
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,8 +10,8 @@ from helpers.runs import assert_same_bits
 from helpers.sites import SITES, SMALL, alone, message_of, numbers_of, run_here
 from helpers.tiers import sample
 
+from fl_lightning.core.state import num_bytes
 from fl_lightning.federation.serialization import decoded
-from fl_lightning.state import num_bytes
 
 RUNS = {
     "fedavg": {},

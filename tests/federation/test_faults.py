@@ -26,12 +26,12 @@ from helpers.sites import (
     workers,
 )
 
-from fl_lightning.errors import ClientError
 from fl_lightning.federation import site
 from fl_lightning.federation.data import Sites
 from fl_lightning.federation.framing import as_records, client_app, of_records, told
 from fl_lightning.federation.serialization import decoded, encoded
 from fl_lightning.federation.server import FlowerBackend
+from fl_lightning.utilities.errors import ClientError
 
 SCAFFOLD = copy.deepcopy(SMALL) | {"method": [{"class_path": "SCAFFOLD"}]}
 SKIPPING = copy.deepcopy(SCAFFOLD)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from fl_lightning.errors import ClientError
 from fl_lightning.federation.framing import BadMessageError, receive, send
 from fl_lightning.federation.serialization import check_tensors, decoded, encoded, scrubbed
 from fl_lightning.federation.server import over_sites
 from fl_lightning.storage.serializable import packed
+from fl_lightning.utilities.errors import ClientError
 
 STATE = {"weight": torch.zeros(2, 3), "steps": torch.tensor(4)}
 

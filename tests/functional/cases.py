@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fl_lightning import functional as F
-from fl_lightning.method import Step
+from fl_lightning.core.method import Step
 from fl_lightning.methods import FedLC
 
 HINGES = ["linear", "none", "square", "clamped_square"]

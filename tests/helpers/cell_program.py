@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 
-from fl_lightning.errors import UsageError
+from fl_lightning.utilities.errors import UsageError
 
 
 def run_cell(cell, report):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fl_lightning.errors import UsageError
+from fl_lightning.utilities.errors import UsageError
 
 
 def missing(line: str, *words: str) -> str | None:

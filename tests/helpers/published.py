@@ -10,9 +10,9 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
 from fl_lightning import Partitioned
+from fl_lightning.core.state import clone, tensors
 from fl_lightning.data import IID, Pooled
 from fl_lightning.methods import MOON, FedDecorr, FedProx
-from fl_lightning.state import clone, tensors
 from helpers.conformance import by_lightning
 from helpers.runs import small_trainer
 

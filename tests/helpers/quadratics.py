@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import Partitioned
-from fl_lightning.systems import SystemsHeterogeneity
+from fl_lightning.core.systems import SystemsHeterogeneity
 
 
 class Quadratic(LightningModule):

@@ -9,10 +9,10 @@ from torch.optim import SGD
 
 from fl_lightning import FederatedTrainer
 from fl_lightning.callbacks import Callback
+from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data import Digits, Dirichlet
-from fl_lightning.errors import ClientError
 from fl_lightning.models import MLP, FedCKACNN, ImageClassifier, Projector
-from fl_lightning.seeding import derive_seed
+from fl_lightning.utilities.errors import ClientError
 
 
 class Stops(Callback):

@@ -15,7 +15,6 @@ from torch.optim import SGD
 from fl_lightning import Method
 from fl_lightning.client.reference_models import frozen_copy
 from fl_lightning.data import IID
-from fl_lightning.errors import ClientError
 from fl_lightning.functional import (
     correlation_frobenius,
     covariance_decorrelation,
@@ -52,6 +51,7 @@ from fl_lightning.methods import (
     StructuredDeCov,
 )
 from fl_lightning.models import MLP, ImageClassifier, Projector
+from fl_lightning.utilities.errors import ClientError
 
 
 def plain_sgd():

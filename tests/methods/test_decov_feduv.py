@@ -6,6 +6,7 @@ from helpers.errors import refused
 from helpers.runs import assert_same_bits, descend, plain_sgd_model
 
 from fl_lightning import Method
+from fl_lightning.core.method import Step
 from fl_lightning.functional import (
     correlation_frobenius,
     covariance_decorrelation,
@@ -14,7 +15,6 @@ from fl_lightning.functional import (
     singular_value_variance,
 )
 from fl_lightning.functional import probability_variance_hinge as hinge
-from fl_lightning.method import Step
 from fl_lightning.methods import DeCov, FedUV, StructuredDeCov
 
 

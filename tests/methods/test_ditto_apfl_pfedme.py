@@ -12,10 +12,10 @@ from torch.optim import SGD, Adam
 
 from fl_lightning import Method
 from fl_lightning.callbacks import PersonalAccuracy
+from fl_lightning.core.state import select
 from fl_lightning.data import Pooled
 from fl_lightning.methods import APFL, SCAFFOLD, Ditto, FedPer, FedProx, Local, PFedMe
 from fl_lightning.models import MLP, ImageClassifier
-from fl_lightning.state import select
 
 HEAD = "head.weight"
 # the batch A, and one step on it from W

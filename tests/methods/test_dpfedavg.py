@@ -9,9 +9,9 @@ from helpers.errors import refused
 from helpers.runs import assert_same_bits, small_data
 
 from fl_lightning import Method
+from fl_lightning.core.sampling import Sampler
 from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedNova
 from fl_lightning.models import MLP, ImageClassifier
-from fl_lightning.sampling import Sampler
 
 
 def plain(width=16):

@@ -9,8 +9,8 @@ from helpers.runs import assert_same_bits, plain_sgd_model, small_data
 from helpers.softmax_regression import Softmax, V, W, assert_printed, fit
 
 from fl_lightning import Method
+from fl_lightning.core.state import clone
 from fl_lightning.methods import SCAFFOLD, FedALA, FedDyn, FedNova, FedPer
-from fl_lightning.state import clone
 
 
 class OnAll(FedALA):

@@ -10,8 +10,8 @@ from helpers.quadratics import Quadratic, quadratic_data
 from helpers.runs import assert_same_bits, plain_sgd_model, small_data
 from torch.utils.data import DataLoader, TensorDataset
 
+from fl_lightning.core.method import Step
 from fl_lightning.data import Dirichlet
-from fl_lightning.method import Step
 from fl_lightning.methods import FedLC, FedProx, FedRS, FedUV
 
 LOGITS, TARGETS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3, 0, 1])

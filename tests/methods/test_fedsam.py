@@ -14,8 +14,8 @@ from helpers.tiny import TinyData, TinyModule, clients
 from lightning.pytorch import LightningModule
 from torch import nn
 
+from fl_lightning.core.state import clone
 from fl_lightning.methods import MOON, SCAFFOLD, FedASAM, FedBABU, FedProx, FedSAM
-from fl_lightning.state import clone
 
 
 def test_the_worked_example_of_sam(tmp_path):

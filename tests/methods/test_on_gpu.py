@@ -8,16 +8,16 @@ from helpers.without_values import WithoutValues, without_values
 from torch.overrides import TorchFunctionMode
 
 from fl_lightning import Client, Method, Server, Weighted, methods
-from fl_lightning.aggregation import Totals
 from fl_lightning.client import ClientStateStore
 from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.lightning.trainer_shim import TrainerShim
 from fl_lightning.client.reference_models import Cache, fill
 from fl_lightning.client.taps import resolve_taps
+from fl_lightning.core.client_info import ClientInfo
+from fl_lightning.core.method import MethodList, ServerValue, Step
+from fl_lightning.core.state import Gradients
+from fl_lightning.core.update import Totals
 from fl_lightning.data.client_loaders import ExampleIndices
-from fl_lightning.data.datamodule import ClientInfo
-from fl_lightning.method import MethodList, ServerValue, Step
-from fl_lightning.state import Gradients
 from fl_lightning.storage.atomic_io import load
 from fl_lightning.storage.checkpoint import client_files, read
 from fl_lightning.storage.serializable import with_tensors

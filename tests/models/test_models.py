@@ -10,7 +10,6 @@ from torch import nn
 from torchvision.models import mobilenet_v3_small, resnet18, squeezenet1_1
 
 from fl_lightning.cli.cli import Parser
-from fl_lightning.errors import UsageError
 from fl_lightning.models import (
     MLP,
     MOONCNN,
@@ -30,6 +29,7 @@ from fl_lightning.models import (
     ResNet50,
     with_group_norm,
 )
+from fl_lightning.utilities.errors import UsageError
 
 
 def count(model):

@@ -12,8 +12,8 @@ from helpers.runs import Removes, assert_same_bits, plain_sgd_model, small_data,
 from lightning.fabric.loggers import CSVLogger, Logger
 
 from fl_lightning.callbacks import Callback, SpectrumMonitor
-from fl_lightning.errors import ClientError, UsageError
 from fl_lightning.methods import MOON
+from fl_lightning.utilities.errors import ClientError, UsageError
 
 
 @pytest.fixture(autouse=True)

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from fl_lightning import Method, Weighted
+from fl_lightning.core.systems import SystemsHeterogeneity
 from fl_lightning.data import RandomCrop, RandomFlip
-from fl_lightning.errors import ClientError
 from fl_lightning.methods import (
     APFL,
     MOON,
@@ -60,7 +60,7 @@ from fl_lightning.methods import (
     StructuredDeCov,
 )
 from fl_lightning.models import MOONCNN, FedCKACNN
-from fl_lightning.systems import SystemsHeterogeneity
+from fl_lightning.utilities.errors import ClientError
 from fl_lightning.vectorized import group_size
 
 pytestmark = pytest.mark.filterwarnings("error:clients that cannot train side by side")

@@ -31,7 +31,7 @@ from fl_lightning.bench.protocol_variants import suites_in  # noqa: E402
 from fl_lightning.bench.results import CellResult  # noqa: E402
 from fl_lightning.bench.suite import OF_READINGS  # noqa: E402
 from fl_lightning.bench.table import FORMS, render  # noqa: E402
-from fl_lightning.errors import UsageError, require  # noqa: E402
+from fl_lightning.utilities.errors import UsageError, require  # noqa: E402
 
 PAPERS = ROOT / "experiments" / "papers"
 ENDING = ".cells.csv"

@@ -29,8 +29,8 @@ from fl_lightning.bench.comparison import CellNumber, Comparison
 from fl_lightning.bench.protocol_variants import consistency, fits
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.statistics import Difference, decision, paired_difference
-from fl_lightning.errors import require
 from fl_lightning.storage.metric_format import fixed
+from fl_lightning.utilities.errors import require
 
 # by seed
 Numbers = dict[int, float]

@@ -18,12 +18,12 @@ from lightning.pytorch import seed_everything
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
+from fl_lightning.core.sampling import UniformSampler
 from fl_lightning.data import FederatedDataModule, NpyImages, Synthetic
 from fl_lightning.data.array_datasets import cycled
 from fl_lightning.data.partitioners import Partitioner
 from fl_lightning.models import ImageClassifier, Logistic
 from fl_lightning.models.encoders import Encoder
-from fl_lightning.sampling import UniformSampler
 from sides.work import SEED, Gate, in_order
 
 State = dict[str, Tensor]

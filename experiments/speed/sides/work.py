@@ -14,9 +14,9 @@ from lightning.fabric import Fabric
 from lightning.pytorch import seed_everything
 from overhead import BATCH, CLIENTS, build
 
+from fl_lightning.core.seeding import derive_seed
 from fl_lightning.data import Batches, NpyImages
 from fl_lightning.models import ImageClassifier
-from fl_lightning.seeding import derive_seed
 
 SEED = 0
 

@@ -21,6 +21,9 @@ from fl_lightning.callbacks.cost import worker_peak_memory
 from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.client.taps import submodule
+from fl_lightning.core.method import Method
+from fl_lightning.core.sampling import size_of_cohort
+from fl_lightning.core.state import num_bytes
 from fl_lightning.data.client_loaders import last_batch
 from fl_lightning.engine.cohort_training import draw_cohort
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
@@ -28,12 +31,9 @@ from fl_lightning.engine.model_io import warn_of_arguments
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.update_codec import TensorSpec, broadcast_bytes, encode_update, list_tensors
 from fl_lightning.engine.validation import few
-from fl_lightning.errors import UsageError, count, text_of, truncate
-from fl_lightning.method import Method
-from fl_lightning.sampling import size_of_cohort
-from fl_lightning.state import num_bytes
 from fl_lightning.storage.hyperparameters import plain_arguments
 from fl_lightning.training.patching import patched
+from fl_lightning.utilities.errors import UsageError, count, text_of, truncate
 
 # batches to which the measured visit is cut
 BATCHES = 4

@@ -10,6 +10,8 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import Callback, named
+from fl_lightning.core.seeding import rng_scope
+from fl_lightning.core.state import State
 from fl_lightning.data.client_loaders import ClientLoader, as_client_loader
 from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.distributed.launcher import show_idle_cores
@@ -36,10 +38,6 @@ from fl_lightning.engine.rounds import check_metrics, run_round
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.sanity_check import run_sanity_check
 from fl_lightning.engine.validation import check_folder, name_large_batches, warn_of_averaged_statistics
-from fl_lightning.errors import UsageError, count, require
-from fl_lightning.lightning_compat import is_overridden
-from fl_lightning.seeding import rng_scope
-from fl_lightning.state import State
 from fl_lightning.storage.atomic_io import save
 from fl_lightning.storage.checkpoint import LAST, read
 from fl_lightning.storage.hyperparameters import of_config, only_plain, plain_arguments
@@ -47,6 +45,8 @@ from fl_lightning.storage.metric_format import tagged
 from fl_lightning.storage.run_folder import naming_the_file
 from fl_lightning.storage.serializable import is_storable, on_cpu
 from fl_lightning.training.device_loaders import flattened
+from fl_lightning.utilities.errors import UsageError, count, require
+from fl_lightning.utilities.lightning_compat import is_overridden
 
 # arguments of the command that do not define the run
 FREE_OF_COMMAND = ("ckpt_path", "allow_changes")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.core.systems import SystemOutcome
 from fl_lightning.distributed.launcher import threads
 from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
 from fl_lightning.engine.cohort_training import draw_cohort, simulate_systems
@@ -13,9 +14,8 @@ from fl_lightning.engine.fingerprint import description_of, differences, identit
 from fl_lightning.engine.model_io import call_on_load, load_state, restore_data
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.run_state import load_state_of_round
-from fl_lightning.errors import UsageError, count, require
 from fl_lightning.storage.checkpoint import read
-from fl_lightning.systems import SystemOutcome
+from fl_lightning.utilities.errors import UsageError, count, require
 
 
 def replay(

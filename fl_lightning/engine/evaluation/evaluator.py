@@ -10,19 +10,19 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from fl_lightning.aggregation import Sums, Weighted
 from fl_lightning.callbacks.context import BatchIndex, Observed
 from fl_lightning.client import Client, targets_of
 from fl_lightning.client.taps import Taps, resolve_taps, with_paths
+from fl_lightning.core.seeding import rng_scope
+from fl_lightning.core.state import State, copy_into, tensors
+from fl_lightning.core.weighted import Sums, Weighted
 from fl_lightning.data.client_loaders import ClientLoader, DataLoaderAdapter
 from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.engine.evaluation.loop import EvaluationLoop, evaluation_hooks, needs_loader
-from fl_lightning.errors import count, require
-from fl_lightning.lightning_compat import is_overridden
-from fl_lightning.seeding import rng_scope
-from fl_lightning.state import State, copy_into, tensors
 from fl_lightning.storage.metric_format import is_defined, tagged
 from fl_lightning.training.device_loaders import Loaders
+from fl_lightning.utilities.errors import count, require
+from fl_lightning.utilities.lightning_compat import is_overridden
 
 if TYPE_CHECKING:
     from fl_lightning.distributed.workers import Workers

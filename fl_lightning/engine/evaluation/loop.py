@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from fl_lightning.aggregation import Sums
-from fl_lightning.aggregation.reduced import Reduced, addable, reduced, update_extremes
 from fl_lightning.client import Client
 from fl_lightning.client.reductions import LogKey, computed
+from fl_lightning.core.reduced import Reduced, addable, reduced, update_extremes
+from fl_lightning.core.seeding import rng_scope
+from fl_lightning.core.weighted import Sums
 from fl_lightning.data.client_loaders import ClientLoader
 from fl_lightning.engine.evaluation.metric_states import MetricStates, Note, can_merge, metrics_of, names_in_evaluation
-from fl_lightning.seeding import rng_scope
 from fl_lightning.training.device_loaders import Loaders
 from fl_lightning.training.patching import patched
 

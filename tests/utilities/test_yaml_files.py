@@ -9,10 +9,10 @@ from helpers.errors import refused
 from jsonargparse import get_loader
 
 from fl_lightning.cli import parser_loading
-from fl_lightning.errors import UsageError
-from fl_lightning.yaml_files import read_yaml
+from fl_lightning.utilities.errors import UsageError
+from fl_lightning.utilities.yaml_files import read_yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def nested(levels):

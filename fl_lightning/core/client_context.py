@@ -11,8 +11,8 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from fl_lightning.data.datamodule import ClientInfo
-from fl_lightning.state import Gradients, State
+from fl_lightning.core.client_info import ClientInfo
+from fl_lightning.core.state import Gradients, State
 
 
 class ClientContext(Protocol):

@@ -12,7 +12,7 @@ from functools import wraps
 from inspect import signature
 from typing import Any, TypeVar
 
-from fl_lightning.errors import last_part, near
+from fl_lightning.utilities.errors import last_part, near
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 LAST_ROUND = "the run ends after trainer.max_rounds; for a later end by EarlyStopping, raise its patience"

@@ -7,9 +7,9 @@ from helpers.quadratics import UNEQUAL, A, B, Curved, curved_data, settle
 from helpers.runs import assert_same_bits, differs, small_trainer
 
 from fl_lightning.callbacks import Callback
+from fl_lightning.core.sampling import Sampler, UniformSampler, size_of_cohort
+from fl_lightning.core.systems import SystemOutcome, SystemsHeterogeneity
 from fl_lightning.methods import SCAFFOLD, FedDyn, FedNova
-from fl_lightning.sampling import Sampler, UniformSampler, size_of_cohort
-from fl_lightning.systems import SystemOutcome, SystemsHeterogeneity
 
 
 def test_equal_seeds_and_rounds_give_equal_cohorts_and_others_do_not():

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from fl_lightning.errors import UsageError, text_of, truncate
+from fl_lightning.utilities.errors import UsageError, text_of, truncate
 
 TAG = "tag:yaml.org,2002:"
 # numbers of base 8 and 60, which few know that YAML 1.1 has

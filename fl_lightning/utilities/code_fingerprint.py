@@ -18,7 +18,7 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.errors import is_user_code
+from fl_lightning.utilities.errors import is_user_code
 
 Code = dict[str, str]
 # hexadecimal digits of a digest

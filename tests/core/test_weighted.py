@@ -7,7 +7,8 @@ import torch
 from helpers.workers import together
 
 from fl_lightning import Weighted
-from fl_lightning.aggregation import Reduced, Totals, Update
+from fl_lightning.core.reduced import Reduced
+from fl_lightning.core.update import Totals, Update
 
 
 @pytest.mark.parametrize("number", [2**24 + 1, 2.0**24 + 1, 0.1, 1 / 3])

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 
 from fl_lightning.cli.entry_point import end_with_status
 from fl_lightning.client.taps import resolve_taps
-from fl_lightning.errors import (
+from fl_lightning.models import MLP
+from fl_lightning.utilities.errors import (
     ClientError,
     UsageError,
     UsageErrors,
@@ -22,7 +23,6 @@ from fl_lightning.errors import (
     truncate,
     with_location,
 )
-from fl_lightning.models import MLP
 
 
 def caught(call):

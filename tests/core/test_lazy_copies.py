@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.testing._internal.two_tensor import TwoTensor
 
-from fl_lightning.lazy_copies import is_lazy, lazy_copy, readable, share_memory
+from fl_lightning.core.lazy_copies import is_lazy, lazy_copy, readable, share_memory
 from fl_lightning.storage.atomic_io import dump, load
 
 

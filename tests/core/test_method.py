@@ -11,8 +11,7 @@ from helpers.runs import assert_same_bits, differs, history, plain_sgd_model, sm
 from torch.optim import SGD
 
 from fl_lightning import Method, Server, ServerValue, Weighted, methods
-from fl_lightning.errors import ClientError, UsageError
-from fl_lightning.method import MethodList
+from fl_lightning.core.method import MethodList
 from fl_lightning.methods import (
     SCAFFOLD,
     DeCov,
@@ -26,6 +25,7 @@ from fl_lightning.methods import (
     StructuredDeCov,
 )
 from fl_lightning.models import MLP, ImageClassifier
+from fl_lightning.utilities.errors import ClientError, UsageError
 
 
 @pytest.fixture

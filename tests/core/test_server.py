@@ -11,8 +11,8 @@ from helpers.runs import assert_same_bits, differs
 from torch.optim import SGD, Adam
 
 from fl_lightning import Server
-from fl_lightning.errors import ClientError
 from fl_lightning.optim import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from fl_lightning.utilities.errors import ClientError
 
 
 def state():

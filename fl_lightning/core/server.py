@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from fl_lightning.errors import ClientError, require
-from fl_lightning.lazy_copies import lazy_copy, share_memory
-from fl_lightning.state import State, first_not_finite, is_frozen, select
+from fl_lightning.core.lazy_copies import lazy_copy, share_memory
+from fl_lightning.core.state import State, first_not_finite, is_frozen, select
+from fl_lightning.utilities.errors import ClientError, require
 
 Scope = Literal["parameters", "all_float"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from fl_lightning.aggregation.weighted import Weighted
+from fl_lightning.core.weighted import Weighted
 
 Kind = Literal["mean", "sum", "max", "min"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

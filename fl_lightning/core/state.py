@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning import foreach
-from fl_lightning.aggregation import Weighted as Weighted
-from fl_lightning.aggregation.weighted import LazyDifference
-from fl_lightning.lazy_copies import is_lazy, lazy_copy, share_memory
+from fl_lightning.core import foreach
+from fl_lightning.core.lazy_copies import is_lazy, lazy_copy, share_memory
+from fl_lightning.core.weighted import LazyDifference
 
 State = dict[str, Tensor]
 

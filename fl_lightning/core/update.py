@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.aggregation.reduced import Reduced, addable, reduced, update_extremes
-from fl_lightning.aggregation.weighted import Sums, Weighted, weigh
-from fl_lightning.collectives import Collectives
+from fl_lightning.core.collectives import Collectives
+from fl_lightning.core.reduced import Reduced, addable, reduced, update_extremes
+from fl_lightning.core.weighted import Sums, Weighted, weigh
 
 
 # A new field is also written in `Update.weighted` and `Totals` below, `ClientLifecycle.finish` (client/client.py),

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning import foreach
-from fl_lightning.aggregation.exact import ExactSum
-from fl_lightning.collectives import Collectives
-from fl_lightning.errors import UsageError
+from fl_lightning.core import foreach
+from fl_lightning.core.collectives import Collectives
+from fl_lightning.core.exact_sum import ExactSum
+from fl_lightning.utilities.errors import UsageError
 
 # most rows that are added at once, so that their sum stays exact
 MOST_ROWS = 256

@@ -12,8 +12,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fl_lightning.errors import choices, count, require
 from fl_lightning.storage.metric_format import best, final, format_value, in_percent, names_to_show
+from fl_lightning.utilities.errors import choices, count, require
 
 if TYPE_CHECKING:
     import pandas

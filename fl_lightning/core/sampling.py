@@ -10,8 +10,8 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from fl_lightning.errors import require
-from fl_lightning.seeding import numpy_rng
+from fl_lightning.core.seeding import numpy_rng
+from fl_lightning.utilities.errors import require
 
 
 class Sampler(ABC):

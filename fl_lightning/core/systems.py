@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from fl_lightning.errors import require
-from fl_lightning.seeding import numpy_rng
+from fl_lightning.core.seeding import numpy_rng
+from fl_lightning.utilities.errors import require
 
 Lost = Literal["before", "after"]
 # first and last round of a window; None for no last one

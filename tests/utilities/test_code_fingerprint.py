@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fl_lightning.code_fingerprint import code_of, digest_now, is_own_module
+from fl_lightning.utilities.code_fingerprint import code_of, digest_now, is_own_module
 
 METHOD = '''
 """A method."""
@@ -90,7 +90,7 @@ def test_a_file_counts_as_it_was_loaded_until_it_is_loaded_again(project):
 
 
 def test_the_package_the_standard_library_and_installed_packages_do_not_count():
-    names = ("fl_lightning.method", "json", "torch", "nowhere.at.all")
+    names = ("fl_lightning.core.method", "json", "torch", "nowhere.at.all")
     assert code_of({name: set() for name in names}) == {}
     assert [is_own_module(name) for name in names] == [False, False, False, True]
 

@@ -21,7 +21,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from fl_lightning.collectives import Collectives
+from fl_lightning.core.collectives import Collectives
 
 STEP = 40
 LOWEST, USUAL, HIGHEST = -44, 36, 156

@@ -16,12 +16,12 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from fl_lightning.aggregation import LazyWeighted
-from fl_lightning.client_context import ClientContext
-from fl_lightning.errors import SharedStateError, UsageError, check_all, require, truncate
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.server import Server
+from fl_lightning.core.state import State, select
+from fl_lightning.core.weighted import LazyWeighted, Weighted
 from fl_lightning.functional.rows import needs_gradient
-from fl_lightning.server import Server
-from fl_lightning.state import State, Weighted, select
+from fl_lightning.utilities.errors import SharedStateError, UsageError, check_all, require, truncate
 
 Value = TypeVar("Value")
 # values of a method by name: ``Weighted``, or dictionaries of them to any depth
@@ -167,8 +167,8 @@ class Method:
     def initial_memory(self, client: ClientContext) -> dict[str, Any]:
         """Return the initial content of ``client.memory(self)``, in the client's first visit.
 
-        It must depend only on ``client.info``, ``client.received`` and streams of :mod:`fl_lightning.seeding`, so that
-        the number of workers cannot change it.
+        It must depend only on ``client.info``, ``client.received`` and streams of :mod:`fl_lightning.core.seeding`, so
+        that the number of workers cannot change it.
         """
         return {}
 

@@ -10,9 +10,8 @@ from helpers.workers import together
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_lightning.aggregation import Sums, Weighted
-from fl_lightning.aggregation.exact import ADDITIONS, ExactSum
-from fl_lightning.aggregation.weighted import LARGE, MOST_ROWS
+from fl_lightning.core.exact_sum import ADDITIONS, ExactSum
+from fl_lightning.core.weighted import LARGE, MOST_ROWS, Sums, Weighted
 
 
 def mixed(number, size, lowest=-40, highest=12):

@@ -16,7 +16,13 @@ from fl_lightning.callbacks.context import RunContext
 from fl_lightning.cli.cli import FederatedCLI
 from fl_lightning.cli.config_files import check_command
 from fl_lightning.client import Client
-from fl_lightning.lightning_replacements import ARGUMENTS, ATTRIBUTES, CALLBACKS, OTHER_KEYS, replacement_of_callback
+from fl_lightning.utilities.lightning_replacements import (
+    ARGUMENTS,
+    ATTRIBUTES,
+    CALLBACKS,
+    OTHER_KEYS,
+    replacement_of_callback,
+)
 
 OURS = signature(FederatedTrainer).parameters
 # twenty keys, and the names in their answers

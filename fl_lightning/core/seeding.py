@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.random import mtrand
 
-from fl_lightning.errors import require
+from fl_lightning.utilities.errors import require
 
 
 def base_seed() -> int:
