@@ -55,8 +55,8 @@ def pages(papers: Path = PAPERS, docs: Path = ROOT / "docs") -> Iterator[tuple[P
     folders = {"RESULTS.md": papers, "findings.md": docs}
     for template in sorted((papers / "pages").glob(f"*{TEXT}")):
         name = template.name.removesuffix(".j2")
-        made = f"<!-- made by experiments/papers/programs/make_results.py from experiments/papers/pages/{template.name} -->\n"
-        yield folders.get(name, docs / "papers") / name, made + text_of(template, papers)
+        source = f"experiments/papers/programs/make_results.py from experiments/papers/pages/{template.name}"
+        yield folders.get(name, docs / "papers") / name, f"<!-- made by {source} -->\n{text_of(template, papers)}"
     for file in sorted((papers / "results").glob(f"*{ENDING}")):
         yield file.with_name(file.name.removesuffix(ENDING) + ".md"), "\n".join(of_suite(file, papers))
         suite = suite_of(file, papers)
@@ -80,7 +80,7 @@ def pictures() -> Iterator[tuple[str, list[Draw], tuple[float, float]]]:
 
 
 def courses(at: Stored, labels: Mapping[str, str]) -> Iterator[Curve]:
-    """Yield the accuracy of each method over the rounds, and dotted the published ones: mean over seeds, lowest, highest."""
+    """Yield the accuracy of each method over the rounds: mean, lowest and highest of the seeds; dotted, as published."""
     iid = [quote for quote in at.each("final", method="FedAvg") if "IID" in quote.labels.values()]
     for number, quote in enumerate([*at.each("final", **labels), *iid]):
         seeds = [list(result.values.values()) for result in quote.results.values()]
@@ -206,7 +206,7 @@ def changed(suite: Suite, cells: Sequence[Cell]) -> dict[str, tuple[str, str]]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="folder for all pages and pictures, in place of the default folders")
+    parser.add_argument("--output", type=Path, help="folder for all pages and pictures")
     parser.add_argument("--pictures", action="store_true", help="also draw the pictures")
     options = parser.parse_args()
     for page, text in pages():
