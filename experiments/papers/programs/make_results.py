@@ -80,7 +80,7 @@ def pictures() -> Iterator[tuple[str, list[Draw], tuple[float, float]]]:
 
 
 def courses(at: Stored, labels: Mapping[str, str]) -> Iterator[Curve]:
-    """Yield the accuracy of each method over the rounds: mean, lowest and highest of the seeds; dotted, as published."""
+    """Yield the accuracy of each method by round: mean, lowest and highest of the seeds; dotted, as published."""
     iid = [quote for quote in at.each("final", method="FedAvg") if "IID" in quote.labels.values()]
     for number, quote in enumerate([*at.each("final", **labels), *iid]):
         seeds = [list(result.values.values()) for result in quote.results.values()]
