@@ -107,8 +107,8 @@ class LayerAlignment(Measurement):
         """Return the alignment of each pair by its index."""
         alignments = {}
         for place, pair in enumerate(self._pairs):
-            later, earlier = (state[name] for name in weights(pair))
-            alignments[place] = singular_alignment(later, earlier, self.number).cpu()
+            earlier, later = (state[name] for name in weights(pair))
+            alignments[place] = singular_alignment(earlier, later, self.number).cpu()
         return alignments
 
 
