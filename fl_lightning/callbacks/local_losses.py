@@ -118,7 +118,9 @@ class LocalLosses(Measurement):
 def read_rows(path: Path, number: int | None = None) -> list[Row]:
     """Return the first rows of a file, or all; an incomplete last line does not count."""
     with path.open(newline="") as file:
-        lines = [line for line in islice(file, number and number + 1) if line.endswith("\n")]
+        # the head counts as a line
+        first_lines = file if number is None else islice(file, number + 1)
+        lines = [line for line in first_lines if line.endswith("\n")]
     rows = []
     for row in csv.DictReader(lines):
         names = [name for name in row if row[name]]

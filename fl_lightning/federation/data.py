@@ -63,9 +63,9 @@ class Sites(FederatedDataModule):
         require(bool(names) and len({*names}) == len(names), "data.names", names, "pass a different name for each site")
         for name in names:
             # names are part of tags and file names; "worst" is the tag of the worst site
-            fits = isinstance(name, str) and re.fullmatch("[a-zA-Z0-9][a-zA-Z0-9._-]{0,59}", name)
+            fits = isinstance(name, str) and bool(re.fullmatch("[a-zA-Z0-9][a-zA-Z0-9._-]{0,59}", name))
             hint = "use up to 60 letters, digits, - . and _, and not the name worst"
-            require(bool(fits) and name != "worst", "data.names", name, hint)
+            require(fits and name != "worst", "data.names", name, hint)
         require(deadline is None or deadline > 0, "data.deadline", deadline, "pass seconds, or null")
         require(join_within > 0, "data.join_within", join_within, "pass seconds")
         require(0 < largest < math.inf, "data.largest", largest, "pass a number above 0")

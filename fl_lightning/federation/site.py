@@ -62,7 +62,8 @@ class Site:
         self.evaluation = {}
         for phase in PHASES:
             if run.evaluator.has_data(phase) and step_name(run.client.module, phase) is not None:
-                sizes = [num_pickable(loader) or len(loader) for loader in run.loaders.evaluation(phase)]
+                loaders = run.loaders.evaluation(phase)
+                sizes = [num_pickable(loader) or len(loader) for loader in loaders]
                 self.evaluation[phase] = sum(sizes)
         self.declared = self.declare()
 
