@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
-from fl_lightning.callbacks.base import Callback, named
+from fl_lightning.callbacks.base import Callback
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.core.state import State
 from fl_lightning.data.client_loaders import ClientLoader, as_client_loader
@@ -26,8 +26,7 @@ from fl_lightning.engine.evaluation.evaluator import PHASES, bound_step, check_l
 from fl_lightning.engine.evaluation.loop import can_share, evaluation_hooks
 from fl_lightning.engine.fingerprint import (
     FREE_OF_TRAINER,
-    describe_data,
-    describe_object,
+    description_of,
     differences,
     identity,
     message,
@@ -196,9 +195,8 @@ def load_given(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> 
         return {}
     contents = read(source)
     if "server" in contents:
-        methods = {name: describe_object(method) for name, method in named(run.methods.methods).items()}
-        present = {**identity(run), "description": {"method": methods, "data": describe_data(run.data)}}
-        if changes := differences(present, contents):
+        parts = {section: description_of(run)[section] for section in ("method", "data")}
+        if changes := differences({**identity(run), "description": parts}, contents):
             where = f"ckpt_path={shown_path(source)!r}"
             run.trainer.warn(message(where, changes, "the present values are used"))
     return load_model(run, source)
