@@ -19,7 +19,8 @@ from fl_lightning.core.seeding import base_seed
 from fl_lightning.engine import validation
 from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.commands import doctor as examination
-from fl_lightning.engine.commands import fit as commands
+from fl_lightning.engine.commands import evaluate as evaluating
+from fl_lightning.engine.commands import fit as fitting
 from fl_lightning.engine.commands import replay as replaying
 from fl_lightning.engine.fingerprint import code_of_run
 from fl_lightning.engine.launching import Result, launch
@@ -200,7 +201,7 @@ class FederatedTrainer(RunArguments):
             rank_zero_info(f"no seed was set; using {base_seed()}; {advice}")
         how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
         try:
-            self._launch(commands.fit, model, datamodule, method, "fit", weights, **how)
+            self._launch(fitting.fit, model, datamodule, method, "fit", weights, **how)
         except Stopped as stopped:
             stopped.weights = weights is not None
             if self.config is None and isinstance(stopped, Terminated):  # Python prints nothing for it
@@ -231,7 +232,7 @@ class FederatedTrainer(RunArguments):
             weights: the weights that the run began with, as in fit; loaded if ``ckpt_path`` is None.
         """
         how = {"phase": "val", "ckpt_path": ckpt_path}
-        return self._launch(commands.evaluate_and_observe, model, datamodule, method, "validate", weights, **how)
+        return self._launch(evaluating.evaluate_and_observe, model, datamodule, method, "validate", weights, **how)
 
     @names_replacements
     def test(
@@ -254,7 +255,7 @@ class FederatedTrainer(RunArguments):
             weights: the weights that the run began with, as in fit; loaded if ``ckpt_path`` is None.
         """
         how = {"phase": "test", "ckpt_path": ckpt_path}
-        return self._launch(commands.evaluate_and_observe, model, datamodule, method, "test", weights, **how)
+        return self._launch(evaluating.evaluate_and_observe, model, datamodule, method, "test", weights, **how)
 
     @names_replacements
     def predict(
@@ -282,7 +283,7 @@ class FederatedTrainer(RunArguments):
                 command line means ``predictions.pt`` in the run's folder, or next to another checkpoint.
         """
         how = {"ckpt_path": ckpt_path, "output": None if output is None else Path(output)}
-        return self._launch(commands.predict_once, model, datamodule, method, "predict", weights, **how)
+        return self._launch(evaluating.predict_once, model, datamodule, method, "predict", weights, **how)
 
     def partition(self, datamodule: LightningDataModule) -> Path:
         """Partition the data over the clients and print the partition, without training; return the written folder.
@@ -465,7 +466,7 @@ class FederatedTrainer(RunArguments):
         def work(run: Run) -> Result:
             # in each worker, so that the worker's copies of callbacks find the parts of the run
             self._run, self.fabric = run, run.fabric
-            if command is commands.fit:
+            if command is fitting.fit:
                 self._fitted = run
             run.call("setup")
             return command(run, weights=self.weights, **how)

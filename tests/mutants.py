@@ -55,11 +55,6 @@ TESTS = {
         *("tests/core/test_method.py", "tests/core/test_composition.py", "tests/methods/test_common.py"),
         SAME_BITS,
     ],
-        "tests/core/test_method.py",
-        "tests/core/test_composition.py",
-        "tests/methods/test_common.py",
-        SAME_BITS,
-    ],
     "server": [
         *("tests/core/test_server.py", "tests/methods/test_fedavg.py", "tests/engine/test_rounds.py"),
         SAME_BITS,

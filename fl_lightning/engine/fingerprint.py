@@ -72,7 +72,7 @@ def description_of(run: Run) -> dict[str, Any]:
 
 def describe_run(run: Run) -> dict[str, Any]:
     """Describe a run before its first round."""
-    module, data, config = run.client.module, run.data, run.trainer.config or {}
+    module, config = run.client.module, run.trainer.config or {}
     optimizer, schedulers = run.local_training.optimizers.first
     parts = {name: part for name, part in module.named_modules() if name}
     trained = [f"{name} {value.dtype}" for name, value in module.named_parameters() if value.requires_grad]
@@ -87,10 +87,10 @@ def describe_run(run: Run) -> dict[str, Any]:
             "lr_scheduler": [describe_scheduler(scheduler) for scheduler in schedulers],
         },
         "method": {name: describe_object(method) for name, method in named(run.methods.methods).items()},
-        "data": describe_data(data),
+        "data": describe_data(run.data),
         "config": {key: to_plain(config.get(key), in_data=key == "data") for key in ("model", "method", "data")},
         "callbacks": {name: describe_callback(callback) for name, callback in stateful.items()},
-        "code": code_of_run(run.trainer, module, data, run.methods.methods),
+        "code": code_of_run(run.trainer, module, run.data, run.methods.methods),
     }
 
 
@@ -320,12 +320,12 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
     before, now = theirs["description"], ours["description"]
     for section in ("trainer", "model", "method", "data"):
         if section in now:
-            pair = [part.get("config", {}).get(section) for part in (before, now)]
+            configs = [part.get("config", {}).get(section) for part in (before, now)]
             # a config shows differences that no object stores; a run from Python has no config
-            of_config = differing(*pair, section) if all(pair) else {}
+            of_config = differing(configs[0], configs[1], section) if all(configs) else {}
             changes |= differing(before[section], now[section], section) or of_config
-    common = before["code"].keys() & now.get("code", {}).keys()
-    changes |= differing(*({name: part["code"][name] for name in sorted(common)} for part in (before, now)), "code")
+    code = {name: (value, now.get("code", {}).get(name)) for name, value in before["code"].items()}
+    changes |= {f"code.{name}": pair for name, pair in code.items() if pair[1] not in (None, pair[0])}
     changes.pop("trainer.max_rounds", None)
     factors = changes.get("trainer.client_lr_scheduler", (None, None))
     # one factor per round; None means constant 1; only the rounds common to both runs must agree
@@ -347,9 +347,9 @@ def differing(theirs: Any, ours: Any, key: str) -> dict[str, Change]:
         parts = dict(enumerate(zip(theirs, ours, strict=True)))
     else:
         return {} if theirs == ours or repr(theirs) == repr(ours) else {key: (theirs, ours)}  # nan equals nan
-    changes = {}
-    for name, pair in parts.items():
-        changes |= differing(*pair, f"{key}.{name}")
+    changes = dict[str, Change]()
+    for name, (before, now) in parts.items():
+        changes |= differing(before, now, f"{key}.{name}")
     return changes
 
 
@@ -369,11 +369,11 @@ def changes_of(
     if "server" not in checkpoint:
         hint = "pass RUN/checkpoints/last.ckpt, or begin a new run with --weights"
         raise UsageError(f"{where}: not a checkpoint of a run, it has no server; {hint}")
-    shapes = [
+    saved, present = (
         {name: tuple(value.shape) for name, value in state.items()}
         for state in (checkpoint["server"]["state"], run.server.state)
-    ]
-    for key, (before, now) in differing(*shapes, "model").items():
+    )
+    for key, (before, now) in differing(saved, present, "model").items():
         text = f"{key} of its state has the shape {before}, and the model has {now}"
         raise UsageError(f"{where}: not a checkpoint of this run: {text}; use the same model")
     changes = differences(ours, checkpoint)
@@ -382,13 +382,13 @@ def changes_of(
         causes = {key: pair for key, pair in changes.items() if key.startswith(("seed_everything", "data."))}
         partition = {} if causes else {"plan_hash": changes["plan_hash"]}
         raise UsageError(message(f"{where}: the partition differs", causes or partition, hint))
-    done, trainer, rounds = checkpoint["round"], checkpoint["description"]["trainer"], run.trainer.max_rounds
-    hint = f"the checkpoint has {count(done, 'round')} done; pass {done} or more"
-    require(rounds >= done, f"{where}: trainer.max_rounds", rounds, hint)
+    rounds_done, trainer, rounds = checkpoint["round"], checkpoint["description"]["trainer"], run.trainer.max_rounds
+    hint = f"the checkpoint has {count(rounds_done, 'round')} done; pass {rounds_done} or more"
+    require(rounds >= rounds_done, f"{where}: trainer.max_rounds", rounds, hint)
     every = trainer.get("eval_every_n_rounds")  # only described if the result depends on a metric
-    if every and rounds > done == trainer["max_rounds"] and done % every:
+    if every and rounds > rounds_done == trainer["max_rounds"] and rounds_done % every:
         # the last round is always evaluated; in a longer run it would not be
-        changes["trainer.max_rounds"] = (done, rounds)
+        changes["trainer.max_rounds"] = (rounds_done, rounds)
     if changes and not allowed:
         text = message(where, changes, "restore the old values, or continue in a new version with --allow_changes true")
         raise (ChangedCodeError if touches(changes, "code") else UsageError)(text)
@@ -419,19 +419,19 @@ def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
 
     Methods that were added or removed appear in the list of methods only.
     """
-    listed = []
+    texts = []
     for key, (before, now) in changes.items():
         section, _, name = key.partition(".")
         if "method" in changes and section == "method" and name and "." not in name and None in (before, now):
             continue
         file = source_file(SCRIPT if name.startswith(f"{SCRIPT}.") else name) if section == "code" else None
         if file:
-            listed.append(f"{shown_path(Path(os.path.relpath(file)))} was edited")
+            texts.append(f"{shown_path(Path(os.path.relpath(file)))} was edited")
         else:
-            listed.append(f"{key}={shown(now)} (was {shown(before)})")
-    for number in range(len(listed), 0, -1):
-        more = f" and {len(listed) - number} more" if number < len(listed) else ""
-        line = f"{where}: {', '.join(listed[:number])}{more}; {hint}"
+            texts.append(f"{key}={shown(now)} (was {shown(before)})")
+    for number in range(len(texts), 0, -1):
+        remainder = f" and {len(texts) - number} more" if number < len(texts) else ""
+        line = f"{where}: {', '.join(texts[:number])}{remainder}; {hint}"
         if len(line) <= LONGEST:
             break
     return line

@@ -9,8 +9,8 @@ from lightning.fabric import Fabric
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 
 from fl_lightning.callbacks import BestCheckpoint, Callback, DomainMetrics, EarlyStopping, ProgressBar, RunRecord
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client.client import Buffers, Weighting
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.sampling import Sampler, UniformSampler
 from fl_lightning.core.server import Scope
 from fl_lightning.core.systems import SystemsHeterogeneity

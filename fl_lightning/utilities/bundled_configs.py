@@ -6,7 +6,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 # files of an installed package, which setup.py copies from the folder next to the package
-FOLDERS = (Path(__file__).parent / "configs", Path(__file__).parents[1] / "experiments")
+FOLDERS = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "experiments")
 PARTS = ("smoke", "data", "models", "methods", "protocols", "overview", "papers")
 
 

@@ -146,7 +146,7 @@ def add_note(error: BaseException, text: str) -> None:
 @cache
 def is_user_code(file: str) -> bool:
     """Whether a file or folder of code is the user's own: neither of this package nor of a library nor of Python's."""
-    folders = [os.path.dirname(os.__file__), os.path.dirname(os.path.abspath(__file__))]
+    folders = [os.path.dirname(os.__file__), str(Path(__file__).resolve().parents[1])]
     folders += [path for name in LIBRARIES_ANYWHERE for path in getattr(sys.modules.get(name), "__path__", ())]
     real = os.path.realpath(file)
     installed = {"site-packages", "dist-packages"} & {*Path(file).parts, *Path(real).parts}

@@ -10,8 +10,8 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from fl_lightning.callbacks.context import BatchIndex, Observed
 from fl_lightning.client import Client, targets_of
+from fl_lightning.client.run_context import BatchIndex, Observed
 from fl_lightning.client.taps import Taps, resolve_taps, with_paths
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.core.state import State, copy_into, tensors
