@@ -287,8 +287,8 @@ def argument_names(kind: Any) -> tuple[str, ...]:
 
 def without_paths(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of data that may affect a result, unlike paths and options of loading."""
-    may_affect = arguments.keys() - FREE_OF_DATA
-    return {n: v for n, v in arguments.items() if n in may_affect and not isinstance(v, os.PathLike)}
+    names = arguments.keys() - FREE_OF_DATA
+    return {n: v for n, v in arguments.items() if n in names and not isinstance(v, os.PathLike)}
 
 
 def path_of(kind: Any) -> str:
@@ -369,11 +369,11 @@ def changes_of(
     if "server" not in checkpoint:
         hint = "pass RUN/checkpoints/last.ckpt, or begin a new run with --weights"
         raise UsageError(f"{where}: not a checkpoint of a run, it has no server; {hint}")
-    saved, present = (
+    saved_shapes, own_shapes = (
         {name: tuple(value.shape) for name, value in state.items()}
         for state in (checkpoint["server"]["state"], run.server.state)
     )
-    for key, (before, now) in differing(saved, present, "model").items():
+    for key, (before, now) in differing(saved_shapes, own_shapes, "model").items():
         text = f"{key} of its state has the shape {before}, and the model has {now}"
         raise UsageError(f"{where}: not a checkpoint of this run: {text}; use the same model")
     changes = differences(ours, checkpoint)

@@ -92,8 +92,8 @@ def prepare_fit(
         hint = "it has no test_step and no validation_step, so no round is evaluated; define one that logs a metric"
         rank_zero_info(f"model={type(client.module).__name__}: {hint}")
     if not client.has_global_model:
-        some = "all" if not client.sent else f"{len(client.kept)} of {len(client.live)}"
-        stay = f"{some} entries of the state stay with each client: metrics are means over the clients' own models"
+        entries = "all" if not client.sent else f"{len(client.kept)} of {len(client.live)}"
+        stay = f"{entries} entries of the state stay with each client: metrics are means over the clients' own models"
         run.trainer.warn(stay if client.sent else f"{stay}, and no model.ckpt is written")
     show_idle_cores(run.trainer, run.data)
     return source, checkpoint
@@ -122,15 +122,15 @@ def play_rounds(run: Run, first: int, folder: Path | None) -> None:
     signals.install()
     for round_ in range(first, run.trainer.max_rounds):
         signals.begin(round_, saved if folder is not None else round_)
-        last = run_round(run, round_)
+        is_last = run_round(run, round_)
         due = (round_ + 1) % run.trainer.checkpoint_every_n_rounds == 0 or run.trainer.save_best
-        if (last or due or signals.agreed) and folder is not None:
+        if (is_last or due or signals.agreed) and folder is not None:
             path = folder / "checkpoints/last.ckpt"
             # a failed write leaves the last checkpoint intact
             with run.metrics.timed_writing(), naming_the_file(path, round_):
                 save_run(run, path.parent)
             signals.checkpoint, saved = path, round_ + 1
-        if last:
+        if is_last:
             return
         if signals.agreed:
             raise signals.stopped()
@@ -152,13 +152,13 @@ def hyperparameters(run: Run) -> dict[str, Any]:
 
 def compare_hyperparams(run: Run, params: dict[str, Any]) -> None:
     """Log the hyper-parameters with the last round, and its metrics of the training, validation and test data."""
-    last = run.metrics.history[-1] if run.metrics.history else {"round": 0}
+    last_row = run.metrics.history[-1] if run.metrics.history else {"round": 0}
     compared = {
         tag: value
-        for tag, value in last.items()
+        for tag, value in last_row.items()
         if tag == "round" or any(tagged(phase, tag) == tag for phase in ("train", "val", "test"))
     }
     # the other arguments may change when the run resumes in its folder
     trainer = {key: value for key, value in params["trainer"].items() if key not in FREE_OF_TRAINER}
     lasting = {key: value for key, value in params.items() if key not in FREE_OF_COMMAND} | {"trainer": trainer}
-    run.folder.compare_hyperparams(params, lasting, compared, int(last["round"]))
+    run.folder.compare_hyperparams(params, lasting, compared, int(last_row["round"]))

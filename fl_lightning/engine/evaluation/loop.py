@@ -123,7 +123,7 @@ class EvaluationLoop:
         for _, extremes, _ in notes:
             update_extremes(self._extremes, extremes)
         # the first worker has the first batch of each loader, so its order is the order of one process
-        specs = {key: spec for theirs, *_ in reversed(notes) for key, spec in theirs.items()}
+        specs = {key: spec for specs_of_worker, *_ in reversed(notes) for key, spec in specs_of_worker.items()}
         specs = {**notes[0][0], **specs}
         results = reduced(self._sums.totals, self._extremes)
         values = {key: Reduced(spec.kind, results[str(key)]) for key, spec in specs.items() if str(key) in results}

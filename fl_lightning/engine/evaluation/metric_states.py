@@ -125,9 +125,9 @@ class MetricStates:
         types = {where: dtype for note in notes for where, dtype in note.types.items()}
         values = {where: value.to(types[where]) for where, value in values.items()}
         for name, state in dict.fromkeys(where for note in notes for where in note.parts):
-            places = [item for note in notes for item in note.parts.get((name, state), {}).items()]
-            before = sorted((item for item in places if item[0][0] <= loader), key=itemgetter(0))
-            parts, metric = [part for _, tensors in before for part in tensors], self.metrics[name]
+            by_place = [entry for note in notes for entry in note.parts.get((name, state), {}).items()]
+            by_place = sorted((entry for entry in by_place if entry[0][0] <= loader), key=itemgetter(0))
+            parts, metric = [part for _, tensors in by_place for part in tensors], self.metrics[name]
             extreme = EXTREMES.get(metric._reductions[state])
             if parts and extreme:
                 values[name, state] = reduce(extreme, parts)
@@ -151,8 +151,8 @@ class MetricStates:
                 parts = value if isinstance(value, list) else [value]
                 self.note.parts.setdefault(where, {})[place] = [part.detach().cpu() for part in parts]
             else:
-                so_far, new, key = self.note.parts.setdefault(where, {}), value.detach().cpu(), (place[0], 0)
-                so_far[key] = [EXTREMES[reduction](so_far[key][0], new) if key in so_far else new]
+                so_far, extreme, key = self.note.parts.setdefault(where, {}), value.detach().cpu(), (place[0], 0)
+                so_far[key] = [EXTREMES[reduction](so_far[key][0], extreme) if key in so_far else extreme]
         return sums
 
     def reset(self) -> None:
@@ -190,8 +190,9 @@ class VisitMetrics:
         if not self._states.metrics:
             return {}
         gathered = self._sums.all_reduce(workers, (self._paths, self._states.note))
-        apart = {name for paths, _ in gathered for name, path in paths.items() if not path}
-        paths = {name: path for theirs, _ in gathered for name, path in theirs.items() if name not in apart}
+        pairs = [pair for paths_of_worker, _ in gathered for pair in paths_of_worker.items()]
+        unmergeable = {name for name, path in pairs if not path}
+        paths = {name: path for name, path in pairs if name not in unmergeable}
         self._states.load(0, {"0": self._sums.totals}, [note for _, note in gathered])
         values = {name: computed(name, self._states.metrics[path]) for name, path in paths.items()}
         self._states.reset()
