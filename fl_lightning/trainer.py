@@ -365,8 +365,8 @@ class FederatedTrainer(RunArguments):
             UsageError: arguments are invalid or incompatible.
             ClientError: the measured client failed.
         """
-        here = {"_run": self._run, "fabric": self.fabric, "weights": self.weights}
-        with patched(self, **here), warnings.catch_warnings(record=True) as caught:
+        attributes = {"_run": self._run, "fabric": self.fabric, "weights": self.weights}
+        with patched(self, **attributes), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             copied = examination.copies(model, as_list(method))
             how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
@@ -445,10 +445,10 @@ class FederatedTrainer(RunArguments):
         how = {"name": name, "folder": path, "socket": Path(socket or path / "worker.sock")}
         how |= {"agreed": agreement(self.config or {}, model, as_list(method)), "largest": largest, "limit": most_bytes}
         # a site leaves these to the server
-        alone = {"callbacks": [], "logger": False, "devices": 1, "num_nodes": 1, "workers_per_device": 1}
-        alone |= {"clients_per_step": 1, "participation": 1.0, "cohort_size": None, "sampler": UniformSampler()}
+        arguments = {"callbacks": [], "logger": False, "devices": 1, "num_nodes": 1, "workers_per_device": 1}
+        arguments |= {"clients_per_step": 1, "participation": 1.0, "cohort_size": None, "sampler": UniformSampler()}
         print(f"site {name}: reading data", flush=True)  # may take minutes
-        with patched(self, **alone, min_clients=1, on_client_error="raise"):
+        with patched(self, **arguments, min_clients=1, on_client_error="raise"):
             self._launch(answer_messages, model, SingleSite(datamodule, part), method, "fit", None, **how)
 
     def _launch(

@@ -133,8 +133,8 @@ def named(objects: Sequence[AnyObject]) -> dict[str, AnyObject]:
 
 def logged_instead(trainer: RunContext) -> str | None:
     """Return a text about the metrics of a round that lacks one; None after a round without evaluation."""
-    done = trainer.server.round + 1
-    if done % trainer.eval_every_n_rounds != 0 and done != trainer.max_rounds:
+    rounds_done = trainer.server.round + 1
+    if rounds_done % trainer.eval_every_n_rounds != 0 and rounds_done != trainer.max_rounds:
         return None
     tags = sorted(tag for tag in trainer.metrics if re.match("(train|val|test|rank|drift)[/_]", tag))
     return f"round {trainer.server.round} does not log it; among others it logs {', '.join(tags)}"

@@ -277,8 +277,8 @@ class ForkLauncher(Launcher):
         for rank, (child, errors) in self._children.items():
             if child.exitcode:
                 how = f"was killed by {signal.Signals(-child.exitcode).name}" if child.exitcode < 0 else "failed"
-                what = f": {errors.get()}" if not errors.empty() else ""
-                raise LostWorkerError(f"worker {rank} (process {child.pid}) {how}{what}", rank, child.exitcode)
+                reason = f": {errors.get()}" if not errors.empty() else ""
+                raise LostWorkerError(f"worker {rank} (process {child.pid}) {how}{reason}", rank, child.exitcode)
 
     def _fork(self, rank: int, function: Callable[[], Any]) -> tuple[ForkProcess, Any]:
         context = torch.multiprocessing.get_context("fork")

@@ -45,13 +45,15 @@ def save_run(run: Run, folder: Path) -> None:
         frozen = run.folder.checkpoints.keep_frozen(select(run.server.state, run.client.frozen))
         frozen_ids = {id(run.server.state[name]) for name in frozen.get("names", ())}
         # the frozen parameters are in a file of their own
-        evaluated, of_server = ({n: v for n, v in state.items() if id(v) not in frozen_ids} for state in states)
+        evaluated, of_server = (
+            {name: value for name, value in state.items() if id(value) not in frozen_ids} for state in states
+        )
         state = {
             "state_dict": {n: v for n, v in uncompiled_names(evaluated).items() if n not in of_methods},
             "server": {**run.server.state_dict(), "state": of_server},
             "frozen": frozen,
             **recorded_state(run),
-            "callbacks": {name: callback.state_dict() for name, callback in named(run.callbacks).items()},
+            "callbacks": {name: part.state_dict() for name, part in named(run.callbacks).items()},
             "changes": run.folder.changes,
             "round": rounds_done,
             "clients": memories.files,
@@ -122,7 +124,8 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
     fresh = [part for part, keys in FRESH.items() if touches(changes, *keys)]
     server, files = checkpoint["server"], client_files(path, checkpoint)
     parts = (server, checkpoint["methods"], checkpoint["client_schedulers"])
-    if reset_parts := [part for part, saved in zip(FRESH, parts, strict=True) if saved and part in fresh]:
+    saved = zip(FRESH, parts, strict=True)
+    if reset_parts := [part for part, state in saved if state and part in fresh]:
         run.trainer.warn(f"allow_changes: {', '.join(reset_parts)}: starts fresh, since the run has changed there")
     if "server_optimizer" in fresh:
         server = {**server, "optimizer": run.server.state_dict()["optimizer"]}
@@ -130,7 +133,8 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
         run.server.load_state_dict(server)
         if "methods" in fresh:
             files = {}
-        load_state_of_round(run, checkpoint, ["client_schedulers" if "watches" in part else part for part in fresh])
+        keys = ["client_schedulers" if "watches" in part else part for part in fresh]
+        load_state_of_round(run, checkpoint, keys)
         run.metrics.history = unpack_rows(checkpoint["history"])
         run.metrics.current = dict(run.metrics.history[-1]) if run.metrics.history else {}
     except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
@@ -147,7 +151,8 @@ def restore_callbacks(run: Run, checkpoint: dict[str, Any]) -> None:
     """Restore each callback that the checkpoint holds with the same class and arguments; others get an empty state."""
     if "callbacks" not in checkpoint:
         return
-    saved_names = {repr(description): name for name, description in checkpoint["description"]["callbacks"].items()}
+    descriptions = checkpoint["description"]["callbacks"]
+    saved_names = {repr(description): name for name, description in descriptions.items()}
     states = {}
     for name, description in description_of(run)["callbacks"].items():
         if saved_name := saved_names.pop(repr(description), None):

@@ -63,8 +63,10 @@ class Outcome:
     def note_visit(self, k: int, steps: int, rate: float, skipped: int, idle: bool, arrived: bool = True) -> None:
         """Count the visit of client ``k``."""
         self.counts.update(visits=1, stepped=steps > 0, idle=idle, skipped=skipped)
-        self.arrived += [k] * arrived
-        self.rates += [rate] * (steps > 0 and arrived)
+        if arrived:
+            self.arrived.append(k)
+            if steps > 0:
+                self.rates.append(rate)
 
 
 def draw_cohort(run: Run, round_: int) -> list[int]:
@@ -83,8 +85,9 @@ def simulate_systems(run: Run, round_: int, clients: list[int]) -> dict[int, Sys
     if trainer.systems is None:
         return dict.fromkeys(clients, SystemOutcome())
     simulated = trainer.systems.outcomes(run.seed, round_, clients, trainer.local_steps or trainer.local_epochs)
-    run.metrics.update({"clients/dropped": sum(system.lost is not None for system in simulated.values())})
-    run.metrics.update({"clients/stragglers": sum(system.work is not None for system in simulated.values())})
+    dropped = sum(system.lost is not None for system in simulated.values())
+    stragglers = sum(system.work is not None for system in simulated.values())
+    run.metrics.update({"clients/dropped": dropped, "clients/stragglers": stragglers})
     return simulated
 
 
@@ -115,7 +118,7 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
     seconds_of_workers = run.workers.gather(run.stopwatch.read())
     for phase in VISIT_PHASES:
         if not (run.stopwatch.events and phase in PARTS_OF_STEP):
-            seconds = [seconds_of_worker.get(phase, 0.0) for seconds_of_worker in seconds_of_workers]
+            seconds = [worker_seconds.get(phase, 0.0) for worker_seconds in seconds_of_workers]
             run.metrics.update({f"time/{phase}": sum(seconds) / len(seconds)})
     return totals, arrived
 
@@ -129,7 +132,8 @@ def place_cohort(run: Run, simulated: dict[int, SystemOutcome]) -> list[Part]:
     steps = {k: run.local_training.steps(k, simulated[k].work) for k in run.server.cohort}
     costs = run.runner.divide(run, steps)
     parts = {part[0]: part for part in costs}
-    heads_of_workers = schedule({part[0]: cost for part, cost in costs.items()}, run.workers.size, memories.owners)
+    costs_by_head = {part[0]: cost for part, cost in costs.items()}
+    heads_of_workers = schedule(costs_by_head, run.workers.size, memories.owners)
     placed = [[k for head in heads for k in parts[head]] for heads in heads_of_workers]
     if memories.owners:
         run.workers.barrier()  # a memory is sent when both sides are here
@@ -273,7 +277,8 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
             despite having batches.
     """
     training, memories = run.local_training, run.client.memories()
-    failures = {k: (isinstance(error, UsageError), str(error)) for k, error in outcome.errors.items()}
+    errors = outcome.errors
+    failures = {k: (isinstance(error, UsageError), str(error)) for k, error in errors.items()}
     # clients without memory have no owner: a run whose methods keep no memories moves nothing
     owned = memories.owned(run.server.cohort)
     of_visits = (dict(outcome.counts), outcome.arrived, outcome.rates, outcome.scalings)
@@ -282,7 +287,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
     memories.note_owners([*all_owned])
     for measured in metrics:
         run.metrics.fill(measured)
-    failed = {k: failure for failures_of_worker in all_failures for k, failure in failures_of_worker.items()}
+    failed = dict(chain.from_iterable(failures_of_worker.items() for failures_of_worker in all_failures))
     counts = sum(map(Counter, all_counts), Counter[str]())
     arrived, rates = sorted(chain(*all_arrived)), [*chain(*all_rates)]
     training.scaling = scaling = min(chain(*scalings), default=training.scaling)
@@ -293,7 +298,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
         if counts[kind]:
             run.metrics.update({tag: counts[kind]})
     if failed:
-        handle_failures(run, failed, outcome.errors, len(arrived))
+        handle_failures(run, failed, errors, len(arrived))
     idle = counts["visits"] == counts["idle"] and not failed
     # a smaller scale helps, down to the scale 1
     if not (idle or counts["stepped"] or (counts["lost"] and scaling is not None and scaling[0] >= 1)):

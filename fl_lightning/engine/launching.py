@@ -196,7 +196,7 @@ def build(
         validation.check_buffers(trainer, client)  # once the methods know their memories
     clients = [data.info(k) for k in range(number)]
     examples, counts = sum(info.num_examples for info in clients), [info.label_counts for info in clients]
-    label_counts = None if any(part is None for part in counts) else torch.stack(counts)
+    label_counts = torch.stack([*filter(torch.is_tensor, counts)]) if all(map(torch.is_tensor, counts)) else None
     scope = trainer.server_optimizer_scope
     validation.check_server_optimizer(trainer, select(client.live, client.trainable))
     server = Server(

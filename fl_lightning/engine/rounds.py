@@ -22,7 +22,8 @@ def run_round(run: Run, round_: int) -> bool:
     """Broadcast, train the cohort, aggregate, step the server, evaluate, log; returns whether the round is the last."""
     run.metrics.begin(round_)
     simulated = simulate_systems(run, round_, draw_cohort(run, round_))
-    run.server.begin_round(round_, [k for k, system in simulated.items() if system.lost != "before"])
+    cohort = [k for k, system in simulated.items() if system.lost != "before"]
+    run.server.begin_round(round_, cohort)
     run.worker_module.begin_round(round_)
     run.workers.begin(round_)
     run.methods.on_round_start(run.server)
@@ -65,7 +66,8 @@ def aggregate(run: Run, totals: Totals) -> None:
     client, server = run.client, run.server
     down = broadcast_bytes(run) * len(server.cohort)
     for k in server.cohort:
-        down += sum(server.state[name].nbytes for name in {*server.news_for(k)}.difference(client.kept))
+        news = {*server.news_for(k)}.difference(client.kept)
+        down += sum(server.state[name].nbytes for name in news)
     server.note_sent(server.cohort)
     run.metrics.update({"clients": totals.num_clients, "bytes/down": down, "bytes/up": totals.num_bytes})
     delta: State = {}
@@ -75,7 +77,8 @@ def aggregate(run: Run, totals: Totals) -> None:
             why = "all clients that sent an update have the weight 0"
             run.trainer.warn(f"round {server.round}: {why}, and the global model does not change")
         delta = run.methods.transform_update(server, mean, payload)
-        frozen = {name: server.state[name].double() + change for name, change in totals.frozen.items()}
+        changes = totals.frozen
+        frozen = {name: server.state[name].double() + change for name, change in changes.items()}
         server.step(delta, totals.others | frozen)
         run.methods.on_round_end(server, payload)
         run.metrics.update(server.metrics)
@@ -144,7 +147,9 @@ def agree_to_stop(run: Run) -> bool:
     workers.signals.agree(signals)
     if len({*digests}) > 1:
         sums_of_workers = workers.gather((socket.gethostname(), own_sums))
-        entry = next(name for name in own_sums if len({sums[name] for _, sums in sums_of_workers}) > 1)
+        entry = next(
+            name for name, value in own_sums.items() if any(sums[name] != value for _, sums in sums_of_workers)
+        )
         groups: dict[int, list[str]] = {}
         for rank, (host, sums) in enumerate(sums_of_workers):
             groups.setdefault(sums[entry], []).append(f"{rank} ({host})")

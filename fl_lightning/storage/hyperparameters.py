@@ -32,18 +32,18 @@ def plain_arguments(owner: Any) -> dict[str, Any]:
 
 def only_plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries that are plain values, or lists and dictionaries of these; paths become texts."""
-    plain = {}
+    entries = {}
     for key, value in values.items():
         with suppress(TypeError, ValueError):  # of another type
-            plain[str(key)] = json.loads(json.dumps(value, default=os.fspath))
-    return plain
+            entries[str(key)] = json.loads(json.dumps(value, default=os.fspath))
+    return entries
 
 
 def numbered(names: Iterable[str]) -> list[str]:
     """Make names unique by a number, starting with the second occurrence."""
-    seen = Counter[str]()
-    apart = []
+    counts = Counter[str]()
+    unique_names = []
     for name in names:
-        apart.append(f"{name}.{seen[name]}" if seen[name] else name)
-        seen[name] += 1
-    return apart
+        unique_names.append(f"{name}.{counts[name]}" if counts[name] else name)
+        counts[name] += 1
+    return unique_names

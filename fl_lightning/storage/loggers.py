@@ -89,8 +89,8 @@ def method_text(params: Mapping[str, Any]) -> str:
     methods = params.get("method")
     texts = []
     for name, arguments in methods.items() if isinstance(methods, Mapping) else ():
-        given = ", ".join(f"{key}={value}" for key, value in arguments.items() if value is not None)
-        texts.append(f"{name}({given})")
+        text = ", ".join(f"{key}={value}" for key, value in arguments.items() if value is not None)
+        texts.append(f"{name}({text})")
     return ", ".join(texts) or "FedAvg"
 
 

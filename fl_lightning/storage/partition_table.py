@@ -49,8 +49,8 @@ def client_rows(plan: Plan) -> list[tuple]:
     rows = []
     for k, size in enumerate(plan.sizes):
         counts = plan.label_counts[k] if plan.label_counts is not None and size else np.zeros(0)
-        most = int(counts.argmax()) if len(counts) else 0
-        name = plan.class_names[most] if plan.class_names else most
+        frequent = int(counts.argmax()) if len(counts) else 0
+        name = plan.class_names[frequent] if plan.class_names else frequent
         largest = (name, f"{counts.max() / size:.2f}") if len(counts) else ("", "")
         rows.append((k, int(size), int((counts > 0).sum()) if len(counts) else "", *largest, plan.domain(k) or ""))
     return rows
@@ -58,13 +58,10 @@ def client_rows(plan: Plan) -> list[tuple]:
 
 def table(rows: list[tuple]) -> str:
     """Return the rows under their heads, without the middle of a long table."""
-    cut = len(rows) > ROWS_SHOWN + 1
-    shown = (
-        rows
-        if not cut
-        else [*rows[: ROWS_SHOWN // 2], ("...",) + ("",) * (len(TABLE_HEADS) - 1), *rows[-ROWS_SHOWN // 2 :]]
-    )
-    return aligned([TABLE_HEADS, *([printable(str(cell)) for cell in row] for row in shown)])
+    if len(rows) > ROWS_SHOWN + 1:
+        gap = ("...", *[""] * (len(TABLE_HEADS) - 1))
+        rows = [*rows[: ROWS_SHOWN // 2], gap, *rows[-ROWS_SHOWN // 2 :]]
+    return aligned([TABLE_HEADS, *([printable(str(cell)) for cell in row] for row in rows)])
 
 
 def draw_labels(plan: Plan) -> Figure:
@@ -82,10 +79,11 @@ def draw_means(means: list[Tensor]) -> Figure:
     values = torch.cat(means)
     low, high = float(values.min()), float(values.max())
     edges = np.linspace(low, high if high > low else low + 1, BINS + 1)[::-1]
-    shares = np.stack([np.histogram(m.numpy(), edges[::-1])[0][::-1] / max(len(m), 1) for m in means])
+    counts = [np.histogram(values_of_client.numpy(), edges[::-1])[0][::-1] for values_of_client in means]
+    shares = np.stack([count / max(len(part), 1) for count, part in zip(counts, means, strict=True)])
     names = [f"{middle:.2g}" for middle in (edges[1:] + edges[:-1]) / 2]
-    what, unit = "mean of an example's input", "share of the client's examples"
-    return by_client("mean pixel of the examples of each client", shares, unit, (names, None), what)
+    ylabel, unit = "mean of an example's input", "share of the client's examples"
+    return by_client("mean pixel of the examples of each client", shares, unit, (names, None), ylabel)
 
 
 def by_client(title: str, values: Any, unit: str, names: Any, ylabel: str, log: bool = False) -> Figure:
@@ -93,8 +91,8 @@ def by_client(title: str, values: Any, unit: str, names: Any, ylabel: str, log: 
     from fl_lightning.plotting.drawing import heat
     from fl_lightning.plotting.figures import laid_out
 
-    known = np.where(values > 0, values, np.nan).T
-    figure = laid_out([heat(known, unit, names, log, xlabel="client", ylabel=ylabel)], title)
+    positive = np.where(values > 0, values, np.nan).T
+    figure = laid_out([heat(positive, unit, names, log, xlabel="client", ylabel=ylabel)], title)
     figure.set_size_inches(min(max(6, 0.45 * len(values)), 16), 4.5)
     return figure
 

@@ -107,8 +107,8 @@ class Evaluator:
             return {}
 
         def observe(batch: Any) -> None:
-            seen = {"batch": batch, "targets": targets_of(batch), "taps": self.worker_module.taps.values}
-            self.call("on_evaluation_batch_end", phase=phase, **seen)
+            taps = self.worker_module.taps.values
+            self.call("on_evaluation_batch_end", phase=phase, batch=batch, targets=targets_of(batch), taps=taps)
 
         loop = EvaluationLoop(self.client, self.loaders, self.workers, phase, step, observe if observed else None)
         self.worker_module.trainer_shim.evaluated_batches = [self.loaders.length(loader) for loader in loaders]
