@@ -136,5 +136,6 @@ def logged_instead(trainer: RunContext) -> str | None:
     rounds_done = trainer.server.round + 1
     if rounds_done % trainer.eval_every_n_rounds != 0 and rounds_done != trainer.max_rounds:
         return None
-    tags = sorted(tag for tag in trainer.metrics if re.match("(train|val|test|rank|drift)[/_]", tag))
+    pattern = re.compile("(train|val|test|rank|drift)[/_]")
+    tags = sorted(filter(pattern.match, trainer.metrics))
     return f"round {trainer.server.round} does not log it; among others it logs {', '.join(tags)}"

@@ -182,7 +182,9 @@ class IndependentStrategy(DDPStrategy):
 
     @parallel_devices.setter
     def parallel_devices(self, devices: list[torch.device] | None) -> None:
-        self._parallel_devices = [device for device in devices or [] for _ in range(self.workers_per_device)]
+        self._parallel_devices = []
+        for device in devices or []:
+            self._parallel_devices += [device] * self.workers_per_device
 
     def _configure_launcher(self) -> None:
         environment: Any = self.cluster_environment

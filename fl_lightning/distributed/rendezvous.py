@@ -65,9 +65,11 @@ def group_store(store: distributed.Store, rank: int, size: int, check: Callable[
         if part is None and store.check([own_key]):
             part = distributed.PrefixStore(store.get(own_key).decode(), store)
             part.set(f"joined/{rank}", "")
-        missing = [0] if part is None else [r for r in range(size) if not part.check([f"joined/{r}"])]
-        if part is not None and not missing:
-            return part
+        missing = [0]
+        if part is not None:
+            missing = [number for number in range(size) if not part.check([f"joined/{number}"])]
+            if not missing:
+                return part
         if time.monotonic() > end:
             names = ", ".join(f"worker {number}" for number in missing)
             hint = "start the program on every node with the same MASTER_ADDR and MASTER_PORT"

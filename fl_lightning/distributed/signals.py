@@ -14,7 +14,7 @@ from typing import Any
 from fl_lightning.utilities.errors import Interrupted, Stopped, Terminated
 
 # Windows lacks SIGUSR1
-HANDLED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+HANDLED = tuple(number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGUSR1"))
 # seconds within which a repeated signal counts once: a terminal and a launcher may both deliver it
 ONCE = 1.0
 

@@ -99,7 +99,8 @@ def check_observers(callbacks: list[Any], logger: Any) -> None:
     """Refuse objects that are not loggers, and callbacks whose hooks cannot be called as declared."""
     for part in () if isinstance(logger, bool) else as_list(logger):
         require(isinstance(part, Logger), "trainer.logger", part, "pass true, false, or loggers of Fabric or Lightning")
-    hooks = {name: function for name, function in vars(Callback).items() if callable(function) and name[0] != "_"}
+    functions = {name: value for name, value in vars(Callback).items() if callable(value)}
+    hooks = {name: function for name, function in functions.items() if not name.startswith("_")}
     files: dict[str, str] = {}
     for callback in callbacks:
         kind = type(callback).__name__
@@ -112,8 +113,8 @@ def check_observers(callbacks: list[Any], logger: Any) -> None:
             )
             available = list(signature(hooks[name]).parameters)[1:]
             parameters = signature(getattr(callback, name)).parameters.values()
-            required = [p.name for p in parameters if p.default is p.empty and p.kind not in COLLECTING]
-            wrong = [argument for argument in required if argument not in available]
+            required = [p for p in parameters if p.default is p.empty and p.kind not in COLLECTING]
+            wrong = [parameter.name for parameter in required if parameter.name not in available]
             hint = f"arguments are passed by name; available: {', '.join(available)}"
             require(not wrong, "trainer.callbacks", f"{kind}.{name}({', '.join(wrong)})", hint)
         file = getattr(callback, "file", None)

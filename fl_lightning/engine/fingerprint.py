@@ -74,22 +74,30 @@ def describe_run(run: Run) -> dict[str, Any]:
     """Describe a run before its first round."""
     module, config = run.client.module, run.trainer.config or {}
     optimizer, schedulers = run.local_training.optimizers.first
-    parts = {name: part for name, part in module.named_modules() if name}
-    trained = [f"{name} {value.dtype}" for name, value in module.named_parameters() if value.requires_grad]
-    stateful = {n: c for n, c in named(run.callbacks).items() if type(c).state_dict is not Callback.state_dict}
+    submodules = {}
+    for name, part in module.named_modules():
+        if name:
+            submodules[name] = {**describe_object(part), "training": part.training}
+    parameters = module.named_parameters()
+    trained = [f"{name} {value.dtype}" for name, value in parameters if value.requires_grad]
+    callbacks = {}
+    for name, callback in named(run.callbacks).items():
+        if type(callback).state_dict is not Callback.state_dict:
+            callbacks[name] = describe_callback(callback)
+    methods, sections = named(run.methods.methods), ("model", "method", "data")
     return {
         "trainer": describe_trainer(run),
         "model": {
             **describe_object(module),
-            "modules": {name: {**describe_object(part), "training": part.training} for name, part in parts.items()},
+            "modules": submodules,
             "trained": f"{len(trained)} tensors, {digest(trained)}",
             "optimizer": describe_optimizer(optimizer),
             "lr_scheduler": [describe_scheduler(scheduler) for scheduler in schedulers],
         },
-        "method": {name: describe_object(method) for name, method in named(run.methods.methods).items()},
+        "method": {name: describe_object(method) for name, method in methods.items()},
         "data": describe_data(run.data),
-        "config": {key: to_plain(config.get(key), in_data=key == "data") for key in ("model", "method", "data")},
-        "callbacks": {name: describe_callback(callback) for name, callback in stateful.items()},
+        "config": {key: to_plain(config.get(key), in_data=key == "data") for key in sections},
+        "callbacks": callbacks,
         "code": code_of_run(run.trainer, module, run.data, run.methods.methods),
     }
 
@@ -97,9 +105,8 @@ def describe_run(run: Run) -> dict[str, Any]:
 def describe_trainer(run: Run) -> dict[str, Any]:
     """Describe the arguments of the trainer as they take effect."""
     trainer, local = run.trainer, run.local_training
-    arguments = {name: value for name, value in constructor_args(trainer).items() if name not in FREE_OF_TRAINER}
     description = {
-        **to_plain(arguments),
+        **to_plain(described_arguments(trainer)),
         "max_rounds": trainer.max_rounds,
         "fast_dev_run": trainer.limit_batches or False,
         "server_optimizer": None if run.server.optimizer is None else describe_optimizer(run.server.optimizer),
@@ -113,12 +120,21 @@ def describe_trainer(run: Run) -> dict[str, Any]:
         "tf32": tf32_settings() if run.fabric.device.type == "cuda" else None,
         **run.runner.settings(),
     }
-    if local.monitored.config is not None or any(isinstance(part, EarlyStopping) for part in run.callbacks):
-        # the result depends on the evaluated rounds
-        asking = [part for part in run.callbacks if type(part).requires_evaluation is not Callback.requires_evaluation]
+    stops_early = any(isinstance(callback, EarlyStopping) for callback in run.callbacks)
+    if local.monitored.config is not None or stops_early:  # the result depends on the evaluated rounds
         description["eval_every_n_rounds"] = trainer.eval_every_n_rounds
-        description["callbacks"] = [describe_callback(part) for part in asking]
+        description["callbacks"] = [
+            describe_callback(callback)
+            for callback in run.callbacks
+            if type(callback).requires_evaluation is not Callback.requires_evaluation
+        ]
     return description
+
+
+def described_arguments(trainer: RunArguments) -> dict[str, Any]:
+    """Return the arguments of the trainer that may affect the model."""
+    arguments = constructor_args(trainer)
+    return {name: arguments[name] for name in arguments if name not in FREE_OF_TRAINER}
 
 
 def describe_callback(callback: Callback) -> dict[str, Any]:
@@ -130,7 +146,8 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     """Describe an optimizer by the options of its groups."""
     groups = [to_plain(options) for options in group_options(optimizer)]
     options = groups[0] if len(groups) == 1 else {"groups": groups}
-    return {"class": path_of(type(optimizer)), **options, "tensors": [len(g["params"]) for g in optimizer.param_groups]}
+    numbers = [len(group["params"]) for group in optimizer.param_groups]
+    return {"class": path_of(type(optimizer)), **options, "tensors": numbers}
 
 
 def describe_scheduler(config: Any) -> dict[str, Any]:
@@ -156,7 +173,7 @@ def describe_data(data: Any) -> dict[str, Any]:
     return {
         **description,
         "labels": None if labels is None else hashlib.sha256(np.asarray(labels, np.int64).tobytes()).hexdigest()[:8],
-        "train_dataloader": {name: value for name, value in loader.items() if name not in repeated},
+        "train_dataloader": {name: loader[name] for name in loader if name not in repeated},
     }
 
 
@@ -165,9 +182,9 @@ def code_of_run(trainer: RunArguments, model: Any, data: Any, methods: Any) -> C
 
     Loggers and the commands' callbacks are ignored.
     """
-    arguments = [value for name, value in constructor_args(trainer).items() if name not in FREE_OF_TRAINER]
-    callbacks = [part for part in trainer.callbacks if not type(part).__module__.startswith("fl_lightning.cli.")]
-    return code_of(modules_of([model, data, methods, arguments, callbacks]))
+    of_commands = "fl_lightning.cli."
+    callbacks = [part for part in trainer.callbacks if not type(part).__module__.startswith(of_commands)]
+    return code_of(modules_of([model, data, methods, described_arguments(trainer), callbacks]))
 
 
 def modules_of(objects: Iterable[Any]) -> dict[str, set[str]]:
@@ -233,7 +250,8 @@ def to_plain(value: Any, depth: int = 0, in_data: bool = False) -> Any:
             return f"{len(value)} items"
         case Mapping():
             parts = {str(key): part for key, part in value.items()}
-            return {key: inner(part) for key, part in (without_paths(parts) if in_data else parts).items()}
+            parts = without_paths(parts) if in_data else parts
+            return {key: inner(part) for key, part in parts.items()}
         case list() | tuple():
             return [inner(part) for part in value]
         case set() | frozenset():
@@ -245,11 +263,14 @@ def describe_object(value: Any, depth: int = 0, in_data: bool = False) -> dict[s
     """Describe an object by its class, arguments and, outside the data, public plain attributes."""
     kind, parts = type(value), constructor_args(value) if depth < DEPTH else {}
     if hasattr(kind, "__getitem__") and hasattr(kind, "__len__"):  # a data set, whose containers hold its examples
-        parts = {n: v for n, v in parts.items() if not isinstance(v, CONTAINERS) or all(map(callable, v))}
+        containers = {name: part for name, part in parts.items() if isinstance(part, CONTAINERS)}
+        examples = [name for name, part in containers.items() if not all(map(callable, part))]
+        parts = {name: parts[name] for name in parts if name not in examples}
     elif not in_data and depth < DEPTH:
         parts = {**plain_attributes(value), **parts}
     parts = without_paths(parts) if in_data else parts
-    return {"class": path_of(kind), **{name: to_plain(part, depth + 1, in_data) for name, part in parts.items()}}
+    description = {name: to_plain(part, depth + 1, in_data) for name, part in parts.items()}
+    return {"class": path_of(kind), **description}
 
 
 def plain_attributes(value: Any) -> dict[str, Any]:
@@ -271,7 +292,8 @@ def constructor_args(value: Any) -> dict[str, Any]:
         for attribute in (f"_{name}", name):
             if attribute in attributes:
                 arguments[name] = attributes[attribute]
-    return {name: part for name, part in arguments.items() if not isinstance(part, (nn.Module, torch.Generator))}
+    undescribed = (nn.Module, torch.Generator)
+    return {name: part for name, part in arguments.items() if not isinstance(part, undescribed)}
 
 
 @cache
@@ -281,7 +303,9 @@ def argument_names(kind: Any) -> tuple[str, ...]:
     for base in kind.__mro__[:-1]:
         with suppress(TypeError, ValueError):  # its constructor is not written in Python
             parameters = signature(vars(base)["__init__"]).parameters.values() if "__init__" in vars(base) else ()
-            names |= dict.fromkeys(p.name for p in [*parameters][1:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+            for parameter in [*parameters][1:]:
+                if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                    names[parameter.name] = None
     return tuple(names)
 
 
@@ -315,8 +339,8 @@ def identity(run: Run) -> dict[str, Any]:
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Change]:
     """Return, by key, the different values of two identities, theirs first."""
-    changes = {key: (theirs.get(key), value) for key, value in ours.items() if key != "description"}
-    changes = {key: pair for key, pair in changes.items() if pair[0] != pair[1]}
+    keys = [key for key in ours if key != "description" and theirs.get(key) != ours[key]]
+    changes = {key: (theirs.get(key), ours[key]) for key in keys}
     before, now = theirs["description"], ours["description"]
     for section in ("trainer", "model", "method", "data"):
         if section in now:
@@ -324,8 +348,10 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
             # a config shows differences that no object stores; a run from Python has no config
             of_config = differing(configs[0], configs[1], section) if all(configs) else {}
             changes |= differing(before[section], now[section], section) or of_config
-    code = {name: (value, now.get("code", {}).get(name)) for name, value in before["code"].items()}
-    changes |= {f"code.{name}": pair for name, pair in code.items() if pair[1] not in (None, pair[0])}
+    code_before, code_now = before["code"], now.get("code", {})
+    for name in code_before:
+        if name in code_now and code_now[name] != code_before[name]:
+            changes[f"code.{name}"] = (code_before[name], code_now[name])
     changes.pop("trainer.max_rounds", None)
     factors = changes.get("trainer.client_lr_scheduler", (None, None))
     # one factor per round; None means constant 1; only the rounds common to both runs must agree
@@ -379,7 +405,8 @@ def changes_of(
     changes = differences(ours, checkpoint)
     if "plan_hash" in changes:
         hint = "restore the data, num_clients and seed, or begin a new run with --weights"
-        causes = {key: pair for key, pair in changes.items() if key.startswith(("seed_everything", "data."))}
+        keys = [key for key in changes if key.startswith(("seed_everything", "data."))]
+        causes = {key: changes[key] for key in keys}
         partition = {} if causes else {"plan_hash": changes["plan_hash"]}
         raise UsageError(message(f"{where}: the partition differs", causes or partition, hint))
     rounds_done, trainer, rounds = checkpoint["round"], checkpoint["description"]["trainer"], run.trainer.max_rounds

@@ -174,7 +174,9 @@ def build(
         replace_forward(model, trainer.compile, trainer.warn)
     memories = ClientStateStore(trainer.client_memory * 2**30, fabric.device)
     # each with the name of the class that asks for it
-    required = {tap: type(callback).__name__ for callback in trainer.callbacks for tap in callback.requires}
+    required: dict[str, str] = {}
+    for callback in trainer.callbacks:
+        required |= dict.fromkeys(callback.requires, type(callback).__name__)
     taps: dict[str, str] = {}
     # each site checks its own
     of_data = [] if getattr(data, "is_remote", False) else [partial(validation.check_model_fits, model, data, methods)]
@@ -195,7 +197,8 @@ def build(
     if stage == "fit":
         validation.check_buffers(trainer, client)  # once the methods know their memories
     clients = [data.info(k) for k in range(number)]
-    examples, counts = sum(info.num_examples for info in clients), [info.label_counts for info in clients]
+    examples = sum(info.num_examples for info in clients)
+    counts = [info.label_counts for info in clients]
     label_counts = torch.stack([*filter(torch.is_tensor, counts)]) if all(map(torch.is_tensor, counts)) else None
     scope = trainer.server_optimizer_scope
     validation.check_server_optimizer(trainer, select(client.live, client.trainable))
@@ -257,14 +260,16 @@ def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers
     state_ids = set(map(id, client.live.values()))
     parameters = [value for group in optimizer.param_groups for value in group["params"]]
     trainable = [name for name in client.of_methods if name in client.trainable]
-    omitted = [name for name in trainable if not any(value is client.live[name] for value in parameters)]
+    optimized = set(map(id, parameters))
+    omitted = [name for name in trainable if id(client.live[name]) not in optimized]
     hint = "parameters of a method, which it leaves out; build the optimizer from self.parameters()"
     require(not omitted, kind, ", ".join(omitted), hint)
     foreign = sum(value.requires_grad and id(value) not in state_ids for value in parameters)
     hint = "not in the state_dict, so they are not averaged; use the parameters that the module has after "
     hint += "configure_model, and build the optimizer in this function"
     require(not foreign, kind, f"{foreign} tensors", hint)
-    correcting = [type(method).__name__ for method in client.methods.methods if method.corrects_gradients]
+    methods = client.methods.methods
+    correcting = [type(method).__name__ for method in methods if method.corrects_gradients]
     sparse = isinstance(optimizer, torch.optim.SparseAdam)
     hint = "the corrected gradients are dense, and SparseAdam takes sparse ones alone; use Adam"
     require(not (sparse and correcting), "method", correcting, hint)
@@ -350,4 +355,5 @@ def available_memory(device: torch.device) -> float:
         return torch.cuda.mem_get_info(device)[0]
     path = Path("/proc/meminfo")
     lines = path.read_text().splitlines() if device.type == "cpu" and path.exists() else []
-    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0.0)
+    kibibytes = [float(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return 1024.0 * kibibytes[0] if kibibytes else 0.0

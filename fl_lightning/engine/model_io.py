@@ -35,9 +35,9 @@ def save_model(run: Run, path: Path) -> None:
 
 def warn_of_arguments(run: Run, name: str) -> None:
     """Warn of constructor arguments that the file ``name`` cannot hold."""
-    left_out = ", ".join(key for key, value in constructor_arguments(run).items() if not is_storable(value))
-    if left_out:
-        run.trainer.warn(f"{name}: {left_out} of hparams cannot be stored; pass it to load_from_checkpoint")
+    arguments = constructor_arguments(run)
+    if left_out := [key for key, value in arguments.items() if not is_storable(value)]:
+        run.trainer.warn(f"{name}: {', '.join(left_out)} of hparams cannot be stored; pass it to load_from_checkpoint")
 
 
 def lightning_checkpoint(run: Run) -> dict[str, Any]:
@@ -49,7 +49,8 @@ def lightning_checkpoint(run: Run) -> dict[str, Any]:
 def checkpoint_of(run: Run, state: Mapping[str, Any], rounds: int) -> dict[str, Any]:
     """Return a global model after some rounds, without the methods' own modules, as a checkpoint of Lightning."""
     module, trainer, of_methods = run.client.module, run.trainer, {*run.client.of_methods}
-    hparams = {name: value for name, value in constructor_arguments(run).items() if is_storable(value)}
+    arguments = constructor_arguments(run)
+    hparams = {name: value for name, value in arguments.items() if is_storable(value)}
     of_data: dict[str, Any] = getattr(run.data, "inference_arguments", dict)()
     named = {} if trainer.config or not hasattr(module, "_hparams_name") else {"hparams_name": module._hparams_name}
     return {
@@ -72,7 +73,8 @@ def constructor_arguments(run: Run) -> dict[str, Any]:
     module, config = run.client.module, run.trainer.config
     if not config:
         return dict(module.hparams)
-    entry, roots = config["model"], {base.__module__.split(".")[0] for base in type(module).__mro__}
+    entry = config["model"]
+    roots = {base.__module__.split(".")[0] for base in type(module).__mro__}
     namespace = NAMESPACES["pytorch_lightning" in roots]
     built = {"_class_path": entry["class_path"], "_instantiator": f"{namespace}.cli.instantiate_module"}
     return {**(entry.get("init_args") or {}), **(entry.get("dict_kwargs") or {}), **built}
@@ -88,7 +90,8 @@ def entries_of_module(run: Run) -> dict[str, Any]:
 def added_on_save(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the keys that the module's ``on_save_checkpoint`` adds to ``checkpoint``."""
     own_keys = set(checkpoint)
-    return {key: value for key, value in after_save_hook(client, checkpoint).items() if key not in own_keys}
+    extended = after_save_hook(client, checkpoint)
+    return {key: extended[key] for key in extended if key not in own_keys}
 
 
 def after_save_hook(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -127,9 +130,9 @@ def check_storable(run: Run) -> None:
 def storable(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a checkpoint that can be stored, on the CPU."""
     entries_to_store = {key: value for key, value in entries.items() if is_storable(value)}
-    hyper_parameters = dict(entries.get("hyper_parameters", {})).items()
-    if storable_parameters := {name: value for name, value in hyper_parameters if is_storable(value)}:
-        entries_to_store["hyper_parameters"] = storable_parameters
+    hparams = dict(entries.get("hyper_parameters", {}))
+    if storable_hparams := {name: value for name, value in hparams.items() if is_storable(value)}:
+        entries_to_store["hyper_parameters"] = storable_hparams
     return on_cpu(entries_to_store)
 
 
@@ -184,8 +187,9 @@ def load_model(run: Run, path: Path) -> dict[int, State]:
     names = run.client.live.keys() - method_entries
     states = {}
     for k, memory in memories.items():
-        if state := {name: value for name, value in memory.get("state", {}).items() if name in names}:
-            states[k] = state
+        state = memory.get("state", {})
+        if personal := {name: state[name] for name in state if name in names}:
+            states[k] = personal
     return states
 
 
@@ -221,7 +225,8 @@ def load_state(module: LightningModule, state: Mapping[str, Any], key: str, path
         missing, unknown = module.load_state_dict(state, strict=False)
         # a shared tensor may be present under another name
         loaded_tensors = {id(value) for name, value in entries.items() if name in state}
-        missing = [name for name in missing if name not in entries or id(entries[name]) not in loaded_tensors]
+        shared = {name for name, value in entries.items() if id(value) in loaded_tensors}
+        missing = [name for name in missing if name not in shared]
         wrong = [
             f"{kind}: {few(names, NAMES_SHOWN)}"
             for kind, names in (("missing", missing), ("unknown", unknown))

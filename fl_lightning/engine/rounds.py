@@ -147,9 +147,7 @@ def agree_to_stop(run: Run) -> bool:
     workers.signals.agree(signals)
     if len({*digests}) > 1:
         sums_of_workers = workers.gather((socket.gethostname(), own_sums))
-        entry = next(
-            name for name, value in own_sums.items() if any(sums[name] != value for _, sums in sums_of_workers)
-        )
+        entry = next(name for name in own_sums if len({sums[name] for _, sums in sums_of_workers}) > 1)
         groups: dict[int, list[str]] = {}
         for rank, (host, sums) in enumerate(sums_of_workers):
             groups.setdefault(sums[entry], []).append(f"{rank} ({host})")

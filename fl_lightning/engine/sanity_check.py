@@ -47,8 +47,10 @@ def run_sanity_check(run: Run) -> None:
     for phase in PHASES:
         step = step_name(run.client.module, phase)
         names = (*EPOCH_HOOKS, *BATCH_HOOKS, "model_eval", "model_train")
-        if step is not None and not {f"on_{stage_of(step)}_{name}" for name in names} & run.worker_module.hooks:
-            evaluate_one(run, phase, step)
+        if step is not None:
+            hooks = {f"on_{stage_of(step)}_{name}" for name in names}
+            if hooks.isdisjoint(run.worker_module.hooks):
+                evaluate_one(run, phase, step)
 
 
 @contextmanager
@@ -87,8 +89,11 @@ def check_single_example(run: Run) -> None:
     datamodule, fit_progress, batches = run.data, run.worker_module.fit_progress, run.local_training.batches
     if not any(isinstance(module, _BatchNorm) for module in run.client.module.modules()):
         return
-    full_clients = (k for k in range(datamodule.num_clients) if batches(k) in fit_progress.at(0, batches(k)).passes)
-    single = [k for k in full_clients if last_batch(datamodule, k) == "single"]
+    single = []
+    for k in range(datamodule.num_clients):
+        has_last_batch = batches(k) in fit_progress.at(0, batches(k)).passes
+        if has_last_batch and last_batch(datamodule, k) == "single":
+            single.append(k)
     who = f"{len(single)} of {datamodule.num_clients} clients ({few(single, CLIENTS_SHOWN)}) end with one example"
     try:
         trains = all(train_on_one(run, k, 1) for k in single[:1])
@@ -131,7 +136,9 @@ def train_on_one(run: Run, k: int, most: int | None = None) -> bool:
                     look = values.__getitem__ if penalises else values.check_called
                     for tap in method.requires:
                         look(tap)
-                    fixed = [tap for tap in method.requires if penalises and not values[tap].requires_grad]
+                    fixed = []
+                    if penalises:
+                        fixed = [tap for tap in method.requires if not values[tap].requires_grad]
                     # a method may train modules of its own on a fixed tap
                     if fixed and most is None and not overrides(method, "modules"):
                         hint = "train a layer that they depend on, or leave the method out"
@@ -171,7 +178,8 @@ def first_of(loader: ClientLoader, most: int | None = None) -> list[Any]:
     if indexed and most is not None and not inner.num_workers:
         rows: list[Any] = next(iter(inner.batch_sampler or ()), [])[:most]
         dataset = inner.dataset
-        examples = dataset.__getitems__(rows) if hasattr(dataset, "__getitems__") else [dataset[row] for row in rows]
+        fetch = getattr(dataset, "__getitems__", None)
+        examples = fetch(rows) if fetch else [dataset[row] for row in rows]
         return [inner.collate_fn(examples)] if rows else []
     if isinstance(loader, Batches):
         loader = copy.copy(loader)
@@ -185,5 +193,7 @@ def shapes(batch: Any) -> str:
     """Return the shapes and types of the tensors of a batch as text."""
     tensors: list[Tensor] = []
     apply_to_collection(batch, Tensor, tensors.append)
-    texts = [f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors]
+    texts = []
+    for tensor in tensors:
+        texts.append(f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}")
     return truncate(f"({', '.join(texts)})", 70)

@@ -104,7 +104,8 @@ def check_model_fits(model: LightningModule, data: Any, methods: MethodList) -> 
             require(not small, "data.partitioner: clients with fewer examples", few(small, CLIENTS_SHOWN), hint)
 
     def check_label_counts() -> None:
-        needing = ", ".join(type(method).__name__ for method in methods.methods if method.needs_label_counts)
+        names = [type(method).__name__ for method in methods.methods if method.needs_label_counts]
+        needing = ", ".join(names)
         if needing:
             counts = data.info(0).label_counts
             hint = "the clients' label counts are unknown; pass a training set with integer labels"
@@ -131,8 +132,9 @@ def check_module(model: LightningModule, stage: str = "fit") -> None:
         of_lightning = hasattr(LightningModule, name) and not is_overridden(name, model)
         require(of_lightning or not callable(getattr(model, name, None)), "model", f"{kind}.{name}", hint)
     callbacks = as_list(model.configure_callbacks()) if is_overridden("configure_callbacks", model) else []
-    remedies = {type(part).__name__: replacement_of_callback(type(part)) for part in callbacks if is_callback(part)}
-    hint = "; ".join(f"{name}: {remedy}" for name, remedy in remedies.items()) or "pass them as trainer.callbacks"
+    kinds = dict.fromkeys(type(part) for part in callbacks if is_callback(part))
+    remedies = [f"{part.__name__}: {replacement_of_callback(part)}" for part in kinds]
+    hint = "; ".join(remedies) or "pass them as trainer.callbacks"
     names = [type(part).__name__ for part in callbacks]
     require(not callbacks, f"model: {kind}.configure_callbacks()", names, hint)
     for name in REQUIRED_TO_TRAIN if stage == "fit" else ():
@@ -187,7 +189,7 @@ def as_usage_error(key: str, hint: str) -> Iterator[None]:
 
 def check_folder(key: str, folder: Path) -> None:
     """Refuse a folder that cannot be written; it need not exist yet."""
-    existing = next((path for path in (folder, *folder.absolute().parents) if os.path.exists(path)), Path("/"))
+    existing = next(filter(os.path.exists, (folder, *folder.absolute().parents)), Path("/"))
     where = f"{existing} " if existing != folder else "it "
     require(existing.is_dir(), key, str(folder), f"{where}is a file; pass a folder")
     hint = f"{where}is read-only; pass a writable folder"
@@ -203,16 +205,18 @@ def check_folder(key: str, folder: Path) -> None:
 def check_buffers(trainer: RunArguments, client: Client) -> None:
     """Refuse recalibration if the model lacks or does not share statistics; warn of statistics never updated."""
     rule, scope, kind = trainer.buffers, trainer.server_optimizer_scope, type(client.module).__name__
-    stale = [path for path in client.batch_norms if rule == "keep" and not {*statistics_of(path)} & {*client.kept}]
-    if stale:
+    stale = [path for path in client.batch_norms if {*statistics_of(path)}.isdisjoint(client.kept)]
+    if stale and rule == "keep":
         text = f"the running statistics of {len(stale)} BatchNorm layers keep their values from the start of the run"
         trainer.warn(f"trainer.buffers=keep: {text}, and the global model is evaluated with them; set recalibrate")
     if rule not in RECALIBRATES:
         return
     hint = f"{kind} has no BatchNorm layer that updates running statistics; set average"
     require(bool(client.batch_norms), "trainer.buffers", rule, hint)
-    keeping = ", ".join(type(m).__name__ for m in client.methods.methods if not all(map(m.exchanges, client.live)))
-    hint = f"method={keeping} keeps entries of the state with each client, so the run lacks a global model; set average"
+    methods = client.methods.methods
+    keeping = [type(method).__name__ for method in methods if not all(map(method.exchanges, client.live))]
+    hint = f"method={', '.join(keeping)} keeps entries of the state with each client"
+    hint += ", so the run lacks a global model; set average"
     require(client.has_global_model, "trainer.buffers", rule, hint)
     hint = f"trainer.buffers={rule} recomputes statistics that the server optimizer would change; set parameters"
     require(scope == "parameters", "trainer.server_optimizer_scope", scope, hint)

@@ -83,16 +83,19 @@ class CheckpointFolder:
         Returns:
             The ``names`` of those whose values the file holds, and its ``sha256``; empty if it holds none.
         """
-        path, frozen = self.path / FROZEN, {name: value for name, value in frozen.items() if is_lazy(value)}
+        path = self.path / FROZEN
+        frozen = {name: value for name, value in frozen.items() if is_lazy(value)}
         if self._frozen is None and frozen:
             if not path.is_file():
                 save(frozen, path)
                 flush(path)
             stored = load(path)
-            unchanged = (name for name, value in frozen.items() if name in stored and same_bits(value, stored[name]))
+            common = frozen.keys() & stored.keys()
+            unchanged = [name for name in frozen if name in common and same_bits(frozen[name], stored[name])]
             self._frozen = {name: lazy_copy(frozen[name]) for name in unchanged}, file_sha256(path)
         copies, digest = self._frozen or ({}, "")
-        names = [name for name, value in copies.items() if name in frozen and share_memory(value, frozen[name])]
+        copied = [name for name in copies if name in frozen]
+        names = [name for name in copied if share_memory(copies[name], frozen[name])]
         return {"names": names, "sha256": digest} if names else {}
 
     def save(self, contents: dict[str, Any], history: Sequence[Mapping[str, float]], best: bool = False) -> None:
@@ -185,7 +188,8 @@ def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path, resumes
     newest = newest_checkpoint(versions)
     if newest is None and not (resumes and any(versions.glob("version_*"))):
         hint = "set trainer.name and trainer.default_root_dir of a run with a checkpoint, or omit ckpt_path"
-        runs = sorted({path.parts[-4] for path in versions.parent.glob(f"*/version_*/checkpoints/{LAST}")})
+        checkpoints = versions.parent.glob(f"*/version_*/checkpoints/{LAST}")
+        runs = sorted({path.parts[-4] for path in checkpoints})
         suggestion = f"; available: {choices(runs, versions.name)}" if runs else ""
         raise UsageError(f"ckpt_path='last': no run in {str(versions)!r} has a checkpoint; {hint}{suggestion}")
     return newest
@@ -193,9 +197,13 @@ def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path, resumes
 
 def newest_checkpoint(versions: Path) -> Path | None:
     """Return the last checkpoint of the newest version with a checkpoint."""
-    paths = [path for name in (LAST, PREVIOUS) for path in versions.glob(f"version_*/checkpoints/{name}")]
-    numbers = {int(path.parts[-3][8:]): path.with_name(LAST) for path in paths if path.parts[-3][8:].isdigit()}
-    return numbers[max(numbers)] if numbers else None
+    checkpoints = {}
+    for name in (LAST, PREVIOUS):
+        for path in versions.glob(f"version_*/checkpoints/{name}"):
+            number = path.parts[-3].removeprefix("version_")
+            if number.isdigit():
+                checkpoints[int(number)] = path.with_name(LAST)
+    return checkpoints[max(checkpoints)] if checkpoints else None
 
 
 def valid_checkpoint(path: Path, warn: Callable[[str], None]) -> Path:
@@ -311,6 +319,7 @@ def read(path: Path, key: str = "ckpt_path") -> dict[str, Any]:
         text = str(error) if isinstance(error, DamagedFileError) else "not a file of safetensors"
         raise UsageError(f"{key}={str(path)!r}: {text}; {hint}") from error
     values = contents if isinstance(contents, dict) else {}
-    usable = "state_dict" in values or (are_weights and any(isinstance(value, Tensor) for value in values.values()))
+    has_tensors = any(isinstance(value, Tensor) for value in values.values())
+    usable = "state_dict" in values or (are_weights and has_tensors)
     require(usable, key, str(path), f"it is not a checkpoint{' or a state dict' if are_weights else ''}")
     return values

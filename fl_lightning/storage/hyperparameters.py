@@ -17,17 +17,19 @@ def of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the resolved config, with each list of classes as a dictionary by (numbered) class name."""
     flat = {}
     for key, value in config.items():
-        if isinstance(value, list) and value and all(isinstance(e, Mapping) and "class_path" in e for e in value):
-            names = numbered(entry["class_path"].rsplit(".", 1)[-1] for entry in value)
-            value = dict(zip(names, (entry.get("init_args") or {} for entry in value), strict=True))
+        entries = value if isinstance(value, list) else []
+        if entries and all(isinstance(entry, Mapping) and "class_path" in entry for entry in entries):
+            names = numbered(entry["class_path"].rsplit(".", 1)[-1] for entry in entries)
+            arguments = [entry.get("init_args") or {} for entry in entries]
+            value = dict(zip(names, arguments, strict=True))
         flat[key] = of_config(value) if isinstance(value, Mapping) else value
     return flat
 
 
 def plain_arguments(owner: Any) -> dict[str, Any]:
     """Return the plain constructor arguments that an object stores under their names."""
-    names = inspect.signature(type(owner).__init__).parameters
-    return only_plain({name: getattr(owner, name) for name in names if name != "self" and hasattr(owner, name)})
+    names = [name for name in inspect.signature(type(owner).__init__).parameters if name != "self"]
+    return only_plain({name: getattr(owner, name) for name in names if hasattr(owner, name)})
 
 
 def only_plain(values: Mapping[str, Any]) -> dict[str, Any]:

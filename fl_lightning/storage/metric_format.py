@@ -57,8 +57,8 @@ def final_names(metrics: Mapping[str, float]) -> list[str]:
 
 def of_phase(phase: str, metrics: Mapping[str, float]) -> list[str]:
     """Return the metrics of a phase, accuracy and loss first."""
-    usual = [name for name in (f"{phase}/accuracy", f"{phase}/loss") if name in metrics]
-    return [*usual, *(name for name in metrics if tagged(phase, name) == name and name not in usual)]
+    names = (f"{phase}/accuracy", f"{phase}/loss", *(name for name in metrics if tagged(phase, name) == name))
+    return [name for name in dict.fromkeys(names) if name in metrics]
 
 
 def format_value(name: str, value: float) -> str:

@@ -79,11 +79,13 @@ def draw_means(means: list[Tensor]) -> Figure:
     values = torch.cat(means)
     low, high = float(values.min()), float(values.max())
     edges = np.linspace(low, high if high > low else low + 1, BINS + 1)[::-1]
-    counts = [np.histogram(values_of_client.numpy(), edges[::-1])[0][::-1] for values_of_client in means]
-    shares = np.stack([count / max(len(part), 1) for count, part in zip(counts, means, strict=True)])
+    shares = []
+    for values_of_client in means:
+        counts, _ = np.histogram(values_of_client.numpy(), edges[::-1])
+        shares.append(counts[::-1] / max(len(values_of_client), 1))
     names = [f"{middle:.2g}" for middle in (edges[1:] + edges[:-1]) / 2]
     ylabel, unit = "mean of an example's input", "share of the client's examples"
-    return by_client("mean pixel of the examples of each client", shares, unit, (names, None), ylabel)
+    return by_client("mean pixel of the examples of each client", np.stack(shares), unit, (names, None), ylabel)
 
 
 def by_client(title: str, values: Any, unit: str, names: Any, ylabel: str, log: bool = False) -> Figure:
@@ -109,8 +111,10 @@ def means_of(datamodule: Any) -> list[Tensor]:
         loader = as_client_loader(loader.as_stored() if isinstance(loader, Batches) else loader)
         loader.seed(derive_seed(base_seed(), "partition", k))
         with rng_scope(base_seed(), "partition", k):
-            batches = [batch[0] for _, batch in loader.batches() if isinstance(batch, (list, tuple)) and batch]
-        if not all(isinstance(x, Tensor) and x.is_floating_point() and x.ndim for x in batches) or not batches:
+            batches = [batch for _, batch in loader.batches()]
+        inputs = [batch[0] for batch in batches if isinstance(batch, (list, tuple)) and batch]
+        fits = all(isinstance(x, Tensor) and x.is_floating_point() and x.ndim for x in inputs)
+        if not fits or not inputs:
             return []
-        means.append(torch.cat([x.reshape(len(x), -1).mean(1) for x in batches]))
+        means.append(torch.cat([x.reshape(len(x), -1).mean(1) for x in inputs]))
     return means

@@ -104,7 +104,8 @@ class RunFolder:
         if self.logger is True:
             # TensorBoard reads files of events in the order of their names, which contain the second of creation, then
             # a counter as text: within one second, it would read file 10 before file 9
-            seconds = [int(file.name.split(".")[3]) for file in self.path.glob("events.out.tfevents.[0-9]*.*")]
+            files = self.path.glob("events.out.tfevents.[0-9]*.*")
+            seconds = [int(file.name.split(".")[3]) for file in files]
             time.sleep(min(max(max(seconds, default=0) + 1 - time.time(), 0), 1))
             where = (self.path.parents[1], self.path.parent.name, self.path.name)
             loggers: list[Logger] = [TensorBoardLogger(*where, purge_step=len(history) or None)]

@@ -41,9 +41,10 @@ def code_of(modules: Mapping[str, set[str]]) -> Code:
         name = waiting.pop()
         if name in code or (text := read_source(name, loaded=True)) is None:
             continue
-        parts = {name: parsed(text)}
+        tree = parsed(text)
+        parts = {name: tree}
         if name == SCRIPT:
-            parts = {f"{name}.{defined}": definitions(parts[name], {defined}) for defined in modules[name]}
+            parts = {f"{name}.{defined}": definitions(tree, {defined}) for defined in modules[name]}
         for part, tree in parts.items():
             code[part] = source_digest(tree)
             waiting += [module for module in imports_of(tree, name) if module != SCRIPT]
@@ -141,8 +142,8 @@ def normalized_ast(value: Any) -> Any:
     fields = dict(ast.iter_fields(value))
     if isinstance(value, (ast.Module, *DEFINITIONS)) and ast.get_docstring(value, clean=False) is not None:
         fields["body"] = fields["body"][1:]
-    filled = [(name, normalized_ast(inner)) for name, inner in fields.items() if inner not in (None, [])]
-    return (type(value).__name__, *filled)
+    filled = [name for name, inner in fields.items() if inner not in (None, [])]
+    return (type(value).__name__, *((name, normalized_ast(fields[name])) for name in filled))
 
 
 def imports_of(tree: ast.Module, module: str) -> Iterator[str]:

@@ -141,9 +141,12 @@ def diagnose(
 
 def described(optimizer: Optimizer) -> str:
     """Return an optimizer as text, with its learning rate and the options that differ from the defaults."""
-    defaults = {name: p.default for name, p in inspect.signature(type(optimizer).__init__).parameters.items()}
-    options = {name: value for name, value in optimizer.param_groups[0].items() if name in optimizer.defaults}
-    texts = [f"{name}={value}" for name, value in options.items() if name == "lr" or value != defaults.get(name, value)]
+    parameters = inspect.signature(type(optimizer).__init__).parameters
+    texts = []
+    for name, value in optimizer.param_groups[0].items():
+        default = parameters[name].default if name in parameters else value
+        if name in optimizer.defaults and (name == "lr" or value != default):
+            texts.append(f"{name}={value}")
     return f"{type(optimizer).__name__}({', '.join(texts)})"
 
 
@@ -171,7 +174,8 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     run.server.begin_round(done, draw_cohort(run, done))
     run.worker_module.begin_round(done)
     run.methods.on_round_start(run.server)
-    parts = run.runner.divide(run, {k: trained[k] for k in run.server.cohort if k in trained} or trained)
+    in_cohort = {k: trained[k] for k in run.server.cohort if k in trained}
+    parts = run.runner.divide(run, in_cohort or trained)
     part = sorted(parts, key=lambda part: (parts[part], part))[len(parts) // 2]
     for _ in range(3):  # the first two warm up; the third is measured
         with patched(fit_progress, limit=min(BATCHES, fit_progress.limit or BATCHES)):
@@ -191,9 +195,11 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
             sums.append(TensorSpec(f"recalibration/{path}.count", "float64", ()))
             sums.append(TensorSpec(f"recalibration/{path}.sums", "float64", (2, numbers)))
     leaving = [*list_tensors(encode_update(client, update)), *sums]
+    leaves = [{**spec._asdict(), "shape": [*spec.shape], "bytes": spec.num_bytes} for spec in leaving]
     state = num_bytes(client.memories().get(part[0], {}))
     measured = run.workers.gather((seconds / num_batches, worker_peak_memory()))
-    visit = statistics.fmean(batches) * statistics.fmean(seconds_of_batch for seconds_of_batch, _ in measured)
+    seconds_of_batch = [seconds_of_worker for seconds_of_worker, _ in measured]
+    visit = statistics.fmean(batches) * statistics.fmean(seconds_of_batch)
     peak = max(peak for _, peak in measured)  # 0 if the system does not measure it
     # client state beyond the limit is on disk
     client_memory = min(number * state / run.workers.size, client.memories().limit)
@@ -202,7 +208,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     return {
         "bytes": {"down": cohort_size * broadcast_bytes(run), "up": cohort_size * up},
         # tensors of an update, without weight and logged values
-        "leaves": [{**entry._asdict(), "shape": [*entry.shape], "bytes": entry.num_bytes} for entry in leaving],
+        "leaves": leaves,
         "client_state": {"each": state, "all": number * state},
         "memory": {"worker": int(peak + client_memory) if peak else None, "clients": int(client_memory)},
         "seconds": {"visit": visit, "round": in_round, "run": in_round * rounds},
@@ -211,7 +217,8 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
 
 def as_text(plan: Outline) -> str:
     """Return a plan as aligned lines, each with its subject."""
-    run, methods, model, optimizers, clients = (plan[k] for k in ("run", "methods", "model", "optimizers", "clients"))
+    run, methods, model = plan["run"], plan["methods"], plan["model"]
+    optimizers, clients = plan["optimizers"], plan["clients"]
     kept_numbers = model["kept_by_clients"]
     rounds_done = f", {run['rounds_done']} of them done" if run["rounds_done"] else ""
     calls = [f"{method['class']}({pairs(method['arguments'])})" for method in methods.values()]
@@ -275,10 +282,11 @@ def rows_of_costs(plan: Outline) -> list[tuple[str, str]]:
         names = entry["name"].split("/")
         parts.setdefault("/".join(names[: 2 if names[0] == "payload" else 1]), []).append(entry)
     leaves = []
-    for part, several in parts.items():
-        tensors = [f"{entry['name'].removeprefix(part)[1:]} {entry['shape']} {entry['dtype']}" for entry in several]
-        line = f"{part}, {as_bytes(sum(entry['bytes'] for entry in several))}: {few(tensors, TENSORS_SHOWN)}"
-        leaves.append(truncate(line, LONGEST))
+    for part, entries in parts.items():
+        size, tensors = sum(entry["bytes"] for entry in entries), []
+        for entry in entries:
+            tensors.append(f"{entry['name'].removeprefix(part)[1:]} {entry['shape']} {entry['dtype']}")
+        leaves.append(truncate(f"{part}, {as_bytes(size)}: {few(tensors, TENSORS_SHOWN)}", LONGEST))
     visit, in_round, in_run = (duration(seconds[part]) for part in ("visit", "round", "run"))
     return [
         ("traffic", f"{as_bytes(sent['down'])} down and {as_bytes(sent['up'])} up a round"),

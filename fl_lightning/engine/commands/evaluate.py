@@ -99,7 +99,8 @@ def predict(run: Run) -> list[Any]:
     loaders = []
     if is_overridden("predict_dataloader", run.data):
         key = f"data={type(own_module_of(run.data)).__name__}: predict_dataloader"
-        loaders = [as_client_loader(loader) for loader in flattened(run.data.predict_dataloader(), key)]
+        returned = flattened(run.data.predict_dataloader(), key)
+        loaders = [as_client_loader(loader) for loader in returned]
     loaders = loaders or run.loaders.evaluation("test")
     require(bool(loaders), "data", type(run.data).__name__, "it has no predict_dataloader() and no test data")
     _, *hooks = evaluation_hooks(run.client.module, "predict_step")
@@ -108,7 +109,9 @@ def predict(run: Run) -> list[Any]:
         with rng_scope(run.seed, "predict"):
             run.worker_module.call("on_predict_start")
             run.worker_module.call("on_predict_epoch_start")
-        outputs = [predicted(run, loader, index, len(loaders)) for index, loader in enumerate(loaders)]
+        outputs, number = [], len(loaders)
+        for index, loader in enumerate(loaders):
+            outputs.append(predicted(run, loader, index, number))
         run.worker_module.call("on_predict_epoch_end")
         run.worker_module.call("on_predict_end")
         run.worker_module.keep_attributes(run.workers.size)

@@ -159,6 +159,7 @@ def compare_hyperparams(run: Run, params: dict[str, Any]) -> None:
         if tag == "round" or any(tagged(phase, tag) == tag for phase in ("train", "val", "test"))
     }
     # the other arguments may change when the run resumes in its folder
-    trainer = {key: value for key, value in params["trainer"].items() if key not in FREE_OF_TRAINER}
-    lasting = {key: value for key, value in params.items() if key not in FREE_OF_COMMAND} | {"trainer": trainer}
+    trainer = params["trainer"]
+    lasting = {key: params[key] for key in params if key not in FREE_OF_COMMAND}
+    lasting["trainer"] = {key: trainer[key] for key in trainer if key not in FREE_OF_TRAINER}
     run.folder.compare_hyperparams(params, lasting, compared, int(last_row["round"]))

@@ -70,11 +70,15 @@ class Evaluator:
         sums = Sums()
         with self.workers.local_only():
             for of_client in metrics:
-                sums.add({tag: Weighted.of(value) for tag, value in of_client.items() if is_defined(tag, value)})
+                defined = [tag for tag, value in of_client.items() if is_defined(tag, value)]
+                sums.add({tag: Weighted.of(of_client[tag]) for tag in defined})
         sums.all_reduce(self.workers)
         numbers = {tag: float(total.weight) for tag, total in sums.totals.items()}
-        fewer = {f"{tag}/clients": number for tag, number in numbers.items() if number < max(numbers.values())}
-        return {**{tag: float(mean) for tag, mean in sums.means().items()}, **fewer}
+        means = {tag: float(mean) for tag, mean in sums.means().items()}
+        for tag, number in numbers.items():
+            if number < max(numbers.values()):
+                means[f"{tag}/clients"] = number
+        return means
 
     def check(self) -> None:
         """Refuse steps and hooks without ``dataloader_idx`` if there are several data loaders, as Lightning does.
@@ -111,7 +115,7 @@ class Evaluator:
             self.call("on_evaluation_batch_end", phase=phase, batch=batch, targets=targets_of(batch), taps=taps)
 
         loop = EvaluationLoop(self.client, self.loaders, self.workers, phase, step, observe if observed else None)
-        self.worker_module.trainer_shim.evaluated_batches = [self.loaders.length(loader) for loader in loaders]
+        self.worker_module.trainer_shim.evaluated_batches = [*map(self.loaders.length, loaders)]
         if observed and phase == "val":
             # Lightning calls this hook within a fit only
             self.worker_module.call("on_validation_model_zero_grad")
