@@ -64,14 +64,9 @@ LONGEST, VALUE, PATH = 290, 36, 60
 
 
 def description_of(run: Run) -> dict[str, Any]:
-    """Return the description of a run, made by the first call."""
-    if not run.description:
-        run.description.update(describe_run(run))
-    return run.description
-
-
-def describe_run(run: Run) -> dict[str, Any]:
-    """Describe a run before its first round."""
+    """Return the description of a run, which the first call makes before the first round."""
+    if run.description:
+        return run.description
     module, config = run.client.module, run.trainer.config or {}
     optimizer, schedulers = run.local_training.optimizers.first
     submodules = {}
@@ -80,12 +75,8 @@ def describe_run(run: Run) -> dict[str, Any]:
             submodules[name] = {**describe_object(part), "training": part.training}
     parameters = module.named_parameters()
     trained = [f"{name} {value.dtype}" for name, value in parameters if value.requires_grad]
-    callbacks = {}
-    for name, callback in named(run.callbacks).items():
-        if type(callback).state_dict is not Callback.state_dict:
-            callbacks[name] = describe_callback(callback)
     methods, sections = named(run.methods.methods), ("model", "method", "data")
-    return {
+    run.description |= {
         "trainer": describe_trainer(run),
         "model": {
             **describe_object(module),
@@ -97,9 +88,10 @@ def describe_run(run: Run) -> dict[str, Any]:
         "method": {name: describe_object(method) for name, method in methods.items()},
         "data": describe_data(run.data),
         "config": {key: to_plain(config.get(key), in_data=key == "data") for key in sections},
-        "callbacks": callbacks,
+        "callbacks": describe_callbacks(run, "state_dict"),
         "code": code_of_run(run.trainer, module, run.data, run.methods.methods),
     }
+    return run.description
 
 
 def describe_trainer(run: Run) -> dict[str, Any]:
@@ -123,11 +115,7 @@ def describe_trainer(run: Run) -> dict[str, Any]:
     stops_early = any(isinstance(callback, EarlyStopping) for callback in run.callbacks)
     if local.monitored.config is not None or stops_early:  # the result depends on the evaluated rounds
         description["eval_every_n_rounds"] = trainer.eval_every_n_rounds
-        description["callbacks"] = [
-            describe_callback(callback)
-            for callback in run.callbacks
-            if type(callback).requires_evaluation is not Callback.requires_evaluation
-        ]
+        description["callbacks"] = [*describe_callbacks(run, "requires_evaluation").values()]
     return description
 
 
@@ -137,9 +125,13 @@ def described_arguments(trainer: RunArguments) -> dict[str, Any]:
     return {name: arguments[name] for name in arguments if name not in FREE_OF_TRAINER}
 
 
-def describe_callback(callback: Callback) -> dict[str, Any]:
-    """Describe a callback by its arguments only, since an earlier run may have changed its other attributes."""
-    return {"class": path_of(type(callback)), **to_plain(constructor_args(callback))}
+def describe_callbacks(run: Run, hook: str) -> dict[str, Any]:
+    """Describe the callbacks that override a hook, by arguments only: an earlier run may have changed other attributes."""
+    descriptions = {}
+    for name, callback in named(run.callbacks).items():
+        if getattr(type(callback), hook) is not getattr(Callback, hook):
+            descriptions[name] = {"class": path_of(type(callback)), **to_plain(constructor_args(callback))}
+    return descriptions
 
 
 def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
