@@ -76,21 +76,21 @@ def description_of(run: Run) -> dict[str, Any]:
     parameters = module.named_parameters()
     trained = [f"{name} {value.dtype}" for name, value in parameters if value.requires_grad]
     methods, sections = named(run.methods.methods), ("model", "method", "data")
-    run.description |= {
-        "trainer": describe_trainer(run),
-        "model": {
+    run.description.update(
+        trainer=describe_trainer(run),
+        model={
             **describe_object(module),
             "modules": submodules,
             "trained": f"{len(trained)} tensors, {digest(trained)}",
             "optimizer": describe_optimizer(optimizer),
             "lr_scheduler": [describe_scheduler(scheduler) for scheduler in schedulers],
         },
-        "method": {name: describe_object(method) for name, method in methods.items()},
-        "data": describe_data(run.data),
-        "config": {key: to_plain(config.get(key), in_data=key == "data") for key in sections},
-        "callbacks": describe_callbacks(run, "state_dict"),
-        "code": code_of_run(run.trainer, module, run.data, run.methods.methods),
-    }
+        method={name: describe_object(method) for name, method in methods.items()},
+        data=describe_data(run.data),
+        config={key: to_plain(config.get(key), in_data=key == "data") for key in sections},
+        callbacks=describe_callbacks(run, "state_dict"),
+        code=code_of_run(run.trainer, module, run.data, run.methods.methods),
+    )
     return run.description
 
 
@@ -126,7 +126,7 @@ def described_arguments(trainer: RunArguments) -> dict[str, Any]:
 
 
 def describe_callbacks(run: Run, hook: str) -> dict[str, Any]:
-    """Describe the callbacks that override a hook, by arguments only: an earlier run may have changed other attributes."""
+    """Describe the callbacks that override a hook, by arguments, since a run may change their other attributes."""
     descriptions = {}
     for name, callback in named(run.callbacks).items():
         if getattr(type(callback), hook) is not getattr(Callback, hook):
