@@ -142,10 +142,9 @@ def agree_to_stop(run: Run) -> bool:
     trainer, workers = run.trainer, run.workers
     own_sums = checksums(run.server.state) if workers.size > 1 else {}
     reports = workers.gather((bool(trainer.should_stop), workers.signals.caught, hash(tuple(own_sums.values()))))
-    stops, signals, digests = zip(*reports, strict=True)
-    trainer.should_stop = any(stops)
-    workers.signals.agree(signals)
-    if len({*digests}) > 1:
+    trainer.should_stop = any(stop for stop, _, _ in reports)
+    workers.signals.agree(caught for _, caught, _ in reports)
+    if len({digest for _, _, digest in reports}) > 1:
         sums_of_workers = workers.gather((socket.gethostname(), own_sums))
         entry = next(name for name in own_sums if len({sums[name] for _, sums in sums_of_workers}) > 1)
         groups: dict[int, list[str]] = {}
