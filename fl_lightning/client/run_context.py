@@ -331,11 +331,11 @@ class RunContext:
             logits: raw logits, returned unchanged if no method of the run transforms logits.
         """
         self._check(client)
-        transforming = MethodList(self.methods.having("transform_logits"))
-        if not transforming.methods:
+        transforming_methods = MethodList(self.methods.having("transform_logits"))
+        if not transforming_methods.methods:
             return logits
         state = self.methods.evaluated_state(self.server)
-        return self.run.local_training.transformed(client, self.server.round, state, transforming, logits)
+        return self.run.local_training.transformed(client, self.server.round, state, transforming_methods, logits)
 
     def rehearse(self, client: int, methods: Sequence[str] | None = None) -> int:
         """Take the first local step of a client's next visit, and restore all state, to measure the cost of a step.
@@ -350,11 +350,11 @@ class RunContext:
             Number of forward passes of reference models in the step.
         """
         self._check(client)
-        participating = self.methods.methods
+        participants = self.methods.methods
         if methods is not None:
-            participating = [method for method in participating if method.name in methods]
+            participants = [method for method in participants if method.name in methods]
         state = self.server.state
-        return self.run.local_training.rehearse(client, self.server.round, state, MethodList(participating))
+        return self.run.local_training.rehearse(client, self.server.round, state, MethodList(participants))
 
     def _complete(
         self, state: State | None, client: int | None = None, domain: str | None = None, phase: str = ""
@@ -372,10 +372,10 @@ class RunContext:
         if client is not None and self.client.has_own_models:
             if self._owner(client) == self.global_rank:
                 personal = on_cpu(self.client.lifecycle.personal_entries(self.data.info(client), evaluated))
-            requests = self.gather((client, personal))
-            agreed = all(k == client for k, _ in requests)
-            require(agreed, "client", client, "differs between workers; pass the same client on all workers")
-            personal = next((entries for _, entries in requests if entries), {})
+            gathered = self.gather((client, personal))
+            agrees = all(k == client for k, _ in gathered)
+            require(agrees, "client", client, "differs between workers; pass the same client on all workers")
+            personal = next((entries for _, entries in gathered if entries), {})
         return {**evaluated, **personal, **(state or {})}
 
     def _owner(self, client: int) -> int:

@@ -260,10 +260,10 @@ def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers
     state_ids = set(map(id, client.live.values()))
     parameters = [value for group in optimizer.param_groups for value in group["params"]]
     trainable = [name for name in client.of_methods if name in client.trainable]
-    optimized = set(map(id, parameters))
-    omitted = [name for name in trainable if id(client.live[name]) not in optimized]
+    optimized_ids = set(map(id, parameters))
+    omitted_names = [name for name in trainable if id(client.live[name]) not in optimized_ids]
     hint = "parameters of a method, which it leaves out; build the optimizer from self.parameters()"
-    require(not omitted, kind, ", ".join(omitted), hint)
+    require(not omitted_names, kind, ", ".join(omitted_names), hint)
     foreign = sum(value.requires_grad and id(value) not in state_ids for value in parameters)
     hint = "not in the state_dict, so they are not averaged; use the parameters that the module has after "
     hint += "configure_model, and build the optimizer in this function"

@@ -90,8 +90,8 @@ def entries_of_module(run: Run) -> dict[str, Any]:
 def added_on_save(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the keys that the module's ``on_save_checkpoint`` adds to ``checkpoint``."""
     own_keys = set(checkpoint)
-    extended = after_save_hook(client, checkpoint)
-    return {key: extended[key] for key in extended if key not in own_keys}
+    extended_checkpoint = after_save_hook(client, checkpoint)
+    return {key: extended_checkpoint[key] for key in extended_checkpoint if key not in own_keys}
 
 
 def after_save_hook(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:

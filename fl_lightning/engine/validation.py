@@ -189,15 +189,15 @@ def as_usage_error(key: str, hint: str) -> Iterator[None]:
 
 def check_folder(key: str, folder: Path) -> None:
     """Refuse a folder that cannot be written; it need not exist yet."""
-    existing = next(filter(os.path.exists, (folder, *folder.absolute().parents)), Path("/"))
-    where = f"{existing} " if existing != folder else "it "
-    require(existing.is_dir(), key, str(folder), f"{where}is a file; pass a folder")
+    existing_folder = next(filter(os.path.exists, (folder, *folder.absolute().parents)), Path("/"))
+    where = f"{existing_folder} " if existing_folder != folder else "it "
+    require(existing_folder.is_dir(), key, str(folder), f"{where}is a file; pass a folder")
     hint = f"{where}is read-only; pass a writable folder"
-    require(os.access(existing, os.W_OK | os.X_OK), key, str(folder), hint)
+    require(os.access(existing_folder, os.W_OK | os.X_OK), key, str(folder), hint)
     with writing_into(key, folder), suppress(FileNotFoundError):
         os.lstat(folder)  # fails for a name that is too long
     hint = "the disk is full; free some space, or pass a folder on another disk"
-    disk = shutil.disk_usage(existing)
+    disk = shutil.disk_usage(existing_folder)
     # a file system without a size, such as one of a FUSE driver, reports 0 bytes in total
     require(disk.total == 0 or disk.free > 2**20, key, str(folder), hint)
 

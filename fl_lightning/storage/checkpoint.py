@@ -89,13 +89,15 @@ class CheckpointFolder:
             if not path.is_file():
                 save(frozen, path)
                 flush(path)
-            stored = load(path)
-            common = frozen.keys() & stored.keys()
-            unchanged = [name for name in frozen if name in common and same_bits(frozen[name], stored[name])]
-            self._frozen = {name: lazy_copy(frozen[name]) for name in unchanged}, file_sha256(path)
+            stored_values = load(path)
+            common = frozen.keys() & stored_values.keys()
+            unchanged_names = [
+                name for name in frozen if name in common and same_bits(frozen[name], stored_values[name])
+            ]
+            self._frozen = {name: lazy_copy(frozen[name]) for name in unchanged_names}, file_sha256(path)
         copies, digest = self._frozen or ({}, "")
-        copied = [name for name in copies if name in frozen]
-        names = [name for name in copied if share_memory(copies[name], frozen[name])]
+        copied_names = [name for name in copies if name in frozen]
+        names = [name for name in copied_names if share_memory(copies[name], frozen[name])]
         return {"names": names, "sha256": digest} if names else {}
 
     def save(self, contents: dict[str, Any], history: Sequence[Mapping[str, float]], best: bool = False) -> None:
@@ -288,8 +290,8 @@ def frozen_of(path: Path, contents: Any, verifies: bool) -> State:
         return {}
     if verifies:
         _compare(path.with_name(FROZEN), frozen["sha256"], FROZEN)
-    stored = load(path.with_name(FROZEN))
-    return {name: stored[name] for name in frozen["names"]}
+    values = load(path.with_name(FROZEN))
+    return {name: values[name] for name in frozen["names"]}
 
 
 def read(path: Path, key: str = "ckpt_path") -> dict[str, Any]:

@@ -49,8 +49,8 @@ def client_rows(plan: Plan) -> list[tuple]:
     rows = []
     for k, size in enumerate(plan.sizes):
         counts = plan.label_counts[k] if plan.label_counts is not None and size else np.zeros(0)
-        frequent = int(counts.argmax()) if len(counts) else 0
-        name = plan.class_names[frequent] if plan.class_names else frequent
+        commonest = int(counts.argmax()) if len(counts) else 0
+        name = plan.class_names[commonest] if plan.class_names else commonest
         largest = (name, f"{counts.max() / size:.2f}") if len(counts) else ("", "")
         rows.append((k, int(size), int((counts > 0).sum()) if len(counts) else "", *largest, plan.domain(k) or ""))
     return rows
@@ -93,8 +93,8 @@ def by_client(title: str, values: Any, unit: str, names: Any, ylabel: str, log: 
     from fl_lightning.plotting.drawing import heat
     from fl_lightning.plotting.figures import laid_out
 
-    positive = np.where(values > 0, values, np.nan).T
-    figure = laid_out([heat(positive, unit, names, log, xlabel="client", ylabel=ylabel)], title)
+    positive_values = np.where(values > 0, values, np.nan).T
+    figure = laid_out([heat(positive_values, unit, names, log, xlabel="client", ylabel=ylabel)], title)
     figure.set_size_inches(min(max(6, 0.45 * len(values)), 16), 4.5)
     return figure
 

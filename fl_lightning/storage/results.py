@@ -157,13 +157,13 @@ def curves_of(groups: Mapping[str, Sequence[FitResult]], tags: Sequence[str] = (
 
     results = [run for group in groups.values() for run in group]
     rows = [row for run in results for row in run.history]
-    logged = list(dict.fromkeys(tag for row in rows for tag in row if tag != "round"))
-    drawn = list(tags or shown_tags(results))
+    logged_tags = list(dict.fromkeys(tag for row in rows for tag in row if tag != "round"))
+    curve_tags = list(tags or shown_tags(results))
     names = [run.name for run in results]
-    require(bool(drawn), "plot", names, "no finished round with a metric; resume the run")
+    require(bool(curve_tags), "plot", names, "no finished round with a metric; resume the run")
     drawings = []
-    for tag in drawn:
-        require(tag in logged, "plot", tag, f"no such metric; available: {choices(logged, tag)}")
+    for tag in curve_tags:
+        require(tag in logged_tags, "plot", tag, f"no such metric; available: {choices(logged_tags, tag)}")
         percent = in_percent(tag, [value for run in results for value in run.values(tag).values()])
         lines = []
         for place, (label, group) in enumerate(groups.items()):

@@ -128,8 +128,8 @@ class EvaluationLoop:
         for specs_of_worker, *_ in reversed(notes):
             specs |= specs_of_worker
         results = reduced(self._sums.totals, self._extremes)
-        with_result = [key for key in specs if str(key) in results]
-        values = {key: Reduced(specs[key].kind, results[str(key)]) for key in with_result}
+        keys_with_result = [key for key in specs if str(key) in results]
+        values = {key: Reduced(specs[key].kind, results[str(key)]) for key in keys_with_result}
         metrics = {key: spec.metric for key, spec in specs.items() if spec.metric is not None}
         states = [states for *_, states in notes]
         logged.assign(specs, {**values, **self._computed(metrics, states)})

@@ -197,8 +197,8 @@ class VisitMetrics:
             return {}
         gathered = self._sums.all_reduce(workers, (self._paths, self._states.note))
         pairs = [pair for paths_of_worker, _ in gathered for pair in paths_of_worker.items()]
-        unmergeable = {name for name, path in pairs if not path}
-        paths = {name: path for name, path in pairs if name not in unmergeable}
+        unmergeable_names = {name for name, path in pairs if not path}
+        paths = {name: path for name, path in pairs if name not in unmergeable_names}
         self._states.load(0, {"0": self._sums.totals}, [note for _, note in gathered])
         values = {name: computed(name, self._states.metrics[path]) for name, path in paths.items()}
         self._states.reset()
