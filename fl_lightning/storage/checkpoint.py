@@ -90,10 +90,8 @@ class CheckpointFolder:
                 save(frozen, path)
                 flush(path)
             stored_values = load(path)
-            common = frozen.keys() & stored_values.keys()
-            unchanged_names = [
-                name for name in frozen if name in common and same_bits(frozen[name], stored_values[name])
-            ]
+            stored_names = [name for name in frozen if name in stored_values]
+            unchanged_names = [name for name in stored_names if same_bits(frozen[name], stored_values[name])]
             self._frozen = {name: lazy_copy(frozen[name]) for name in unchanged_names}, file_sha256(path)
         copies, digest = self._frozen or ({}, "")
         copied_names = [name for name in copies if name in frozen]
