@@ -143,7 +143,7 @@ def test_the_nine_concepts_of_the_glossary_are_classes():
 
 def test_the_modules_that_are_stable_have_a_page_each():
     stable = re.findall(
-        r"^\| \[`(fl_lightning\.\w+)`\]\((api/\w+\.md)\)", (ROOT / "docs/stability.md").read_text(), re.M
+        r"^\| \[`(fl_lightning\.[\w.]+)`\]\((api/\w+\.md)\)", (ROOT / "docs/stability.md").read_text(), re.M
     )
     pages = [
         (module, f"api/{page.name}")

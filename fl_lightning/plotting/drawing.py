@@ -258,3 +258,31 @@ def points(groups: Sequence[tuple[str, np.ndarray]], bare: bool, log: str = "", 
         axes.set(**labels)
 
     return draw
+
+
+def forest(names: Sequence[str], estimates: Sequence[tuple[float, float, float] | None], **labels: Any) -> Draw:
+    """Draw estimates with their intervals, one row for each name, from top to bottom, and a line at 0.
+
+    Intervals that exclude 0 have a filled mark, the others an open one.
+
+    Args:
+        names: names of the rows.
+        estimates: mean, lower and upper end of each row; None leaves a row empty.
+        labels: ``xlabel``, ``ylabel``, ``title``.
+    """
+
+    def draw(axes: Axes) -> None:
+        axes.axvline(0, color=LIGHT["quiet"], linewidth=0.8)
+        for place, estimate in enumerate(estimates):
+            if estimate is not None:
+                mean, low, high = estimate
+                fill = LINE_COLOURS[0] if low > 0 or high < 0 else LIGHT["card"]
+                axes.plot((low, high), (place, place), color=LINE_COLOURS[0], linewidth=1.4)
+                axes.plot(mean, place, "o", color=LINE_COLOURS[0], markerfacecolor=fill, markersize=4.5)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        name_ticks(axes.yaxis, names)
+        few_numbers(axes)
+        axes.grid(axis="y", visible=False)
+        axes.set(**labels)
+
+    return draw

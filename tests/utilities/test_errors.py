@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import fl_lightning
 from fl_lightning.cli.entry_point import end_with_status
 from fl_lightning.client.taps import resolve_taps
 from fl_lightning.models import MLP
@@ -53,7 +54,8 @@ def test_without_code_of_the_user_it_is_the_innermost_place():
 
 
 def test_libraries_are_not_the_users():
-    assert [is_user_code(module.__file__) for module in (os, torch, pytest, json)] == 4 * [False]
+    modules = (os, torch, pytest, json, fl_lightning)
+    assert [is_user_code(module.__file__) for module in modules] == len(modules) * [False]
     assert is_user_code(__file__)
 
 

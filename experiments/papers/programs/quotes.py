@@ -18,20 +18,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from statistics import stdev
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from scipy.stats import spearmanr
 
 from fl_lightning.bench import Cell, Suite
 from fl_lightning.bench.comparison import CellNumber, Comparison
 from fl_lightning.bench.protocol_variants import consistency, fits
 from fl_lightning.bench.results import CellResult
-from fl_lightning.bench.statistics import Difference, decision, paired_difference
+from fl_lightning.bench.statistics import Difference, decision, paired_difference, verdict
 from fl_lightning.storage.metric_format import fixed
 from fl_lightning.utilities.errors import require
 
+# points between our baseline and the published one up to which a claim counts as tested
+MOST_APART = 3.0
 # by seed
 Numbers = dict[int, float]
 
@@ -349,15 +352,42 @@ def span(what: Quote | Difference | Numbers | Sequence[float], digits: int = 1, 
     return " to ".join(form(end, digits) for end in ends)
 
 
-def quoted(text: str, stored: Callable[[str], Stored]) -> str:
+def chosen(coefficients: str) -> str:
+    """The coefficients that were tuned, without the other arguments of a method or a server optimizer."""
+    fixed_ones = ("temperature", "layers", "lambda", "floor", "dampening", "beta1", "beta2", "tau 0.001", "initial_v")
+    tuned = [text for text in coefficients.split(", ") if not text.startswith(fixed_ones)]
+    return ", ".join(text for text in tuned if len(tuned) == 1 or text != "lr 1")
+
+
+def outcome(primary: Quote, final: Quote, reference: Quote) -> str:
+    """What became of a claim: one of the five words by the primary endpoint, or ``untested``.
+
+    Args:
+        primary: the method, by the endpoint that was stated before the first run.
+        final: the method after the last round, with the published numbers.
+        reference: the baseline after the last round. A claim is untested where it is more than 3 points from the
+            published accuracy, since the protocols then differ too much.
+    """
+    if reference.published is None or abs(reference.mean - reference.published) > MOST_APART:
+        return "untested"
+    word = verdict(primary.compared, final.gain_published)
+    shown = primary.holm is not None and primary.holm < 0.05
+    return word if word in ("undecided", "no difference") or shown else "undecided"  # type: ignore[return-value]
+
+
+def quoted(text: str, stored: Callable[[str], Stored], folder: Path, names: Sequence[str]) -> str:
     """A text with its numbers.
 
     Args:
         text: the template.
         stored: gives the cells of a file in ``results``, by the name of its suite and scale.
+        folder: folder of the templates that it imports.
+        names: names of all files of cells.
     """
-    made = Environment(undefined=StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
-    made.globals |= {"stored": cache(stored), "paired": paired, "differences": differences}
+    how = {"undefined": StrictUndefined, "keep_trailing_newline": True, "trim_blocks": True}
+    made = Environment(loader=FileSystemLoader(folder), **how)  # type: ignore[arg-type]
+    made.globals |= {"stored": cache(stored), "names": names, "paired": paired, "differences": differences}
+    made.globals |= {"outcome": outcome}
     made.globals |= {"spearman": spearman, "spearman_interval": spearman_interval}
     made.globals |= {"gains_together": gains_together, "differing": differing, "only_by_student": only_by_student}
     made.filters |= {
@@ -368,5 +398,6 @@ def quoted(text: str, stored: Callable[[str], Stored]) -> str:
         "aside": lambda value, digits=1: plain(abs(value), digits),
         "side": lambda value: "above" if value > 0 else "below",
         "p_value": p_value,
+        "chosen": chosen,
     }
     return made.from_string(text).render()
