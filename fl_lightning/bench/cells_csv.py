@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from fl_lightning.bench.cell import Cell
 from fl_lightning.bench.config_fragments import of_result
 from fl_lightning.bench.results import CellResult, CellState, waiting
-from fl_lightning.bench.suite import Cell, Suite
+from fl_lightning.bench.suite import Suite
 from fl_lightning.utilities.errors import LONGEST_VALUE, UsageError, require, text_of, truncate
 
 # columns except labels; ``value`` repeats the last number of ``values`` for readers

@@ -31,8 +31,9 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
+from fl_lightning.bench.cell import Cell
 from fl_lightning.bench.results import CellResult, CellState, waiting
-from fl_lightning.bench.suite import Cell, Suite
+from fl_lightning.bench.suite import Suite
 from fl_lightning.utilities.errors import UsageError, require, text_of, truncate
 
 # seconds between two signs of life of a running cell, and those after which its process counts as dead

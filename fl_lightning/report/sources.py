@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from fl_lightning.bench.cell import Cell
 from fl_lightning.bench.cells_csv import stored_lines
-from fl_lightning.bench.comparison import Comparison
+from fl_lightning.bench.comparison import Comparison, suite_comparison
 from fl_lightning.bench.protocol_variants import suites_in
 from fl_lightning.bench.results import CellResult
-from fl_lightning.bench.suite import Cell, Suite
+from fl_lightning.bench.suite import Suite
 from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.report.configs import deciding
 from fl_lightning.report.reading import METRICS, find_runs, name_runs, natural, read_run, why
@@ -53,7 +54,7 @@ class Study:
     def comparisons(self) -> list[Comparison]:
         """The tables of its suite."""
         tables = self.suite.tables if self.suite else ()
-        return [Comparison(self.suite, table, self.cells, self.results) for table in tables if self.suite]
+        return [suite_comparison(self.suite, table, self.cells, self.results) for table in tables if self.suite]
 
     @property
     def title(self) -> str:
@@ -129,7 +130,7 @@ def studies_in_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
     if path.suffix == ".db":
         yield from studies_in_database(f"sqlite:///{path}", suites, path.parent)
     elif path.suffix == ".csv":
-        cells = [(replace(cell, known=result.digest), result) for cell, result in stored_lines(path)]
+        cells = [(replace(cell, stored_digest=result.digest), result) for cell, result in stored_lines(path)]
         name = path.name.removesuffix(".csv").removesuffix(".cells").split("_scale")[0]
         yield from studies_of(name, cells, "test/accuracy", suites, path.parent)
     elif path.suffix in (".yaml", ".yml"):
@@ -203,7 +204,7 @@ def studies_of(
             other = [result.digest for at, (_, result) in found.items() if result.digest != now[at].digest]
             text = "ran with another config than the suite has now (because of --config or an edit)"
             study.notes += [f"{name}: {len(other)} cells {text}"] if other else []
-            waiting = [replace(cell, known=cell.name) for at, cell in now.items() if at not in found]
+            waiting = [replace(cell, stored_digest=cell.name) for at, cell in now.items() if at not in found]
             study.cells = [*(cell for cell, _ in found.values()), *waiting]
         for cell, result in found.values():
             run = run_of(cell, result, study.metric, root)
