@@ -52,6 +52,10 @@ class CellResult:
     note: str = ""
 
 
+# a cell with the digest that its result is stored with, and its result
+StoredCell = tuple[Cell, CellResult]
+
+
 def waiting(cell: Cell) -> CellResult:
     """The result of a cell that has none."""
     return CellResult(cell.name, cell.digest, "waiting", scale=cell.scale)

@@ -139,9 +139,10 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     select = partial(paired_cells, suite) if options.until_decided else selected_cells
     cells = select([cell for cell in whole if cell.seed in seeds], options.only)
     check_jobs(options.jobs, cells)
-    loaded = {path: read_cells(path, suite.axes) for path in options.load}
-    for path, results in loaded.items():
-        loaded[path] = {digest: result for digest, result in results.items() if result.state == "done"}
+    loaded: dict[Path, dict[str, CellResult]] = {}
+    for path in options.load:
+        results = (result for _, result in read_cells(path, suite.axes))
+        loaded[path] = {result.digest: result for result in results if result.state == "done"}
         hint = f"none of its {len(loaded[path])} finished cells is one of this suite with this --scale, --seeds and "
         hint += "--config; leave the file out, or give those that it was made with"
         require(any(cell.digest in loaded[path] for cell in whole), "--load", str(path), hint)

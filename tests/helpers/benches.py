@@ -127,7 +127,7 @@ def save(suite, cells, results, folder):
 
 def stored(path, suite):
     """The cells of a file of cells, and their results by digest."""
-    return cells_csv.stored_cells(path, suite), cells_csv.read_cells(path, suite.axes)
+    return cells_csv.stored_cells(path, suite)
 
 
 # ---------------------------------------------------------------- databases
