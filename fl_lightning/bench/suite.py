@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ DEFAULTS: Fragment = {
 
 @dataclass(frozen=True)
 class ProtocolVariants:
-    """Details that the source of a suite does not state, see :mod:`fl_lightning.bench.protocol_variants`.
+    """Details that the source of a suite does not state, see :func:`fl_lightning.bench.suite_file.with_readings`.
 
     Args:
         readings: fragments for the missing details by name, applied after the suite's fragments.
@@ -105,6 +105,7 @@ class Suite(Criteria):
         tune: search for arguments, see :mod:`fl_lightning.bench.tuner`.
         open: details that the source does not state, for ``--readings``; None for no readings.
         names: other names of labels, axes and the metric in the tables.
+        summary: makes a table of all tables and sentences below it, for a suite of readings; None for none.
         offline: whether its cells are tiny runs on generated data, see :func:`offline_work`.
     """
 
@@ -120,18 +121,16 @@ class Suite(Criteria):
     tune: Mapping[str, Any] = field(default_factory=dict)
     open: ProtocolVariants | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+    summary: Callable[..., tuple[Any, list[str]]] | None = None
     offline: bool = False
-
-    @property
-    def has_readings(self) -> bool:
-        """Whether its cells are run under each reading of its key ``open``."""
-        return self.open is not None and READING in self.axes
 
     @property
     def name(self) -> str:
         """Name of its study: folder and file, such as ``fedcka-table2``."""
-        kind = OF_READINGS * self.has_readings + OF_OFFLINE * self.offline
-        return f"{self.path.resolve().parent.name}-{self.path.stem}{kind}"
+        endings = [OF_READINGS] if self.open is not None and READING in self.axes else []
+        if self.offline:
+            endings.append(OF_OFFLINE)
+        return "".join([f"{self.path.resolve().parent.name}-{self.path.stem}", *endings])
 
     def combinations(self) -> Iterator[Labels]:
         """Return the labels of each cell, in the order of the axes, without excluded cells."""

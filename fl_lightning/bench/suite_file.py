@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from runpy import run_path
 from typing import Any, NamedTuple
 
 from fl_lightning.bench.cell import Labels, file_part
@@ -14,8 +15,8 @@ from fl_lightning.bench.config_fragments import Fragment, fragments_of, nested_c
 from fl_lightning.bench.criteria import Decide
 from fl_lightning.bench.shows import OF_METRIC, SCORES, SHOWS, Fair, Mean, Rank, RoundsTo, Seconds, Show
 from fl_lightning.bench.statistics import half_width
-from fl_lightning.bench.suite import READING, ProtocolVariants, Suite, Table
-from fl_lightning.utilities.bundled_configs import packaged_config
+from fl_lightning.bench.suite import READING, ProtocolVariants, Suite, Table, without_data
+from fl_lightning.utilities.bundled_configs import FOLDERS, packaged_config
 from fl_lightning.utilities.errors import UsageError, printable, require
 from fl_lightning.utilities.yaml_files import read_yaml
 
@@ -90,6 +91,8 @@ KEYS_OF_TABLE = {
     **{"show": one_of(tuple(SHOWS)), "rows": LIST, "columns": LIST, "k": COUNT, "rounds": ROUNDS, "target": ANY},
     **{"scores": SOME_SCORES, "page": ANY, "caption": ANY, "published": ANY},
 }
+# compares readings with published numbers; a part of the repository that an installed package does not carry
+PROTOCOL_VARIANTS = FOLDERS[-1] / "papers" / "programs" / "protocol_variants.py"
 # the key of a config in whose place each cell has a seed of the suite
 SEED = "seed_everything"
 
@@ -141,6 +144,24 @@ def load_suite(path: str | Path) -> Suite:
     require(suite.name.isprintable(), "SUITE", str(path), "use printable names for the file and its folder")
     check_labels(suite)
     return suite
+
+
+def suites_in(path: str | Path) -> list[Suite]:
+    """Return the suite of a file, its offline form and, if it has the key ``open``, the suite of its readings."""
+    suite = load_suite(path)
+    readings = [with_readings(suite)] if suite.open and PROTOCOL_VARIANTS.is_file() else []
+    return [suite, without_data(suite), *readings]
+
+
+def with_readings(suite: Suite) -> Suite:
+    """Return a suite with the cells of ``suite`` under each reading of its key ``open``.
+
+    Raises:
+        UsageError: there is no copy of the repository, or the suite has no readings to compare.
+    """
+    require(PROTOCOL_VARIANTS.is_file(), "--readings", True, "needs a copy of the repository; use one")
+    made: Suite = run_path(str(PROTOCOL_VARIANTS))["with_readings"](suite)
+    return made
 
 
 def read_keys(raw: Any, kinds: Mapping[str, Kind], where: str, needed: Sequence[str] = ()) -> dict[str, Any]:

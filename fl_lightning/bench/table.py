@@ -13,7 +13,6 @@ from fl_lightning.bench.cell import Cell
 from fl_lightning.bench.cells_csv import cells_csv, in_columns
 from fl_lightning.bench.comparison import NOT_COMPARED, Comparison, Part, TableEntry, suite_comparison
 from fl_lightning.bench.config_fragments import write_text
-from fl_lightning.bench.protocol_variants import conclusions, readings_table
 from fl_lightning.bench.results import CellResult, with_notes
 from fl_lightning.bench.shows import ByScore, Fair, Rank, Seconds
 from fl_lightning.bench.statistics import MOST_SEEDS, Decision, Difference, Verdict
@@ -79,16 +78,16 @@ def suite_tables(
 ) -> Iterator[tuple[str, list[TextTable], list[str]]]:
     """Yield the title of each part of a suite's tables, its tables and the lines below them.
 
-    The first part of a suite of readings compares the readings, and has no title.
+    The first part is the suite's summary, if it has one, without a title.
 
     Args:
         suite: the suite.
         comparisons: its tables.
         names: other names of labels, axes and the metric.
     """
-    if suite.has_readings and comparisons:
-        sentences = [line for text in conclusions(suite, comparisons) for line in (text, "")]
-        yield "", [renamed(readings_table(suite, comparisons), names)], sentences
+    if suite.summary is not None and comparisons:
+        table, sentences = suite.summary(suite, comparisons)
+        yield "", [renamed(table, names)], sentences
     for comparison in comparisons:
         tables = []
         for text_table in text_tables(comparison):

@@ -22,7 +22,6 @@ from fl_lightning.bench.cell import file_part
 from fl_lightning.bench.cells_csv import read_cells
 from fl_lightning.bench.comparison import compared_runs, unequal_settings
 from fl_lightning.bench.config_fragments import Fragment, config_digest, fragments_of, look_up
-from fl_lightning.bench.protocol_variants import with_readings
 from fl_lightning.bench.results import CellResult, changed_code
 from fl_lightning.bench.scheduler import Scheduler, SuiteStudy
 from fl_lightning.bench.sequential_stopping import paired_cells, pending_cells, shown_cells
@@ -37,6 +36,7 @@ from fl_lightning.bench.study import (
     results_of,
 )
 from fl_lightning.bench.suite import first_seeds, selected_cells, without_data
+from fl_lightning.bench.suite_file import with_readings
 from fl_lightning.bench.table import conclusion, render, write_tables
 from fl_lightning.bench.tuner import AXIS, Search, SearchStudy, read_tuning_spec
 from fl_lightning.bench.worker_client import WorkerClient
@@ -141,8 +141,8 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     check_jobs(options.jobs, cells)
     loaded: dict[Path, dict[str, CellResult]] = {}
     for path in options.load:
-        results = (result for _, result in read_cells(path, suite.axes))
-        loaded[path] = {result.digest: result for result in results if result.state == "done"}
+        stored = [result for _, result in read_cells(path, suite.axes)]
+        loaded[path] = {result.digest: result for result in stored if result.state == "done"}
         hint = f"none of its {len(loaded[path])} finished cells is one of this suite with this --scale, --seeds and "
         hint += "--config; leave the file out, or give those that it was made with"
         require(any(cell.digest in loaded[path] for cell in whole), "--load", str(path), hint)

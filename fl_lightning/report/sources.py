@@ -12,10 +12,9 @@ from pathlib import Path
 from fl_lightning.bench.cell import Cell
 from fl_lightning.bench.cells_csv import read_cells
 from fl_lightning.bench.comparison import Comparison, suite_comparison
-from fl_lightning.bench.protocol_variants import suites_in
 from fl_lightning.bench.results import CellResult, StoredCell
 from fl_lightning.bench.suite import Suite
-from fl_lightning.bench.suite_file import load_suite
+from fl_lightning.bench.suite_file import load_suite, suites_in
 from fl_lightning.report.configs import deciding
 from fl_lightning.report.reading import METRICS, find_runs, name_runs, natural, read_run, why
 from fl_lightning.storage.results import FitResult, History, RunState

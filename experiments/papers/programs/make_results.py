@@ -29,9 +29,9 @@ from quotes import Quote, Stored, hours, quoted  # noqa: E402, next to this file
 from fl_lightning.bench import Cell, Suite  # noqa: E402, found through the path above
 from fl_lightning.bench.cells_csv import stored_cells  # noqa: E402
 from fl_lightning.bench.config_fragments import leaves, of_result, write_text  # noqa: E402
-from fl_lightning.bench.protocol_variants import suites_in  # noqa: E402
 from fl_lightning.bench.results import CellResult  # noqa: E402
 from fl_lightning.bench.suite import OF_READINGS  # noqa: E402
+from fl_lightning.bench.suite_file import suites_in  # noqa: E402
 from fl_lightning.bench.table import render  # noqa: E402
 from fl_lightning.plotting.drawing import Curve, Draw, curves, forest, in_style  # noqa: E402
 from fl_lightning.plotting.figures import laid_out  # noqa: E402

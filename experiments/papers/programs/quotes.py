@@ -23,11 +23,11 @@ from statistics import stdev
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from protocol_variants import consistency, fits  # next to this file
 from scipy.stats import spearmanr
 
 from fl_lightning.bench import Cell, Suite
 from fl_lightning.bench.comparison import Comparison, suite_comparison
-from fl_lightning.bench.protocol_variants import consistency, fits
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.shows import SHOWS, Last, RunNumber
 from fl_lightning.bench.statistics import Difference, decision, paired_difference, verdict

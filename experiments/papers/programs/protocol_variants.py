@@ -4,6 +4,8 @@ Papers seldom state all details that their numbers depend on. The key ``open`` o
 details, and ways of scoring. ``bench --readings`` runs all rows of its tables under each reading, and counts the
 published numbers, and the published differences to the baseline, that it reaches within a margin. A reading is
 consistent with the tables if it reaches all of them; a reading that fits only the baseline proves nothing.
+
+The package runs this file by its path, see ``fl_lightning.bench.suite_file.with_readings``.
 """
 
 from __future__ import annotations
@@ -11,14 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from fl_lightning.bench.comparison import Comparison, TableEntry
 from fl_lightning.bench.shows import OF_METRIC, ByScore
 from fl_lightning.bench.statistics import Difference, SeedSummary
-from fl_lightning.bench.suite import READING, Suite, without_data
-from fl_lightning.bench.suite_file import load_suite
+from fl_lightning.bench.suite import READING, Suite
 from fl_lightning.bench.table_rendering import NONE, TextTable, plain_table
 from fl_lightning.utilities.errors import UsageError, require
 
@@ -52,14 +52,9 @@ def with_readings(suite: Suite) -> Suite:
         axes={**suite.axes, READING: axis},
         tables=tuple(tables),
         seeds=suite.open.seeds,
+        summary=summary,
         **fixed,
     )
-
-
-def suites_in(path: str | Path) -> list[Suite]:
-    """Return the suite of a file, its offline form and, if it has the key ``open``, the suite of its readings."""
-    suite = load_suite(path)
-    return [suite, without_data(suite), *([with_readings(suite)] if suite.open else [])]
 
 
 @dataclass
@@ -108,6 +103,12 @@ def consistency(parts: Sequence[Fit], margin: float) -> tuple[str, ...]:
     if all(fit.published == len(fit.distances) for fit in parts):
         return ("all",) if all_so_far else ("none",) if none_so_far else ("some",)
     return tuple(word for word, possible in (("all", all_so_far), ("some", True), ("none", none_so_far)) if possible)
+
+
+def summary(suite: Suite, comparisons: Sequence[Comparison]) -> tuple[TextTable, list[str]]:
+    """Return the table of the readings, and the sentences below it."""
+    sentences = [line for text in conclusions(suite, comparisons) for line in (text, "")]
+    return readings_table(suite, comparisons), sentences
 
 
 def readings_table(suite: Suite, comparisons: Sequence[Comparison]) -> TextTable:
