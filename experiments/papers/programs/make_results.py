@@ -27,11 +27,11 @@ sys.path.insert(0, str(ROOT))
 from quotes import Quote, Stored, hours, quoted  # noqa: E402, next to this file
 
 from fl_lightning.bench import Cell, Suite  # noqa: E402, found through the path above
-from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
+from fl_lightning.bench.cells_csv import stored_cells  # noqa: E402
 from fl_lightning.bench.config_fragments import leaves, of_result, write_text  # noqa: E402
-from fl_lightning.bench.protocol_variants import suites_in  # noqa: E402
 from fl_lightning.bench.results import CellResult  # noqa: E402
 from fl_lightning.bench.suite import OF_READINGS  # noqa: E402
+from fl_lightning.bench.suite_file import suites_in  # noqa: E402
 from fl_lightning.bench.table import render  # noqa: E402
 from fl_lightning.plotting.drawing import Curve, Draw, curves, forest, in_style  # noqa: E402
 from fl_lightning.plotting.figures import laid_out  # noqa: E402
@@ -60,7 +60,7 @@ def pages(papers: Path = PAPERS, docs: Path = ROOT / "docs") -> Iterator[tuple[P
     for file in sorted((papers / "results").glob(f"*{ENDING}")):
         yield file.with_name(file.name.removesuffix(ENDING) + ".md"), "\n".join(of_suite(file, papers))
         suite = suite_of(file, papers)
-        tables = render(suite, stored_cells(file, suite), read_cells(file), "csv")
+        tables = render(suite, *stored_cells(file, suite), "csv")
         yield file.with_name(file.name.removesuffix(ENDING) + ".table.csv"), tables
 
 
@@ -138,7 +138,7 @@ def stored(name: str, papers: Path = PAPERS) -> Stored:
     require(file is not None, "stored", name, f"lacks a file of cells in {folders[0]}, such as {name}{ENDING}")
     assert file is not None
     suite = suite_of(file, papers)
-    return Stored(suite, stored_cells(file, suite), read_cells(file))
+    return Stored(suite, *stored_cells(file, suite))
 
 
 def text_of(file: Path, papers: Path) -> str:
@@ -157,7 +157,7 @@ def text_of(file: Path, papers: Path) -> str:
 def of_suite(file: Path, papers: Path) -> Iterator[str]:
     """Yield the lines of the page of one file of cells: the suite, the tables, and our conclusions."""
     suite = suite_of(file, papers)
-    cells, results = stored_cells(file, suite), read_cells(file)
+    cells, results = stored_cells(file, suite)
     title, *rest = render(suite, cells, results).splitlines()
     path = f"{suite.path.parent.name}/{suite.path.name}"
     yield from (title, "", f"Suite: [`{path}`](../{path}); its cells: [`{file.name}`]({file.name})", "")
