@@ -195,11 +195,11 @@ class Mean(MetricShow):
         return f"mean {criteria.metric_name} of rounds {' to '.join(map(str, self.rounds))}"
 
     def shown_values(self, number: RunNumber, criteria: Criteria) -> list[float]:
-        (first, last), values = self.rounds, number.run.result.values
-        shown = [value for round_, value in values.items() if first <= round_ <= last]
-        if shown and max(values) >= last:
-            return shown
-        number.notes.append(f"lacks values of rounds {first} to {last}")
+        (start, end), values = self.rounds, number.run.result.values
+        between = [value for round_, value in values.items() if start <= round_ <= end]
+        if between and max(values) >= end:
+            return between
+        number.notes.append(f"lacks values of rounds {start} to {end}")
         return []
 
 
@@ -215,8 +215,8 @@ class RoundsTo(Show):
         return f"rounds until {criteria.metric} is {'at most' if criteria.minimize else 'at least'} {target}"
 
     def value(self, number: RunNumber, criteria: Criteria) -> float | None:
-        values, better = number.run.result.values, min if criteria.minimize else max
-        reached = [round_ for round_, value in values.items() if better(value, self.target) == value]
+        values, sign = number.run.result.values, -1 if criteria.minimize else 1
+        reached = [round_ for round_, value in values.items() if sign * value >= sign * self.target]
         if reached:
             return float(min(reached) + 1)
         number.missed = True
@@ -288,7 +288,8 @@ class Rank(Show):
     def compare_rows(self, numbers: Sequence[RunNumber], columns: Sequence[str], criteria: Criteria) -> None:
         groups: dict[tuple[object, ...], list[RunNumber]] = defaultdict(list)
         for number in numbers:
-            groups[(*(number.run.labels[axis] for axis in columns), number.run.seed)].append(number)
+            labels = tuple(number.run.labels[axis] for axis in columns)
+            groups[labels, number.run.seed].append(number)
         for group in groups.values():
             ranked = [(number, number.value) for number in group if number.value is not None]
             pending = any(number.state in ("running", "waiting") for number in group)
@@ -331,7 +332,8 @@ class ByScore(Show):
 
     def added_labels(self, runs: Iterable[ComparedRun]) -> tuple[str, ...]:
         logged = {tag for run in runs for tag in run.result.metrics}
-        return self.scores or tuple(score for score in SCORES if f"scores/{score}" in logged) or SCORES[:1]
+        logged_scores = tuple(score for score in SCORES if f"scores/{score}" in logged)
+        return self.scores or logged_scores or SCORES[:1]
 
 
 @dataclass(frozen=True)

@@ -252,24 +252,6 @@ def test_ditto_pulls_no_entry_that_stays_with_the_client(tmp_path):
     assert torch.equal(model["head.bias"], bias)
 
 
-# ---------------------------------------------------------------------- refusals
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        (Ditto, {"lambda_": -1}),
-        (APFL, {"alpha": 1.1}),
-        (APFL, {"alpha_decay": -1}),
-        (PFedMe, {"lambda_": -1}),
-        (PFedMe, {"inner_steps": 0}),
-        (PFedMe, {"beta": -1}),
-        (PFedMe, {"outer_lr": 0}),
-    ],
-)
-def test_an_argument_out_of_its_range_is_refused(kind, options):
-    with refused(f"{kind.__name__}.{next(iter(options))}"):
-        kind(**options)
-
-
 @pytest.mark.parametrize(
     ("methods", "options", "words"),
     [

@@ -170,12 +170,6 @@ def test_where_all_traces_are_0_the_weights_are_numbers_of_examples(tmp_path):
     assert other / one == pytest.approx(3) and 0 < other < 1e-10
 
 
-@pytest.mark.parametrize("name", ["alignment_epochs", "alignment_rate"])
-def test_bad_arguments_are_refused(name):
-    with refused(f"FedAS.{name}=-1"):
-        FedAS(**{name: -1})
-
-
 class Weighs(Method):
     def client_weight(self, client):
         return 1.0

@@ -97,8 +97,3 @@ def test_what_does_not_fit_is_refused_before_round_0(run, tmp_path, name):
 
 def test_scaffold_by_examples_leaves_the_weights_to_it(run):
     run([SCAFFOLD(weighting="examples"), FedDisco()], model=plain_sgd_model())
-
-
-def test_a_below_0_is_refused():
-    with refused("FedDisco.a=-1"):
-        FedDisco(a=-1)

@@ -149,12 +149,6 @@ def test_what_does_not_fit_is_refused_before_round_0(run, tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-def test_arguments_out_of_range_are_refused():
-    for words, given in {"FedExP.eps=-1": {"eps": -1}, "FedExP.eps_decay=0": {"eps_decay": 0}}.items():
-        with refused(words):
-            FedExP(**given)
-
-
 def test_a_run_with_entries_that_stay_evaluates_the_means_of_what_travels(run):
     _, trainer = run([FedBN(), FedExP(eps=0)], max_rounds=3)
     assert trainer.metrics["test/accuracy"] > 0

@@ -146,8 +146,6 @@ class Personal(Callback):
 
 
 def test_what_does_not_fit_is_refused(run):
-    with refused("FedRoD.gamma"):
-        FedRoD(gamma=-1)
     with refused("method", "FedRoD", "FedPer"):
         run([FedRoD(), FedPer()])
     with refused("method", "FedRoD", "FedLC"):

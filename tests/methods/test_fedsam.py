@@ -165,19 +165,6 @@ def test_beside_methods_that_read_gradients_at_y_it_warns(run):
         run([FedSAM(), SCAFFOLD("gradients")], max_rounds=1)
 
 
-@pytest.mark.parametrize(
-    ("words", "make"),
-    [
-        (["FedSAM.rho=-1"], lambda: FedSAM(-1)),
-        (["FedASAM.rho=-1"], lambda: FedASAM(-1)),
-        (["FedASAM.eta=-1"], lambda: FedASAM(eta=-1)),
-    ],
-)
-def test_bad_coefficients_are_refused(words, make):
-    with refused(*words):
-        make()
-
-
 def test_both_together_are_refused(run):
     with refused("method", "FedSAM", "FedASAM", "keep one"):
         run([FedSAM(), FedASAM()])

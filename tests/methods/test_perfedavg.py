@@ -100,18 +100,6 @@ def test_the_adapted_model_of_every_client_starts_at_the_global_one(run):
         assert trainer.personal_state(k)["y"].item() == pytest.approx(y - INNER * a * (y - b), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("words", "make"),
-    [
-        (["PerFedAvg.inner_lr=-1"], lambda: PerFedAvg(-1)),
-        (["PerFedAvg.delta=0"], lambda: PerFedAvg(delta=0)),
-    ],
-)
-def test_bad_coefficients_are_refused(words, make):
-    with refused(*words):
-        make()
-
-
 @pytest.mark.parametrize("other", [FedSAM, FedPer])
 def test_methods_that_replace_gradients_or_own_models_beside_it_are_refused(run, other):
     with refused("method", other.__name__, "PerFedAvg", "keep one"):
