@@ -26,9 +26,9 @@ class Clock:
     .. math:: T = s \, t_\text{step} \, F_k \, J_{kv} + \text{latency} + \text{bytes} / \text{bandwidth}
 
     with s local steps, :math:`F_k = \exp(\text{spread} \cdot z_k)`,
-    :math:`J_{kv} = \exp(\text{jitter} \cdot z_{kv})` and standard normal z; it is rounded to microseconds, and at least one.
-    A synchronous round takes as long as the
-    slowest client of its cohort.
+    :math:`J_{kv} = \exp(\text{jitter} \cdot z_{kv})` and standard normal z. It is rounded to microseconds, and at least
+    one. In a synchronous run v is the round, which takes as long as the slowest client of its cohort: the tag
+    ``clock/seconds`` has the time since the start of the run.
 
     Args:
         step_seconds: seconds of a local step of a client of speed 1, at least 0.

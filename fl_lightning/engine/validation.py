@@ -64,6 +64,8 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
     require(trainer.min_clients <= largest, "trainer.min_clients", trainer.min_clients, hint)
     if trainer.systems is not None:
         trainer.systems.check(number, trainer.max_rounds, trainer.local_steps or trainer.local_epochs)
+    if trainer.clock is not None:
+        trainer.clock.check(number)
     if getattr(data, "is_remote", False):  # each site checks its data
         return
     idle = [k for k in range(number) if not num_batches(data, k)]

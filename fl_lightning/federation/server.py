@@ -429,6 +429,7 @@ def check_suits(trainer: Any) -> None:
     """Refuse arguments that need the clients' data, or that simulate the behaviour of real sites."""
     hint = "it simulates dropout and delays, which real sites have anyway; remove it"
     require(trainer.systems is None, "trainer.systems", type(trainer.systems).__name__, hint)
+    require(trainer.clock is None, "trainer.clock", type(trainer.clock).__name__, hint)
     hint = "sites make no extra passes over their data; use average, keep or local"
     require(trainer.buffers not in RECALIBRATES, "trainer.buffers", trainer.buffers, hint)
     hint = "the server does not train; use 1"
