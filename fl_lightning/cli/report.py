@@ -97,8 +97,8 @@ def report(options: argparse.Namespace, command: str) -> None:
         with writing_into("--output", output):
             output.parent.mkdir(parents=True, exist_ok=True)
             drawings = list(cards[name].drawings.values())
-            figure = laid_out(drawings, columns=len(drawings))
-            figure.savefig(output, dpi=200, metadata=UNDATED[output.suffix], bbox_inches="tight")
+            drawn = laid_out(drawings, columns=len(drawings))
+            drawn.savefig(output, dpi=200, metadata=UNDATED[output.suffix], bbox_inches="tight")
         print(output)
         return
     output = output.with_suffix(".html")
