@@ -11,9 +11,9 @@ from itertools import pairwise
 import numpy as np
 from torch import Tensor, nn
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.state import State
 from fl_lightning.core.weighted import Sums, Weighted
 from fl_lightning.functional import singular_alignment

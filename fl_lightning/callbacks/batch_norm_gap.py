@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import torch
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import PeriodicCallback, log_finite, require_global_model
 from fl_lightning.client.batch_norm import statistics_of
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.utilities.errors import require
 
 

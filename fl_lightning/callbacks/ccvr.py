@@ -21,9 +21,9 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import labelled, require_global_model
 from fl_lightning.callbacks.spectrum import rows_and_products
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.seeding import torch_rng
 from fl_lightning.core.state import State, clone, uncompiled_names
 from fl_lightning.core.weighted import Sums

@@ -12,7 +12,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import (
     EvaluationMeasurement,
     classifier_of,
@@ -22,6 +21,7 @@ from fl_lightning.callbacks.measurement import (
     require_test_data,
 )
 from fl_lightning.callbacks.personalized_accuracy import nearest
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.weighted import Sums, Weighted
 from fl_lightning.functional import as_rows, class_sums, cosines, neural_collapse
 from fl_lightning.utilities.errors import require

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import PeriodicCallback
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.state import num_bytes
 from fl_lightning.core.weighted import Sums, Weighted
 from fl_lightning.data.client_loaders import num_batches

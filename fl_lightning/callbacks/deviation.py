@@ -36,7 +36,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import (
     ClientMeasurement,
     class_groups,
@@ -47,11 +46,12 @@ from fl_lightning.callbacks.measurement import (
     require_label_counts,
 )
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.functional import as_rows, calibrated_logits, class_sums
 from fl_lightning.utilities.errors import UsageError, require
 
 if TYPE_CHECKING:
-    from fl_lightning.callbacks.context import Observed
+    from fl_lightning.client.run_context import Observed
 
 
 class DeviationBound(ClientMeasurement):

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import PeriodicCallback, finite_mean, measure_clients
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.storage.atomic_io import write_atomically
 from fl_lightning.storage.metric_format import aligned, format_value
 from fl_lightning.utilities.errors import require

@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import (
     ClientMeasurement,
     classifier_of,
@@ -35,6 +34,7 @@ from fl_lightning.callbacks.measurement import (
     require_label_counts,
 )
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 
 
 class Drift(ClientMeasurement):

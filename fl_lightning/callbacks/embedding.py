@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import Measurement, merge_sorted, require_test_data
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.client.taps import resolve_taps, with_paths
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.state import State

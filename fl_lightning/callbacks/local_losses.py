@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import Measurement, log_figures, warn_of_damage
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.storage.atomic_io import write_atomically
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.seeding import numpy_rng
 from fl_lightning.core.state import State
 from fl_lightning.core.weighted import Sums, Weighted

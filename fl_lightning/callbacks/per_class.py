@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import (
     ClientMeasurement,
     class_groups,
@@ -28,6 +27,7 @@ from fl_lightning.callbacks.measurement import (
     require_test_data,
 )
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.plotting.values import CLASS_GROUPS
 from fl_lightning.utilities.errors import require
 

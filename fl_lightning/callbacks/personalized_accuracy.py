@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import (
     Measurement,
     drawn_clients,
@@ -29,6 +28,7 @@ from fl_lightning.callbacks.measurement import (
     quotient,
     require_test_data,
 )
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.state import State
 from fl_lightning.functional import as_rows
 from fl_lightning.plotting.values import MODELS

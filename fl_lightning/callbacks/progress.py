@@ -14,8 +14,8 @@ from urllib.parse import quote
 from tqdm import tqdm
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.storage.metric_format import best, final, final_names, format_value, names_to_show
 from fl_lightning.utilities.errors import count
 

@@ -17,7 +17,7 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.callbacks.context import RunContext
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.storage.atomic_io import write_atomically
 from fl_lightning.utilities.code_fingerprint import file_sha256

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import (
     PeriodicCallback,
     finite_mean,
@@ -29,6 +28,7 @@ from fl_lightning.callbacks.measurement import (
 )
 from fl_lightning.callbacks.per_class import accuracy, confusion
 from fl_lightning.callbacks.personalized_accuracy import spread_over_clients
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.state import State
 from fl_lightning.utilities.errors import count, require
 

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import Measurement, finite_mean, log_finite, merge_sorted, require_test_data
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.client.taps import resolve_taps, with_paths
 from fl_lightning.core.state import State
 from fl_lightning.functional import similarities, unbiased_gram
 from fl_lightning.utilities.errors import require
 
 if TYPE_CHECKING:
-    from fl_lightning.callbacks.context import Observed
+    from fl_lightning.client.run_context import Observed
 
 # unbiased_gram of each layer, by (loader, batch)
 Grams = dict[tuple[int, int], list[Tensor]]

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import EvaluationMeasurement, classifier_of, has_test_step, merge_sorted
 from fl_lightning.client import Client
 from fl_lightning.client.lora import lora_adapters
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.state import State
 from fl_lightning.core.weighted import Sums, Weighted
 from fl_lightning.functional import (
