@@ -260,9 +260,10 @@ class FlowerBackend:
                 steps, rate, skipped = int(answer["steps"]), float(answer["rate"]), int(answer["skipped"])
                 num_lost = int(answer["lost"])
                 scalings = [(float(scale), int(number)) for scale, number in answer["scalings"]]
-                by_phase = answer["seconds"]
-                phases = PHASES_OF_A_VISIT
-                seconds.append({phase: float(by_phase.get(phase, 0.0)) for phase in phases})
+                by_phase = {}
+                for phase in PHASES_OF_A_VISIT:
+                    by_phase[phase] = float(answer["seconds"].get(phase, 0.0))
+                seconds.append(by_phase)
             except (KeyError, TypeError, ValueError, AttributeError):
                 raise BadMessageError("its answer lacks the measurements of the visit") from None
             if steps:
