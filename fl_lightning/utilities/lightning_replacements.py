@@ -85,7 +85,6 @@ ATTRIBUTES = {
     "is_global_zero": "read trainer.global_rank == 0",
     "loggers": "read trainer.logger",
     "datamodule": "read trainer.data",
-    "strategy": "a client trains on one device, without a strategy; read trainer.devices",
     "lr_scheduler_configs": "schedulers belong to a visit; read client.lr",
     "num_training_batches": "read len(trainer.data.train_dataloader(k))",
     "estimated_stepping_batches": "multiply len(trainer.data.train_dataloader(k)) by local_epochs and max_rounds",
