@@ -70,7 +70,8 @@ class LayerAlignment(Measurement):
         pairs = pairwise(self.layers or linear)
         self._pairs = [(a, b) for a, b in pairs if linear[a].out_features == linear[b].in_features]
         if self.layers is not None and len(self._pairs) < len(self.layers) - 1:
-            earlier, later = next(pair for pair in pairwise(self.layers) if pair not in self._pairs)
+            consecutive = pairwise(self.layers)
+            earlier, later = next(pair for pair in consecutive if pair not in self._pairs)
             numbers = f"{linear[earlier].out_features} outputs, {linear[later].in_features} inputs"
             raise UsageError(
                 f"LayerAlignment.layers: {earlier!r}, {later!r}: {numbers}; name layers that follow directly"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.core.state import State, checksums, norm, num_bytes, select
 from fl_lightning.core.update import Totals
-from fl_lightning.engine.cohort_training import draw_cohort, simulate_systems, train_cohort
+from fl_lightning.engine.cohort_training import advance_clock, draw_cohort, simulate_systems, train_cohort
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.update_codec import broadcast_bytes
@@ -34,6 +34,7 @@ def run_round(run: Run, round_: int) -> bool:
     run.workers.signals.keeps_round = True  # the rest takes little time
     run.client.lifecycle.end_round()
     with run.metrics.timed("server"):
+        advance_clock(run, round_, simulated)
         aggregate(run, totals)
     if arrived and run.trainer.buffers in RECALIBRATES:
         with run.metrics.timed("recalibrate"):

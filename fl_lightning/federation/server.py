@@ -260,9 +260,10 @@ class FlowerBackend:
                 steps, rate, skipped = int(answer["steps"]), float(answer["rate"]), int(answer["skipped"])
                 num_lost = int(answer["lost"])
                 scalings = [(float(scale), int(number)) for scale, number in answer["scalings"]]
-                by_phase = answer["seconds"]
-                phases = PHASES_OF_A_VISIT
-                seconds.append({phase: float(by_phase.get(phase, 0.0)) for phase in phases})
+                by_phase = {}
+                for phase in PHASES_OF_A_VISIT:
+                    by_phase[phase] = float(answer["seconds"].get(phase, 0.0))
+                seconds.append(by_phase)
             except (KeyError, TypeError, ValueError, AttributeError):
                 raise BadMessageError("its answer lacks the measurements of the visit") from None
             if steps:
@@ -429,6 +430,7 @@ def check_suits(trainer: Any) -> None:
     """Refuse arguments that need the clients' data, or that simulate the behaviour of real sites."""
     hint = "it simulates dropout and delays, which real sites have anyway; remove it"
     require(trainer.systems is None, "trainer.systems", type(trainer.systems).__name__, hint)
+    require(trainer.clock is None, "trainer.clock", type(trainer.clock).__name__, hint)
     hint = "sites make no extra passes over their data; use average, keep or local"
     require(trainer.buffers not in RECALIBRATES, "trainer.buffers", trainer.buffers, hint)
     hint = "the server does not train; use 1"

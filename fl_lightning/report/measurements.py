@@ -68,7 +68,7 @@ def rounds_of(arrays: Arrays, name: str) -> list[int]:
 
 def up_to_common_round(seeds: Sequence[Arrays]) -> list[Arrays]:
     """Return the arrays of each seed up to the last round that all seeds measured; empty without such a round."""
-    common_parts = [texts_of(arrays) for arrays in seeds]
+    common_parts = [string_arrays(arrays) for arrays in seeds]
     for name in dict.fromkeys(name for arrays in seeds for name in arrays):
         pairs = zip(common_parts, seeds, strict=True)
         pairs_with_array = [(part, arrays) for part, arrays in pairs if name in arrays and name not in part]
@@ -81,6 +81,6 @@ def up_to_common_round(seeds: Sequence[Arrays]) -> list[Arrays]:
     return [part for part in common_parts if "rounds" in part]
 
 
-def texts_of(arrays: Arrays) -> Arrays:
+def string_arrays(arrays: Arrays) -> Arrays:
     """Return the arrays of texts."""
     return {name: array for name, array in arrays.items() if array.dtype.kind in "US"}

@@ -42,8 +42,9 @@ def find_runs(root: Path, notes: list[str] | None = None) -> list[Path]:
     unread: list[OSError] = []
     walked = os.walk(root, onerror=unread.append)
     folders = [Path(folder) for folder, _, files in walked if {METRICS, ENVIRONMENT} & {*files}]
-    for error in unread if notes is not None else ():
-        notes.append(f"{printable(str(error.filename))} cannot be read: {why(error)}")
+    if notes is not None:
+        for error in unread:
+            notes.append(f"{printable(str(error.filename))} cannot be read: {why(error)}")
     return sorted(folders, key=natural)
 
 

@@ -207,7 +207,8 @@ def config_table(section: Section) -> TextTable | None:
 def cost_table(section: Section) -> TextTable | None:
     """Return the costs of the configurations; None without costs."""
     memory = [tag for tag in section.rounds if tag.startswith("memory/")]
-    later = section.rounds[section.rounds["round"] > 0].rename(columns=lambda tag: tag.removeprefix("time/"))
+    later = section.rounds[section.rounds["round"] > 0]
+    later = later.rename(columns={f"time/{phase}": phase for phase in PHASES})
     phases = later.reindex(columns=[*OF_RUN, *PHASES]).groupby(OF_RUN).median().groupby(OF_GROUP).mean()
     finals = section.rounds.reindex(columns=[*OF_RUN, *BYTES, *memory])
     finals = finals.groupby(OF_RUN).last().groupby(OF_GROUP).mean()
