@@ -18,13 +18,13 @@ from fl_lightning import callbacks, data, methods, models, optim
 from fl_lightning.cli.bench import bench_parser
 from fl_lightning.cli.entry_point import COMMANDS, OneLineParser, end_with_status
 from fl_lightning.cli.report import report_parser
-from fl_lightning.core import sampling, systems
+from fl_lightning.core import clock, sampling, systems
 from fl_lightning.core.method import Method
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.utilities.errors import UsageError
 
 PROGRAM = "fl-lightning"
-PARTS = (callbacks, data, methods, models, optim, sampling, systems)
+PARTS = (callbacks, data, methods, models, optim, sampling, systems, clock)
 
 
 def is_class(value: Any) -> bool:

@@ -14,7 +14,7 @@ from fl_lightning.plotting.drawing import MOST_LONG, Curve, Draw, curves, heat
 from fl_lightning.plotting.plots import PLOTS
 from fl_lightning.report.figures import Card
 from fl_lightning.report.measurements import array_files, measured, plan_of, plot_of, up_to_common_round
-from fl_lightning.report.sections import BYTES, OF_RUN, Section
+from fl_lightning.report.sections import BYTES, CLOCK, OF_RUN, Section
 from fl_lightning.storage.metric_format import in_percent
 
 # settings with figures at most; further settings have tables alone
@@ -82,7 +82,7 @@ def about_band(section: Section) -> str:
 
 
 def metric_cards(section: Section) -> Iterator[Card]:
-    """Yield the metric of the report against rounds, bytes and seconds."""
+    """Yield the metric of the report against rounds, bytes, seconds and, with a clock, simulated seconds."""
     metric, rounds = section.metric, section.rounds
     if metric.tag not in rounds:
         return
@@ -93,12 +93,15 @@ def metric_cards(section: Section) -> Iterator[Card]:
     spent = costs.groupby(["line", "round"]).mean().groupby("line").cumsum(skipna=False)
     points = points.join(spent.rename(columns={"time/round": "seconds"})[["bytes", "seconds"]], on=["line", "round"])
     labels = {"round": "round", "bytes": "MB sent down and up", "seconds": "seconds spent"}
+    head = ["curve", "round", metric.tag, "deviation", "seeds", "MB", "seconds"]
+    if CLOCK in rounds:
+        simulated = rounds.groupby(["line", "round"])[CLOCK].mean()
+        points, labels[CLOCK], head = points.join(simulated, on=["line", "round"]), "simulated seconds", [*head, CLOCK]
     drawings: dict[str, Draw] = {}
     for x, label in labels.items():
         if points[x].notna().any():
-            name = "rounds" if x == "round" else x
+            name = {"round": "rounds", CLOCK: "simulated seconds"}.get(x, x)
             drawings[name] = drawn(section, points, x, metric.unit, xlabel=label, ylabel=metric.label)
-    head = ["curve", "round", metric.tag, "deviation", "seeds", "MB", "seconds"]
     table = points.sort_values("line", key=lambda lines: lines.map(section.lines.index), kind="stable")
     table = table.set_axis(head, axis=1).astype(object).where(points.notna().to_numpy(), "")
     *names, final_name = drawings

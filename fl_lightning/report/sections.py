@@ -39,6 +39,7 @@ CELL_STATES: Mapping[RunState, CellState] = {
     "failed": "failed",
 }
 BYTES = ["bytes/down", "bytes/up"]
+CLOCK = "clock/seconds"
 # columns that say which configuration, and which run, a row is of
 OF_GROUP = ["setting", "line"]
 OF_RUN = [*OF_GROUP, "seed"]

@@ -84,6 +84,12 @@ ATTRIBUTES = {
     "test_dataloaders": "call trainer.data.test_dataloader()",
     "is_global_zero": "read trainer.global_rank == 0",
     "loggers": "read trainer.logger",
+    "datamodule": "read trainer.data",
+    "strategy": "a client trains on one device, without a strategy; read trainer.devices",
+    "lr_scheduler_configs": "schedulers belong to a visit; read client.lr",
+    "num_training_batches": "read len(trainer.data.train_dataloader(k))",
+    "estimated_stepping_batches": "multiply len(trainer.data.train_dataloader(k)) by local_epochs and max_rounds",
+    "sanity_checking": "one batch of each loader is tried before round 0; read trainer.history, which is empty then",
 }
 COST_LEDGER = "use fl_lightning.callbacks.CostLedger"
 WRITTEN = "checkpoints are written every trainer.checkpoint_every_n_rounds rounds"
@@ -115,14 +121,15 @@ OTHER_CALLBACKS = (
 
 def replacement_of_key(name: str, keys: Sequence[str]) -> str:
     """What replaces a key of Lightning, which may be misspelt, or else a hint to the nearest of our keys."""
-    theirs = {**ARGUMENTS, **OTHER_KEYS}
-    nearest = get_close_matches(last_part(name), [*theirs, *map(last_part, keys)], 1, cutoff=0.7)
-    return theirs.get("".join(nearest)) or near(name, keys) or "remove it"
+    replacements = {**ARGUMENTS, **OTHER_KEYS}
+    nearest = get_close_matches(last_part(name), [*replacements, *map(last_part, keys)], 1, cutoff=0.7)
+    return replacements.get("".join(nearest)) or near(name, keys) or "remove it"
 
 
 def replacement_of_callback(kind: type) -> str:
     """What replaces a callback of this class."""
-    return next((CALLBACKS[base.__name__] for base in kind.__mro__ if base.__name__ in CALLBACKS), OTHER_CALLBACKS)
+    names = (base.__name__ for base in kind.__mro__)
+    return next((CALLBACKS[name] for name in names if name in CALLBACKS), OTHER_CALLBACKS)
 
 
 def names_replacements(function: AnyFunction) -> AnyFunction:

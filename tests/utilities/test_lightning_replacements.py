@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 
 import fl_lightning.callbacks
 from fl_lightning import FederatedTrainer, Method
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.cli.cli import FederatedCLI
 from fl_lightning.cli.config_files import check_command
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.utilities.lightning_replacements import (
     ARGUMENTS,
     ATTRIBUTES,
@@ -141,7 +141,8 @@ def test_the_names_in_the_answers_exist():
     assert {name for text in texts for name in re.findall(r"\btrainer\.(\w+)", text)} <= {*OURS}
     attributes = {name for text in ATTRIBUTES.values() for name in re.findall(r"\btrainer\.(\w+)", text)}
     assert attributes <= {*dir(RunContext), *OURS}
-    assert [name for name in ATTRIBUTES if not hasattr(Trainer, name)] == []
+    # its fit sets datamodule
+    assert [name for name in ATTRIBUTES if not hasattr(Trainer, name)] == ["datamodule"]
     assert [name for name in ATTRIBUTES if hasattr(RunContext, name) or name in OURS] == []
     classes = {name for text in texts for name in re.findall(r"fl_lightning\.callbacks\.(\w+)", text)}
     assert classes <= {*fl_lightning.callbacks.__all__}
