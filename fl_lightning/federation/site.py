@@ -200,7 +200,8 @@ class Site:
         run, k = self.run, client_message["client"]
         entries = self.memory(shared, client_message).get("state", {})
         metrics: dict[str, dict[str, float]] = {}
-        for phase in (phase for phase in client_message.get("phases", []) if phase in self.evaluation):
+        phases = client_message.get("phases", [])
+        for phase in (phase for phase in phases if phase in self.evaluation):
             if run.client.has_global_model:
                 metrics[phase] = run.evaluator.evaluate_global_model(phase, run.server.state)
             elif entries:
