@@ -48,8 +48,8 @@ def share_memory(a: Tensor, b: Tensor) -> bool:
 def readable(value: Tensor, memories: dict[int, Tensor]) -> Tensor:
     """The tensor, or in the place of a lazy copy another one in its memory, for code that only reads.
 
-    ``torch.save`` and NumPy ask for an address that they could write to, which would make an ordinary copy. ``known``
-    has the memory by address, so that tensors that share it do so in the result.
+    ``torch.save`` and NumPy ask for an address that they could write to, which would make an ordinary copy.
+    ``memories`` has the memory by address, so that tensors that share it do so in the result.
     """
     if not is_lazy(value):
         return value
