@@ -177,7 +177,8 @@ class ClientStateStore(Mapping[int, Memory]):
         if names:
             flush_folder(folder)
         self._changed.clear()
-        written = workers.gather(dict(zip(names, zip(names.values(), digests, strict=True), strict=True)))
+        files = dict(zip(names, zip(names.values(), digests, strict=True), strict=True))
+        written = workers.gather(files, "files of memories")
         self.files = self.files | {k: file for files in written for k, file in files.items()}
 
     def restore(

@@ -214,7 +214,7 @@ class Sums:
             self._layout,
             {(): self._exact.exponents} | {path: sum_.exponents for path, sum_ in self._large.items()},
         )
-        gathered = workers.gather((*mine, note))
+        gathered = workers.gather((*mine, note), "sums")
         exponents: dict[Path, set[int]] = {}
         for layout, used, _ in gathered:
             self._extend(layout)

@@ -328,7 +328,7 @@ def cache_limit(
 
 def memory_share(workers: Workers, device: torch.device, free: float) -> float:
     """The bytes for each worker where a device has ``free`` ones, the same on all workers, which all call this."""
-    places = workers.gather((platform.node(), str(device), free))
+    places = workers.gather((platform.node(), str(device), free), "memory of devices")
     sharing = [place[:2] for place in places]
     return SHARE * min(free / sharing.count((node, where)) for node, where, free in places)
 

@@ -138,11 +138,12 @@ def agree_to_stop(run: Run) -> bool:
     """
     trainer, workers = run.trainer, run.workers
     mine = checksums(run.server.state) if workers.size > 1 else {}
-    asked = workers.gather((bool(trainer.should_stop), workers.signals.caught, hash(tuple(mine.values()))))
+    asks = (bool(trainer.should_stop), workers.signals.caught, hash(tuple(mine.values())))
+    asked = workers.gather(asks, "end of a round")
     trainer.should_stop = any(stop for stop, *_ in asked)
     workers.signals.agree(caught for _, caught, _ in asked)
     if len({digest for *_, digest in asked}) > 1:
-        sums_of_workers = workers.gather((socket.gethostname(), mine))
+        sums_of_workers = workers.gather((socket.gethostname(), mine), "checksums")
         entry = next(name for name in mine if len({sums[name] for _, sums in sums_of_workers}) > 1)
         groups: dict[int, list[str]] = {}
         for rank, (host, sums) in enumerate(sums_of_workers):

@@ -90,7 +90,7 @@ def choice_for(run: Run) -> GroupSize:
         except UsageError as error:
             obstacle = str(error)
     # all workers get the same result, unless the machine of one of them fails
-    obstacle = run.workers.gather(obstacle)[0]
+    obstacle = run.workers.gather(obstacle, "obstacle to groups")[0]
     if obstacle is None:
         return bounds
     require(asked == AUTO, "trainer.clients_per_step", asked, f"{obstacle}; give 1 or auto")

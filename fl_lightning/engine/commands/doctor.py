@@ -192,7 +192,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
             sums.append(TensorSpec(f"recalibration/{path}.sums", "float64", (2, numbers)))
     leaving = [*list_tensors(encode_update(client, update)), *sums]
     state = num_bytes(client.memories().get(part[0], {}))
-    measured = run.workers.gather((seconds / taken, worker_peak_memory()))
+    measured = run.workers.gather((seconds / taken, worker_peak_memory()), "cost of a visit")
     visit = statistics.fmean(batches) * statistics.fmean(one for one, _ in measured)
     peak = max(peak for _, peak in measured)  # 0 if the system does not measure it
     # client state beyond the limit is on disk

@@ -61,7 +61,7 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
         raise
     with run.folder.needing_room(run.server):
         run.folder.open(source, run.metrics.history)
-        folder = run.folder.shared = run.workers.gather(run.folder.path)[0]
+        folder = run.folder.shared = run.workers.gather(run.folder.path, "folder of the run")[0]
         if source is not None and run.folder.resumed and folder is not None:
             if run.folder.checkpoints is not None:  # all workers have read the old files by now
                 run.folder.checkpoints.resume(source)
@@ -266,7 +266,7 @@ def predict(run: Run) -> list[Any]:
         run.worker_module.keep_attributes(run.workers.size)
         absent, ordered = object(), []
         for share in outputs:  # worker r of n has the batches r, r + n, r + 2n, ...
-            rows = zip_longest(*run.workers.gather(share), fillvalue=absent)
+            rows = zip_longest(*run.workers.gather(share, "predictions"), fillvalue=absent)
             ordered.append([output for row in rows for output in row if output is not absent])
     run.worker_module.begin_logging(1.0)
     return ordered if len(ordered) > 1 else ordered[0]
