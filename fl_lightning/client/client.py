@@ -27,7 +27,7 @@ from fl_lightning.client.worker_module import WorkerModule
 from fl_lightning.core import foreach
 from fl_lightning.core.client_info import ClientInfo
 from fl_lightning.core.lazy_copies import share_memory
-from fl_lightning.core.method import Method, MethodList, Step, call_hook, check_returned, overrides
+from fl_lightning.core.method import Method, MethodList, Payload, Step, call_hook, check_returned, overrides
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.core.state import (
     Gradients,
@@ -459,16 +459,27 @@ class ClientLifecycle:
     def __init__(self, client: Client) -> None:
         self.client, self._idle = client, client.visit
 
+    def begin(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> Visit:
+        """Begin a visit of client ``info.id`` with the received state and the client's own entries; load nothing."""
+        client = self.client
+        own = client.memories().visited(info.id).get("state", {}) if client.kept else {}
+        logged = client.worker_module.begin_logging(info.num_examples)
+        attributes = client.methods.attributes
+        server = () if attributes is None else attributes.server
+        client.visit = Visit(info, {**received, **own}, fit_progress, logged, server)
+        return client.visit
+
     @contextmanager
     def visiting(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> Iterator[Visit]:
-        """A visit of client ``info.id``: load the received state and its own entries, then call the methods.
+        """A visit of client ``info.id``: begin it, load its state, then call the methods.
 
         At the end of the block what methods keep on themselves is as the server has left it. The visit is still there,
         for callbacks, until the next one begins or the round ends.
         """
         client = self.client
         with self.attributes_restored():
-            visit, _ = self.begin(info, received, fit_progress)
+            client.worker_module.trainer_shim.fit_progress = fit_progress
+            visit = self.begin(info, received, fit_progress)
             client.references.start(repeats=len(fit_progress.passes_now) > 1)
             client.worker_module.load_and_reset(visit.received)
             client.methods.call("on_client_start", client)
@@ -487,58 +498,41 @@ class ClientLifecycle:
         finally:
             attributes.restore()
 
-    def begin(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> tuple[Visit, State]:
-        """The visit that begins, and the entries of its received state that stay with the client."""
-        client = self.client
-        client.worker_module.trainer_shim.fit_progress = fit_progress
-        logged = client.worker_module.begin_logging(info.num_examples)
-        own = client.memories().visited(info.id).get("state", {}) if client.kept else {}
-        client.visit = visit = Visit(info, {**received, **own}, fit_progress, logged, client.methods.attributes.server)
-        return visit, own
+    @contextmanager
+    def rehearsing(self, methods: MethodList | None = None, k: int | None = None) -> Iterator[None]:
+        """Return a context for any training with only these ``methods``, which restores all state at its end.
+
+        Without ``methods``, the module alone is trained, and taps record nothing. Memories are restored, too. With
+        ``k``, visits see the present memory of this client.
+        """
+        client, worker_module = self.client, self.client.worker_module
+        before, visit, runs = client.methods, client.visit, client.references.num_runs
+        paused = nullcontext() if methods is not None else worker_module.taps.recorded(False)
+        try:
+            with worker_module.unchanged(), client.memories().unchanged(k), paused, worker_module.training():
+                client.methods = methods or MethodList([])
+                self.begin(visit.info, visit.received, worker_module.trainer_shim.fit_progress)
+                yield
+        finally:
+            client.methods, client.visit, client.references.num_runs = before, visit, runs
+            client.references.end()
 
     def personal_entries(self, info: ClientInfo, state: State) -> State:
         """The entries in which the model of a client differs from the evaluated global ``state``, from its memory.
 
         They are the entries that stay with the client, or the result of a method's ``personal_state``.
         """
-        client, memories, worker_module = self.client, self.client.memories(), self.client.worker_module
+        client, memories, fit_progress = self.client, self.client.memories(), self.client.visit.fit_progress
         if not client.methods.having("personal_state"):
             return memories.own_entries(info.id)
         with (
+            self.rehearsing(client.methods, info.id),
             self.attributes_restored(),
-            memories.unchanged(info.id),
-            worker_module.unchanged(),
-            worker_module.training(),
             rng_scope(client.seed, "personal_state", info.id),
         ):
-            before, own = client.visit, memories.visited(info.id).get("state", {})
-            received, server = {**state, **own}, client.methods.attributes.server
-            client.visit = Visit(info, received, before.fit_progress, worker_module.logged, server)
-            try:
-                worker_module.load_and_reset(received)
-                return {**own, **clone(client.methods.personal_state(client))}
-            finally:
-                client.visit = before
-
-    @contextmanager
-    def rehearsing(self, methods: MethodList | None = None) -> Iterator[None]:
-        """Return a context for any training with only these ``methods``, which restores all state at its end.
-
-        Without ``methods``, the module alone is trained, and taps record nothing. Memories are restored, too.
-        """
-        client, worker_module = self.client, self.client.worker_module
-        before, visit, runs = client.methods, client.visit, client.references.num_runs
-        paused = nullcontext() if methods is not None else worker_module.taps.recorded(False)
-        try:
-            with worker_module.unchanged(), client.memories().unchanged(), paused, worker_module.training():
-                client.methods = methods or MethodList([])
-                client.visit = Visit(
-                    visit.info, visit.received, worker_module.trainer_shim.fit_progress, worker_module.logged
-                )
-                yield
-        finally:
-            client.methods, client.visit, client.references.num_runs = before, visit, runs
-            client.references.end()
+            visit = self.begin(info, state, fit_progress)
+            client.worker_module.load_and_reset(visit.received)
+            return {**memories.own_entries(info.id), **clone(client.methods.personal_state(client))}
 
     def end_step(self, optimizer: Optimizer, lost: bool = False) -> None:
         """The optimizer has stepped: call the methods, and count the step; one that it has left out is only counted."""
@@ -555,13 +549,26 @@ class ClientLifecycle:
 
     def finish(self) -> Update:
         """End the visit: store the client-local entries, and return the client's update."""
-        client, visit, worker_module, live = self.client, self.client.visit, self.client.worker_module, self.client.live
+        client, visit = self.client, self.client.visit
+        self._end_training()
+        self._check_trained()
+        if client.kept:
+            client.memories().visited(visit.info.id)["state"] = clone(select(client.live, client.kept))
+        visit.weight = self._weight()
+        return self._update(*self._sent())
+
+    def _end_training(self) -> None:
+        """Release what only local steps need, and take the values of rebound buffers into the state."""
+        client, visit, worker_module = self.client, self.client.visit, self.client.worker_module
         worker_module.taps.clear()
-        visit.outputs = {}
-        visit.present = None
+        visit.outputs, visit.present = {}, None
         client.references.end()
         worker_module.commit_buffers()
         worker_module.clear_gradients()
+
+    def _check_trained(self) -> None:
+        """Refuse a loss or a state that became nan or infinite, and set the drift."""
+        client, visit, live = self.client, self.client.visit, self.client.live
         self.check_terms()
         visit.drift = float(norm(client.change))
         if not math.isfinite(visit.drift):
@@ -572,21 +579,27 @@ class ClientLifecycle:
         if entry is not None:
             kind = "frozen parameter" if entry in client.frozen else "buffer"
             raise ClientError(f"the {kind} {entry} became nan or infinite within {client.num_steps} local steps")
-        if client.kept:
-            client.memories().visited(visit.info.id)["state"] = clone(select(live, client.kept))
-        visit.weight = self._weight()
-        payload = client.methods.on_client_end(client)
-        change: Mapping[str, Tensor] = LazyDifference(live, visit.received, client.sent)
+
+    def _sent(self) -> tuple[Mapping[str, Tensor], dict[str, Payload], float]:
+        """The change and the payloads that the methods send, and a number that no magnitude in the change exceeds."""
+        client, visit, methods = self.client, self.client.visit, self.client.methods
+        payload = methods.on_client_end(client)
+        change: Mapping[str, Tensor] = LazyDifference(client.live, visit.received, client.sent)
         if not client.has_large_model:
             change = select(client.change, client.sent)
-        delta = client.methods.transform_client_update(client, change)
+        delta = methods.transform_client_update(client, change)
         largest = check_finite({} if delta is change else delta, payload)
         # no entry of a change exceeds its norm
         bound = visit.drift if delta is change else largest
-        if client.methods.attributes is not None and client.methods.attributes.in_place:
+        if methods.attributes is not None and methods.attributes.in_place:
             # these may refer to objects that are restored in place at the end of the visit
             delta, payload, memory = clone(delta), cloned(payload), client.memories().visited(visit.info.id)
             memory.update(with_tensors(memory, torch.clone))
+        return delta, payload, bound
+
+    def _update(self, delta: Mapping[str, Tensor], payload: dict[str, Payload], bound: float) -> Update:
+        """The update with what the client sends beside this change and these payloads."""
+        client, visit, live = self.client, self.client.visit, self.client.live
         # copies, so that later changes of the module do not change the update
         buffers = clone(select(live, client.sent_others))
         leave_out_large_integers(buffers, visit.received)

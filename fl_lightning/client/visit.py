@@ -16,19 +16,26 @@ if TYPE_CHECKING:
     from fl_lightning.core.client_info import ClientInfo
     from fl_lightning.core.reduced import Reduced
     from fl_lightning.core.state import State
+    from fl_lightning.data.client_loaders import ExampleIndices
 
 
-class PresentBatch(NamedTuple):
-    """The batch of the present step, for :meth:`.Client.gradients`.
+class TrainingBatch(NamedTuple):
+    """A batch of a visit on the device, with its index in the pass.
 
-    ``rows`` are as in :meth:`.Client.training_step`; ``states`` of the random generators, and ``versions`` of the
-    batch's tensors, are those before its forward pass.
+    Args:
+        batch: the batch.
+        index: its index; of clients side by side a tensor.
+        rows: which of the client's examples it holds, where that is known.
+        ends_step: whether the optimizer steps after it.
+        states: states of the random generators before its forward pass, for :meth:`.Client.gradients`.
+        versions: versions of its tensors then.
     """
 
     batch: Any
     index: Any
-    rows: Any
-    states: Any
+    rows: ExampleIndices | None = None
+    ends_step: bool = True
+    states: Any = None
     versions: Any = None
 
 
@@ -71,7 +78,7 @@ class Visit:
         self.scratch: dict[str, SimpleNamespace] = {}
         self.counts: Any = SimpleNamespace(num_steps=0, lr=0.0, lr_total=0.0)
         self.num_skipped = self.num_lost = self.num_extra = 0
-        self.present: PresentBatch | None = None
+        self.present: TrainingBatch | None = None
         self.scalings: list[tuple[float, int]] = []
         self.drift, self.weight = 0.0, 1.0
         self.epochs: list[dict[str, Reduced]] = []

@@ -191,7 +191,6 @@ class WorkerModule:
         state, now, logged = self.state(), ModuleSnapshot(self.module), self.logged
         try:
             self._start.restore()
-            self.begin_logging(1.0)
             with self.trainer_shim.preserved():
                 yield
         finally:

@@ -15,7 +15,7 @@ from fl_lightning.client import Client
 from fl_lightning.client.client import Gradients, targets_of
 from fl_lightning.client.module_snapshot import ModuleSnapshot
 from fl_lightning.client.reference_models import tensor_versions
-from fl_lightning.client.visit import PresentBatch
+from fl_lightning.client.visit import TrainingBatch
 from fl_lightning.core import foreach
 from fl_lightning.core.method import MethodList, Step
 from fl_lightning.core.seeding import replayed, rng_scope
@@ -69,7 +69,7 @@ class ExtraPasses:
             if present.versions is not None and present.versions != tensor_versions(present.batch):
                 why = "training_step changes its batch, on which a gradient is to be computed again; work on a copy"
                 raise ClientError(f"{type(client.module).__name__}.{why}")
-            batch, index, rows, *_ = present
+            batch, index, rows = present.batch, present.index, present.rows
 
         def value() -> Tensor | None:
             with self.fabric.autocast():
@@ -82,7 +82,7 @@ class ExtraPasses:
             return self.compute(at, value)
 
     @contextmanager
-    def _unnoticed(self, batch: Any, present: PresentBatch | None, loss: Any) -> Iterator[None]:
+    def _unnoticed(self, batch: Any, present: TrainingBatch | None, loss: Any) -> Iterator[None]:
         """In this block a pass logs nothing, and changes neither values of the visit nor random numbers."""
         client, worker_module, visit = self.client, self.client.worker_module, self.client.visit
         before, outputs = visit.logged, visit.outputs
@@ -110,7 +110,7 @@ class ExtraPasses:
                     held.clear()
                     held.update(saved)
                 if present is not None and client.references.wanted:
-                    client.references.begin_batch(*present[:3])
+                    client.references.begin_batch(present.batch, present.index, present.rows)
 
     def _alone(self, at: MutableMapping[str, Tensor], value: Callable[[], Tensor | None]) -> Gradients:
         """The gradient for the client in the module, whose tensors get other memory during the pass."""

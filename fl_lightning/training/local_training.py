@@ -18,13 +18,14 @@ from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from torch.optim import Optimizer
 
 from fl_lightning.client import Client
+from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.reference_models import tensor_versions
-from fl_lightning.client.visit import PresentBatch, Visit
+from fl_lightning.client.visit import TrainingBatch, Visit
 from fl_lightning.core.method import MethodList
 from fl_lightning.core.seeding import generator_states, rng_scope
 from fl_lightning.core.state import State
 from fl_lightning.core.update import Update
-from fl_lightning.data.client_loaders import ClientLoader, ExampleIndices, num_batches, without_singles
+from fl_lightning.data.client_loaders import ClientLoader, num_batches, without_singles
 from fl_lightning.distributed.workers import Workers
 from fl_lightning.training.device_loaders import Loaders
 from fl_lightning.training.extra_passes import ExtraPasses
@@ -48,7 +49,6 @@ from fl_lightning.utilities.errors import (
     with_location,
 )
 
-Batch = tuple[ExampleIndices | None, Any]
 # phases that the stopwatch of a GPU counts as ``step``
 PARTS_OF_STEP = ("forward_backward", "correct")
 
@@ -173,12 +173,11 @@ class LocalTraining:
         optimizer, _ = self.begin_optimizer(1.0, loader)
         fit_progress.local_steps = steps
         for epoch, length in enumerate(fit_progress.passes):
-            fit_progress.epoch, ends_of_steps = epoch, fit_progress.steps_in(length)
-            for index, (rows, batch) in enumerate(self._pass(loader, length)):
-                visit.logged.begin_batch(batch)
-                steps_now = index in ends_of_steps
-                self._take_step(batch, index, rows, optimizer, steps_now)
-                fit_progress.step += steps_now
+            fit_progress.epoch = epoch
+            for batch in self._pass(loader, length, fit_progress):
+                visit.logged.begin_batch(batch.batch)
+                self._take_step(batch, optimizer)
+                fit_progress.step += batch.ends_step
         set_mode(optimizer, "eval")
 
     def begin_optimizer(self, factor: float, loader: ClientLoader | None) -> tuple[Optimizer, Schedulers]:
@@ -207,25 +206,26 @@ class LocalTraining:
         call("on_train_start")
         watch.lap("load")
         for epoch, length in enumerate(fit_progress.passes_now):
-            fit_progress.epoch, ends_of_steps = epoch, fit_progress.steps_in(length)
+            fit_progress.epoch = epoch
             call("on_train_epoch_start")
-            for index, (rows, batch) in enumerate(self._pass(loader, length)):
+            for batch in self._pass(loader, length, fit_progress):
                 self.workers.check()
+                logged.begin_batch(batch.batch)
                 watch.lap("data")
-                logged.begin_batch(batch)
-                goes_on = "on_train_batch_start" not in hooks or call("on_train_batch_start", batch, index) != -1
-                steps = index in ends_of_steps or not goes_on
-                if goes_on:
-                    self._take_step(batch, index, rows, optimizer, steps)
-                    visit.num_skipped += self._skips
-                    fit_progress.step += steps
-                if schedulers:
-                    schedules.after_batch(schedulers, index, steps, index + 1 == length or not goes_on)
-                if goes_on and "on_train_batch_end" in hooks:
-                    call("on_train_batch_end", visit.outputs, batch, index)
-                watch.lap("step")
-                if not goes_on:
+                index = batch.index
+                if "on_train_batch_start" in hooks and call("on_train_batch_start", batch.batch, index) == -1:
+                    if schedulers:
+                        schedules.after_batch(schedulers, index, stepped=True, last=True)
+                    watch.lap("step")
                     break
+                self._take_step(batch, optimizer)
+                visit.num_skipped += self._skips
+                fit_progress.step += batch.ends_step
+                if schedulers:
+                    schedules.after_batch(schedulers, index, batch.ends_step, index + 1 == length)
+                if "on_train_batch_end" in hooks:
+                    call("on_train_batch_end", visit.outputs, batch.batch, index)
+                watch.lap("step")
             call("on_train_epoch_end")
             visit.epochs.append(logged.end_epoch())
             if schedulers and schedules.mode == "restart":
@@ -253,25 +253,23 @@ class LocalTraining:
         self._warned |= bool(lost)
         self._unfrozen = dict.fromkeys(changed, round_) | self._unfrozen
 
-    def _pass(self, loader: ClientLoader, length: int) -> Iterator[Batch]:
+    def _pass(self, loader: ClientLoader, length: int, fit_progress: FitProgress) -> Iterator[TrainingBatch]:
         """A pass over the batches, of ``length`` at most."""
-        left = length
-        for batch in itertools.islice(self.loaders.batches(loader), length):
-            left -= 1
-            yield batch
-        if left:
+        ends, number = fit_progress.steps_in(length), 0
+        for rows, batch in itertools.islice(self.loaders.batches(loader), length):
+            yield TrainingBatch(batch, number, rows, number in ends)
+            number += 1
+        if number < length:
             hint = "return the number of batches of every pass; an exhausted iterator has none in the next pass"
-            raise ClientError(f"its train_dataloader gave {length - left} of the {length} batches of a pass; {hint}")
+            raise ClientError(f"its train_dataloader gave {number} of the {length} batches of a pass; {hint}")
 
-    def _take_step(
-        self, batch: Any, index: int, rows: ExampleIndices | None, optimizer: Optimizer, steps: bool
-    ) -> None:
-        """Add the gradients of a batch, and where it ``steps``, take the local step of the batches since the last."""
-        if steps and self._closes:
-            self._step_by_closure(batch, index, rows, optimizer)
+    def _take_step(self, batch: TrainingBatch, optimizer: Optimizer) -> None:
+        """Add the gradients of a batch, and where it ends one, take the local step of the batches since the last."""
+        if batch.ends_step and self._closes:
+            self._step_by_closure(batch, optimizer)
             return
-        self._compute_gradients(batch, index, rows, optimizer)
-        if steps and self._has_gradients:
+        self._compute_gradients(batch, optimizer)
+        if batch.ends_step and self._has_gradients:
             self._prepare(optimizer)
             if self._scaler is None:
                 take_step(optimizer)
@@ -279,7 +277,7 @@ class LocalTraining:
                 self.fabric.strategy.optimizer_step(optimizer)
             self.client.lifecycle.end_step(optimizer, self._overflows)
 
-    def _step_by_closure(self, batch: Any, index: int, rows: ExampleIndices | None, optimizer: Optimizer) -> None:
+    def _step_by_closure(self, batch: TrainingBatch, optimizer: Optimizer) -> None:
         """Let the module, or the optimizer, decide when loss and gradients are computed."""
         client, worker_module = self.client, self.client.worker_module
         ran = False
@@ -288,13 +286,13 @@ class LocalTraining:
         def closure() -> torch.Tensor | None:
             nonlocal ran
             ran = True
-            loss = self._compute_gradients(batch, index, rows, optimizer)
+            loss = self._compute_gradients(batch, optimizer)
             return None if loss is None else loss.detach()
 
         wrapper = worker_module.trainer_shim.strategy._lightning_optimizers[0]
         done, versions = client.num_steps, self._versions()
         if "optimizer_step" in worker_module.hooks:
-            worker_module.call("optimizer_step", client.visit.fit_progress.current_epoch, index, wrapper, closure)
+            worker_module.call("optimizer_step", client.visit.fit_progress.current_epoch, batch.index, wrapper, closure)
         else:
             wrapper.step(closure=closure)
         if not ran:
@@ -327,23 +325,22 @@ class LocalTraining:
             self.client.lifecycle.end_step(optimizer, self._overflows)
         return result
 
-    def _compute_gradients(
-        self, batch: Any, index: int, rows: ExampleIndices | None, optimizer: Optimizer
-    ) -> torch.Tensor | None:
+    def _compute_gradients(self, batch: TrainingBatch, optimizer: Optimizer) -> torch.Tensor | None:
         """Loss and gradients of a batch; None where the module skips the batch."""
         client, worker_module, fit_progress = self.client, self.client.worker_module, self.client.visit.fit_progress
         call, hooks = worker_module.call, worker_module.hooks
         if client.methods.needs_gradients:
-            client.visit.present = PresentBatch(batch, index, rows, generator_states(), tensor_versions(batch))
+            versions = tensor_versions(batch.batch)
+            client.visit.present = batch._replace(states=generator_states(), versions=versions)
         with self.fabric.autocast():
-            loss = client.training_step(batch, index, rows)
+            loss = client.training_step(batch.batch, batch.index, batch.rows)
         self._skips = loss is None
-        if index % fit_progress.accumulate == 0:
+        if batch.index % fit_progress.accumulate == 0:
             self._has_gradients = False
             if "on_before_zero_grad" in hooks:
                 call("on_before_zero_grad", optimizer)
             if "optimizer_zero_grad" in hooks:
-                call("optimizer_zero_grad", fit_progress.current_epoch, index, optimizer)
+                call("optimizer_zero_grad", fit_progress.current_epoch, batch.index, optimizer)
             else:
                 clear_gradients(optimizer)
         if loss is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -19,7 +18,7 @@ from fl_lightning.client import Client
 from fl_lightning.client.client import LARGEST_INTEGER, are_exact
 from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.module_snapshot import StateBinding
-from fl_lightning.client.visit import PresentBatch, Visit
+from fl_lightning.client.visit import TrainingBatch, Visit
 from fl_lightning.core.reduced import Reduced
 from fl_lightning.core.seeding import generator_states, rng_scope
 from fl_lightning.core.state import State, norm
@@ -108,9 +107,8 @@ class Group:
         clips = training.client.worker_module.trainer_shim.setting.gradient_clip_val is not None
         self._prepares = bool(hooks("on_before_optimizer_step") or hooks("on_after_clipping") or clips)
         self._corrects = bool(hooks("on_after_optimizer_step"))
-        takes_index = training.client.worker_module.takes_index
-        # whether the module's training_step reads the index of the batch
-        self._looks_at_index = takes_index and looks_at(training.client.module.training_step, 1)
+        # whether clients at different indices of their passes take separate steps
+        self._splits_by_index = False
 
     # ------------------------------------------------------------------ the visits
     @contextmanager
@@ -250,10 +248,18 @@ class Group:
         """The step of the clients of a batch: one for all that can take it together."""
         rows = batch.rows
         same = [self._kinds[rows], *([m[rows] for m in self.stack.moves.values()] if self._counts_steps else [])]
-        if self._looks_at_index and len(batch.indices) > 1:
+        differs = len({*batch.indices}) > 1
+        if self._splits_by_index and differs:
             same.append(np.array(batch.indices))
         if all((values == values[0]).all() for values in same):
-            self._step(batch, optimizer)
+            try:
+                self._step(batch, optimizer)
+            except RuntimeError:
+                # the module may use the index as a number, which it can do where the clients have the same
+                if self._splits_by_index or not differs:
+                    raise
+                self._splits_by_index = True
+                self._program(batch, optimizer)
             return
         chosen, keys = numbers_of(rows, self.size), list(zip(*(values.tolist() for values in same), strict=True))
         for key in dict.fromkeys(keys):
@@ -323,12 +329,11 @@ class Group:
 
     def _arguments(self, batch: GroupBatch) -> tuple[list[Any], Any, Callable[[list[Any]], tuple[Any, Any]]]:
         """A batch as arguments of a mapped step: their columns, what else they depend on, and how to read them."""
-        table, index = batch.table, batch.indices[0]
+        table, differs = batch.table, len({*batch.indices}) > 1
         columns = [column.take(slice(0, None)) for column in table.columns]
-        if by_client := len(set(batch.indices)) > 1:
-            columns.append((torch.tensor(batch.indices, device=self.device), True))
-        about = (repr(table.shape), by_client or (self._looks_at_index and index))
-        return columns, about, lambda leaves: (put_together(table.shape, leaves), leaves[-1] if by_client else index)
+        indices = torch.tensor(batch.indices if differs else batch.indices[0], device=self.device)
+        columns.append((indices, differs))
+        return columns, (repr(table.shape), differs), lambda leaves: (put_together(table.shape, leaves), leaves[-1])
 
     def _mapped_hooks(
         self, name: str, batch: GroupBatch, mounted: State, optimizer: Any, hooks: Callable[[Any], None]
@@ -345,7 +350,7 @@ class Group:
                 live[name].grad = gradient
             self.stack.fill_groups(live)
             if of_one is not None:
-                client.visit.present = PresentBatch(*of_one(leaves[len(trained) :]), None, self._states)
+                client.visit.present = TrainingBatch(*of_one(leaves[len(trained) :]), states=self._states)
             with patched(client.extra_passes, compute=partial(mapped_gradient, client, self.places)):
                 hooks(optimizer)
             return {name: live[name].grad for name in live if live[name].grad is not gradients.get(name)}
@@ -436,9 +441,7 @@ class Group:
         """Put one client, whose visit has ended, into this worker's module, as if it had trained there alone."""
         client, visit = self.client, self.visits.get(row)
         if visit is None:
-            own = {name: values[row] for name, values in self.received_own.items()}
-            logged = client.worker_module.begin_logging(self.infos[row].num_examples)
-            visit = Visit(self.infos[row], {**self.received, **own}, self.progresses[row], logged)
+            visit = client.lifecycle.begin(self.infos[row], self.received, self.progresses[row])
         logged = visit.logged
         client.worker_module.load({**self.received, **{name: values[row] for name, values in self.stack.state.items()}})
         self.log.fill(logged, row)
@@ -455,12 +458,3 @@ class Group:
             self.fit_progress(row), epoch=passes
         )
         client.visit = visit
-
-
-def looks_at(function: Callable[..., Any], place: int) -> bool:
-    """Whether the code of a method may read its argument at this place."""
-    code = getattr(getattr(function, "__func__", None), "__code__", None)
-    if code is None or code.co_argcount <= place + 1:
-        return True
-    read = (one.argval if isinstance(one.argval, tuple) else (one.argval,) for one in dis.get_instructions(code))
-    return any(code.co_varnames[place + 1] in names for names in read)

@@ -17,7 +17,7 @@ from fl_lightning.client.reference_models import ReferenceModels
 from fl_lightning.client.visit import Visit
 from fl_lightning.core import foreach
 from fl_lightning.core.client_info import ClientInfo
-from fl_lightning.core.state import State, clone
+from fl_lightning.core.state import State, clone, select
 from fl_lightning.functional.rows import linked_zero
 from fl_lightning.training.patching import patched
 
@@ -31,7 +31,9 @@ def start_visit(
         The visit, the entries of its received state that stay with the client, those that a method has changed,
         and the states of the reference models.
     """
-    visit, own = client.lifecycle.begin(info, received, fit_progress)
+    client.worker_module.trainer_shim.fit_progress = fit_progress
+    visit = client.lifecycle.begin(info, received, fit_progress)
+    own = select(visit.received, client.kept)
     if own:
         client.worker_module.load(visit.received)
     versions = [value._version for value in client.live.values()]
