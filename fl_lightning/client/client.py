@@ -13,7 +13,6 @@ import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch import LightningModule
 from torch import Tensor
-from torch.optim import Optimizer
 
 from fl_lightning.client.batch_norm import batch_norms, statistics_of
 from fl_lightning.client.client_state import ClientStateStore
@@ -26,7 +25,7 @@ from fl_lightning.client.visit import Visit
 from fl_lightning.client.worker_module import WorkerModule
 from fl_lightning.core import foreach
 from fl_lightning.core.client_info import ClientInfo
-from fl_lightning.core.lazy_copies import share_memory
+from fl_lightning.core.lazy_copies import written_entries
 from fl_lightning.core.method import Method, MethodList, Payload, Step, call_hook, check_returned, overrides
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.core.state import (
@@ -534,19 +533,6 @@ class ClientLifecycle:
             client.worker_module.load_and_reset(visit.received)
             return {**memories.own_entries(info.id), **clone(client.methods.personal_state(client))}
 
-    def end_step(self, optimizer: Optimizer, lost: bool = False) -> None:
-        """The optimizer has stepped: call the methods, and count the step; one that it has left out is only counted."""
-        client, visit = self.client, self.client.visit
-        if lost:
-            visit.num_lost += 1
-            return
-        counts = visit.counts
-        counts.lr = float(optimizer.param_groups[0]["lr"])  # a tensor may change later
-        counts.lr_total += counts.lr
-        if client.methods.having("on_after_optimizer_step"):
-            client.methods.call("on_after_optimizer_step", client, optimizer)
-        counts.num_steps += 1
-
     def finish(self) -> Update:
         """End the visit: store the client-local entries, and return the client's update."""
         client, visit = self.client, self.client.visit
@@ -574,8 +560,8 @@ class ClientLifecycle:
         if not math.isfinite(visit.drift):
             bad = next(name for name, value in client.change.items() if not torch.isfinite(value).all())
             raise ClientError(f"the weights of {bad} became nan or infinite after local step {client.num_steps - 1}")
-        others = [name for name in client.others if not share_memory(live[name], visit.received[name])]
-        entry = first_not_finite(select(live, others), visit.received) if others else None
+        written = written_entries(live, visit.received, client.others)
+        entry = first_not_finite(select(live, written), visit.received) if written else None
         if entry is not None:
             kind = "frozen parameter" if entry in client.frozen else "buffer"
             raise ClientError(f"the {kind} {entry} became nan or infinite within {client.num_steps} local steps")

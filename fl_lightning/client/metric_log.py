@@ -27,7 +27,7 @@ from fl_lightning.core.reduced import EMPTY, Reduced, join
 from fl_lightning.storage.metric_format import is_defined
 from fl_lightning.utilities.errors import require
 
-# in the place of a hook, of the terms of the loss
+# stands for a hook in the keys of the loss's terms
 TERM = ""
 # the hook whose defaults hold for the values that methods log
 METHODS_HOOK = "on_train_epoch_end"
@@ -70,6 +70,8 @@ class MetricLog:
         self._batch: Any = None
         self._size: int | None = None
         self._counted: int | None = None
+        # of the terms of the loss, and of what the module logs
+        self.terms: dict[LogKey, LoggedValue] = {}
         self.entries: dict[LogKey, LoggedValue] = {}
         # original values, which become tensors on demand
         self._callback: dict[str, Any] = dict(evaluated or {})
@@ -130,7 +132,7 @@ class MetricLog:
     def add_term(self, name: str, value: Tensor) -> None:
         """Add a term of the loss, which :meth:`first_nonfinite_term` watches."""
         key = (TERM, name, None)
-        entry = self.entries.get(key) or self.new_entry(key, LogSpec(name))
+        entry = self.terms.get(key) or self.new_entry(key, LogSpec(name))
         if self._counted is None:
             self._counted = count_examples(self._batch)
         value = value.detach()
@@ -144,9 +146,9 @@ class MetricLog:
 
     def first_nonfinite_term(self) -> tuple[str, int] | None:
         """The term of the loss that was the first to be nan or infinite, and the step; None if all stayed finite."""
-        for entry in self.terms:
+        for entry in self.terms.values():
             entry.read()
-        bad = {entry.spec.name: entry.first_bad for entry in self.terms if entry.first_bad >= 0}
+        bad = {entry.spec.name: entry.first_bad for entry in self.terms.values() if entry.first_bad >= 0}
         return min(bad.items(), key=lambda item: item[1]) if bad else None
 
     def end_epoch(self) -> dict[str, Reduced]:
@@ -155,35 +157,34 @@ class MetricLog:
         Returns:
             The terms of the loss, as means over the examples of the epoch.
         """
-        terms: dict[str, Reduced] = {}
-        for (hook, name, _), entry in sorted(self.entries.items(), key=lambda item: item[0][0] != TERM):
+        terms = {key[1]: entry for key, entry in self.terms.items() if entry.count}
+        # an entry of the module takes the place of a term of its name
+        for entry in (*terms.values(), *self.entries.values()):
             if entry.count:
                 self._callback |= entry.shown_step()
                 entry.end_epoch()
                 self._callback |= entry.shown_epoch(entry.epoch)
-                if hook == TERM and entry.epoch is not None:
-                    terms[name] = entry.epoch
         self._reset_metrics()
-        return terms
+        return {name: entry.epoch for name, entry in terms.items() if entry.epoch is not None}
 
     def sums(self) -> dict[str, Reduced]:
         """The values of the visit for the record, by name; a term that the module logs by its name is the module's."""
         self.end_epoch()
         record: dict[str, Reduced | None] = {}
         for entry in self._recorded:
-            record[entry.spec.epoch_name] = entry.total
+            record[entry.epoch_name] = entry.total
             if entry.metric is not None and entry.total is not None:
                 defined = is_defined(entry.spec.name, entry.total.total)
-                record[entry.spec.epoch_name] = entry.total if defined else None
-                record[f"{entry.spec.epoch_name}/clients"] = Reduced("sum", float(defined))
-            elif entry.spec.step_name != entry.spec.epoch_name:
-                record[entry.spec.step_name] = entry.last_step()
+                record[entry.epoch_name] = entry.total if defined else None
+                record[f"{entry.epoch_name}/clients"] = Reduced("sum", float(defined))
+            elif entry.step_name != entry.epoch_name:
+                record[entry.step_name] = entry.last_step()
         return {name: value for name, value in record.items() if value is not None}
 
     def states(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Where each torchmetrics object of the record is in the module, and its states, by name."""
         shown = [entry for entry in self._recorded if entry.metric is not None]
-        return {entry.spec.epoch_name: (str(entry.spec.metric), entry.states) for entry in shown}
+        return {entry.epoch_name: (str(entry.spec.metric), entry.states) for entry in shown}
 
     def callback_metrics(self) -> dict[str, Tensor]:
         """Return the latest values by Lightning's names, as ``trainer.callback_metrics``.
@@ -193,8 +194,8 @@ class MetricLog:
         metrics = dict(self._callback)
         # in this hook Lightning has reduced the epoch already
         ended = vars(self.module)["_current_fx_name"] == "on_train_epoch_end"
-        for (hook, *_), entry in self.entries.items() if self._training else ():
-            if entry.count and hook != TERM:
+        for entry in self.entries.values() if self._training else ():
+            if entry.count:
                 metrics |= entry.shown_step()
                 metrics |= entry.shown_epoch(entry.partial_value()) if ended else {}
         return {name: as_tensor(value) for name, value in metrics.items()}
@@ -235,7 +236,7 @@ class MetricLog:
         """The values for the record, by name; the torchmetrics objects that were logged are reset."""
         self.end_loader()
         self._reset_metrics()
-        return {entry.spec.epoch_name: entry.total.value for entry in self._recorded if entry.total is not None}
+        return {entry.epoch_name: entry.total.value for entry in self._recorded if entry.total is not None}
 
     # ------------------------------------------------------------------ inside
     def _without_size(self, entry: LoggedValue, value: Any) -> float:
@@ -269,19 +270,17 @@ class MetricLog:
 
     def new_entry(self, key: LogKey, spec: LogSpec, once: bool = False) -> LoggedValue:
         """Add the entry of a name that is logged for the first time."""
-        entry = self.entries[key] = LoggedValue(spec, once)
+        entry = self.table(key)[key] = LoggedValue(spec, once)
         return entry
 
-    @property
-    def terms(self) -> list[LoggedValue]:
-        """The terms of the loss."""
-        return [entry for (hook, *_), entry in self.entries.items() if hook == TERM]
+    def table(self, key: LogKey) -> dict[LogKey, LoggedValue]:
+        """Return :attr:`terms` or :attr:`entries`, whichever holds this key."""
+        return self.terms if key[0] == TERM else self.entries
 
     @property
     def _recorded(self) -> list[LoggedValue]:
         """Return the record, with the terms of the loss first, since the module may log one of their names."""
-        others = [entry for (hook, *_), entry in self.entries.items() if hook != TERM and entry.spec.logger]
-        return [*self.terms, *others]
+        return [*self.terms.values(), *(entry for entry in self.entries.values() if entry.spec.logger)]
 
     def _reset_metrics(self) -> None:
         for entry in self.entries.values():
@@ -297,6 +296,7 @@ class LoggedValue:
 
     def __init__(self, spec: LogSpec, once: bool = False) -> None:
         self.spec, self.once = spec, once
+        self.plain, self.step_name, self.epoch_name = spec.names
         self.given: Any = None  # arguments of the latest call
         self.batch_size: Any = None
         self.metric: Metric | None = None
@@ -379,12 +379,12 @@ class LoggedValue:
     def shown_step(self) -> dict[str, Any]:
         """The latest value by Lightning's names, where steps are logged."""
         known = self.spec.on_step and self.last is not None
-        return {self.spec.plain: self.last, self.spec.step_name: self.last} if known else {}
+        return {self.plain: self.last, self.step_name: self.last} if known else {}
 
     def shown_epoch(self, value: Reduced | None) -> dict[str, Any]:
         """The value of an epoch by Lightning's names, where epochs are logged."""
         known = self.spec.on_epoch and value is not None
-        return {self.spec.plain: value, self.spec.epoch_name: value} if known else {}
+        return {self.plain: value, self.epoch_name: value} if known else {}
 
     def last_step(self) -> Reduced | None:
         """The latest value, with its weight for a mean over clients."""

@@ -56,19 +56,12 @@ class LogSpec(NamedTuple):
     metric: str | None = None
 
     @property
-    def plain(self) -> str:
-        """The name with the suffix of the data loader."""
-        return self.name + self.suffix
-
-    @property
-    def step_name(self) -> str:
-        """Lightning's name for the value of a step."""
-        return f"{self.name}_step{self.suffix}" if self.on_step and self.on_epoch else self.plain
-
-    @property
-    def epoch_name(self) -> str:
-        """Lightning's name for the value of an epoch."""
-        return f"{self.name}_epoch{self.suffix}" if self.on_step and self.on_epoch else self.plain
+    def names(self) -> tuple[str, str, str]:
+        """The name with the suffix of the data loader, and Lightning's names for the values of a step and an epoch."""
+        plain = self.name + self.suffix
+        if self.on_step and self.on_epoch:
+            return plain, f"{self.name}_step{self.suffix}", f"{self.name}_epoch{self.suffix}"
+        return plain, plain, plain
 
 
 @lru_cache(1000)

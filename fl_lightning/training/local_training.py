@@ -275,7 +275,7 @@ class LocalTraining:
                 take_step(optimizer)
             else:
                 self.fabric.strategy.optimizer_step(optimizer)
-            self.client.lifecycle.end_step(optimizer, self._overflows)
+            end_step(self.client, optimizer, self._overflows)
 
     def _step_by_closure(self, batch: TrainingBatch, optimizer: Optimizer) -> None:
         """Let the module, or the optimizer, decide when loss and gradients are computed."""
@@ -301,7 +301,7 @@ class LocalTraining:
             if any(method.corrects_gradients for method in client.methods.methods):
                 hint = "which skips the methods' corrections; call optimizer.step(closure=optimizer_closure)"
                 raise ClientError(f"optimizer_step calls optimizer.optimizer.step, {hint}")
-            client.lifecycle.end_step(optimizer)
+            end_step(client, optimizer)
 
     def _versions(self) -> list[int]:
         """Changes whenever a trained parameter does."""
@@ -322,7 +322,7 @@ class LocalTraining:
             if self._has_gradients:
                 self.fabric.strategy.optimizer_step(optimizer, **kwargs)
         if self._has_gradients:
-            self.client.lifecycle.end_step(optimizer, self._overflows)
+            end_step(self.client, optimizer, self._overflows)
         return result
 
     def _compute_gradients(self, batch: TrainingBatch, optimizer: Optimizer) -> torch.Tensor | None:
@@ -383,6 +383,20 @@ class LocalTraining:
         if methods.having("on_after_clipping") and not self._overflows:
             methods.call("on_after_clipping", client, optimizer)
         self.stopwatch.lap("correct")
+
+
+def end_step(client: Client, optimizer: Optimizer, lost: bool = False) -> None:
+    """The optimizer has stepped: call the methods, and count the step; one that it has left out is only counted."""
+    visit = client.visit
+    if lost:
+        visit.num_lost += 1
+        return
+    counts = visit.counts
+    counts.lr = float(optimizer.param_groups[0]["lr"])  # a tensor may change later
+    counts.lr_total += counts.lr
+    if client.methods.having("on_after_optimizer_step"):
+        client.methods.call("on_after_optimizer_step", client, optimizer)
+    counts.num_steps += 1
 
 
 def scalings_of(scaler: Any) -> list[tuple[float, int]]:

@@ -59,17 +59,20 @@ class GroupLog(MetricLog):
         """Add the values of a step of these clients; ``tensors`` take the places of ``...``."""
         for key, spec, *parts in records:
             weight, value = (next(tensors) if part is ... else part for part in parts)
-            entry: Any = self.entries.get(key) or self.new_entry(key, spec)
+            entry: Any = self.table(key).get(key) or self.new_entry(key, spec)
             entry.add_rows(rows, value, weight)
 
     def fill(self, logged: MetricLog, row: int) -> None:
         """Put the values of one client into the log of its visit."""
-        entries: Any = self.entries
-        logged.entries |= {key: one for key, entry in entries.items() if (one := entry.of_row(row))}
+        entries: Any = {**self.terms, **self.entries}
+        for key, entry in entries.items():
+            value = entry.of_row(row)
+            if value is not None:
+                logged.table(key)[key] = value
 
     def without_bad_terms(self) -> np.ndarray | bool:
         """Which clients have finite terms of the loss alone ``(G,)``."""
-        return np.all([np.asarray(term.first_bad) < 0 for term in self.terms], 0)
+        return np.all([np.asarray(term.first_bad) < 0 for term in self.terms.values()], 0)
 
     def weighted(self, rows: Sequence[int]) -> tuple[dict[str, dict[str, Weighted]], dict[str, Reduced]]:
         """The values of the clients at ``rows``, for sums over the cohort.
@@ -89,7 +92,7 @@ class GroupLog(MetricLog):
         return added, extremes
 
     def new_entry(self, key: LogKey, spec: LogSpec, once: bool = False) -> LoggedValue:
-        entry = self.entries[key] = GroupValue(spec, once, self.size, key, self.records)
+        entry = self.table(key)[key] = GroupValue(spec, once, self.size, key, self.records)
         return entry
 
 
