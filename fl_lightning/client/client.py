@@ -295,8 +295,8 @@ class Client(LightningModule):
     def add_gradients_to(self, totals: Mapping[str, Tensor], scale: float = 1.0) -> None:
         """Add ``scale`` times the gradients to ``totals``, in place, by name."""
         pairs = [(total, self.live[name].grad) for name, total in totals.items()]
-        present = [(total, gradient) for total, gradient in pairs if gradient is not None]
-        foreach.add_([total for total, _ in present], [gradient for _, gradient in present], scale)
+        gradient_pairs = [(total, gradient) for total, gradient in pairs if gradient is not None]
+        foreach.add_([total for total, _ in gradient_pairs], [gradient for _, gradient in gradient_pairs], scale)
 
     @torch.no_grad()
     def add_to_parameters(self, values: Mapping[str, Tensor], scale: float = 1.0) -> None:
@@ -434,9 +434,9 @@ class Client(LightningModule):
         if loss is not None and loss.ndim and loss.numel() != 1:
             raise ClientError(f"training_step returned a loss of shape {tuple(loss.shape)}; return its mean or its sum")
         if "on_train_batch_end" in worker_module.hooks:
-            rest = {k: v for k, v in output.items() if k != "loss"} if isinstance(output, Mapping) else {}
+            extras = {k: v for k, v in output.items() if k != "loss"} if isinstance(output, Mapping) else {}
             # Lightning's scaled loss: the losses of a step's batches add up to their mean
-            visit.outputs = {} if loss is None else {"loss": loss.detach() / visit.fit_progress.accumulate, **rest}
+            visit.outputs = {} if loss is None else {"loss": loss.detach() / visit.fit_progress.accumulate, **extras}
         if loss is None:
             return None
         add_term("loss", loss)
@@ -461,11 +461,11 @@ class ClientLifecycle:
     def begin(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> Visit:
         """Begin a visit of client ``info.id`` with the received state and the client's own entries; load nothing."""
         client = self.client
-        own = client.memories().visited(info.id).get("state", {}) if client.kept else {}
+        local_entries = client.memories().visited(info.id).get("state", {}) if client.kept else {}
         logged = client.worker_module.begin_logging(info.num_examples)
         attributes = client.methods.attributes
         server = () if attributes is None else attributes.server
-        client.visit = Visit(info, {**received, **own}, fit_progress, logged, server)
+        client.visit = Visit(info, {**received, **local_entries}, fit_progress, logged, server)
         return client.visit
 
     @contextmanager
@@ -560,8 +560,8 @@ class ClientLifecycle:
         if not math.isfinite(visit.drift):
             bad = next(name for name, value in client.change.items() if not torch.isfinite(value).all())
             raise ClientError(f"the weights of {bad} became nan or infinite after local step {client.num_steps - 1}")
-        written = written_entries(live, visit.received, client.others)
-        entry = first_not_finite(select(live, written), visit.received) if written else None
+        candidates = written_entries(live, visit.received, client.others)
+        entry = first_not_finite(select(live, candidates), visit.received) if candidates else None
         if entry is not None:
             kind = "frozen parameter" if entry in client.frozen else "buffer"
             raise ClientError(f"the {kind} {entry} became nan or infinite within {client.num_steps} local steps")
@@ -639,10 +639,12 @@ def targets_of(batch: Any) -> Tensor | None:
 
 def leave_out_large_integers(values: State, received: State) -> None:
     """Leave out integers beyond 2^53 that have not changed: a mean in float64 would round them."""
-    whole = [name for name, value in values.items() if value.dtype == torch.int64]
-    if not whole or are_exact(torch.cat([tensor[name].reshape(-1) for name in whole for tensor in (values, received)])):
+    integers = [name for name, value in values.items() if value.dtype == torch.int64]
+    if not integers or are_exact(
+        torch.cat([tensor[name].reshape(-1) for name in integers for tensor in (values, received)])
+    ):
         return
-    for name in whole:
+    for name in integers:
         if not (are_exact(values[name]) and are_exact(received[name])):
             if not torch.equal(values[name], received[name]):
                 hint = "register it with persistent=False, or keep smaller numbers in it"

@@ -60,12 +60,12 @@ def lora_adapters(module: nn.Module) -> list[LoRAAdapter]:
         match = FACTOR.fullmatch(name)
         if match is None:
             continue
-        path, kind, rest = match[1], match[2] or "", match[3]
-        b, layer = f"{path}.lora_{kind}B{rest}", module.get_submodule(path)
+        path, kind, suffix = match[1], match[2] or "", match[3]
+        b, layer = f"{path}.lora_{kind}B{suffix}", module.get_submodule(path)
         base = next((w for w in (f"{path}.base_layer.weight", f"{path}.weight") if w in state), "")
         scaling = getattr(layer, "scaling", None)
         if isinstance(scaling, Mapping):
-            scaling = scaling.get(rest.removesuffix(".weight").removeprefix("."))
+            scaling = scaling.get(suffix.removesuffix(".weight").removeprefix("."))
         transposed = bool(kind or getattr(layer, "fan_in_fan_out", False))
         if b in state:
             adapters.append(LoRAAdapter(name, b, base, float("nan" if scaling is None else scaling), transposed))

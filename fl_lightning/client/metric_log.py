@@ -84,9 +84,9 @@ class MetricLog:
             UsageError: the value or the arguments are not allowed, or the hook has logged this name in another way.
         """
         hook = vars(self.module)["_current_fx_name"] or self._default_hook
-        entry, given = self.entries.get((hook, name, self.dataloader_idx)), (args, kwargs)
-        if entry is None or entry.given != given:
-            entry = self._entry(hook, name, value, given)
+        entry, arguments = self.entries.get((hook, name, self.dataloader_idx)), (args, kwargs)
+        if entry is None or entry.arguments != arguments:
+            entry = self._entry(hook, name, value, arguments)
         weight: Any = entry.batch_size if batch_size is None else batch_size
         if weight is None and entry.once:
             weight = self._examples
@@ -183,8 +183,8 @@ class MetricLog:
 
     def states(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Where each torchmetrics object of the record is in the module, and its states, by name."""
-        shown = [entry for entry in self._recorded if entry.metric is not None]
-        return {entry.epoch_name: (str(entry.spec.metric), entry.states) for entry in shown}
+        entries = [entry for entry in self._recorded if entry.metric is not None]
+        return {entry.epoch_name: (str(entry.spec.metric), entry.states) for entry in entries}
 
     def callback_metrics(self) -> dict[str, Tensor]:
         """Return the latest values by Lightning's names, as ``trainer.callback_metrics``.
@@ -241,31 +241,33 @@ class MetricLog:
     # ------------------------------------------------------------------ inside
     def _without_size(self, entry: LoggedValue, value: Any) -> float:
         """The weight in a batch whose size is unknown: by Lightning's rule it must be known where a mean needs it."""
-        needed = entry.spec.on_epoch and entry.spec.kind == "mean" and not isinstance(value, Metric)
+        is_required = entry.spec.on_epoch and entry.spec.kind == "mean" and not isinstance(value, Metric)
         hint = f"its size is unknown for a {type(self._batch).__name__}: give batch_size="
-        require(not needed, f"self.log({entry.spec.name!r}, ..., batch_size=...)", None, hint)
+        require(not is_required, f"self.log({entry.spec.name!r}, ..., batch_size=...)", None, hint)
         return 1
 
-    def _entry(self, hook: str, name: str, value: Any, given: tuple[tuple, dict]) -> LoggedValue:
+    def _entry(self, hook: str, name: str, value: Any, arguments: tuple[tuple, dict]) -> LoggedValue:
         """The entry of a name that is new, or that was logged with other arguments."""
-        spec, options = log_spec(hook, name, given[0], tuple(given[1].items()), self.dataloader_idx)
+        spec, options = log_spec(hook, name, arguments[0], tuple(arguments[1].items()), self.dataloader_idx)
         key = (hook, name, self.dataloader_idx)
         entry = self.entries.get(key)
         # without its suffix, the name would be the one of another loader
-        alone = options["add_dataloader_idx"] or not any(known[:2] == key[:2] for known in self.entries)
-        same = alone if entry is None else entry.spec._replace(metric=None) == spec
-        require(same, f"self.log({name!r}, ...)", hook, "the hook logs it with different arguments, or for two loaders")
+        if entry is None:
+            fits = options["add_dataloader_idx"] or key[:2] not in {(hook, name) for hook, name, _ in self.entries}
+        else:
+            fits = entry.spec._replace(metric=None) == spec
+        require(fits, f"self.log({name!r}, ...)", hook, "the hook logs it with different arguments, or for two loaders")
         if entry is None:
             check_kind(name, value)
             if isinstance(value, Metric):
-                known = {id(part): place for place, part in self.module.named_modules() if isinstance(part, Metric)}
-                path = known.get(id(value), options["metric_attribute"])
-                hint = f"not an attribute of the module; available: {list(known.values())}"
+                metrics = [(path, part) for path, part in self.module.named_modules() if isinstance(part, Metric)]
+                path = next((path for path, part in metrics if part is value), options["metric_attribute"])
+                hint = f"not an attribute of the module; available: {[path for path, _ in metrics]}"
                 require(path is not None, f"self.log({name!r}, ...)", type(value).__name__, hint)
                 spec = spec._replace(metric=path)
             functions: Any = LogValidator.functions[hook]
             entry = self.new_entry(key, spec, functions["allowed_on_step"] == (False,))
-        entry.given, entry.batch_size = given, options["batch_size"]
+        entry.arguments, entry.batch_size = arguments, options["batch_size"]
         return entry
 
     def new_entry(self, key: LogKey, spec: LogSpec, once: bool = False) -> LoggedValue:
@@ -297,7 +299,7 @@ class LoggedValue:
     def __init__(self, spec: LogSpec, once: bool = False) -> None:
         self.spec, self.once = spec, once
         self.plain, self.step_name, self.epoch_name = spec.names
-        self.given: Any = None  # arguments of the latest call
+        self.arguments: Any = None  # of the latest call
         self.batch_size: Any = None
         self.metric: Metric | None = None
         self.count = 0  # values in the present epoch
@@ -367,8 +369,8 @@ class LoggedValue:
         if self.metric is None:
             return Reduced(self.spec.kind, self.running, self.running_weight)
         # one that the module has reset by itself has nothing but its latest batch
-        whole = self.metric.update_called or self.last is None
-        value = computed(self.spec.name, self.metric) if whole else float(self.last)
+        is_complete = self.metric.update_called or self.last is None
+        value = computed(self.spec.name, self.metric) if is_complete else float(self.last)
         return Reduced("mean", self.running_weight * value, self.running_weight)
 
     def assign(self, value: Reduced) -> None:
@@ -378,13 +380,13 @@ class LoggedValue:
 
     def shown_step(self) -> dict[str, Any]:
         """The latest value by Lightning's names, where steps are logged."""
-        known = self.spec.on_step and self.last is not None
-        return {self.plain: self.last, self.step_name: self.last} if known else {}
+        is_shown = self.spec.on_step and self.last is not None
+        return {self.plain: self.last, self.step_name: self.last} if is_shown else {}
 
     def shown_epoch(self, value: Reduced | None) -> dict[str, Any]:
         """The value of an epoch by Lightning's names, where epochs are logged."""
-        known = self.spec.on_epoch and value is not None
-        return {self.plain: value, self.epoch_name: value} if known else {}
+        is_shown = self.spec.on_epoch and value is not None
+        return {self.plain: value, self.epoch_name: value} if is_shown else {}
 
     def last_step(self) -> Reduced | None:
         """The latest value, with its weight for a mean over clients."""

@@ -69,12 +69,12 @@ class Outcome:
 
 def draw_cohort(run: Run, round_: int) -> list[int]:
     """Draw the clients of a round from those that are present."""
-    trainer, there = run.trainer, run.backend.present(run, round_)
-    run.server.population = len(there) if type(trainer.sampler) is UniformSampler else 0
-    if not there:
+    trainer, clients = run.trainer, run.backend.present(run, round_)
+    run.server.population = len(clients) if type(trainer.sampler) is UniformSampler else 0
+    if not clients:
         return []
-    size = min(size_of_cohort(len(there), trainer.participation, trainer.cohort_size), len(there))
-    return [there[place] for place in trainer.sampler(run.seed, round_, len(there), size)]
+    size = min(size_of_cohort(len(clients), trainer.participation, trainer.cohort_size), len(clients))
+    return [clients[place] for place in trainer.sampler(run.seed, round_, len(clients), size)]
 
 
 def simulate_systems(run: Run, round_: int, chosen: list[int]) -> dict[int, SystemOutcome]:
@@ -83,8 +83,8 @@ def simulate_systems(run: Run, round_: int, chosen: list[int]) -> dict[int, Syst
     if trainer.systems is None:
         return dict.fromkeys(chosen, SystemOutcome())
     simulated = trainer.systems.outcomes(run.seed, round_, chosen, trainer.local_steps or trainer.local_epochs)
-    run.metrics.update({"clients/dropped": sum(one.lost is not None for one in simulated.values())})
-    run.metrics.update({"clients/stragglers": sum(one.work is not None for one in simulated.values())})
+    run.metrics.update({"clients/dropped": sum(outcome.lost is not None for outcome in simulated.values())})
+    run.metrics.update({"clients/stragglers": sum(outcome.work is not None for outcome in simulated.values())})
     return simulated
 
 
@@ -128,7 +128,7 @@ def place_cohort(run: Run, simulated: dict[int, SystemOutcome]) -> list[Part]:
     costs = run.runner.divide(run, steps)
     parts = {part[0]: part for part in costs}
     of_workers = schedule({part[0]: cost for part, cost in costs.items()}, run.workers.size, memories.owners)
-    placed = [[k for first in firsts for k in parts[first]] for firsts in of_workers]
+    placed = [[k for first_client in firsts for k in parts[first_client]] for firsts in of_workers]
     if memories.owners:
         run.workers.barrier()  # a memory is sent when both sides are here
     memories.follow(placed, run.workers)
@@ -136,7 +136,7 @@ def place_cohort(run: Run, simulated: dict[int, SystemOutcome]) -> list[Part]:
         total = sum(steps[k] for k in clients)
         run.metrics.update({f"placed/{worker}/clients": len(clients), f"placed/{worker}/steps": total})
     run.stopwatch.lap("place")
-    return [parts[first] for first in sorted(of_workers[run.workers.rank])]
+    return [parts[first_client] for first_client in sorted(of_workers[run.workers.rank])]
 
 
 def add_rows(run: Run, rows: UpdateRows, totals: Totals, outcome: Outcome) -> None:
@@ -248,7 +248,7 @@ def record_failure(run: Run, k: int, error: Exception) -> None:
             "state_dict": server.state,
             "cohort": server.cohort,
             "memory": beside.get(k) or client.memories().get(k, {}),
-            "memories": {other: memory for other, memory in beside.items() if memory},
+            "memories": {client_id: memory for client_id, memory in beside.items() if memory},
             "format": FORMAT,
             **recorded_state(run),
         }
@@ -280,7 +280,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
     memories.note_owners([*all_owned])
     for measured in metrics:
         run.metrics.fill(measured)
-    failed = {k: failure for some in all_failures for k, failure in some.items()}
+    failed = {k: failure for failures_of_worker in all_failures for k, failure in failures_of_worker.items()}
     counts = sum(map(Counter, all_counts), Counter[str]())
     arrived, rates = sorted(chain(*all_arrived)), [*chain(*all_rates)]
     training.scaling = scaling = min(chain(*scalings), default=training.scaling)

@@ -95,7 +95,7 @@ class LocalTraining:
         ``ClientStateStore.commit_visit`` changes its memory once the server has its update. ``work`` is the number of
         epochs, or of steps where the run counts them, if they are fewer than in a whole visit.
         """
-        client, data, seed = self.client, self.loaders.data, self.loaders.seed
+        client, datamodule, seed = self.client, self.loaders.data, self.loaders.seed
         self.stopwatch.start()
         try:
             with (
@@ -103,7 +103,7 @@ class LocalTraining:
                 client.worker_module.training(),
                 self.loaders.train(k, round_) as loader,
                 client.lifecycle.visiting(
-                    data.info(k), received, client.worker_module.fit_progress.at(round_, len(loader), work)
+                    datamodule.info(k), received, client.worker_module.fit_progress.at(round_, len(loader), work)
                 ) as visit,
             ):
                 if visit.fit_progress.passes_now:  # a client without batches has no fit, and calls no hook
@@ -112,7 +112,7 @@ class LocalTraining:
         except (UsageError, LostWorkerError, Stopped):
             raise
         except (Exception, SystemExit) as error:
-            hint = f"; {without_singles(data)}" if "1 value per channel" in str(error) else ""
+            hint = f"; {without_singles(datamodule)}" if "1 value per channel" in str(error) else ""
             raise ClientError(f"client {k}, round {round_}: {with_location(error)}{hint}") from error
         finally:
             self.stopwatch.lap("collect")
@@ -244,13 +244,14 @@ class LocalTraining:
         """Warn once of a ``requires_grad`` that a visit of an earlier round has changed, and this one has not."""
         trained = {*self.client.trainable}
         changed = [name for name, value in self.client.live.items() if value.requires_grad != (name in trained)]
-        lost = [name for name in self._unfrozen if name not in changed and self._unfrozen[name] < round_]
-        if lost and not self._warned:
-            kind, names = type(self.client.module).__name__, ", ".join(lost)
-            text = f"changes in round {self._unfrozen[lost[0]]}, and not in round {round_}, as a visit begins with its "
-            text += "first value; change it in each visit, as by current_epoch >= 3 in place of == 3"
+        reverted = [name for name in self._unfrozen if name not in changed and self._unfrozen[name] < round_]
+        if reverted and not self._warned:
+            kind, names = type(self.client.module).__name__, ", ".join(reverted)
+            before = self._unfrozen[reverted[0]]
+            text = f"changes in round {before}, and not in round {round_}, as a visit begins with its first value; "
+            text += "change it in each visit, as by current_epoch >= 3 in place of == 3"
             rank_zero_warn(f"model={kind}: requires_grad of {truncate(names, LONGEST_LIST)} {text}")
-        self._warned |= bool(lost)
+        self._warned |= bool(reverted)
         self._unfrozen = dict.fromkeys(changed, round_) | self._unfrozen
 
     def _pass(self, loader: ClientLoader, length: int, fit_progress: FitProgress) -> Iterator[TrainingBatch]:
@@ -290,14 +291,14 @@ class LocalTraining:
             return None if loss is None else loss.detach()
 
         wrapper = worker_module.trainer_shim.strategy._lightning_optimizers[0]
-        done, versions = client.num_steps, self._versions()
+        steps_before, versions = client.num_steps, self._versions()
         if "optimizer_step" in worker_module.hooks:
             worker_module.call("optimizer_step", client.visit.fit_progress.current_epoch, batch.index, wrapper, closure)
         else:
             wrapper.step(closure=closure)
         if not ran:
             raise ClientError("optimizer_step has not run its closure; call optimizer.step(closure=optimizer_closure)")
-        if client.num_steps == done and self._versions() != versions:
+        if client.num_steps == steps_before and self._versions() != versions:
             if any(method.corrects_gradients for method in client.methods.methods):
                 hint = "which skips the methods' corrections; call optimizer.step(closure=optimizer_closure)"
                 raise ClientError(f"optimizer_step calls optimizer.optimizer.step, {hint}")
@@ -452,8 +453,8 @@ class Stopwatch:
     def _add_ended(self) -> None:
         """Add the laps whose events the GPU has passed, and release these events."""
         while self._laps and self._laps[0][2].query():
-            phase, begin, end = self._laps.popleft()
-            self._seconds[phase] += begin.elapsed_time(end) / 1000  # of milliseconds
+            phase, start, end = self._laps.popleft()
+            self._seconds[phase] += start.elapsed_time(end) / 1000  # of milliseconds
 
 
 def recorded_event() -> torch.cuda.Event:

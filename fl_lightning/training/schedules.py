@@ -62,14 +62,14 @@ class Schedules:
         if self.mode == "restart" or idle or self._clock.round == 0:
             return
         now, batches = self._clock.round, self._clock.batches
-        done, states, options = self._positions.get(batches, (0, [], []))
-        done = done if done <= now else 0
-        if done:
+        rounds_done, states, options = self._positions.get(batches, (0, [], []))
+        rounds_done = rounds_done if rounds_done <= now else 0
+        if rounds_done:
             for config, state in zip(configs, states, strict=True):
                 config.scheduler.load_state_dict(copy.deepcopy(state))
             set_group_options(optimizer, copy.deepcopy(options))
         with self._unseen(optimizer, *(config.scheduler for config in configs)):
-            for round_ in range(done, now):
+            for round_ in range(rounds_done, now):
                 self._pass_round(configs, round_)
         self._clock.round, self._clock.epoch, self._clock.step = now, 0, 0
         states = [copy.deepcopy(config.scheduler.state_dict()) for config in configs]
@@ -78,9 +78,9 @@ class Schedules:
     def after_batch(self, configs: Schedulers, index: int, stepped: bool, last: bool) -> None:
         """Step the schedulers that are due after a batch, as Lightning does."""
         due = [("step", index + 1)] * stepped + [("epoch", self._clock.current_epoch + 1)] * last
-        for interval, done in due if configs else ():
+        for interval, count in due if configs else ():
             for config in configs:
-                if config.interval == interval and done % config.frequency == 0 and not config.reduce_on_plateau:
+                if config.interval == interval and count % config.frequency == 0 and not config.reduce_on_plateau:
                     self.step(config, None)
 
     def after_epoch(self, configs: Schedulers) -> None:
@@ -147,8 +147,8 @@ class PlateauScheduler:
         """Set the rates of a client's optimizer, and return this scheduler in the place of the client's."""
         if self.config is None:
             return configs
-        for group, ours in zip(optimizer.param_groups, self._optimizer.param_groups, strict=True):
-            group["lr"] = ours["lr"]
+        for group, server_group in zip(optimizer.param_groups, self._optimizer.param_groups, strict=True):
+            group["lr"] = server_group["lr"]
         return [self.config]
 
     def state_dict(self) -> dict[str, Any]:
@@ -190,11 +190,13 @@ def check_length(client: Client, configs: Schedulers, batches: Iterator[int]) ->
     for number in sorted({*batches} - {0}):  # a client without batches has no schedule
         with patched(client.worker_module.fit_progress, batches=number):  # the shim's progress is still this one
             for config in configure_optimizer(client.module)[1]:
-                taken = steps_of(config, client)
-                total = getattr(config.scheduler, "total_steps", taken)
-                hint = f"a client of {number} batches takes {taken}; give total_steps={taken}"
+                num_steps = steps_of(config, client)
+                total = getattr(config.scheduler, "total_steps", num_steps)
+                hint = f"a client of {number} batches takes {num_steps}; give total_steps={num_steps}"
                 hint += ", or self.trainer.estimated_stepping_batches"
-                require(taken <= total, f"model={type(client.module).__name__}: OneCycleLR.total_steps", total, hint)
+                require(
+                    num_steps <= total, f"model={type(client.module).__name__}: OneCycleLR.total_steps", total, hint
+                )
 
 
 def steps_of(config: LRSchedulerConfig, client: Client) -> int:

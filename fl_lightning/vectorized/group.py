@@ -146,14 +146,16 @@ class Group:
             client.worker_module.trainer_shim.fit_progress = self.progresses[0]
             client.worker_module.load_and_reset(self.received)
             # buffers outside the state: each visit starts with their values at the start of the run
-            known = {id(value) for value in client.live.values()}
+            state_ids = {id(value) for value in client.live.values()}
             buffers = client.module.named_buffers()
-            self._apart = {f"buffer {path}": value for path, value in buffers if id(value) not in known}
+            self._apart = {f"buffer {path}": value for path, value in buffers if id(value) not in state_ids}
             self.places = StateBinding(client.module, {**client.live, **self._apart})
             optimizer, schedulers = training.begin_optimizer(training.lr_factors[self.round], None)
             self._begin(optimizer)
-            held = values_held(client.module, client.methods.methods, [*client.live.values(), *self._apart.values()])
-            self.recordings.begin_group(self.round, held)
+            attributes = values_held(
+                client.module, client.methods.methods, [*client.live.values(), *self._apart.values()]
+            )
+            self.recordings.begin_group(self.round, attributes)
             try:
                 feed = GroupLoader(training.loaders, loaders, self.device)
                 training.stopwatch.lap("load")
@@ -170,7 +172,7 @@ class Group:
         ]
         for epoch in range(max(map(len, passes), default=0)):
             self._epoch = epoch
-            lengths = [own[epoch] if epoch < len(own) else 0 for own in passes]
+            lengths = [passes_of_client[epoch] if epoch < len(passes_of_client) else 0 for passes_of_client in passes]
             for batch in feed.of_pass(lengths):
                 training.workers.check()
                 training.stopwatch.lap("data")
@@ -188,17 +190,17 @@ class Group:
         """Let the methods start each visit, and stack the clients' values."""
         client, size = self.client, self.size
         starts = client.kept or client.methods.having("on_client_start")
-        own = [self._start(row) if starts else ({}, {}, {}) for row in range(size)]
+        beginnings = [self._start(row) if starts else ({}, {}, {}) for row in range(size)]
         # a frozen parameter that stays with nobody is the same for all, and a step may not change it
         alike = {name for name in client.frozen if name not in client.kept}
         self.shared = {name: self.received[name] for name in alike}
         begins = {**{n: v for n, v in self.received.items() if n not in alike}, **self._apart}
         state = {name: value.expand(size, *value.shape).clone() for name, value in begins.items()}
-        for row, (entries, *_) in enumerate(own):
+        for row, (entries, *_) in enumerate(beginnings):
             for name, value in entries.items():
                 state[name][row] = value
         self.received_own = {name: state[name].clone() for name in client.kept if starts}
-        for row, (_, moved, _) in enumerate(own):
+        for row, (_, moved, _) in enumerate(beginnings):
             for name, value in moved.items():
                 if name in alike:
                     raise not_mappable(f"client.live[{name!r}]", "on_client_start changes a frozen parameter")
@@ -208,14 +210,14 @@ class Group:
         dampened = any(group.get("dampening") for group in optimizer.param_groups)
         self._counts_steps = type(optimizer) is not SGD or dampened
         self.note_settings()
-        self._set_tables([references for *_, references in own])
+        self._set_tables([references for *_, references in beginnings])
 
     def _start(self, row: int) -> tuple[State, State, dict[str, Any]]:
         """Begin one client's visit; see :func:`start_visit`."""
         member, seed = self.members[row], self.training.loaders.seed
         try:
             with rng_scope(seed, "train", self.round, member.id):
-                visit, own, moved, references = start_visit(
+                visit, entries, moved, references = start_visit(
                     self.client, self.infos[row], self.received, self.progresses[row]
                 )
         except (UsageError, LostWorkerError, Stopped):
@@ -224,7 +226,7 @@ class Group:
             self.errors[row] = error
             return {}, {}, {}
         self.visits[row] = visit
-        return own, moved, references
+        return entries, moved, references
 
     def _set_tables(self, references: Sequence[dict[str, Any]]) -> None:
         """Return a table for each structure of the methods' scratch; most methods have one."""
@@ -233,8 +235,8 @@ class Group:
         for row, info in enumerate(self.infos):
             leaves: list[Any] = [info.num_examples, *([] if info.label_counts is None else [info.label_counts])]
             about = {"num_examples": LeafSpec(0), "label_counts": None if info.label_counts is None else LeafSpec(1)}
-            begun = self.visits[row].scratch if row in self.visits else {}
-            scratch = take_apart({name: vars(held) for name, held in begun.items()}, leaves)
+            scratch_of_methods = self.visits[row].scratch if row in self.visits else {}
+            scratch = take_apart({name: vars(values) for name, values in scratch_of_methods.items()}, leaves)
             shape = {"info": about, "scratch": scratch, "references": take_apart(references[row], leaves)}
             kind = kind_of(shape, leaves) if self.visits else ""
             shapes[kind] = shape
@@ -247,11 +249,11 @@ class Group:
     def _program(self, batch: GroupBatch, optimizer: Any) -> None:
         """The step of the clients of a batch: one for all that can take it together."""
         rows = batch.rows
-        same = [self._kinds[rows], *([m[rows] for m in self.stack.moves.values()] if self._counts_steps else [])]
+        must_agree = [self._kinds[rows], *([m[rows] for m in self.stack.moves.values()] if self._counts_steps else [])]
         differs = len({*batch.indices}) > 1
         if self._splits_by_index and differs:
-            same.append(np.array(batch.indices))
-        if all((values == values[0]).all() for values in same):
+            must_agree.append(np.array(batch.indices))
+        if all((values == values[0]).all() for values in must_agree):
             try:
                 self._step(batch, optimizer)
             except RuntimeError:
@@ -261,9 +263,12 @@ class Group:
                 self._splits_by_index = True
                 self._program(batch, optimizer)
             return
-        chosen, keys = numbers_of(rows, self.size), list(zip(*(values.tolist() for values in same), strict=True))
+        numbers, keys = numbers_of(rows, self.size), list(zip(*(values.tolist() for values in must_agree), strict=True))
         for key in dict.fromkeys(keys):
-            self._step(batch.part([place for place, own in enumerate(keys) if own == key], chosen), optimizer)
+            self._step(
+                batch.part([place for place, key_of_batch in enumerate(keys) if key_of_batch == key], numbers),
+                optimizer,
+            )
 
     def _step(self, batch: GroupBatch, optimizer: Any) -> None:
         training, rows = self.training, batch.rows
@@ -422,16 +427,16 @@ class Group:
                 exact = state[name].clamp(-LARGEST_INTEGER, LARGEST_INTEGER) == state[name]
                 good &= exact.reshape(self.size, -1).all(1) & are_exact(self.received[name])
         rows = [row for row, fine in enumerate(good.tolist()) if fine and row not in self.errors]
-        chosen = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        row_index = torch.tensor(rows, dtype=torch.int64, device=self.device)
         of_rows = [float(self.infos[row].num_examples) if client.weighting == "examples" else 1.0 for row in rows]
         weights = torch.tensor(of_rows, dtype=torch.float64, device=self.device)
         ones, size = torch.ones_like(weights), sum(client.live[n].nbytes for n in (*client.sent, *client.sent_others))
         logged, extremes = self.log.weighted(rows)
         updates = {
             "clients": Weighted(ones, ones),
-            "drift": Weighted(drift[chosen] * weights, weights),
-            "delta": {name: weigh_rows(change[name][chosen], weights) for name in client.sent},
-            "others": {name: weigh_rows(state[name][chosen], weights) for name in client.sent_others},
+            "drift": Weighted(drift[row_index] * weights, weights),
+            "delta": {name: weigh_rows(change[name][row_index], weights) for name in client.sent},
+            "others": {name: weigh_rows(state[name][row_index], weights) for name in client.sent_others},
             "bytes": Weighted(ones * size, ones),
             "logged": logged,
         }
@@ -448,7 +453,7 @@ class Group:
         client.worker_module.log_into(logged)
         _, table = self.table_of(row)
         scratch = put_together(table.shape, [column.row(row) for column in table.columns])["scratch"]
-        visit.scratch = {name: SimpleNamespace(**held) for name, held in scratch.items()}
+        visit.scratch = {name: SimpleNamespace(**values_by_name) for name, values_by_name in scratch.items()}
         visit.counts = SimpleNamespace(**{name: column.row(row) for name, column in self.counts.items()})
         passes = len(self.progresses[row].passes_now)
         terms = [{name: row_of(term, row) for name, term in epoch.items()} for epoch in self._epochs[:passes]]

@@ -51,7 +51,7 @@ class GroupLog(MetricLog):
     def take_records(self) -> tuple[list[Record], list[Tensor]]:
         """Return the records of a mapped step, with ``...`` in place of tensors, and these tensors."""
         tensors = [part for record in self.records for part in record if isinstance(part, Tensor)]
-        shapes = [Record._make(... if isinstance(part, Tensor) else part for part in one) for one in self.records]
+        shapes = [Record._make(... if isinstance(part, Tensor) else part for part in logged) for logged in self.records]
         self.records.clear()
         return shapes, tensors
 
@@ -82,13 +82,13 @@ class GroupLog(MetricLog):
         """
         added: dict[str, dict[str, Weighted]] = {"mean": {}, "sum": {}}
         extremes: dict[str, Reduced] = {}
-        for name, one in self.sums().items():
-            total, weight = (np.asarray(part)[rows] for part in (one.total, one.weight))
-            if one.kind in added:
-                weight = weight if one.kind == "mean" else np.ones_like(total)
-                added[one.kind][name] = Weighted(torch.from_numpy(total), torch.from_numpy(weight))
+        for name, reduced in self.sums().items():
+            total, weight = (np.asarray(part)[rows] for part in (reduced.total, reduced.weight))
+            if reduced.kind in added:
+                weight = weight if reduced.kind == "mean" else np.ones_like(total)
+                added[reduced.kind][name] = Weighted(torch.from_numpy(total), torch.from_numpy(weight))
             elif rows:
-                extremes[name] = Reduced(one.kind, float(FOLDS[one.kind].reduce(total)))
+                extremes[name] = Reduced(reduced.kind, float(FOLDS[reduced.kind].reduce(total)))
         return added, extremes
 
     def new_entry(self, key: LogKey, spec: LogSpec, once: bool = False) -> LoggedValue:
@@ -129,30 +129,30 @@ class GroupValue(LoggedValue):
 
     def _read_rows(self, steps: int, size: int) -> None:
         kind = self.spec.kind
-        chosen = [numbers_of(rows, size) for rows in self._rows]
-        lengths = [*map(len, chosen)]
-        places = np.repeat(np.arange(steps) * size, lengths) + np.concatenate(chosen)
+        row_numbers = [numbers_of(rows, size) for rows in self._rows]
+        lengths = [*map(len, row_numbers)]
+        places = np.repeat(np.arange(steps) * size, lengths) + np.concatenate(row_numbers)
 
         def spread(parts: Sequence[Any], empty: float) -> np.ndarray:
-            whole = np.full(steps * size, empty)
-            whole[places] = one_after_another(parts, lengths)
-            return whole.reshape(steps, size)
+            matrix = np.full(steps * size, empty)
+            matrix[places] = one_after_another(parts, lengths)
+            return matrix.reshape(steps, size)
 
         values, weights = spread(self.pending, EMPTY[kind]), spread(self.weights, 0.0)
-        there = spread([1.0] * steps, 0.0).astype(bool)
+        is_present = spread([1.0] * steps, 0.0).astype(bool)
         parts, fold = values * weights if kind == "mean" else values, FOLDS[kind]
         self.running = fold(self.running, fold.accumulate(parts)[-1]) + 0.0
         self.running_weight = self.running_weight + weights.sum(0)
-        bad = there & ~np.isfinite(parts)
+        bad = is_present & ~np.isfinite(parts)
         if bad.any():
-            index = self.num_read + np.take_along_axis(np.cumsum(there, 0), bad.argmax(0)[None], 0)[0] - 1
+            index = self.num_read + np.take_along_axis(np.cumsum(is_present, 0), bad.argmax(0)[None], 0)[0] - 1
             self.first_bad = np.where(bad.any(0) & (np.asarray(self.first_bad) < 0), index, self.first_bad)
-        self.num_read = self.num_read + there.sum(0)
-        latest = steps - 1 - there[::-1].argmax(0)[None]
+        self.num_read = self.num_read + is_present.sum(0)
+        latest = steps - 1 - is_present[::-1].argmax(0)[None]
         before = (0.0, 0.0) if self.last is None else (self.last, self.last_weight)
         self.last, self.last_weight = (
-            np.where(there.any(0), np.take_along_axis(now, latest, 0)[0], old)
-            for now, old in zip((values, weights), before, strict=True)
+            np.where(is_present.any(0), np.take_along_axis(now, latest, 0)[0], earlier)
+            for now, earlier in zip((values, weights), before, strict=True)
         )
 
     def continued(self, before: Reduced, epoch: Reduced) -> Reduced:
@@ -160,18 +160,18 @@ class GroupValue(LoggedValue):
             return super().continued(before, epoch)
         # a client without a value in this epoch keeps its last one
         pairs = ((epoch.total, before.total), (epoch.weight, before.weight))
-        seen = np.asarray(epoch.weight) != 0
-        return Reduced(epoch.kind, *(np.where(seen, new, old) for new, old in pairs))  # type: ignore[arg-type]
+        has_value = np.asarray(epoch.weight) != 0
+        return Reduced(epoch.kind, *(np.where(has_value, current, earlier) for current, earlier in pairs))  # type: ignore[arg-type]
 
     def of_row(self, row: int) -> LoggedValue | None:
         """The values of one of several clients, after the last epoch; None if it has none."""
         if self.total is None or not self.num_read[row]:
             return None
-        one = LoggedValue(self.spec)
-        one.assign(row_of(self.total, row))
-        one.last, one.last_weight = float(self.last[row]), float(self.last_weight[row])
-        one.first_bad = int(np.broadcast_to(self.first_bad, self.num_read.shape)[row])
-        return one
+        value = LoggedValue(self.spec)
+        value.assign(row_of(self.total, row))
+        value.last, value.last_weight = float(self.last[row]), float(self.last_weight[row])
+        value.first_bad = int(np.broadcast_to(self.first_bad, self.num_read.shape)[row])
+        return value
 
     def as_number(self, value: Any) -> Any:
         return value
@@ -192,5 +192,5 @@ def one_after_another(parts: Sequence[Any], lengths: Sequence[int]) -> np.ndarra
         part if isinstance(part, Tensor) else torch.full((length,), part, dtype=torch.float64, device=device)
         for part, length in zip(parts, lengths, strict=True)
     ]
-    same = len({tensor.dtype for tensor in tensors}) == 1
-    return joined_on(tensors if same else [tensor.double() for tensor in tensors], device).double().cpu().numpy()
+    is_uniform = len({tensor.dtype for tensor in tensors}) == 1
+    return joined_on(tensors if is_uniform else [tensor.double() for tensor in tensors], device).double().cpu().numpy()

@@ -34,8 +34,11 @@ def groups_of_own_models(run: Run, choice: GroupSize) -> list[list[int]]:
     Groups depend only on the clients, so that results are reproducible. Memories are sent to the worker of their group.
     """
     memories, workers = run.client.memories(), run.workers
-    clients, seen = sorted(memories.owners), any(one.needs_local_models(run.server.round) for one in run.callbacks)
-    if choice.size == 1 or len(clients) < choice.least or seen:
+    clients, is_watched = (
+        sorted(memories.owners),
+        any(callback.needs_local_models(run.server.round) for callback in run.callbacks),
+    )
+    if choice.size == 1 or len(clients) < choice.least or is_watched:
         return [[k] for k in memories]
     groups = dealt_out(clients, -(-len(clients) // choice.size))
     workers.barrier()  # a memory is sent when both sides are here
@@ -51,14 +54,14 @@ def metrics_of_group(run: Run, phase: str, state: State, group: Sequence[int]) -
     hooked = "on_validation_model_zero_grad" in worker_module.hooks or bool(metrics_of(module))
     if step is None or len(loaders) != 1 or hooked or not can_share(run.client, stage_of(step)):
         return None
-    own = [run.client.lifecycle.personal_entries(run.data.info(k), state) for k in group]
+    entries = [run.client.lifecycle.personal_entries(run.data.info(k), state) for k in group]
     try:
-        return evaluate_side_by_side(run, phase, step, state, loaders[0], own)
+        return evaluate_side_by_side(run, phase, step, state, loaders[0], entries)
     except (LostWorkerError, Stopped):
         raise
     except Exception as error:  # an error of a client occurs again
-        told = with_location(error)
-        run.trainer.warn(f"personalized models are evaluated sequentially, since side by side fails: {told}")
+        reason = with_location(error)
+        run.trainer.warn(f"personalized models are evaluated sequentially, since side by side fails: {reason}")
     return None
 
 
@@ -103,9 +106,9 @@ def evaluate_side_by_side(
         finally:
             worker_module.log_into(before)
     log.end_epoch()
-    found = []
+    metrics = []
     for row in range(len(own)):
         logged = worker_module.begin_logging()
         log.fill(logged, row)
-        found.append({tagged(phase, name): value for name, value in logged.end_evaluation().items()})
-    return found
+        metrics.append({tagged(phase, name): value for name, value in logged.end_evaluation().items()})
+    return metrics

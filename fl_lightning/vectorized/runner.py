@@ -77,14 +77,14 @@ class VectorizedRunner(VisitRunner):
                 self._before.clear()
                 yield from super().run(run, part, round_, work, observed)
                 return
-            done = set[int]()
+            added_rows = set[int]()
             if group.sends_states_alone() and not observed:
                 rows, updates, extremes = group.updates()
                 numbers = [values[rows].tolist() for values in (group.num_steps, group.lr, group.num_skipped)]
                 yield UpdateRows([part[row] for row in rows], updates, extremes, *numbers)
-                done = {*rows}
+                added_rows = {*rows}
             for row, k in enumerate(part):
-                if row not in done:
+                if row not in added_rows:
                     yield k, update_or_failure(partial(group.update, row))
 
     def group(self, run: Run, part: Part, round_: int, work: Work) -> Group:

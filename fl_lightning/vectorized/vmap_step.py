@@ -123,18 +123,18 @@ class VmapStep:
     def _inputs(self) -> tuple[list[Tensor], Any]:
         """The input tensors, each once, and a key; programs with equal keys differ in their tensors alone."""
         group = self.group
-        same = [value for value, batched in self.given if not batched and isinstance(value, Tensor)]
+        shared = [value for value, batched in self.given if not batched and isinstance(value, Tensor)]
         server = [tensor for _, tensor in group.client.methods.attributes.server]
-        all_ = [*self.stacked, *same, *group.received.values(), *server]
-        inputs = {id(tensor): tensor for tensor in all_}
+        tensors = [*self.stacked, *shared, *group.received.values(), *server]
+        inputs = {id(tensor): tensor for tensor in tensors}
         leaves = [
             (value.shape[batched:], value.dtype, batched) if isinstance(value, Tensor) else value
             for value, batched in self.given
         ]
         key: tuple[Any, ...] = (self.number, self.kind, self.part.about, group.settings, *leaves)
-        if len(inputs) < len(all_):
+        if len(inputs) < len(tensors):
             places = {tensor: place for place, tensor in enumerate(inputs)}
-            key = (*key, tuple(places[id(tensor)] for tensor in all_))
+            key = (*key, tuple(places[id(tensor)] for tensor in tensors))
         return [*inputs.values()], key
 
     def _run(self) -> tuple[list[Tensor], TraceMetadata]:
@@ -142,24 +142,24 @@ class VmapStep:
         group, part, client = self.group, self.part, self.group.client
         number, names, size = len(part.columns), [*self.mounted, *self.own], len(self.mounted)
         counts = [column.take(self.rows) for column in group.counts.values()]
-        given, notes, log = [*self.given, *counts], TraceMetadata(), group.log
+        arguments, notes, log = [*self.given, *counts], TraceMetadata(), group.log
 
         def note(what: str) -> None:
             notes.obstacle = notes.obstacle or f"a step reads {what}"
 
-        chosen = numbers_of(self.rows, group.size)
-        fit_progress: Any = View("self.trainer: ", lambda: [group.fit_progress(row) for row in chosen], note)
+        row_numbers = numbers_of(self.rows, group.size)
+        fit_progress: Any = View("self.trainer: ", lambda: [group.fit_progress(row) for row in row_numbers], note)
 
         def mapped(*tensors: Tensor) -> tuple[Tensor, ...]:
             log.take_records()  # values of a failed step
             values = iter(tensors[len(names) :])
-            leaves = [next(values) if batched else value for value, batched in given]
-            mine, counted = leaves[number : len(self.given)], leaves[len(self.given) :]
-            tree = put_together(self.table.shape, mine)
+            leaves = [next(values) if batched else value for value, batched in arguments]
+            tree_leaves, counted = leaves[number : len(self.given)], leaves[len(self.given) :]
+            tree = put_together(self.table.shape, tree_leaves)
             everything = {**group.shared, **dict(zip(names[:size], tensors, strict=False))}
             received = {**group.received, **dict(zip(names[size:], tensors[size:], strict=False))}
-            scratch = {name: SimpleNamespace(**held) for name, held in tree["scratch"].items()}
-            info: Any = View("client.info.", lambda: [group.infos[row] for row in chosen], note, **tree["info"])
+            scratch = {name: SimpleNamespace(**values_by_name) for name, values_by_name in tree["scratch"].items()}
+            info: Any = View("client.info.", lambda: [group.infos[row] for row in row_numbers], note, **tree["info"])
             visit = Visit(info, received, fit_progress, log, client.methods.attributes.server)
             numbers = SimpleNamespace(**dict(zip(group.counts, counted, strict=True)))
             visit.scratch, visit.counts = scratch, View("client.", lambda: [numbers], note)
@@ -169,7 +169,9 @@ class VmapStep:
             notes.results = {name: value is not None for name, value in results.items()}
             notes.rebound, fresh = list(rebound), list[Tensor]()
             if scratch:
-                changed = self._changed(tree, mine, {name: vars(held) for name, held in scratch.items()})
+                changed = self._changed(
+                    tree, tree_leaves, {name: vars(values_by_name) for name, values_by_name in scratch.items()}
+                )
                 fresh = [leaf for leaf in changed.values() if isinstance(leaf, Tensor)]
                 notes.changes = {place: ... if isinstance(leaf, Tensor) else leaf for place, leaf in changed.items()}
             notes.records, logged = log.take_records()
@@ -200,10 +202,10 @@ class VmapStep:
         """
         after: list[Any] = []
         shape = take_apart({**tree, "scratch": scratch}, after)
-        same = shape == self.table.shape and [*map(describe, after)] == [*map(describe, before)]
-        changed = {place: leaf for place, leaf in enumerate(after) if same and leaf is not before[place]}
-        known = {id(leaf) for leaf in before if isinstance(leaf, Tensor)}
-        if not same or any(id(leaf) in known for leaf in changed.values()):
+        is_same = shape == self.table.shape and [*map(describe, after)] == [*map(describe, before)]
+        changed = {place: leaf for place, leaf in enumerate(after) if is_same and leaf is not before[place]}
+        ids_before = {id(leaf) for leaf in before if isinstance(leaf, Tensor)}
+        if not is_same or any(id(leaf) in ids_before for leaf in changed.values()):
             why = "a step changes which values it holds, or their types; set them all in on_client_start"
             raise not_mappable("client.scratch", why)
         return changed

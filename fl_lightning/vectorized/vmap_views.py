@@ -40,7 +40,7 @@ class View:
 
     def __getattr__(self, name: str) -> Any:
         self._note(f"{self._name}{name}")
-        values = [getattr(one, name) for one in self._objects()]
+        values = [getattr(element, name) for element in self._objects()]
         if any(value != values[0] for value in values[1:]):
             raise not_mappable(f"{self._name}{name}", DIFFERS)
         return values[0]
