@@ -17,8 +17,8 @@ from torch import Tensor
 from fl_lightning.client.batch_norm import batch_norms, statistics_of
 from fl_lightning.client.client_state import ClientStateStore
 from fl_lightning.client.lightning.fit_progress import FitProgress
+from fl_lightning.client.lightning.module_snapshot import MethodSnapshot
 from fl_lightning.client.lightning.trainer_shim import TrainerShim
-from fl_lightning.client.module_snapshot import MethodSnapshot
 from fl_lightning.client.reference_models import ReferenceModels
 from fl_lightning.client.taps import submodule
 from fl_lightning.client.visit import Visit

@@ -15,7 +15,7 @@ from lightning.fabric.utilities.apply_func import apply_to_collection
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from fl_lightning.client.module_snapshot import ModuleSnapshot, StateBinding, uncopyable
+from fl_lightning.client.lightning.module_snapshot import ModuleSnapshot, StateBinding, uncopyable
 from fl_lightning.client.taps import Taps
 from fl_lightning.core.lazy_copies import is_lazy, lazy_copy
 from fl_lightning.core.state import State, copy_into, tensors

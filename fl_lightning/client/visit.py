@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fl_lightning.client.lightning.fit_progress import FitProgress
-    from fl_lightning.client.metric_log import MetricLog
+    from fl_lightning.client.lightning.metric_log import MetricLog
     from fl_lightning.core.client_info import ClientInfo
     from fl_lightning.core.reduced import Reduced
     from fl_lightning.core.state import State

@@ -13,9 +13,9 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
+from fl_lightning.client.lightning.metric_log import MetricLog
+from fl_lightning.client.lightning.module_snapshot import ModuleSnapshot, StateBinding, check_state, temporary_hooks
 from fl_lightning.client.lightning.trainer_shim import TrainerShim
-from fl_lightning.client.metric_log import MetricLog
-from fl_lightning.client.module_snapshot import ModuleSnapshot, StateBinding, check_state, temporary_hooks
 from fl_lightning.client.reference_models import frozen_copy
 from fl_lightning.client.taps import Taps
 from fl_lightning.core.state import State, clone, copy_into, tensors

@@ -19,8 +19,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from fl_lightning.callbacks.context import BatchIndex
 from fl_lightning.client import Client, ClientStateStore
 from fl_lightning.client.lightning.fit_progress import FitProgress
+from fl_lightning.client.lightning.reductions import LogSpec
 from fl_lightning.client.lightning.trainer_shim import ShimConfig, TrainerShim
-from fl_lightning.client.reductions import LogSpec
 from fl_lightning.client.taps import resolve_taps, submodule
 from fl_lightning.core.method import MethodList
 from fl_lightning.core.reduced import Reduced

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_lightning.client import Client
 from fl_lightning.client.client import Gradients, targets_of
-from fl_lightning.client.module_snapshot import ModuleSnapshot
+from fl_lightning.client.lightning.module_snapshot import ModuleSnapshot
 from fl_lightning.client.reference_models import tensor_versions
 from fl_lightning.client.visit import TrainingBatch
 from fl_lightning.core import foreach

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from fl_lightning.client import Client
 from fl_lightning.client.lightning.fit_progress import FitProgress
-from fl_lightning.client.module_snapshot import ModuleSnapshot
+from fl_lightning.client.lightning.module_snapshot import ModuleSnapshot
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.training.optimizers import (
     OptimizerFactory,

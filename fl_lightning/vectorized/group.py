@@ -17,7 +17,7 @@ from torch.optim import SGD
 from fl_lightning.client import Client
 from fl_lightning.client.client import LARGEST_INTEGER, are_exact
 from fl_lightning.client.lightning.fit_progress import FitProgress
-from fl_lightning.client.module_snapshot import StateBinding
+from fl_lightning.client.lightning.module_snapshot import StateBinding
 from fl_lightning.client.visit import TrainingBatch, Visit
 from fl_lightning.core.reduced import Reduced
 from fl_lightning.core.seeding import generator_states, rng_scope

@@ -11,8 +11,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.client.metric_log import MAX_PENDING, LoggedValue, MetricLog
-from fl_lightning.client.reductions import FOLDS, LogKey, LogSpec
+from fl_lightning.client.lightning.metric_log import MAX_PENDING, LoggedValue, MetricLog
+from fl_lightning.client.lightning.reductions import FOLDS, LogKey, LogSpec
 from fl_lightning.core.reduced import EMPTY, Reduced
 from fl_lightning.core.weighted import Weighted, joined_on
 from fl_lightning.vectorized.batched_tree import RowIndex, numbers_of

@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_lightning.client import Client
 from fl_lightning.client.client import Gradients
 from fl_lightning.client.lightning.fit_progress import FitProgress
-from fl_lightning.client.module_snapshot import StateBinding
+from fl_lightning.client.lightning.module_snapshot import StateBinding
 from fl_lightning.client.reference_models import ReferenceModels
 from fl_lightning.client.visit import Visit
 from fl_lightning.core import foreach

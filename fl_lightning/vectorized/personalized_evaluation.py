@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
-from fl_lightning.client.module_snapshot import StateBinding
+from fl_lightning.client.lightning.module_snapshot import StateBinding
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.core.state import State
 from fl_lightning.data.client_loaders import ClientLoader

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.client.module_snapshot import MISSING, OWN, PLAIN, entries_of, held_by, server_tensors, walk
+from fl_lightning.client.lightning.module_snapshot import MISSING, OWN, PLAIN, entries_of, held_by, server_tensors, walk
 from fl_lightning.core.method import Method
 from fl_lightning.functional.rows import is_mapped
 

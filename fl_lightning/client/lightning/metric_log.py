@@ -16,7 +16,7 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.client.lightning.private import LogValidator, extract_batch_sizes
-from fl_lightning.client.reductions import (
+from fl_lightning.client.lightning.reductions import (
     LogKey,
     LogSpec,
     computed,
