@@ -26,7 +26,7 @@ from fl_lightning.client.worker_module import WorkerModule
 from fl_lightning.core import foreach
 from fl_lightning.core.client_info import ClientInfo
 from fl_lightning.core.lazy_copies import written_entries
-from fl_lightning.core.method import Method, MethodList, Payload, Step, call_hook, check_returned, overrides
+from fl_lightning.core.method import Method, MethodList, Payload, Step, call_hook, check_returned
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.core.state import (
     Gradients,
@@ -131,8 +131,9 @@ class Client(LightningModule):
         clips = worker_module.trainer_shim.setting.gradient_clip_val is not None
         self.clips_gradients = clips or "configure_gradient_clipping" in worker_module.hooks
         self.shares_buffers = buffers not in ("keep", "local")
-        layers = self.batch_norms if buffers == "recalibrate" else []
-        self.recomputed = [name for path in layers for name in statistics_of(path) if name in self.live]
+        self.recomputed: list[str] = []
+        for path in self.batch_norms if buffers == "recalibrate" else ():
+            self.recomputed += [name for name in statistics_of(path) if name in self.live]
         self.references = ReferenceModels(taps, worker_module.takes_index, cache_limit)
         self._memories = memories if memories is not None else ClientStateStore()
         self.visit = Visit(info or ClientInfo(0, 0, None), {}, worker_module.fit_progress, worker_module.logged)
@@ -158,14 +159,15 @@ class Client(LightningModule):
     @cached_property
     def sent_others(self) -> list[str]:
         """Names of the buffers that travel."""
+        if not self.shares_buffers:
+            return []
         silent = {*self.frozen, *self.recomputed}
-        buffers = [name for name in self.others if name not in silent] if self.shares_buffers else []
-        return [name for name in buffers if self.methods.exchanges(name)]
+        return [name for name in self.others if name not in silent and self.methods.exchanges(name)]
 
     @cached_property
     def sent_frozen(self) -> list[str]:
         """Names of the frozen parameters that travel once a client changes them."""
-        return [name for name in self.frozen if self.shares_buffers and self.methods.exchanges(name)]
+        return [name for name in self.frozen if self.methods.exchanges(name)] if self.shares_buffers else []
 
     @property
     def bytes_of_number(self) -> int:
@@ -284,19 +286,23 @@ class Client(LightningModule):
 
         A parameter without gradient (unused, or frozen by another method) keeps none. A sparse gradient becomes dense.
         """
-        live = [(self.live[name], value) for name, value in values.items()]
-        for parameter, _ in live:
-            if parameter.grad is not None and parameter.grad.is_sparse:
+        gradients, addends = list[Tensor](), list[Tensor]()
+        for name, value in values.items():
+            parameter = self.live[name]
+            if parameter.grad is None:
+                continue
+            if parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()
-        pairs = [(parameter.grad, value) for parameter, value in live if parameter.grad is not None]
-        foreach.add_([gradient for gradient, _ in pairs], [addend for _, addend in pairs], scale)
+            gradients.append(parameter.grad)
+            addends.append(value)
+        foreach.add_(gradients, addends, scale)
 
     @torch.no_grad()
     def add_gradients_to(self, totals: Mapping[str, Tensor], scale: float = 1.0) -> None:
         """Add ``scale`` times the gradients to ``totals``, in place, by name."""
-        pairs = [(total, self.live[name].grad) for name, total in totals.items()]
-        gradient_pairs = [(total, gradient) for total, gradient in pairs if gradient is not None]
-        foreach.add_([total for total, _ in gradient_pairs], [gradient for _, gradient in gradient_pairs], scale)
+        names = [name for name in totals if self.live[name].grad is not None]
+        gradients: list[Any] = [self.live[name].grad for name in names]
+        foreach.add_([totals[name] for name in names], gradients, scale)
 
     @torch.no_grad()
     def add_to_parameters(self, values: Mapping[str, Tensor], scale: float = 1.0) -> None:
@@ -306,7 +312,8 @@ class Client(LightningModule):
     @torch.no_grad()
     def drift_so_far(self, names: list[str]) -> State:
         """The change y - w^t of the parameters called ``names`` at the present step, in their own precision."""
-        gaps = foreach.subtract([self.live[name] for name in names], [self.received[name] for name in names])
+        received = self.received
+        gaps = foreach.subtract([self.live[name] for name in names], [received[name] for name in names])
         return dict(zip(names, gaps, strict=True))
 
     def gradients(
@@ -434,9 +441,12 @@ class Client(LightningModule):
         if loss is not None and loss.ndim and loss.numel() != 1:
             raise ClientError(f"training_step returned a loss of shape {tuple(loss.shape)}; return its mean or its sum")
         if "on_train_batch_end" in worker_module.hooks:
-            extras = {k: v for k, v in output.items() if k != "loss"} if isinstance(output, Mapping) else {}
-            # Lightning's scaled loss: the losses of a step's batches add up to their mean
-            visit.outputs = {} if loss is None else {"loss": loss.detach() / visit.fit_progress.accumulate, **extras}
+            visit.outputs = {}
+            if loss is not None:
+                # Lightning's scaled loss: the losses of a step's batches add up to their mean
+                scaled = loss.detach() / visit.fit_progress.accumulate
+                extras = output if isinstance(output, Mapping) else {}
+                visit.outputs = {"loss": scaled, **{key: extras[key] for key in extras if key != "loss"}}
         if loss is None:
             return None
         add_term("loss", loss)
@@ -558,7 +568,7 @@ class ClientLifecycle:
         self.check_terms()
         visit.drift = float(norm(client.change))
         if not math.isfinite(visit.drift):
-            bad = next(name for name, value in client.change.items() if not torch.isfinite(value).all())
+            bad = next(name for name in client.change if not torch.isfinite(client.change[name]).all())
             raise ClientError(f"the weights of {bad} became nan or infinite after local step {client.num_steps - 1}")
         candidates = written_entries(live, visit.received, client.others)
         entry = first_not_finite(select(live, candidates), visit.received) if candidates else None
@@ -591,7 +601,8 @@ class ClientLifecycle:
         leave_out_large_integers(buffers, visit.received)
         frozen = dict(LazyDifference(live, visit.received, changed_entries(live, visit.received, client.sent_frozen)))
         numbers = sum(value.shape.numel() for value in flatten(payload).values())
-        size = sum(live[name].nbytes for name in (*client.sent, *buffers, *frozen)) + numbers * client.bytes_of_number
+        size = sum(live[name].nbytes for name in (*client.sent, *buffers, *frozen))
+        size += numbers * client.bytes_of_number
         visit.values = visit.logged.sums()
         return Update(delta, buffers, visit.weight, payload, visit.values, visit.drift, frozen, size, bound)
 
@@ -616,8 +627,8 @@ class ClientLifecycle:
         weight = methods.client_weight(client)
         if weight is not None and weight != 0 and not LEAST_WEIGHT <= weight <= LARGEST_WEIGHT:
             # beyond this range the sums over the cohort would round
-            kinds = [type(method).__name__ for method in methods.methods if overrides(method, "client_weight")]
-            hint = f"return 0, or a number from {LEAST_WEIGHT} to {LARGEST_WEIGHT}, from {kinds[0]}.client_weight"
+            kind = type(methods.having("client_weight")[0]).__name__
+            hint = f"return 0, or a number from {LEAST_WEIGHT} to {LARGEST_WEIGHT}, from {kind}.client_weight"
             raise ClientError(f"its weight is {weight}; {hint}; only the ratios of weights count")
         examples = float(client.info.num_examples) if client.weighting == "examples" else 1.0
         return examples if weight is None else weight
@@ -664,7 +675,8 @@ def check_finite(delta: Mapping[str, Tensor], payload: Mapping[str, Mapping[str,
         The largest magnitude in ``delta``. Those of the payload's totals are noted as their bounds.
     """
     values = flatten(payload)
-    largest = [size for value in values.values() for size in foreach.norms([value.total], math.inf)]
+    # one after another, since a lazy total is computed when it is read
+    largest = [foreach.norms([value.total], math.inf)[0] for value in values.values()]
     sizes = as_floats([*entry_norms(delta, math.inf), *largest])
     for name, size in zip([*delta, *map("/".join, values)], sizes, strict=True):
         if not math.isfinite(size):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -112,13 +112,8 @@ class ClientStateStore(Mapping[int, Memory]):
         return self._visited[k]
 
     def drop(self, k: int) -> None:
-        """Drop the changes of client ``k``'s visit."""
+        """Drop the changes of client ``k``'s visit that have not been committed."""
         self._visited.pop(k, None)
-
-    def drop_all(self, clients: Iterable[int]) -> None:
-        """Drop the changes of these clients' visits that have not been committed."""
-        for k in clients:
-            self.drop(k)
 
     def commit_visit(self, k: int) -> None:
         """Commit the changes of client ``k``'s visit, count the size of its memory, and enforce the limit."""
@@ -179,7 +174,8 @@ class ClientStateStore(Mapping[int, Memory]):
         self._changed.clear()
         files = dict(zip(names, zip(names.values(), digests, strict=True), strict=True))
         files_of_workers = workers.gather(files, "files of memories")
-        self.files = self.files | {k: file for files in files_of_workers for k, file in files.items()}
+        for files in files_of_workers:
+            self.files = self.files | files
 
     def restore(
         self, paths: Mapping[int, Path], workers: Collectives, files: Mapping[int, tuple[str, str]] | None

@@ -49,7 +49,8 @@ class LoRAAdapter(NamedTuple):
     def singular_values(self, state: Mapping[str, Tensor]) -> Tensor:
         """Return the singular values of B A ``(min(out, r, in),)``, descending, in float64; the others are 0."""
         # B A has the singular values of the small product of the triangular factors of B and A^T
-        b, a = (torch.linalg.qr(factor.double()).R for factor in (state[self.b].flatten(1), state[self.a].flatten(1).T))
+        factors = (state[self.b].flatten(1), state[self.a].flatten(1).T)
+        b, a = (torch.linalg.qr(factor.double()).R for factor in factors)
         return torch.linalg.svdvals(b @ a.T)
 
 

@@ -196,7 +196,8 @@ def frozen_copy(module: LightningModule, shared: object) -> LightningModule:
     Raises:
         UsageError: the module cannot be copied, although its parts can.
     """
-    lazy = {id(part): nn.Parameter(lazy_copy(part), False) for part in module.parameters() if is_lazy(part)}
+    lazy_parameters = filter(is_lazy, module.parameters())
+    lazy = {id(part): nn.Parameter(lazy_copy(part), False) for part in lazy_parameters}
     compiled = module.__dict__.pop("forward", None)  # it is bound to the module, so the copy must not call it
     try:
         frozen: Any = copy.deepcopy(module, uncopyable(module, shared) | lazy)

@@ -90,9 +90,10 @@ class Taps:
         """Hook the model."""
         # the tap whose output is replaced comes last: others of the same submodule record the raw one
         names = sorted(self.paths, key="logits".__eq__)
-        self._handles = [
-            self._module.get_submodule(submodule(self.paths[n])).register_forward_hook(self._hook(n)) for n in names
-        ]
+        self._handles = []
+        for name in names:
+            part = self._module.get_submodule(submodule(self.paths[name]))
+            self._handles.append(part.register_forward_hook(self._hook(name)))
 
     def _hook(self, name: str) -> Callable[[nn.Module, tuple, Any], Any]:
         output_of = FieldSelector(name, self.paths[name])
@@ -106,7 +107,8 @@ class Taps:
             call = values.calls[name] = values.calls.get(name, 0) + 1
             if (torch.is_grad_enabled() or not self.trains) and call <= self._until.get(name, call):
                 values[name], values.places[name], self.shapes[name] = value, call, value.shape[1:]
-            if self._until and all(values.calls.get(tap, 0) >= place for tap, place in self._until.items()):
+            until = self._until
+            if until and all(values.calls.get(tap, 0) >= until[tap] for tap in until):
                 raise StopForward
             if self._transform is None or name != "logits":
                 return None
@@ -227,14 +229,14 @@ def resolve_taps(module: nn.Module, extra: Mapping[str, str], wanted: Mapping[st
         hint = f"no submodule of {type(module).__name__} has this path; available: "
         near = choices(submodules, submodule(binding))
         require(submodule(binding) in paths or name in wanted, f"trainer.taps: {name}", binding, hint + near)
-    missing = {name: asker for name, asker in wanted.items() if submodule(bindings.get(name, "")) not in paths}
+    missing = [name for name in wanted if submodule(bindings.get(name, "")) not in paths]
     if missing:
         names_by_user: dict[str, list[str]] = {}
-        for name, asker in missing.items():
+        for name in missing:
             bound = f" (bound to {bindings[name]!r})" if name in bindings else ""
-            names_by_user.setdefault(asker, []).append(f"{name!r}{bound}")
-        requests = " and ".join(f"{asker} needs {', '.join(names)}" for asker, names in names_by_user.items())
-        example = next(iter(missing))
+            names_by_user.setdefault(wanted[name], []).append(f"{name!r}{bound}")
+        needs = [f"{user} needs {', '.join(names)}" for user, names in names_by_user.items()]
+        requests, example = " and ".join(needs), missing[0]
         raise UsageError(
             f"trainer.taps: {requests}, of which {type(module).__name__} has none; "
             f"set trainer.taps to {dict.fromkeys(missing, 'SUBMODULE')}, SUBMODULE being one of "
@@ -242,7 +244,11 @@ def resolve_taps(module: nn.Module, extra: Mapping[str, str], wanted: Mapping[st
         )
     for name in wanted:
         require(all(bindings[name].split(":")), f"trainer.taps: {name}", bindings[name], "name a field after the colon")
-    return {name: ":".join([paths[submodule(bindings[name])], *bindings[name].split(":")[1:]]) for name in wanted}
+    resolved: dict[str, str] = {}
+    for name in wanted:
+        path, *fields = bindings[name].split(":")
+        resolved[name] = ":".join([paths[path], *fields])
+    return resolved
 
 
 def paths_of(module: nn.Module) -> dict[str, str]:
@@ -257,4 +263,5 @@ def paths_of(module: nn.Module) -> dict[str, str]:
 def with_paths(module: nn.Module, extra: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
     """Return ``extra`` and the ``names`` that are paths of submodules instead of taps, bound to them."""
     bindings, paths = {**getattr(module, "taps", {}), **extra}, paths_of(module)
-    return {**extra, **{name: name for name in names if name not in bindings and submodule(name) in paths}}
+    unbound = [name for name in names if name not in bindings and submodule(name) in paths]
+    return {**extra, **dict(zip(unbound, unbound, strict=True))}

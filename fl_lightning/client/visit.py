@@ -101,6 +101,6 @@ class Visit:
         versions = [tensor._version for tensor in tensors]
         if versions == self._versions:
             return None
-        names = [*(f"client.received[{name!r}]" for name in received), *(name for name, _ in self._others)]
+        names = [f"client.received[{name!r}]" for name in received] + [name for name, _ in self._others]
         changed = zip(names, versions, self._versions, strict=True)
         return next(name for name, now, before in changed if now != before)

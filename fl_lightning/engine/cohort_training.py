@@ -83,8 +83,9 @@ def simulate_systems(run: Run, round_: int, chosen: list[int]) -> dict[int, Syst
     if trainer.systems is None:
         return dict.fromkeys(chosen, SystemOutcome())
     simulated = trainer.systems.outcomes(run.seed, round_, chosen, trainer.local_steps or trainer.local_epochs)
-    run.metrics.update({"clients/dropped": sum(outcome.lost is not None for outcome in simulated.values())})
-    run.metrics.update({"clients/stragglers": sum(outcome.work is not None for outcome in simulated.values())})
+    dropped = [k for k in simulated if simulated[k].lost is not None]
+    stragglers = [k for k in simulated if simulated[k].work is not None]
+    run.metrics.update({"clients/dropped": len(dropped), "clients/stragglers": len(stragglers)})
     return simulated
 
 
@@ -113,8 +114,10 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
     totals.merged = outcome.metrics.merged(run.workers)
     run.stopwatch.lap("wait")
     seconds = run.workers.gather(run.stopwatch.read(), "seconds of a cohort")
-    phases = [p for p in VISIT_PHASES if not (run.stopwatch.events and p in PARTS_OF_STEP)]
-    run.metrics.update({f"time/{p}": sum(s.get(p, 0.0) for s in seconds) / len(seconds) for p in phases})
+    for phase in VISIT_PHASES:
+        if not (run.stopwatch.events and phase in PARTS_OF_STEP):
+            total = sum(of_worker.get(phase, 0.0) for of_worker in seconds)
+            run.metrics.update({f"time/{phase}": total / len(seconds)})
     return totals, arrived
 
 
@@ -127,7 +130,8 @@ def place_cohort(run: Run, simulated: dict[int, SystemOutcome]) -> list[Part]:
     steps = {k: run.local_training.steps(k, simulated[k].work) for k in run.server.cohort}
     costs = run.runner.divide(run, steps)
     parts = {part[0]: part for part in costs}
-    of_workers = schedule({part[0]: cost for part, cost in costs.items()}, run.workers.size, memories.owners)
+    cost_by_first = {part[0]: cost for part, cost in costs.items()}
+    of_workers = schedule(cost_by_first, run.workers.size, memories.owners)
     placed = [[k for first_client in firsts for k in parts[first_client]] for firsts in of_workers]
     if memories.owners:
         run.workers.barrier()  # a memory is sent when both sides are here
@@ -271,7 +275,8 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
             despite having batches.
     """
     training, memories = run.local_training, run.client.memories()
-    failures = {k: (isinstance(error, UsageError), str(error)) for k, error in outcome.errors.items()}
+    errors = outcome.errors
+    failures = {k: (isinstance(errors[k], UsageError), str(errors[k])) for k in errors}
     # clients without memory have no owner: a run whose methods keep no memories moves nothing
     owned = memories.owned(run.server.cohort)
     of_visits = (dict(outcome.counts), outcome.arrived, outcome.rates, outcome.scalings)
@@ -280,7 +285,9 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
     memories.note_owners([*all_owned])
     for measured in metrics:
         run.metrics.fill(measured)
-    failed = {k: failure for failures_of_worker in all_failures for k, failure in failures_of_worker.items()}
+    failed: dict[int, tuple[bool, str]] = {}
+    for failures_of_worker in all_failures:
+        failed |= failures_of_worker
     counts = sum(map(Counter, all_counts), Counter[str]())
     arrived, rates = sorted(chain(*all_arrived)), [*chain(*all_rates)]
     training.scaling = scaling = min(chain(*scalings), default=training.scaling)

@@ -66,7 +66,8 @@ class Loaders:
         self.fabric, self.data, self.seed = fabric, data, seed
         self.channels_last, self.limit = channels_last, limit
         self._precision = fabric.strategy.precision
-        self._hooks = {name: hook for name in TRANSFER_HOOKS if (hook := transfer_hook(name, module, data)) is not None}
+        hooks = {name: transfer_hook(name, module, data) for name in TRANSFER_HOOKS}
+        self._hooks = {name: hook for name, hook in hooks.items() if hook is not None}
         self._images = ResidentImages(fabric.device, resident if self.plain else 0.0)
         # on a CPU nothing is moved, and autocast converts what mixed precision needs
         self._as_is = fabric.device.type == "cpu" and not str(self._precision.precision).endswith("true")
@@ -183,11 +184,12 @@ class Loaders:
             return [(loader, self.limit) for loader in loaders]
         sizes = [num_pickable(loader) for loader in loaders]
         share, rng = examples / max(sum(sizes), 1), numpy_rng(self.seed, "probe")
-        rows = [np.sort(rng.choice(size, min(size, math.ceil(share * size)), replace=False)) for size in sizes]
         limit = min(math.ceil(examples / PROBE_BATCH), examples if self.limit is None else self.limit)
-        return [
-            (pick(part, places) if len(places) else part, limit) for part, places in zip(loaders, rows, strict=True)
-        ]
+        probes = list[tuple[ClientLoader, int | None]]()
+        for loader, size in zip(loaders, sizes, strict=True):
+            rows = np.sort(rng.choice(size, min(size, math.ceil(share * size)), replace=False))
+            probes.append((pick(loader, rows) if len(rows) else loader, limit))
+        return probes
 
     def length(self, loader: ClientLoader) -> int | float:
         """The number of batches in a pass over evaluation data; infinite, as in Lightning, where it has no length."""
@@ -223,10 +225,8 @@ class Loaders:
 def generators_of(loader: Any) -> list[torch.Generator]:
     """Return the generators from which a loader draws, each once."""
     parts = [loader, *(loader.parts() if isinstance(loader, DataLoaderAdapter) else ())]
-    generators = [
-        generator for part in parts if isinstance(generator := getattr(part, "generator", None), torch.Generator)
-    ]
-    return [*{id(generator): generator for generator in generators}.values()]
+    generators = [getattr(part, "generator", None) for part in parts]
+    return [*{id(generator): generator for generator in generators if isinstance(generator, torch.Generator)}.values()]
 
 
 def num_pickable(loader: ClientLoader) -> int:

@@ -132,8 +132,9 @@ class ExtraPasses:
             for name, tensor in live.items():
                 tensor.data = memory[name]
             snapshot.restore()
-        computed = dict(zip(names, gradients, strict=False))
-        result = Gradients({n: computed[n] if n in computed else torch.zeros_like(memory[n]) for n in client.trainable})
+        result, computed = Gradients(), dict(zip(names, gradients, strict=False))
+        for name in client.trainable:
+            result[name] = computed[name] if name in computed else torch.zeros_like(memory[name])
         result.loss = torch.zeros(()) if loss is None else loss.detach()
         return result
 

@@ -242,9 +242,9 @@ class LocalTraining:
 
     def _warn_of_unfrozen(self, round_: int) -> None:
         """Warn once of a ``requires_grad`` that a visit of an earlier round has changed, and this one has not."""
-        trained = {*self.client.trainable}
-        changed = [name for name, value in self.client.live.items() if value.requires_grad != (name in trained)]
-        reverted = [name for name in self._unfrozen if name not in changed and self._unfrozen[name] < round_]
+        trained, live, unfrozen = {*self.client.trainable}, self.client.live, self._unfrozen
+        changed = [name for name in live if live[name].requires_grad != (name in trained)]
+        reverted = [name for name in unfrozen if name not in changed and unfrozen[name] < round_]
         if reverted and not self._warned:
             kind, names = type(self.client.module).__name__, ", ".join(reverted)
             before = self._unfrozen[reverted[0]]

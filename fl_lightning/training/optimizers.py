@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from functools import cache, cached_property
 from inspect import Parameter, signature
+from operator import is_
 from typing import Any, Literal
 
 import torch
@@ -46,9 +47,8 @@ def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]
         raise UsageError(f"{kind}: {' '.join(text_of(error).split())}") from error
     if len(optimizers) != 1:
         raise UsageError(f"{kind} gives {len(optimizers)} optimizers; a client is trained with one, return one")
-    strays = [
-        type(c.scheduler).__name__ for c in configs if getattr(c.scheduler, "optimizer", None) is not optimizers[0]
-    ]
+    schedulers_of_run = [config.scheduler for config in configs]
+    strays = [type(s).__name__ for s in schedulers_of_run if getattr(s, "optimizer", None) is not optimizers[0]]
     hint = "is not a scheduler of the returned optimizer; create it with that optimizer, or remove it"
     require(not strays, f"{kind}: lr_scheduler", ", ".join(strays), hint)
     optimizers[0]._opt_called = True  # else a scheduler that is brought forward warns
@@ -80,7 +80,7 @@ class OptimizerFactory:
         self._options = group_options(optimizer)
         # an attribute that configure_optimizers sets may refer to this optimizer
         now = vars(self.module)
-        is_unchanged = now.keys() == attributes.keys() and all(now[name] is attributes[name] for name in attributes)
+        is_unchanged = now.keys() == attributes.keys() and all(map(is_, now.values(), attributes.values()))
         again = schedulers or optimizer.state or not is_unchanged
         self._optimizer = None if again else optimizer
         return optimizer, schedulers
@@ -100,7 +100,10 @@ def can_reset(optimizer: Optimizer) -> bool:
 
 def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
     """The options of each parameter group."""
-    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    options: list[dict[str, Any]] = [dict(group) for group in optimizer.param_groups]
+    for group in options:
+        del group["params"]
+    return options
 
 
 def set_group_options(optimizer: Optimizer, options: list[dict[str, Any]]) -> None:

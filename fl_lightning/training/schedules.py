@@ -173,10 +173,11 @@ def watched(config: LRSchedulerConfig, metrics: Mapping[str, Any], evaluated: bo
     value after an evaluation is a warning unless the schedule is ``strict``.
     """
     name = str(config.monitor)
-    names = [f"{phase}{tag}" for tag in (name, f"{name}_epoch") for phase in ("", "val/", "test/", "train/")]
+    phases, measurements = ("", "val/", "test/", "train/"), ("time/", "memory/", "placed/", "bytes/")
+    names = [f"{phase}{tag}" for tag in (name, f"{name}_epoch") for phase in phases]
     tags = [tag for tag in names if tag in metrics]
-    logged = ", ".join(sorted(tag for tag in metrics if not tag.startswith(("time/", "memory/", "placed/", "bytes/"))))
-    hint = f"no such metric is logged; choose one of {logged}"
+    logged = sorted(tag for tag in metrics if not tag.startswith(measurements))
+    hint = f"no such metric is logged; choose one of {', '.join(logged)}"
     require(bool(tags) or not (evaluated and config.strict), "monitor", name, hint)
     if evaluated and not tags:
         rank_zero_warn(f"monitor={name!r}: {hint}, or the learning rate stays, as strict is False")

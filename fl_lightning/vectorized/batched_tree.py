@@ -113,7 +113,7 @@ def table_of(shape: Any, rows: Mapping[int, Sequence[Any]], size: int, device: t
     columns = []
     for values in zip(*rows.values(), strict=True):
         example, by_row = values[0], dict(zip(rows, values, strict=True))
-        shared = isinstance(example, Tensor) and len(values) > 1 and all(value is example for value in values)
+        shared = isinstance(example, Tensor) and len(values) > 1 and len({*map(id, values)}) == 1
         column = example if shared else [by_row.get(row, example) for row in range(size)]
         if isinstance(column, list):
             tensors = isinstance(example, Tensor)

@@ -44,7 +44,7 @@ from fl_lightning.vectorized.one_client import mapped_gradient, start_visit
 from fl_lightning.vectorized.op_trace import Recordings
 from fl_lightning.vectorized.stacked_state import StackedState
 from fl_lightning.vectorized.values_held import values_held
-from fl_lightning.vectorized.vmap_step import Results, StepPhase, VmapStep
+from fl_lightning.vectorized.vmap_step import Results, StepPhase, VmapStep, namespaces_of
 from fl_lightning.vectorized.vmap_views import not_mappable
 
 # numbers in the states of a group beyond which its updates are computed sequentially, to save memory
@@ -91,8 +91,9 @@ class Group:
         self.size = len(members)
         self.infos = [training.loaders.data.info(member.id) for member in members]
         self.errors: dict[int, Exception] = {}
-        zeros = {"num_steps": 0, "lr": 0.0, "lr_total": 0.0}
-        self.counts = {name: Column(np.array([zero] * self.size), self.device) for name, zero in zeros.items()}
+        self.counts: dict[str, Column] = {}
+        for name, zero in {"num_steps": 0, "lr": 0.0, "lr_total": 0.0}.items():
+            self.counts[name] = Column(np.array([zero] * self.size), self.device)
         self.num_steps, self.lr = self.counts["num_steps"].values, self.counts["lr"].values
         self._taken, self.num_skipped = np.zeros((2, self.size), dtype=np.int64)
         self.log = GroupLog(self.client.module, self.size)
@@ -137,7 +138,8 @@ class Group:
         training, client = self.training, self.client
         training.stopwatch.start()
         with ExitStack() as stack:
-            loaders = [stack.enter_context(training.loaders.train(member.id, self.round)) for member in self.members]
+            contexts = [training.loaders.train(member.id, self.round) for member in self.members]
+            loaders = [*map(stack.enter_context, contexts)]
             fit_progress = client.worker_module.fit_progress
             self.progresses: list[FitProgress] = [
                 fit_progress.at(self.round, len(loader), member.work)
@@ -147,8 +149,10 @@ class Group:
             client.worker_module.load_and_reset(self.received)
             # buffers outside the state: each visit starts with their values at the start of the run
             state_ids = {id(value) for value in client.live.values()}
-            buffers = client.module.named_buffers()
-            self._apart = {f"buffer {path}": value for path, value in buffers if id(value) not in state_ids}
+            self._apart: State = {}
+            for path, value in client.module.named_buffers():
+                if id(value) not in state_ids:
+                    self._apart[f"buffer {path}"] = value
             self.places = StateBinding(client.module, {**client.live, **self._apart})
             optimizer, schedulers = training.begin_optimizer(training.lr_factors[self.round], None)
             self._begin(optimizer)
@@ -167,12 +171,12 @@ class Group:
 
     def _take_steps(self, feed: GroupLoader, optimizer: Any, schedulers: Any) -> None:
         training = self.training
-        passes = [
-            [] if row in self.errors else fit_progress.passes_now for row, fit_progress in enumerate(self.progresses)
-        ]
+        passes = [fit_progress.passes_now for fit_progress in self.progresses]
+        for row in self.errors:
+            passes[row] = []
         for epoch in range(max(map(len, passes), default=0)):
             self._epoch = epoch
-            lengths = [passes_of_client[epoch] if epoch < len(passes_of_client) else 0 for passes_of_client in passes]
+            lengths = [numbers[epoch] if epoch < len(numbers) else 0 for numbers in passes]
             for batch in feed.of_pass(lengths):
                 training.workers.check()
                 training.stopwatch.lap("data")
@@ -235,8 +239,8 @@ class Group:
         for row, info in enumerate(self.infos):
             leaves: list[Any] = [info.num_examples, *([] if info.label_counts is None else [info.label_counts])]
             about = {"num_examples": LeafSpec(0), "label_counts": None if info.label_counts is None else LeafSpec(1)}
-            scratch_of_methods = self.visits[row].scratch if row in self.visits else {}
-            scratch = take_apart({name: vars(values) for name, values in scratch_of_methods.items()}, leaves)
+            namespaces = self.visits[row].scratch if row in self.visits else {}
+            scratch = take_apart({name: vars(namespaces[name]) for name in namespaces}, leaves)
             shape = {"info": about, "scratch": scratch, "references": take_apart(references[row], leaves)}
             kind = kind_of(shape, leaves) if self.visits else ""
             shapes[kind] = shape
@@ -249,7 +253,9 @@ class Group:
     def _program(self, batch: GroupBatch, optimizer: Any) -> None:
         """The step of the clients of a batch: one for all that can take it together."""
         rows = batch.rows
-        must_agree = [self._kinds[rows], *([m[rows] for m in self.stack.moves.values()] if self._counts_steps else [])]
+        must_agree = [self._kinds[rows]]
+        if self._counts_steps:
+            must_agree += [moves[rows] for moves in self.stack.moves.values()]
         differs = len({*batch.indices}) > 1
         if self._splits_by_index and differs:
             must_agree.append(np.array(batch.indices))
@@ -263,12 +269,11 @@ class Group:
                 self._splits_by_index = True
                 self._program(batch, optimizer)
             return
-        numbers, keys = numbers_of(rows, self.size), list(zip(*(values.tolist() for values in must_agree), strict=True))
-        for key in dict.fromkeys(keys):
-            self._step(
-                batch.part([place for place, key_of_batch in enumerate(keys) if key_of_batch == key], numbers),
-                optimizer,
-            )
+        numbers, places = numbers_of(rows, self.size), dict[tuple[int, ...], list[int]]()
+        for place, key in enumerate(zip(*(values.tolist() for values in must_agree), strict=True)):
+            places.setdefault(key, []).append(place)
+        for places_of_key in places.values():
+            self._step(batch.part(places_of_key, numbers), optimizer)
 
     def _step(self, batch: GroupBatch, optimizer: Any) -> None:
         training, rows = self.training, batch.rows
@@ -303,8 +308,9 @@ class Group:
             limit = setting.gradient_clip_val
             trained = [client.live[name] for names in self.stack.optimized for name in names]
             if setting.gradient_clip_algorithm == "value":
-                for gradient in (parameter.grad for parameter in trained if parameter.grad is not None):
-                    gradient.copy_(gradient.clamp(-limit, limit))  # torch.vmap has no rule for clamp_
+                for parameter in trained:
+                    if parameter.grad is not None:
+                        parameter.grad.copy_(parameter.grad.clamp(-limit, limit))  # torch.vmap has no rule for clamp_
             else:
                 clip_grad_norm_(trained, limit, foreach=False)  # it leaves out what has no gradient
         client.methods.call("on_after_clipping", client, optimizer)
@@ -327,7 +333,8 @@ class Group:
             if (losses := results.get("loss")) is None:
                 return {}
             self.training.fabric.backward(losses.sum())
-            return {name: grad for name in client.trainable if (grad := mounted[name].grad) is not None}
+            gradients = {name: mounted[name].grad for name in client.trainable}
+            return {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
         part = StepPhase("gradients", about, columns, work, backward)
         return bool(VmapStep(self, batch.rows, mounted, part).results())
@@ -358,7 +365,8 @@ class Group:
                 client.visit.present = TrainingBatch(*of_one(leaves[len(trained) :]), states=self._states)
             with patched(client.extra_passes, compute=partial(mapped_gradient, client, self.places)):
                 hooks(optimizer)
-            return {name: live[name].grad for name in live if live[name].grad is not gradients.get(name)}
+            changed = [name for name in live if live[name].grad is not gradients.get(name)]
+            return {name: live[name].grad for name in changed}
 
         try:
             part = StepPhase(name, (*trained, about), [*columns, *again], work)
@@ -371,7 +379,8 @@ class Group:
     def note_settings(self) -> bool:
         """Store the optimizer's rates and other settings; return whether they changed."""
         groups = self.stack.optimizer.param_groups
-        before, self.settings = self.settings, repr([{**group, "params": None} for group in groups])
+        before, settings = self.settings, [{**group, "params": None} for group in groups]
+        self.settings = repr(settings)
         return self.settings != before
 
     def table_of(self, row: int) -> tuple[str, BatchedTree]:
@@ -405,7 +414,7 @@ class Group:
     def sends_states_alone(self) -> bool:
         """Return whether no hook needs a trained client, so that updates can be computed side by side."""
         client, hooks = self.client, self.client.methods.having
-        ends = any(hooks(hook) for hook in ("on_client_end", "transform_client_update", "client_weight"))
+        ends = hooks("on_client_end") or hooks("transform_client_update") or hooks("client_weight")
         return not (client.kept or ends or self.size * client.worker_module.numel > MOST_NUMBERS)
 
     @torch.no_grad()
@@ -414,10 +423,11 @@ class Group:
 
         The updates are as in :meth:`~fl_lightning.core.update.Update.weighted`, with a row for each client.
         """
-        client, state = self.client, self.stack.state
-        change = {name: state[name].double() - self.received[name].double() for name in client.trainable}
+        client, state, received = self.client, self.stack.state, self.received
+        change = {name: state[name].double() - received[name].double() for name in client.trainable}
         # with the bits that each would have by itself
-        drift = torch.stack([norm({name: values[row] for name, values in change.items()}) for row in range(self.size)])
+        changes = [{name: change[name][row] for name in change} for row in range(self.size)]
+        drift = torch.stack([*map(norm, changes)])
         fine = self.log.without_bad_terms() & (self.num_steps > 0)
         good = drift.isfinite() & torch.from_numpy(fine).to(drift.device)
         for name in client.others:
@@ -428,15 +438,17 @@ class Group:
                 good &= exact.reshape(self.size, -1).all(1) & are_exact(self.received[name])
         rows = [row for row, fine in enumerate(good.tolist()) if fine and row not in self.errors]
         row_index = torch.tensor(rows, dtype=torch.int64, device=self.device)
-        of_rows = [float(self.infos[row].num_examples) if client.weighting == "examples" else 1.0 for row in rows]
+        weighted = client.weighting == "examples"
+        of_rows = [float(self.infos[row].num_examples) if weighted else 1.0 for row in rows]
         weights = torch.tensor(of_rows, dtype=torch.float64, device=self.device)
-        ones, size = torch.ones_like(weights), sum(client.live[n].nbytes for n in (*client.sent, *client.sent_others))
+        ones = torch.ones_like(weights)
+        size = sum(client.live[name].nbytes for name in (*client.sent, *client.sent_others))
         logged, extremes = self.log.weighted(rows)
         updates = {
             "clients": Weighted(ones, ones),
             "drift": Weighted(drift[row_index] * weights, weights),
             "delta": {name: weigh_rows(change[name][row_index], weights) for name in client.sent},
-            "others": {name: weigh_rows(state[name][row_index], weights) for name in client.sent_others},
+            "others": {n: weigh_rows(state[n][row_index], weights) for n in client.sent_others},
             "bytes": Weighted(ones * size, ones),
             "logged": logged,
         }
@@ -448,16 +460,20 @@ class Group:
         if visit is None:
             visit = client.lifecycle.begin(self.infos[row], self.received, self.progresses[row])
         logged = visit.logged
-        client.worker_module.load({**self.received, **{name: values[row] for name, values in self.stack.state.items()}})
+        state = {name: values[row] for name, values in self.stack.state.items()}
+        client.worker_module.load({**self.received, **state})
         self.log.fill(logged, row)
         client.worker_module.log_into(logged)
         _, table = self.table_of(row)
-        scratch = put_together(table.shape, [column.row(row) for column in table.columns])["scratch"]
-        visit.scratch = {name: SimpleNamespace(**values_by_name) for name, values_by_name in scratch.items()}
-        visit.counts = SimpleNamespace(**{name: column.row(row) for name, column in self.counts.items()})
+        leaves = [column.row(row) for column in table.columns]
+        visit.scratch = namespaces_of(put_together(table.shape, leaves)["scratch"])
+        counts = {name: column.row(row) for name, column in self.counts.items()}
+        visit.counts = SimpleNamespace(**counts)
         passes = len(self.progresses[row].passes_now)
-        terms = [{name: row_of(term, row) for name, term in epoch.items()} for epoch in self._epochs[:passes]]
-        visit.epochs = [{name: term for name, term in epoch.items() if term.weight} for epoch in terms]
+        visit.epochs = []
+        for epoch in self._epochs[:passes]:
+            terms = {name: row_of(term, row) for name, term in epoch.items()}
+            visit.epochs.append({name: term for name, term in terms.items() if term.weight})
         visit.num_skipped = int(self.num_skipped[row])
         visit.fit_progress = client.worker_module.trainer_shim.fit_progress = replace(
             self.fit_progress(row), epoch=passes

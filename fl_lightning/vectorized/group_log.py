@@ -51,7 +51,9 @@ class GroupLog(MetricLog):
     def take_records(self) -> tuple[list[Record], list[Tensor]]:
         """Return the records of a mapped step, with ``...`` in place of tensors, and these tensors."""
         tensors = [part for record in self.records for part in record if isinstance(part, Tensor)]
-        shapes = [Record._make(... if isinstance(part, Tensor) else part for part in logged) for logged in self.records]
+        shapes = []
+        for record in self.records:
+            shapes.append(Record._make(... if isinstance(part, Tensor) else part for part in record))
         self.records.clear()
         return shapes, tensors
 
@@ -159,9 +161,10 @@ class GroupValue(LoggedValue):
         if epoch.kind == "mean":
             return super().continued(before, epoch)
         # a client without a value in this epoch keeps its last one
-        pairs = ((epoch.total, before.total), (epoch.weight, before.weight))
         has_value = np.asarray(epoch.weight) != 0
-        return Reduced(epoch.kind, *(np.where(has_value, current, earlier) for current, earlier in pairs))  # type: ignore[arg-type]
+        total: Any = np.where(has_value, epoch.total, before.total)
+        weight: Any = np.where(has_value, epoch.weight, before.weight)
+        return Reduced(epoch.kind, total, weight)
 
     def of_row(self, row: int) -> LoggedValue | None:
         """The values of one of several clients, after the last epoch; None if it has none."""
@@ -193,4 +196,6 @@ def one_after_another(parts: Sequence[Any], lengths: Sequence[int]) -> np.ndarra
         for part, length in zip(parts, lengths, strict=True)
     ]
     is_uniform = len({tensor.dtype for tensor in tensors}) == 1
-    return joined_on(tensors if is_uniform else [tensor.double() for tensor in tensors], device).double().cpu().numpy()
+    if not is_uniform:
+        tensors = [tensor.double() for tensor in tensors]
+    return joined_on(tensors, device).double().cpu().numpy()

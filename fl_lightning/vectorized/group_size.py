@@ -123,7 +123,8 @@ def obstacles(run: Run) -> Iterator[str]:
     ):
         names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
         yield f"its optimizer is {type(optimizer).__name__}; known to treat each number by itself are {names}"
-    for key in {key for group in optimizer.param_groups for key, value in group.items() if isinstance(value, Tensor)}:
+    options = {(key, isinstance(group[key], Tensor)) for group in optimizer.param_groups for key in group}
+    for key in [key for key, is_tensor in options if is_tensor]:
         yield f"{key} of its optimizer {type(optimizer).__name__} is a tensor; pass a number"
     precision = str(run.fabric.strategy.precision.precision)
     if not precision.endswith("true"):
@@ -180,17 +181,21 @@ def try_two(run: Run) -> None:
             sequential = [dict(training.visit(k, 0, state).delta) for k in clients]
         except Exception as error:  # the run says it
             raise VmapUnsupported("a step of one client fails") from error
-        run.client.memories().drop_all(clients)
+        for k in clients:
+            run.client.memories().drop(k)
         members = sorted((GroupMember(k) for k in clients), key=lambda member: -training.batches(member.id))
         group = Group(training, members, 0, state)
         run.worker_module.load_and_reset(state)
-        optimizers = (value for value in vars(module).values() if isinstance(value, torch.optim.Optimizer))
+        attributes = vars(module).values()
+        optimizers = [value for value in attributes if isinstance(value, torch.optim.Optimizer)]
         skipped = [*module.parameters(), *module.buffers(), *optimizers]
         before = values_held(module, methods, skipped)
         try:
             with group.training_all():
                 changed = changed_value(before, values_held(module, methods, skipped))
-                updates = {member.id: dict(group.update(row).delta) for row, member in enumerate(members)}
+                updates = {}
+                for row, member in enumerate(members):
+                    updates[member.id] = dict(group.update(row).delta)
         except ClientError as error:
             raise VmapUnsupported(truncate(with_location(error.__cause__ or error), 300)) from error
     if changed is not None:

@@ -102,7 +102,8 @@ def mapped_gradient(
     def of(parameters: State) -> tuple[Tensor, tuple[Tensor, State]]:
         # an operation in place on a tensor from outside would not be differentiable
         start = {name: at.get(name, tensor) for name, tensor in tensors.items()}
-        now = {name: value if name in parameter_names else value.clone() for name, value in start.items()} | parameters
+        buffers = {name: value.clone() for name, value in start.items() if name not in parameter_names}
+        now = start | buffers | parameters
         live = {name: now[name] for name in client.live}
         with places.swapped(now), patched(client, live=live):
             loss, after = value(), places.held()

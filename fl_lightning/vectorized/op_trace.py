@@ -99,8 +99,9 @@ class OpTracer(TorchDispatchMode):
             if func._schema.is_mutable:
                 names = [argument.name for argument in func._schema.arguments]
                 values = dict(zip(names, args, strict=False)) | kwargs
-                targets = [values[a.name] for a in func._schema.arguments if a.is_write and a.name in values]
-                self._written.update(storage(tensor) for tensor in tree_leaves(targets))
+                targets = [argument.name for argument in func._schema.arguments if argument.is_write]
+                written_tensors = tree_leaves([values[name] for name in targets if name in values])
+                self._written.update(map(storage, written_tensors))
         return result
 
     def exposed(self, outputs: Sequence[Tensor]) -> set[int]:
@@ -114,12 +115,15 @@ class OpTracer(TorchDispatchMode):
         and the recorder owns them all.
         """
         tensors, num_inputs = self._held, self._num_inputs
-        owned = {storage(tensor) for tensor in (*tensors[:num_inputs], *(tensor for _, tensor, _ in self.outside))}
-        writing = [operation for operation in self.operations if operation.target._schema.is_mutable]
-        num_writes = Counter(slot.number for operation in writing for slot in slots(operation.args[:1]))
+        outside = [tensor for _, tensor, _ in self.outside]
+        owned = {storage(tensor) for tensor in (*tensors[:num_inputs], *outside)}
+        writing = [part for part in self.operations if part.target._schema.is_mutable]
+        num_writes = Counter[int]()
+        for operation in writing:
+            num_writes.update(slot.number for slot in slots(operation.args[:1]))
         # those that autograd makes to hold a copy, of the shape and the strides of a parameter
-        allocating = (part for part in self.operations if part.target is aten.new_empty_strided.default)
-        empty = {operation.result.number for operation in allocating}
+        allocate = aten.new_empty_strided.default
+        empty = {part.result.number for part in self.operations if part.target is allocate}
         sources: dict[int, int] = {}
         for target, args, _, _ in writing:
             copy, source = slots(args[:2]) if target is aten.copy_.default else (None, None)
@@ -213,7 +217,8 @@ class OpTrace:
     def __init__(self, recorder: OpTracer, num_inputs: int, outputs: Sequence[Tensor], notes: Any) -> None:
         if obstacle := notes.obstacle or recorder.obstacle:
             raise NotRecordable(obstacle)
-        if any(torch.Tag.nondeterministic_seeded in operation.target.tags for operation in recorder.operations):
+        random_tag = torch.Tag.nondeterministic_seeded
+        if any(random_tag in operation.target.tags for operation in recorder.operations):
             raise NotRecordable("it draws random numbers")
         if any(tensor._version != version for _, tensor, version in recorder.outside):
             raise NotRecordable("it writes to a tensor that is not the client's")
@@ -231,9 +236,7 @@ class OpTrace:
             and self._outputs == other._outputs
             and self.notes == other.notes
             and len(self.outside) == len(other.outside)
-            and all(
-                mine[0] == its[0] and mine[1] is its[1] for mine, its in zip(self.outside, other.outside, strict=True)
-            )
+            and all(a[0] == b[0] and a[1] is b[1] for a, b in zip(self.outside, other.outside, strict=True))
         )
 
     @torch.no_grad()

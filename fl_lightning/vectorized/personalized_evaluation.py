@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,7 +43,8 @@ def groups_of_own_models(run: Run, choice: GroupSize) -> list[list[int]]:
         return [[k] for k in memories]
     groups = dealt_out(clients, -(-len(clients) // choice.size))
     workers.barrier()  # a memory is sent when both sides are here
-    memories.follow([[k for g in groups[rank :: workers.size] for k in g] for rank in range(workers.size)], workers)
+    shares = [groups[rank :: workers.size] for rank in range(workers.size)]
+    memories.follow([[*chain(*share)] for share in shares], workers)
     return groups[workers.rank :: workers.size]
 
 
@@ -80,7 +82,10 @@ def evaluate_side_by_side(
     takes_index = is_param_in_hook_signature(getattr(client.module, step), "batch_idx", min_args=2)
     log = GroupLog(client.module, len(own), examples=None)
     names = dict.fromkeys(name for entries in own for name in entries)
-    stacked = {n: torch.stack([entries.get(n, state[n]).to(client.live[n]) for entries in own]) for n in names}
+    stacked: State = {}
+    for name in names:
+        values = [entries.get(name, state[name]).to(client.live[name]) for entries in own]
+        stacked[name] = torch.stack(values)
     places, records = StateBinding(client.module, client.live), list[Record]()
 
     def mapped(batch: Any, index: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -110,5 +115,6 @@ def evaluate_side_by_side(
     for row in range(len(own)):
         logged = worker_module.begin_logging()
         log.fill(logged, row)
-        metrics.append({tagged(phase, name): value for name, value in logged.end_evaluation().items()})
+        values_of_row = logged.end_evaluation()
+        metrics.append({tagged(phase, name): value for name, value in values_of_row.items()})
     return metrics

@@ -63,7 +63,8 @@ class VectorizedRunner(VisitRunner):
         group, why = self.group(run, part, round_, work), ""
         with ExitStack() as stack:
             stack.callback(self._before.clear)
-            stack.callback(memories.drop_all, part)
+            for k in part:
+                stack.callback(memories.drop, k)
             try:
                 stack.enter_context(group.training_all())
             except LostWorkerError:
@@ -72,7 +73,8 @@ class VectorizedRunner(VisitRunner):
                 why = with_location(error.__cause__ or error)  # each reason is shown once
             if why:  # training in turn shows which client failed, if one did, once the group's memory is free
                 del group
-                memories.drop_all(part)
+                for k in part:
+                    memories.drop(k)
                 run.trainer.warn(f"clients that cannot train side by side are trained sequentially: {why}")
                 self._before.clear()
                 yield from super().run(run, part, round_, work, observed)
@@ -108,7 +110,8 @@ class VectorizedRunner(VisitRunner):
             try:
                 stack.enter_context(group.training_all())
             except ClientError:
-                run.client.memories().drop_all(part)
+                for member in part:
+                    run.client.memories().drop(member)
                 return False
             group.update(part.index(k))
         return True

@@ -20,7 +20,8 @@ def values_held(module: nn.Module, methods: Sequence[Method], known: Iterable[An
 
     Tensors and arrays are copied; server values and ``known`` objects are omitted.
     """
-    visited_ids, contents = {*map(id, known), *(id(tensor) for _, tensor in server_tensors(methods))}, dict[Any, Any]()
+    contents = dict[tuple[int, str], Any]()
+    visited_ids = {*map(id, known), *(id(tensor) for _, tensor in server_tensors(methods))}
     for place, root in enumerate((module, *methods)):
         for name, part in walk(root, visited_ids, type(root).__name__ if place else "self"):
             if isinstance(part, Tensor):
@@ -31,8 +32,9 @@ def values_held(module: nn.Module, methods: Sequence[Method], known: Iterable[An
             elif held_by(part) is None:
                 contents[place, name] = part
             ignored = OWN if isinstance(part, nn.Module) else ()
-            plain_values = [(key, at) for key, at in entries_of(part) if isinstance(at, PLAIN) and key not in ignored]
-            contents |= {(place, f"{name}.{key}"): at for key, at in plain_values}
+            for key, value in entries_of(part):
+                if isinstance(value, PLAIN) and key not in ignored:
+                    contents[place, f"{name}.{key}"] = value
     return contents
 
 

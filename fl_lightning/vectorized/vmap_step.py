@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
@@ -105,7 +105,8 @@ class VmapStep:
         # values of each client that methods see: local entries of the received state, and scratch
         self.own = {name: values[rows] for name, values in group.received_own.items()}
         self.given = [*part.columns, *(column.take(rows) for column in self.table.columns)]
-        self.stacked = [*mounted.values(), *self.own.values(), *(value for value, batched in self.given if batched)]
+        columns = [value for value, batched in self.given if batched]
+        self.stacked = [*mounted.values(), *self.own.values(), *columns]
 
     def results(self) -> Results:
         """Run or repeat it; keep its effects and return the results of all clients."""
@@ -123,9 +124,9 @@ class VmapStep:
     def _inputs(self) -> tuple[list[Tensor], Any]:
         """The input tensors, each once, and a key; programs with equal keys differ in their tensors alone."""
         group = self.group
-        shared = [value for value, batched in self.given if not batched and isinstance(value, Tensor)]
+        shared = [value for value, batched in self.given if not batched]
         server = [tensor for _, tensor in group.client.methods.attributes.server]
-        tensors = [*self.stacked, *shared, *group.received.values(), *server]
+        tensors = [*self.stacked, *filter(torch.is_tensor, shared), *group.received.values(), *server]
         inputs = {id(tensor): tensor for tensor in tensors}
         leaves = [
             (value.shape[batched:], value.dtype, batched) if isinstance(value, Tensor) else value
@@ -148,7 +149,7 @@ class VmapStep:
             notes.obstacle = notes.obstacle or f"a step reads {what}"
 
         row_numbers = numbers_of(self.rows, group.size)
-        fit_progress: Any = View("self.trainer: ", lambda: [group.fit_progress(row) for row in row_numbers], note)
+        fit_progress: Any = View("self.trainer: ", lambda: [*map(group.fit_progress, row_numbers)], note)
 
         def mapped(*tensors: Tensor) -> tuple[Tensor, ...]:
             log.take_records()  # values of a failed step
@@ -158,8 +159,9 @@ class VmapStep:
             tree = put_together(self.table.shape, tree_leaves)
             everything = {**group.shared, **dict(zip(names[:size], tensors, strict=False))}
             received = {**group.received, **dict(zip(names[size:], tensors[size:], strict=False))}
-            scratch = {name: SimpleNamespace(**values_by_name) for name, values_by_name in tree["scratch"].items()}
-            info: Any = View("client.info.", lambda: [group.infos[row] for row in row_numbers], note, **tree["info"])
+            scratch = namespaces_of(tree["scratch"])
+            infos = [group.infos[row] for row in row_numbers]
+            info: Any = View("client.info.", lambda: infos, note, **tree["info"])
             visit = Visit(info, received, fit_progress, log, client.methods.attributes.server)
             numbers = SimpleNamespace(**dict(zip(group.counts, counted, strict=True)))
             visit.scratch, visit.counts = scratch, View("client.", lambda: [numbers], note)
@@ -173,12 +175,12 @@ class VmapStep:
                     tree, tree_leaves, {name: vars(values_by_name) for name, values_by_name in scratch.items()}
                 )
                 fresh = [leaf for leaf in changed.values() if isinstance(leaf, Tensor)]
-                notes.changes = {place: ... if isinstance(leaf, Tensor) else leaf for place, leaf in changed.items()}
+                notes.changes = changed | {place: ... for place in changed if isinstance(changed[place], Tensor)}
             notes.records, logged = log.take_records()
             if any(record.value is not ... for record in notes.records):
                 note("a number to be logged, which may be another in the next step")
             given_back = [value for value in results.values() if value is not None]
-            return (*given_back, *rebound.values(), *(tensor.detach() for tensor in fresh), *logged)
+            return (*given_back, *rebound.values(), *map(torch.detach, fresh), *logged)
 
         # a number that differs by client is a tensor, and as precise as a run in 64-true
         with group.training.fabric.autocast():
@@ -203,7 +205,8 @@ class VmapStep:
         after: list[Any] = []
         shape = take_apart({**tree, "scratch": scratch}, after)
         is_same = shape == self.table.shape and [*map(describe, after)] == [*map(describe, before)]
-        changed = {place: leaf for place, leaf in enumerate(after) if is_same and leaf is not before[place]}
+        replaced = [place for place, leaf in enumerate(after) if is_same and leaf is not before[place]]
+        changed = {place: after[place] for place in replaced}
         ids_before = {id(leaf) for leaf in before if isinstance(leaf, Tensor)}
         if not is_same or any(id(leaf) in ids_before for leaf in changed.values()):
             why = "a step changes which values it holds, or their types; set them all in on_client_start"
@@ -216,7 +219,10 @@ class VmapStep:
         group, rows = self.group, self.rows
         for name in notes.graded:
             self.mounted[name].grad = next(outputs)
-        results = {name: next(outputs) if is_tensor else None for name, is_tensor in notes.results.items()}
+        results: Results = dict.fromkeys(notes.results)
+        for name, is_tensor in notes.results.items():
+            if is_tensor:
+                results[name] = next(outputs)
         for name in notes.rebound:
             self.mounted[name].copy_(next(outputs))
         number = len(self.part.columns)
@@ -227,3 +233,8 @@ class VmapStep:
             self.table.columns[place].put(rows, next(outputs) if leaf is ... else leaf, group.size)
         group.log.add_records(rows, notes.records, outputs)
         return results
+
+
+def namespaces_of(scratch: Mapping[str, Mapping[str, Any]]) -> dict[str, SimpleNamespace]:
+    """The scratch of each method, as :meth:`.Client.scratch` returns it."""
+    return {name: SimpleNamespace(**values) for name, values in scratch.items()}

@@ -146,10 +146,12 @@ class MetricLog:
 
     def first_nonfinite_term(self) -> tuple[str, int] | None:
         """The term of the loss that was the first to be nan or infinite, and the step; None if all stayed finite."""
+        bad: dict[str, int] = {}
         for entry in self.terms.values():
             entry.read()
-        bad = {entry.spec.name: entry.first_bad for entry in self.terms.values() if entry.first_bad >= 0}
-        return min(bad.items(), key=lambda item: item[1]) if bad else None
+            if entry.first_bad >= 0:
+                bad[entry.spec.name] = entry.first_bad
+        return min(bad.items(), key=lambda term: term[1]) if bad else None
 
     def end_epoch(self) -> dict[str, Reduced]:
         """Reduce the epoch of a visit, and reset the torchmetrics objects that were logged in it.
@@ -221,7 +223,9 @@ class MetricLog:
 
     def assign(self, specs: Mapping[LogKey, LogSpec], values: Mapping[LogKey, Reduced]) -> None:
         """Store values that were reduced over all workers, including names that this worker did not log."""
-        self.entries = {key: self.entries.get(key) or LoggedValue(spec) for key, spec in specs.items()}
+        entries, self.entries = self.entries, {}
+        for key, spec in specs.items():
+            self.entries[key] = entries.get(key) or LoggedValue(spec)
         for key, value in values.items():
             self.entries[key].assign(value)
         self.end_loader()
@@ -236,7 +240,8 @@ class MetricLog:
         """The values for the record, by name; the torchmetrics objects that were logged are reset."""
         self.end_loader()
         self._reset_metrics()
-        return {entry.epoch_name: entry.total.value for entry in self._recorded if entry.total is not None}
+        totals = {entry.epoch_name: entry.total for entry in self._recorded}
+        return {name: total.value for name, total in totals.items() if total is not None}
 
     # ------------------------------------------------------------------ inside
     def _without_size(self, entry: LoggedValue, value: Any) -> float:
@@ -260,9 +265,10 @@ class MetricLog:
         if entry is None:
             check_kind(name, value)
             if isinstance(value, Metric):
-                metrics = [(path, part) for path, part in self.module.named_modules() if isinstance(part, Metric)]
-                path = next((path for path, part in metrics if part is value), options["metric_attribute"])
-                hint = f"not an attribute of the module; available: {[path for path, _ in metrics]}"
+                parts = dict(self.module.named_modules())
+                paths = [path for path in parts if isinstance(parts[path], Metric)]
+                path = next((path for path in paths if parts[path] is value), options["metric_attribute"])
+                hint = f"not an attribute of the module; available: {paths}"
                 require(path is not None, f"self.log({name!r}, ...)", type(value).__name__, hint)
                 spec = spec._replace(metric=path)
             functions: Any = LogValidator.functions[hook]
@@ -282,7 +288,8 @@ class MetricLog:
     @property
     def _recorded(self) -> list[LoggedValue]:
         """Return the record, with the terms of the loss first, since the module may log one of their names."""
-        return [*self.terms.values(), *(entry for entry in self.entries.values() if entry.spec.logger)]
+        entries = [entry for entry in self.entries.values() if entry.spec.logger]
+        return [*self.terms.values(), *entries]
 
     def _reset_metrics(self) -> None:
         for entry in self.entries.values():

@@ -68,7 +68,8 @@ class Snapshot:
             if id(part) in values:
                 self._flags += [(part, part.requires_grad)] if isinstance(part, nn.Parameter) else []
             elif isinstance(part, nn.Module):
-                self._attributes.append((contents, {name: contents[name] for name in contents.keys() - ENGINE}))
+                saved = {name: contents[name] for name in contents.keys() - ENGINE}
+                self._attributes.append((contents, saved))
             elif isinstance(contents, CONTAINERS):
                 self._containers.append((contents, copy.copy(contents)))
             elif (restore := restore_of(part)) is not None:
@@ -98,14 +99,17 @@ class Snapshot:
         Two values nan are equal.
         """
         ids = set(map(id, owners))
-        attributes = [(contents, saved) for contents, saved in self._attributes if id(contents) in ids]
-        restores = [restore for restore in self._others if isinstance(restore, partial)]
-        arrays = [restore.args[:2] for restore in restores if restore.func in (refill_tensor, np.copyto)]
-        dense = [(now, saved) for now, saved in arrays if getattr(now, "layout", torch.strided) is torch.strided]
-        return any(ids_in(contents) != ids_in(saved) for contents, saved in (*attributes, *self._containers)) or any(
-            now.shape != saved.shape or bool(((now != saved) & ((now == now) | (saved == saved))).any())
-            for now, saved in dense
-        )
+        attributes = [pair for pair in self._attributes if id(pair[0]) in ids]
+        for contents, saved in (*attributes, *self._containers):
+            if ids_in(contents) != ids_in(saved):
+                return True
+        for restore in self._others:
+            if isinstance(restore, partial) and restore.func in (refill_tensor, np.copyto):
+                now, saved = restore.args[:2]
+                dense = getattr(now, "layout", torch.strided) is torch.strided
+                if dense and (now.shape != saved.shape or differ(now, saved)):
+                    return True
+        return False
 
 
 class ModuleSnapshot(Snapshot):
@@ -125,13 +129,18 @@ class MethodSnapshot(Snapshot):
     def __init__(self, methods: Sequence[Method], skipped: Iterable[Any]) -> None:
         self.server = server_tensors(methods)
         skipped_ids = set(map(id, skipped := [*skipped, *(tensor for _, tensor in self.server)]))
-        all_methods = [part for method in methods for _, part in walk(method, skipped_ids) if isinstance(part, Method)]
+        kinds: dict[type, None] = {}
+        for _, part in (pair for method in methods for pair in walk(method, skipped_ids)):
+            if isinstance(part, Method):
+                kinds |= dict.fromkeys(filter(is_own_class, type(part).__mro__))
         # containers that a class shares with its instances
-        kinds = {kind for method in all_methods for kind in type(method).__mro__ if is_own_class(kind)}
-        shared = [value for kind in kinds for value in vars(kind).values() if isinstance(value, CONTAINERS)]
+        shared: list[Any] = []
+        for kind in kinds:
+            shared += [value for value in vars(kind).values() if isinstance(value, CONTAINERS)]
         super().__init__([*methods, *shared], skipped)
-        of_server = (part for _, value in server_values(methods) for _, part in walk(value, set()))
-        containers = len(methods) + sum(isinstance(held_by(part), CONTAINERS) for part in of_server)
+        containers = len(methods)
+        for _, value in server_values(methods):
+            containers += sum(isinstance(held_by(part), CONTAINERS) for _, part in walk(value, set()))
         self.in_place = bool(self._others) or len(self._containers) > containers
 
 
@@ -145,8 +154,10 @@ def server_values(methods: Iterable[Method]) -> Iterator[tuple[str, Any]]:
 
 def server_tensors(methods: Iterable[Method]) -> list[tuple[str, Tensor]]:
     """The tensors of server values, each with a name for errors."""
-    values = server_values(methods)
-    return [(name, leaf) for name, value in values for leaf in leaves_of(value) if isinstance(leaf, Tensor)]
+    named = list[tuple[str, Tensor]]()
+    for name, value in server_values(methods):
+        named += [(name, leaf) for leaf in leaves_of(value) if isinstance(leaf, Tensor)]
+    return named
 
 
 def walk(value: Any, known: set[int], name: str = "") -> Iterator[tuple[str, Any]]:
@@ -163,7 +174,8 @@ def entries_of(value: Any) -> Iterable[tuple[Any, Any]]:
     container = held_by(value)
     if not isinstance(container, dict):
         return enumerate(container or ())
-    return [(key, part) for key, part in container.items() if not (isinstance(value, nn.Module) and key in ENGINE)]
+    ignored = ENGINE if isinstance(value, nn.Module) else ()
+    return [(key, part) for key, part in container.items() if key not in ignored]
 
 
 def held_by(value: Any) -> Any:
@@ -178,7 +190,12 @@ def ids_in(container: Any) -> Any:
     """The ids of the objects in a container, or of the attributes of a module without its mode."""
     if not isinstance(container, dict):
         return [*map(id, container)]
-    return {key: id(value) for key, value in container.items() if key not in ENGINE and key != "training"}
+    return {key: id(container[key]) for key in container.keys() - ENGINE - {"training"}}
+
+
+def differ(now: Any, saved: Any) -> bool:
+    """Whether two arrays have different numbers; two values nan are equal."""
+    return bool(((now != saved) & ((now == now) | (saved == saved))).any())
 
 
 def is_own_class(kind: type) -> bool:
@@ -231,9 +248,8 @@ def uncopyable(module: nn.Module, shared: object) -> dict[int, Any]:
             counterparts[id(part)] = part.detach().clone()
         elif held_by(part) is None and not isinstance(part, (Tensor, np.ndarray)):
             # the other parts have separate copies, to which bound methods and closures then refer
-            copies = {
-                number: counterpart for number, counterpart in (parts | counterparts).items() if counterpart is not part
-            }
+            copies = parts | counterparts
+            copies = {number: copies[number] for number in copies if copies[number] is not part}
             try:
                 copy.deepcopy(part, copies)
             except Exception:  # any, since it is the part's own code
@@ -250,8 +266,9 @@ def temporary_hooks(module: nn.Module) -> Iterator[None]:
     finally:
         if RemovableHandle.next_id > first_id:
             for hooks in (vars(part)[name] for part in module.modules() for name in HOOKS):
-                for key in [key for key, hook in hooks.items() if key >= first_id and not hasattr(hook, "of_tap")]:
-                    del hooks[key]
+                for key, hook in [*hooks.items()]:
+                    if key >= first_id and not hasattr(hook, "of_tap"):
+                        del hooks[key]
 
 
 class StateBinding:
@@ -273,9 +290,9 @@ class StateBinding:
             if value is not None and id(value) in names
         ]
         self._kinds = [(name, value, value.shape, value.dtype) for name, value in live.items()]
-        self._fixed = [
-            (path, registry, dict(registry)) for path, part in parts for registry in (part._parameters, part._modules)
-        ]
+        self._fixed: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+        for path, part in parts:
+            self._fixed += [(path, registry, dict(registry)) for registry in (part._parameters, part._modules)]
         self._buffers = [(path, part, persistent_buffers(part)) for path, part in parts]
 
     @contextmanager
@@ -350,8 +367,8 @@ class StateBinding:
 
 def persistent_buffers(part: nn.Module) -> set[str]:
     """Names of a module's own buffers that its state dict holds."""
-    unsaved = part._non_persistent_buffers_set
-    return {name for name, value in part._buffers.items() if value is not None and name not in unsaved}
+    buffers = {name for name, value in part._buffers.items() if value is not None}
+    return buffers - part._non_persistent_buffers_set
 
 
 def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
@@ -362,9 +379,12 @@ def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
             that is not a tensor, is created by each call, is sparse or complex, or has no shape yet.
     """
     state_ids, again = set(map(id, live.values())), module.state_dict(keep_vars=True)
+    parts, parameters = dict(module.named_modules()), dict(module.named_parameters())
+    unstable = [name for name, value in live.items() if value is not again.get(name)]
+    not_dense = [name for name, value in live.items() if value.layout is not torch.strided or value.is_complex()]
     wrong = {
         "is of torch.jit, whose buffers a run cannot restore; use the layer before scripting": [
-            name or "it" for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)
+            path or "it" for path in parts if isinstance(parts[path], torch.jit.ScriptModule)
         ],
         "has no shape before the first batch; set the layer's number of inputs": [
             name for name, value in live.items() if is_lazy(value)
@@ -372,12 +392,12 @@ def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
         "of its state_dict is not a dense real tensor that is the same in each call, so it cannot be averaged; "
         "register a plain buffer, use persistent=False, or remove it from the state_dict": [
             *(name for name, value in again.items() if not isinstance(value, Tensor)),
-            *(name for name, value in live.items() if value is not again.get(name)),
-            *(name for name, value in live.items() if value.layout is not torch.strided or value.is_complex()),
+            *unstable,
+            *not_dense,
         ],
         "is trained, but its state_dict leaves it out, so that nobody averages it; keep it in, or set requires_grad to "
         "false": [
-            name for name, value in module.named_parameters() if value.requires_grad and id(value) not in state_ids
+            name for name in parameters if parameters[name].requires_grad and id(parameters[name]) not in state_ids
         ],
     }
     for hint, names in wrong.items():
