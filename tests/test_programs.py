@@ -91,7 +91,11 @@ STORED = {
     "docs/make_lightning_page.py": ["docs/coming_from_lightning.md"],
     "docs/make_methods.py": ["docs/methods.md", "docs/libraries.md"],
     "experiments/papers/programs/make_figures.py": ["docs/paper_figures.md"],
-    "experiments/papers/programs/make_results.py": ["experiments/papers/RESULTS.md", "docs/findings.md"],
+    "experiments/papers/programs/make_results.py": [
+        *("experiments/papers/RESULTS.md", "docs/findings.md"),
+        *(f"docs/papers/{paper}.md" for paper in ("fedcka", "feddecorr", "fedlc", "feduv")),
+        *(f"experiments/papers/results/{path.name}" for path in (ROOT / "experiments/papers/results").glob("*.md")),
+    ],
 }
 
 

@@ -107,9 +107,9 @@ def half_width(n: Any, deviation: float, kind: str, confidence: float, prior_sca
         return stats.t.ppf((1 + confidence) / 2, n - 1) * deviation / np.sqrt(n)
     c2 = prior_scale**-2
     gap = -np.expm1((2 * math.log1p(-confidence) + np.log(c2 / (n + c2))) / n)
-    rest = n / (n + c2) - gap
+    denominator = n / (n + c2) - gap
     with np.errstate(all="ignore"):
-        return np.where(rest > 0, deviation * np.sqrt((n - 1) / n * gap / rest), np.inf)
+        return np.where(denominator > 0, deviation * np.sqrt((n - 1) / n * gap / denominator), np.inf)
 
 
 def p_value(ours: Difference, kind: str, prior_scale: float = 1.0) -> float:
@@ -140,7 +140,8 @@ def holm(values: Sequence[float]) -> list[float]:
     """
     places, many = np.argsort(np.argsort(values)), len(values)
     rising = np.maximum.accumulate(np.sort(values) * np.arange(many, 0, -1))
-    return [float(one) for one in np.minimum(rising, 1.0)[places]]
+    corrected: list[float] = np.minimum(rising, 1.0)[places].tolist()
+    return corrected
 
 
 def paired_difference(
@@ -160,7 +161,7 @@ def paired_difference(
         return None
     n = len(pairs)
     with np.errstate(all="ignore"):  # overflow makes the interval infinite
-        values = np.array([round(ours - theirs, DECIMALS) for ours, theirs in pairs])
+        values = np.array([round(number - of_baseline, DECIMALS) for number, of_baseline in pairs])
         mean = float(values.mean())
         if n == 1:
             return Difference(mean, None, n)
@@ -262,14 +263,15 @@ def seeds_to_decide(
     if ours is None or ours.deviation is None or ours.bound:
         return None
     n = np.arange(ours.n + 1, MOST_SEEDS + 1)
-    needed = max(abs(ours.mean), (margin or 0.0) - abs(ours.mean))
-    enough = n[half_width(n, ours.deviation, kind, confidence, prior_scale) < needed]
+    width = max(abs(ours.mean), (margin or 0.0) - abs(ours.mean))
+    enough = n[half_width(n, ours.deviation, kind, confidence, prior_scale) < width]
     return int(enough[0]) if len(enough) else MOST_SEEDS + 1
 
 
 def ranks(values: Sequence[float], minimize: bool) -> list[float]:
     """Return the rank of each value, where 1 is best; equal values share the mean of their ranks."""
-    return [float(rank) for rank in stats.rankdata(values if minimize else [-value for value in values])]
+    rising: list[float] = stats.rankdata(np.array(values) if minimize else -np.array(values)).tolist()
+    return rising
 
 
 def fairness(metrics: Mapping[str, float], local: Mapping[str, float]) -> dict[str, float]:
@@ -286,16 +288,18 @@ def fairness(metrics: Mapping[str, float], local: Mapping[str, float]) -> dict[s
     """
     names = ("accuracy", "worst_tenth", "spread")
     point = point_of(metrics)
-    found = {name: metrics[f"{point}{name}"] for name in names if f"{point}{name}" in metrics}
-    found |= {"variance": found["spread"] ** 2} if "spread" in found else {}
-    found |= {"noise": metrics["fair/noise"]} if "fair/noise" in metrics else {}
-    alone = {tag.removeprefix("personal/client/"): value for tag, value in local.items()}
+    values = {name: metrics[f"{point}{name}"] for name in names if f"{point}{name}" in metrics}
+    if "spread" in values:
+        values["variance"] = values["spread"] ** 2
+    if "fair/noise" in metrics:
+        values["noise"] = metrics["fair/noise"]
+    of_local = {tag.removeprefix("personal/client/"): value for tag, value in local.items()}
     of_clients = {tag.removeprefix(f"{point}client/"): value for tag, value in metrics.items()}
-    gains = [value - alone[k] for k, value in of_clients.items() if k.isdecimal() and k in alone]
+    gains = [value - of_local[k] for k, value in of_clients.items() if k.isdecimal() and k in of_local]
     if gains:
         helped = sum(gain > 0 for gain in gains) / len(gains)
-        found |= dict(zip(GAINS, (math.fsum(gains) / len(gains), min(gains), helped), strict=True))
-    return found
+        values |= dict(zip(GAINS, (math.fsum(gains) / len(gains), min(gains), helped), strict=True))
+    return values
 
 
 def point_of(metrics: Mapping[str, float]) -> str:

@@ -5,40 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-from fl_lightning.bench.config_fragments import (
-    Fragment,
-    config_digest,
-    in_classes,
-    look_up,
-    merged_config,
-    nested_config,
-)
+from fl_lightning.bench.cell import Cell, Labels, file_part
+from fl_lightning.bench.config_fragments import Fragment, in_classes, look_up, merged_config, nested_config
+from fl_lightning.bench.criteria import Criteria
+from fl_lightning.bench.shows import Published, Show
 from fl_lightning.utilities.errors import require
 
-Labels = dict[str, str]
 Choice = dict[str, tuple[str, ...]]
-Show = Literal["final", "best", "last", "mean", "rounds_to", "seconds", "rank", "scores", "fair"]
-SHOWS: tuple[str, ...] = get_args(Show)
-# tables whose numbers are of the metric and in its unit
-OF_METRIC: tuple[Show, ...] = ("final", "best", "last", "mean")
-# the scores of the callback ``Scores``, in the order of its description
-SCORES = (
-    *("pooled", "class_balanced", "recalibrated", "clients", "worst_tenth", "training_logits", "label_mask"),
-    *("label_prior", "local_steps", "best", "mean_of_last"),
-)
-# the additional axis of a table of scores
-SCORE = "score"
-# the columns of a table of fairness, see ``statistics.fairness``, and its additional axis
-FAIR = ("accuracy", "worst_tenth", "spread", "variance", "noise", "gain", "gain_worst", "helped")
-FAIRNESS = "fair"
-# the additional axis of a table, by its ``show``
-ADDED_AXES: dict[str, str] = {"scores": SCORE, "fair": FAIRNESS}
 # the additional axis of ``--readings``
 READING = "reading"
 # ends the name of a suite of readings
@@ -71,66 +49,8 @@ DEFAULTS: Fragment = {
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run of a suite.
-
-    Args:
-        labels: label on each axis.
-        seed: ``seed_everything`` of the run.
-        fragments: parts of the run's config, merged in order like the files of several ``--config``.
-        scale: share of the work that is done, 1 for all of it.
-        known: its digest, of a cell that was run before; empty to make it of the config.
-    """
-
-    labels: Labels
-    seed: int
-    fragments: tuple[Fragment, ...]
-    scale: float = 1.0
-    known: str = ""
-
-    @property
-    def name(self) -> str:
-        """Its address within the suite, such as ``alpha=0.1,method=FedAvg,seed=0``."""
-        return ",".join([*(f"{axis}={file_part(label)}" for axis, label in self.labels.items()), f"seed={self.seed}"])
-
-    @cached_property
-    def digest(self) -> str:
-        """Eight hexadecimal digits of what its config says, without paths and what changes no bit of a result."""
-        return self.known or config_digest(self.config)
-
-    @property
-    def folder(self) -> str:
-        """Name of the folder of its run: its address and its digest."""
-        return f"{self.name[:200]}-{self.digest}"  # file systems take 255 characters
-
-    @cached_property
-    def config(self) -> Fragment:
-        """Its fragments as one."""
-        return merged_config(self.fragments)
-
-
-@dataclass(frozen=True)
-class Decide:
-    """When a pair, which is a method and the baseline in one setting, has enough seeds.
-
-    Args:
-        margin: largest difference that does not matter, above 0, in the unit of the tables: points where they show
-            percent.
-        prior_scale: standard deviation of the prior of the mean difference, in standard deviations of a difference,
-            above 0; the interval is shortest where the true one is about as large, and valid for any value.
-        alpha: error of each pair, in (0, 1), over all looks together.
-        max_seeds: most seeds of a pair.
-    """
-
-    margin: float
-    prior_scale: float = 1.0
-    alpha: float = 0.05
-    max_seeds: int = 20
-
-
-@dataclass(frozen=True)
 class ProtocolVariants:
-    """Details that the source of a suite does not state, see :mod:`fl_lightning.bench.protocol_variants`.
+    """Details that the source of a suite does not state, see :func:`fl_lightning.bench.suite_file.with_readings`.
 
     Args:
         readings: fragments for the missing details by name, applied after the suite's fragments.
@@ -152,37 +72,25 @@ class Table:
     """A table of the cells.
 
     Args:
-        show: number of a run: the ``final`` or the ``best`` value of the metric, the mean of its ``last`` k values, its
-            ``mean`` over some rounds, the number of rounds to a target (``rounds_to``), ``seconds`` a round as a ratio
-            to the baseline, the mean ``rank`` among the rows of a column, where 1 is best, the ``scores`` of the
-            callback ``Scores``, one column each, or how ``fair`` the clients' accuracies are, by the callback
-            ``PersonalAccuracy``.
+        show: the number of a run that it shows.
         rows: axes whose labels are the rows.
         columns: axes whose labels are the columns.
-        k: number of last rounds, for ``last``.
-        rounds: first and last round, counted from 0, for ``mean``.
-        target: value to reach, for ``rounds_to``, in the metric's own unit.
         page: page or section of the paper with the published numbers.
         caption: name of the table in the paper.
         published: published mean and, if stated, deviation, by the labels of rows and columns in this order.
-        scores: shown scores; empty for all.
     """
 
-    show: Show
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    k: int = 5
-    rounds: tuple[int, int] = (0, 0)
-    target: float | None = None
+    show: Show
     page: int | str | None = None
     caption: str = ""
-    published: Mapping[tuple[str, ...], tuple[float, float | None]] = field(default_factory=dict)
-    scores: tuple[str, ...] = ()
+    published: Mapping[tuple[str, ...], Published] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Suite:
-    """A grid of runs and their tables.
+@dataclass(frozen=True, kw_only=True)
+class Suite(Criteria):
+    """A grid of runs and their tables; the further arguments say how its tables compare the runs.
 
     Args:
         path: its file.
@@ -191,21 +99,13 @@ class Suite:
         notes: details that the source does not state, and our choices.
         base: fragments of all cells.
         axes: fragments of each label, by axis.
-        seeds: seeds of each combination of labels.
         overrides: labels, or lists of labels, with additional fragments for their cells.
         exclude: labels, or lists of labels, whose cells are omitted.
-        metric: tag of the metric of the tables.
-        minimize: whether smaller values of it are better.
-        percent: whether tables show 100 times its value.
-        baseline: labels of the cells that others are compared with.
-        interval: kind of confidence intervals of paired differences: Student's ``t`` or ``bootstrap``; with ``decide``
-            a confidence ``sequence``.
-        confidence: their level, in (0, 1).
         tables: the tables.
         tune: search for arguments, see :mod:`fl_lightning.bench.tuner`.
-        decide: when a pair has enough seeds, for ``--until-decided``; None for a fixed number.
         open: details that the source does not state, for ``--readings``; None for no readings.
         names: other names of labels, axes and the metric in the tables.
+        summary: makes a table of all tables and sentences below it, for a suite of readings; None for none.
         offline: whether its cells are tiny runs on generated data, see :func:`offline_work`.
     """
 
@@ -213,34 +113,24 @@ class Suite:
     title: str
     base: tuple[Fragment, ...]
     axes: Mapping[str, Mapping[str, tuple[Fragment, ...]]]
-    seeds: tuple[int, ...]
     tables: tuple[Table, ...]
     source: str = ""
     notes: tuple[str, ...] = ()
     overrides: tuple[tuple[Choice, tuple[Fragment, ...]], ...] = ()
     exclude: tuple[Choice, ...] = ()
-    metric: str = "test/accuracy"
-    minimize: bool = False
-    percent: bool = True
-    baseline: Labels = field(default_factory=dict)
-    interval: Literal["t", "bootstrap", "sequence"] = "t"
-    confidence: float = 0.95
     tune: Mapping[str, Any] = field(default_factory=dict)
-    decide: Decide | None = None
     open: ProtocolVariants | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+    summary: Callable[..., tuple[Any, list[str]]] | None = None
     offline: bool = False
-
-    @property
-    def has_readings(self) -> bool:
-        """Whether its cells are run under each reading of its key ``open``."""
-        return self.open is not None and READING in self.axes
 
     @property
     def name(self) -> str:
         """Name of its study: folder and file, such as ``fedcka-table2``."""
-        kind = OF_READINGS * self.has_readings + OF_OFFLINE * self.offline
-        return f"{self.path.resolve().parent.name}-{self.path.stem}{kind}"
+        endings = [OF_READINGS] if self.open is not None and READING in self.axes else []
+        if self.offline:
+            endings.append(OF_OFFLINE)
+        return "".join([f"{self.path.resolve().parent.name}-{self.path.stem}", *endings])
 
     def combinations(self) -> Iterator[Labels]:
         """Return the labels of each cell, in the order of the axes, without excluded cells."""
@@ -265,27 +155,33 @@ class Suite:
         hint = "would replace every row's method; add a label on the axis method, or use method+"
         replaced = [part["method"] for part in extra if "method" in part and "method" in self.axes]
         require(not replaced, "--config: method", next(iter(replaced), None), hint)
-        taken = self.seeds if seeds is None else seeds
-        cells = [self.cell(labels, seed, scale, extra) for seed in taken for labels in self.combinations()]
-        first: dict[str, Cell] = {}
+        cells = list[Cell]()
+        for seed in self.seeds if seeds is None else seeds:
+            cells += (self.cell(labels, seed, scale, extra) for labels in self.combinations())
+        by_digest: dict[str, Cell] = {}
         for cell in cells:
-            other = first.setdefault(cell.digest, cell)
+            earlier = by_digest.setdefault(cell.digest, cell)
             hint = "these cells differ only in where their files are or in how they are run, so that the result of one "
             hint += "would stand for the other; use a suite for each"
-            require(cell.config == other.config, f"{self.path}: axes", f"{other.name} and {cell.name}", hint)
+            require(cell.config == earlier.config, f"{self.path}: axes", f"{earlier.name} and {cell.name}", hint)
         return cells
 
     def cell(self, labels: Labels, seed: int, scale: float = 1.0, extra: Sequence[Fragment] = ()) -> Cell:
         """The cell of some labels and a seed."""
-        parts = [DEFAULTS, *self.base, *(part for axis, label in labels.items() for part in self.axes[axis][label])]
-        for when, more in self.overrides:
-            parts += more if matches(labels, when) else ()
-        parts += [scaled_work(merged_config(parts), scale)] if scale != 1 else []
+        parts = [DEFAULTS, *self.base]
+        for axis, label in labels.items():
+            parts += self.axes[axis][label]
+        for when, fragments in self.overrides:
+            if matches(labels, when):
+                parts += fragments
+        if scale != 1:
+            parts.append(scaled_work(merged_config(parts), scale))
         parts += extra
-        parts += [offline_work(merged_config(parts))] if self.offline else []
-        parts += [{"seed_everything": seed}]
-        classes = look_up(merged_config(parts), "model.init_args.num_classes")
-        return Cell(labels, seed, tuple(in_classes(part, classes) for part in parts if part), scale)
+        if self.offline:
+            parts.append(offline_work(merged_config(parts)))
+        parts.append({"seed_everything": seed})
+        num_classes = look_up(merged_config(parts), "model.init_args.num_classes")
+        return Cell(labels, seed, tuple(in_classes(part, num_classes) for part in parts if part), scale)
 
 
 def scaled_work(config: Fragment, scale: float) -> Fragment:
@@ -297,18 +193,19 @@ def scaled_work(config: Fragment, scale: float) -> Fragment:
     """
     require(0 < scale <= 1, "--scale", scale, "use a share of the work above 0, up to 1")
     share = scale ** (1 / 3)
-    trainer, data = config.get("trainer") or {}, (config.get("data") or {}).get("init_args") or {}
+    trainer, of_data = config.get("trainer") or {}, (config.get("data") or {}).get("init_args") or {}
     work = "local_steps" if trainer.get("local_steps") else "local_epochs"
-    whole = {"max_rounds": trainer.get("max_rounds", 10), work: trainer.get(work, 1)}
-    fewer: Fragment = {key: max(1, round(share * value)) for key, value in whole.items()}
-    if look_up(trainer, OVER_ROUNDS) == whole["max_rounds"]:
+    full = {"max_rounds": trainer.get("max_rounds", 10), work: trainer.get(work, 1)}
+    fewer: Fragment = {key: max(1, round(share * value)) for key, value in full.items()}
+    if look_up(trainer, OVER_ROUNDS) == full["max_rounds"]:
         fewer |= nested_config(OVER_ROUNDS, fewer["max_rounds"])
-    if "train_size" not in data:
+    if "train_size" not in of_data:
         return {"trainer": fewer}
-    size = data["train_size"]
+    size = of_data["train_size"]
     examples: Any = share * size if size else round(share, 4)
     if isinstance(size, int):
-        batches = math.prod(n for key in ("batch_size", "num_clients") if isinstance(n := data.get(key), int))
+        factors = (of_data.get(key) for key in ("batch_size", "num_clients"))
+        batches = math.prod(factor for factor in factors if isinstance(factor, int))
         examples = min(size, max(batches, round(share * size)))
     return {"trainer": fewer, "data": {"init_args": {"train_size": examples}}}
 
@@ -317,8 +214,10 @@ def without_data(suite: Suite) -> Suite:
     """Return a suite whose cells need no data set: tiny runs of one seed, without published numbers beside them."""
     note = f"Run with --offline: {OFFLINE_ROUNDS} rounds on a few generated or embedded examples. This shows that the "
     note += "suite runs; its numbers mean nothing."
-    captions = [": ".join(filter(None, [f"Offline, {NO_MEANING}", table.caption])) for table in suite.tables]
-    tables = [replace(table, caption=text, published={}) for table, text in zip(suite.tables, captions, strict=True)]
+    tables = []
+    for table in suite.tables:
+        caption = ": ".join(filter(None, [f"Offline, {NO_MEANING}", table.caption]))
+        tables.append(replace(table, caption=caption, published={}))
     fixed: dict[str, Any] = {"interval": "t", "decide": None} if suite.decide else {}
     title = f"{suite.title} (offline: {NO_MEANING})"
     seeds, notes = suite.seeds[:1], (note, *suite.notes)
@@ -330,27 +229,29 @@ def offline_work(config: Fragment) -> Fragment:
 
     Every client has examples for a batch, so that each step of a method is taken. Initial weights are dropped.
     """
-    trainer, data = config.get("trainer") or {}, config.get("data") or {}
-    given = data.get("init_args") or {}
-    kind = class_name(given.get("partitioner"))
-    most = MORE_CLIENTS.get(kind, OFFLINE_CLIENTS)
-    clients = min(given.get("num_clients") or most, most)
+    trainer, of_data = config.get("trainer") or {}, (config.get("data") or {}).get("init_args") or {}
+    partitioner = class_name(of_data.get("partitioner"))
+    max_clients = MORE_CLIENTS.get(partitioner, OFFLINE_CLIENTS)
+    clients = min(of_data.get("num_clients") or max_clients, max_clients)
     rounds = min(trainer.get("max_rounds", 10), OFFLINE_ROUNDS)
     fewer: Fragment = {"max_rounds": rounds, "local_epochs": 1}
     fewer |= {key: min(trainer[key], limit) for key, limit in SMALLER.items() if trainer.get(key)}
     if look_up(trainer, OVER_ROUNDS) == trainer.get("max_rounds", 10):
         fewer |= nested_config(OVER_ROUNDS, rounds)
     small: Fragment = {"num_clients": clients, "batch_size": OFFLINE_BATCH}
-    name = class_name(data)
+    name = class_name(config.get("data"))
     if name in GENERATED:
         small |= {"largest": 5 * OFFLINE_BATCH}
     else:
         small |= {"train_size": 2 * clients * OFFLINE_BATCH, "test_size": 5 * OFFLINE_BATCH, "drop_last": "singletons"}
-        small |= {"offline": True} if name not in EMBEDDED else {}
-        small |= {"val_fraction": 0.25} if given.get("val_fraction") else {}
-        if kind in SMALLEST:
-            small |= nested_config("partitioner.init_args", SMALLEST[kind])
-    return {"trainer": fewer, "data": {"init_args": small}, **({"weights": None} if config.get("weights") else {})}
+        if name not in EMBEDDED:
+            small["offline"] = True
+        if of_data.get("val_fraction"):
+            small["val_fraction"] = 0.25
+        if partitioner in SMALLEST:
+            small |= nested_config("partitioner.init_args", SMALLEST[partitioner])
+    weights = {"weights": None} if config.get("weights") else {}
+    return {"trainer": fewer, "data": {"init_args": small}, **weights}
 
 
 def class_name(part: Any) -> str:
@@ -364,7 +265,7 @@ def selected_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
 
     A pattern has labels of any axes and ``seed``, as the suite has them or as the names of cells do.
     """
-    wanted: set[str] = set()
+    selected: set[str] = set()
     # a label may contain commas
     axes = "|".join(re.escape(axis) for cell in cells[:1] for axis in (*cell.labels, "seed"))
     for pattern in only:
@@ -373,21 +274,16 @@ def selected_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
         matching = {cell.name for cell in cells if terms <= set(cell.name.split(","))}
         hint = f"no cell matches; one is called {cells[0].name if cells else ''}: use one or more of its parts"
         require(bool(matching), "--only", pattern, hint)
-        wanted |= matching
-    return [cell for cell in cells if not only or cell.name in wanted]
+        selected |= matching
+    return [cell for cell in cells if not only or cell.name in selected]
 
 
 def first_seeds(seeds: Sequence[int], number: int | None) -> list[int]:
     """The first few of some seeds, and the smallest others where there are not enough; None for those themselves."""
-    more = (seed for seed in itertools.count() if seed not in seeds)
-    return list(itertools.islice(itertools.chain(seeds, more), number or len(seeds)))
+    unused = (seed for seed in itertools.count() if seed not in seeds)
+    return list(itertools.islice(itertools.chain(seeds, unused), number or len(seeds)))
 
 
 def matches(labels: Labels, when: Choice) -> bool:
     """Whether labels have one of the labels of ``when`` on each of its axes, where they have that axis."""
-    return all(labels.get(axis) in chosen for axis, chosen in when.items())
-
-
-def file_part(label: str) -> str:
-    """A label as a part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9.+-]+", "_", label).strip("_")
+    return all(labels.get(axis) in allowed for axis, allowed in when.items())

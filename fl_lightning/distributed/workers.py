@@ -160,12 +160,14 @@ class Workers:
         require(self._strategy.group is not None, "trainer.world_size", self._size, hint)
         return self._strategy.group
 
-    def _gather_bytes(self, mine: bytes) -> list[bytes]:
+    def _gather_bytes(self, contents: bytes) -> list[bytes]:
         """Gather the bytes of each worker, by rank."""
-        parts = self._all_gather(padded(len(mine).to_bytes(8, "little") + mine[: ROOM - 8], ROOM))
+        parts = self._all_gather(padded(len(contents).to_bytes(8, "little") + contents[: ROOM - 8], ROOM))
         sizes = [int.from_bytes(part[:8].numpy().tobytes(), "little") for part in parts]
-        longest = max(sizes)
-        parts = [part[8:] for part in parts] if longest <= ROOM - 8 else self._all_gather(padded(mine, longest))
+        if max(sizes) <= ROOM - 8:
+            parts = [part[8:] for part in parts]
+        else:
+            parts = self._all_gather(padded(contents, max(sizes)))
         return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
 
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
@@ -224,8 +226,12 @@ class Workers:
         store, calls = self._strategy.store, self._calls
 
         def read() -> list[int]:
-            marks = {rank: f"waits/{rank}" for rank in range(self._size)}
-            return [r for r, key in marks.items() if not store.check([key]) or int(store.get(key)) < calls]
+            missing = []
+            for rank in range(self._size):
+                mark = f"waits/{rank}"
+                if not store.check([mark]) or int(store.get(mark)) < calls:
+                    missing.append(rank)
+            return missing
 
         try:
             # a store whose process is stopped never answers

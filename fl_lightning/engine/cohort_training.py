@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.core.clock import MICROSECONDS
 from fl_lightning.core.sampling import UniformSampler, size_of_cohort
 from fl_lightning.core.systems import SystemOutcome
 from fl_lightning.core.update import Totals, Update, UpdateRows
@@ -21,6 +22,7 @@ from fl_lightning.distributed.workers import schedule
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.run import Part, Run
 from fl_lightning.engine.run_state import recorded_state
+from fl_lightning.engine.update_codec import broadcast_bytes
 from fl_lightning.storage.atomic_io import save
 from fl_lightning.storage.checkpoint import FORMAT
 from fl_lightning.training.local_training import PARTS_OF_STEP
@@ -63,8 +65,10 @@ class Outcome:
     def note_visit(self, k: int, steps: int, rate: float, skipped: int, idle: bool, arrived: bool = True) -> None:
         """Count the visit of client ``k``."""
         self.counts.update(visits=1, stepped=steps > 0, idle=idle, skipped=skipped)
-        self.arrived += [k] * arrived
-        self.rates += [rate] * (steps > 0 and arrived)
+        if arrived:
+            self.arrived.append(k)
+            if steps > 0:
+                self.rates.append(rate)
 
 
 def draw_cohort(run: Run, round_: int) -> list[int]:
@@ -77,16 +81,42 @@ def draw_cohort(run: Run, round_: int) -> list[int]:
     return [clients[place] for place in trainer.sampler(run.seed, round_, len(clients), size)]
 
 
-def simulate_systems(run: Run, round_: int, chosen: list[int]) -> dict[int, SystemOutcome]:
-    """Draw which clients of a cohort drop out or do less work, and log their numbers."""
+def simulate_systems(run: Run, round_: int, clients: list[int]) -> dict[int, SystemOutcome]:
+    """Draw which clients of a cohort drop out, do less work or miss the deadline, and log their numbers."""
     trainer = run.trainer
-    if trainer.systems is None:
-        return dict.fromkeys(chosen, SystemOutcome())
-    simulated = trainer.systems.outcomes(run.seed, round_, chosen, trainer.local_steps or trainer.local_epochs)
-    dropped = [k for k in simulated if simulated[k].lost is not None]
-    stragglers = [k for k in simulated if simulated[k].work is not None]
-    run.metrics.update({"clients/dropped": len(dropped), "clients/stragglers": len(stragglers)})
+    simulated = dict.fromkeys(clients, SystemOutcome())
+    if trainer.systems is not None:
+        simulated = trainer.systems.outcomes(run.seed, round_, clients, trainer.local_steps or trainer.local_epochs)
+        dropped = sum(system.lost is not None for system in simulated.values())
+        stragglers = sum(system.work is not None for system in simulated.values())
+        run.metrics.update({"clients/dropped": dropped, "clients/stragglers": stragglers})
+    if trainer.clock is not None and trainer.clock.deadline is not None:
+        durations = visit_durations(run, round_, simulated)
+        late = [k for k, duration in durations.items() if duration > MICROSECONDS * trainer.clock.deadline]
+        simulated |= {k: replace(simulated[k], lost="after") for k in late}
+        run.metrics.update({"clients/late": len(late)})
     return simulated
+
+
+def visit_durations(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> dict[int, int]:
+    """Return the simulated microseconds of each client that trains in a round, which sends as much as it receives."""
+    clock, exchanged, durations = run.trainer.clock, 2 * broadcast_bytes(run), {}
+    assert clock is not None
+    for k, system in simulated.items():
+        if system.lost != "before":
+            steps = run.local_training.steps(k, system.work)
+            durations[k] = clock.duration(run.seed, k, round_, steps, exchanged)
+    return durations
+
+
+def advance_clock(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> None:
+    """Let a synchronous round take as long as its slowest client, and at most until the deadline."""
+    clock = run.trainer.clock
+    if clock is not None:
+        longest = max(visit_durations(run, round_, simulated).values(), default=0)
+        limit = math.inf if clock.deadline is None else MICROSECONDS * clock.deadline
+        run.server.microseconds += round(min(longest, limit))
+        run.metrics.update({"clock/seconds": run.server.time})
 
 
 def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[Totals, list[int]]:
@@ -113,11 +143,11 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
     totals.all_reduce(run.workers)
     totals.merged = outcome.metrics.merged(run.workers)
     run.stopwatch.lap("wait")
-    seconds = run.workers.gather(run.stopwatch.read(), "seconds of a cohort")
+    seconds_of_workers = run.workers.gather(run.stopwatch.read(), "seconds of a cohort")
     for phase in VISIT_PHASES:
         if not (run.stopwatch.events and phase in PARTS_OF_STEP):
-            total = sum(of_worker.get(phase, 0.0) for of_worker in seconds)
-            run.metrics.update({f"time/{phase}": total / len(seconds)})
+            seconds = [worker_seconds.get(phase, 0.0) for worker_seconds in seconds_of_workers]
+            run.metrics.update({f"time/{phase}": sum(seconds) / len(seconds)})
     return totals, arrived
 
 
@@ -130,9 +160,9 @@ def place_cohort(run: Run, simulated: dict[int, SystemOutcome]) -> list[Part]:
     steps = {k: run.local_training.steps(k, simulated[k].work) for k in run.server.cohort}
     costs = run.runner.divide(run, steps)
     parts = {part[0]: part for part in costs}
-    cost_by_first = {part[0]: cost for part, cost in costs.items()}
-    of_workers = schedule(cost_by_first, run.workers.size, memories.owners)
-    placed = [[k for first_client in firsts for k in parts[first_client]] for firsts in of_workers]
+    costs_by_head = {part[0]: cost for part, cost in costs.items()}
+    heads_of_workers = schedule(costs_by_head, run.workers.size, memories.owners)
+    placed = [[k for head in heads for k in parts[head]] for heads in heads_of_workers]
     if memories.owners:
         run.workers.barrier()  # a memory is sent when both sides are here
     memories.follow(placed, run.workers)
@@ -140,7 +170,7 @@ def place_cohort(run: Run, simulated: dict[int, SystemOutcome]) -> list[Part]:
         total = sum(steps[k] for k in clients)
         run.metrics.update({f"placed/{worker}/clients": len(clients), f"placed/{worker}/steps": total})
     run.stopwatch.lap("place")
-    return [parts[first_client] for first_client in sorted(of_workers[run.workers.rank])]
+    return [parts[head] for head in sorted(heads_of_workers[run.workers.rank])]
 
 
 def add_rows(run: Run, rows: UpdateRows, totals: Totals, outcome: Outcome) -> None:
@@ -252,7 +282,7 @@ def record_failure(run: Run, k: int, error: Exception) -> None:
             "state_dict": server.state,
             "cohort": server.cohort,
             "memory": beside.get(k) or client.memories().get(k, {}),
-            "memories": {client_id: memory for client_id, memory in beside.items() if memory},
+            "memories": {neighbour: memory for neighbour, memory in beside.items() if memory},
             "format": FORMAT,
             **recorded_state(run),
         }
@@ -276,7 +306,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
     """
     training, memories = run.local_training, run.client.memories()
     errors = outcome.errors
-    failures = {k: (isinstance(errors[k], UsageError), str(errors[k])) for k in errors}
+    failures = {k: (isinstance(error, UsageError), str(error)) for k, error in errors.items()}
     # clients without memory have no owner: a run whose methods keep no memories moves nothing
     owned = memories.owned(run.server.cohort)
     of_visits = (dict(outcome.counts), outcome.arrived, outcome.rates, outcome.scalings)
@@ -285,9 +315,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
     memories.note_owners([*all_owned])
     for measured in metrics:
         run.metrics.fill(measured)
-    failed: dict[int, tuple[bool, str]] = {}
-    for failures_of_worker in all_failures:
-        failed |= failures_of_worker
+    failed = dict(chain.from_iterable(failures_of_worker.items() for failures_of_worker in all_failures))
     counts = sum(map(Counter, all_counts), Counter[str]())
     arrived, rates = sorted(chain(*all_arrived)), [*chain(*all_rates)]
     training.scaling = scaling = min(chain(*scalings), default=training.scaling)
@@ -298,7 +326,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
         if counts[kind]:
             run.metrics.update({tag: counts[kind]})
     if failed:
-        handle_failures(run, failed, outcome.errors, len(arrived))
+        handle_failures(run, failed, errors, len(arrived))
     idle = counts["visits"] == counts["idle"] and not failed
     # a smaller scale helps, down to the scale 1
     if not (idle or counts["stepped"] or (counts["lost"] and scaling is not None and scaling[0] >= 1)):

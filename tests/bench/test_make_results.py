@@ -1,4 +1,4 @@
-"""The page of results is made of the stored cells."""
+"""The pages of results are made of the stored cells."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,8 @@ from fl_lightning.bench import load_suite
 PAPERS = Path(__file__).resolve().parents[2] / "experiments" / "papers"
 sys.path.insert(0, str(PAPERS / "programs"))
 
-from make_results import changed, make, suite_of, text_of, write_tables_beside  # noqa: E402, found through the path above
+from make_results import changed, pages, suite_of, text_of  # noqa: E402, found through the path above
+from quotes import Stored, outcome  # noqa: E402
 
 SUITE = {
     "title": "A paper, Table 3",
@@ -35,6 +36,11 @@ def papers(tmp_path):
     return tmp_path
 
 
+def page_of(papers, name="paper-table3_scale0.125"):
+    """The page of a file of cells."""
+    return dict(pages(papers))[papers / "results" / f"{name}.md"]
+
+
 def suite_in(folder, **keys):
     path = folder / "paper" / "table3.yaml"
     path.parent.mkdir(exist_ok=True)
@@ -43,10 +49,10 @@ def suite_in(folder, **keys):
 
 
 def test_a_part_has_what_was_run_its_numbers_and_the_conclusions(papers):
-    assert "remains open" not in make(papers)
+    assert "remains open" not in page_of(papers)
     (papers / "results" / "paper-table3_scale0.125.md.j2").write_text("The ordering\nremains open.\n")
-    text = make(papers)
-    assert "## A paper, Table 3" in text and "[`paper/table3.yaml`](paper/table3.yaml)" in text
+    text = page_of(papers)
+    assert text.startswith("# A paper, Table 3\n") and "[`paper/table3.yaml`](../paper/table3.yaml)" in text
     for words in (["Seeds 0, 1", "3", "scale 0.125", "0.50"], ["4.0 hours", "4 finished cells"]):
         assert_names(text, *words)
     assert text.count("`model.lr`: `0.2` instead of the suite's `0.1`") == text.count("instead of the suite's") == 1
@@ -55,12 +61,41 @@ def test_a_part_has_what_was_run_its_numbers_and_the_conclusions(papers):
     assert text.rstrip().endswith("The ordering\nremains open.")
 
 
-def test_the_tables_are_made_again_from_the_cells(papers):
-    tables = {path: path.read_bytes() for path in (papers / "results").glob("*.table.*")}
-    for path in tables:
-        path.write_text("old")
-    assert set(write_tables_beside(papers)) == set(tables) and len(tables) == 3
-    assert {path: path.read_bytes() for path in tables} == tables
+def test_every_suite_has_its_tables_as_csv(papers):
+    texts = {file.name: text for file, text in pages(papers)}
+    stored = (papers / "results" / "paper-table3_scale0.125.table.csv").read_text()
+    assert texts["paper-table3_scale0.125.table.csv"] == stored and len(texts) == 2
+
+
+def test_pages_import_macros_and_go_to_their_folders(papers):
+    folder = papers / "pages"
+    folder.mkdir()
+    (folder / "macros.j2").write_text("{% macro done(at) %}{{ at.done }} of {{ names | listed }}{% endmacro %}")
+    text = '{% import "macros.j2" as m with context %}{{ m.done(stored("paper-table3_scale0.125")) }}'
+    for name in ("RESULTS", "findings", "fedprox"):
+        (folder / f"{name}.md.j2").write_text(text)
+    made = dict(pages(papers, papers / "docs"))
+    for file in ("RESULTS.md", "docs/findings.md", "docs/papers/fedprox.md"):
+        assert made[papers / file].endswith("4 of paper-table3_scale0.125")
+
+
+@pytest.mark.parametrize(
+    ("published", "gains", "word"),
+    [
+        ((60, 61), {0: 1.0, 1: 1.1, 2: 1.2}, "reproduced"),
+        ((60, 59), {0: 1.0, 1: 1.1, 2: 1.2}, "reversed"),
+        ((60, 61), {0: 1.0, 1: -1.1, 2: 1.2}, "undecided"),
+        ((63.5, 64.5), {0: 1.0, 1: 1.1, 2: 1.2}, "untested"),
+    ],
+)
+def test_a_claim_is_untested_where_the_baseline_is_far_from_the_published_one(tmp_path, published, gains, word):
+    both = dict(zip(("FedAvg", "FedProx"), published, strict=True))
+    suite = suite_in(tmp_path, tables=[{"show": "last", "k": 1}, {"show": "final", "published": both}])
+    values = {"FedAvg": dict.fromkeys(gains, 0.6), "FedProx": {seed: 0.6 + gain / 100 for seed, gain in gains.items()}}
+    cells = suite.cells()
+    results = {cell.digest: result(cell, [values[cell.labels["method"]][cell.seed]]) for cell in cells}
+    at = Stored(suite, cells, results)
+    assert outcome(at(method="FedProx"), at("final", method="FedProx"), at("final", method="FedAvg")) == word
 
 
 QUOTED = """{% set at = stored("paper-table3_scale0.125") %}
@@ -100,7 +135,7 @@ def test_a_part_names_the_coefficients_of_each_method(tmp_path):
     methods = {"FedAvg": {}, "FedProx": {"method": [prox]}, "FedAvgM": avgm}
     suite = suite_in(tmp_path, axes={"method": methods}, tables=[{"show": "final"}])
     save(suite, suite.cells(), {cell.digest: result(cell, [0.6]) for cell in suite.cells()}, tmp_path / "results")
-    assert "- Coefficients: FedAvgM lr 1, momentum 0.5; FedProx mu 0.1\n" in make(tmp_path)
+    assert "- Coefficients: FedAvgM lr 1, momentum 0.5; FedProx mu 0.1\n" in page_of(tmp_path, "paper-table3")
 
 
 @pytest.mark.parametrize(
@@ -115,16 +150,16 @@ def test_a_part_names_the_coefficients_of_each_method(tmp_path):
     ],
 )
 def test_a_text_that_quotes_what_is_not_there_is_refused(papers, text, words):
-    file = papers / "results" / "claims.md.j2"
-    file.write_text(text)
+    (papers / "pages").mkdir()
+    (papers / "pages" / "RESULTS.md.j2").write_text(text)
     with refused(*words):
-        make(papers)
+        dict(pages(papers))
 
 
 def test_cells_without_a_suite_are_refused(papers):
     (papers / "paper" / "table3.yaml").unlink()
     with refused("paper-table3"):
-        make(papers)
+        dict(pages(papers))
 
 
 def test_cells_of_readings_are_of_the_suite_that_has_them(papers):
@@ -133,7 +168,7 @@ def test_cells_of_readings_are_of_the_suite_that_has_them(papers):
     results = {cell.digest: result(cell, [0.6], plan="p") for cell in suite.cells()}
     (papers / "results" / "paper-table3_scale0.125.cells.csv").unlink()
     save(suite, suite.cells(), results, papers / "results")
-    assert "| E=5 | final | 2 of 2 | 1.00 | 1 of 1 | 1.00 | all |" in make(papers)
+    assert "| E=5 | final | 2 of 2 | 1.00 | 1 of 1 | 1.00 | all |" in page_of(papers, "paper-table3-readings")
     file = papers / "results" / "claims.md.j2"
     quote = "{{ one.reading }} {{ one.within }}/{{ one.numbers }} {{ one.farthest_gain }} {{ one.ruled_out }}"
     file.write_text(f'{{% for one in stored("paper-table3-readings").fits %}}{quote}; {{% endfor %}}')

@@ -1,11 +1,13 @@
-"""Makes RESULTS.md, docs/findings.md and the tables of each suite from the stored cells.
+"""Makes the pages about results from the stored cells: RESULTS.md, docs/papers, docs/findings.md and their pictures.
 
-python experiments/papers/programs/make_results.py [--output FOLDER] [--tables]
+python experiments/papers/programs/make_results.py [--output FOLDER] [--pictures]
 
-``python cli.py bench SUITE --status --save experiments/papers/results`` stores the cells of a suite. Our conclusions
-are written by hand: for one file of cells in ``results/<name of the file of cells>.md.j2``, such as
-``results/scaled-decisive.md.j2``; for all of them in ``results/claims.md.j2``, ``results/findings.md.j2`` and, below
-its first table, ``results/lesson.md.j2``. Their numbers are quoted from the cells, see ``quotes.py``.
+``python cli.py bench SUITE --status --save experiments/papers/results`` stores the cells of a suite. The texts are
+written by hand, and their numbers are quoted from the cells, see ``quotes.py``:
+
+- ``pages/<page>.md.j2`` for RESULTS.md, docs/findings.md and one page for each paper,
+- ``results/<name of the file of cells>.md.j2`` for the conclusions of one suite. They stand below its tables, in
+  ``results/<name>.md``.
 """
 
 from __future__ import annotations
@@ -14,110 +16,129 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
-from textwrap import wrap
 
+import numpy as np
 from jinja2 import TemplateError
+from matplotlib import rc_context
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
-from quotes import Stored, hours, p_value, paired, quoted, signed, span  # noqa: E402, next to this file
+from quotes import Quote, Stored, hours, quoted  # noqa: E402, next to this file
 
 from fl_lightning.bench import Cell, Suite  # noqa: E402, found through the path above
-from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
+from fl_lightning.bench.cells_csv import stored_cells  # noqa: E402
 from fl_lightning.bench.config_fragments import leaves, of_result, write_text  # noqa: E402
-from fl_lightning.bench.protocol_variants import suites_in  # noqa: E402
 from fl_lightning.bench.results import CellResult  # noqa: E402
 from fl_lightning.bench.suite import OF_READINGS  # noqa: E402
-from fl_lightning.bench.table import FORMS, render  # noqa: E402
+from fl_lightning.bench.suite_file import suites_in  # noqa: E402
+from fl_lightning.bench.table import render  # noqa: E402
+from fl_lightning.plotting.drawing import Curve, Draw, curves, forest, in_style  # noqa: E402
+from fl_lightning.plotting.figures import laid_out  # noqa: E402
+from fl_lightning.plotting.style import LIGHT  # noqa: E402
 from fl_lightning.utilities.errors import UsageError, require  # noqa: E402
 
 PAPERS = ROOT / "experiments" / "papers"
-ENDING = ".cells.csv"
-TEXT = ".md.j2"
-MADE = "<!-- made by experiments/papers/programs/make_results.py from experiments/papers/results/findings.md.j2 -->\n"
-# where docs/findings.md has the table of all methods
-TABLE = "<!-- results -->"
-RANK, WORST = "rank/representation/effective", "personal/worst_tenth"
-STAR = "\\*"
-HEAD = """# Results
-
-Made by `python experiments/papers/programs/make_results.py` from the cells in `results/`; the conclusions are
-written by hand, and their numbers come from the cells.
-[The guide](../../docs/bench.md#reading-the-table) says how to read the tables.
-"""
+ENDING, TEXT = ".cells.csv", ".md.j2"
+FIGURES = ROOT / "docs" / "figures" / "papers"
+# the suite of a paper's picture, the labels of its runs, and the limits of the accuracy in %
+ANCHORS: dict[str, tuple[str, dict[str, str], tuple[float, float]]] = {
+    "fedcka": ("anchors-fedcka", {"alpha": "5.0"}, (55, 70)),
+    "feduv": ("anchors-feduv", {"skew": "0.01"}, (0, 65)),
+    "fedlc": ("anchors-fedlc", {"beta": "0.05"}, (0, 65)),
+    "feddecorr": ("scaled-mobilenet", {}, (0, 80)),
+}
 
 
-def make(papers: Path = PAPERS) -> str:
-    """The page, from the files of cells below a folder of suites."""
-    files = sorted((papers / "results").glob(f"*{ENDING}"))
-    claims = papers / "results" / f"claims{TEXT}"
-    summary = [text_of(claims, papers)] if claims.is_file() else []
-    return "\n".join([HEAD, *summary, *(line for file in files for line in part(file, papers))])
+def pages(papers: Path = PAPERS, docs: Path = ROOT / "docs") -> Iterator[tuple[Path, str]]:
+    """Yield the file and the text of each page: of ``pages``, and of each file of cells."""
+    folders = {"RESULTS.md": papers, "findings.md": docs}
+    for template in sorted((papers / "pages").glob(f"*{TEXT}")):
+        name = template.name.removesuffix(".j2")
+        source = f"experiments/papers/programs/make_results.py from experiments/papers/pages/{template.name}"
+        yield folders.get(name, docs / "papers") / name, f"<!-- made by {source} -->\n{text_of(template, papers)}"
+    for file in sorted((papers / "results").glob(f"*{ENDING}")):
+        yield file.with_name(file.name.removesuffix(ENDING) + ".md"), "\n".join(of_suite(file, papers))
+        suite = suite_of(file, papers)
+        tables = render(suite, *stored_cells(file, suite), "csv")
+        yield file.with_name(file.name.removesuffix(ENDING) + ".table.csv"), tables
 
 
-def findings(papers: Path = PAPERS) -> str:
-    """The page docs/findings.md."""
-    text = text_of(papers / "results" / f"findings{TEXT}", papers)
-    return MADE + (text.replace(TABLE, "\n".join(in_one_table(papers))) if TABLE in text else text)
+def pictures() -> Iterator[tuple[str, list[Draw], tuple[float, float]]]:
+    """Yield the name, the drawings and the size of a panel of each picture."""
+    for paper, (name, labels, limits) in ANCHORS.items():
+        axes = {"xlabel": "round", "ylabel": "test accuracy in %", "ylim": limits}
+        yield paper, [curves(list(courses(stored(name), labels)), **axes)], (6, 3)
+    decisive, longer = stored("scaled-decisive"), stored("scaled-sixty_rounds")
+    alphas = {f"alpha {alpha}": compared(decisive.each(alpha=alpha)) for alpha in decisive.suite.axes["alpha"]}
+    yield "forest", forests(alphas), (3.6, 4)
+    means = {
+        "rounds 4 to 6": compared(longer.after(6).each("last", k=3, alpha="0.05")),
+        "rounds 56 to 60": compared(longer.each("last", k=5, alpha="0.05")),
+    }
+    yield "forest_of_rounds", forests(means), (3.6, 2.6)
 
 
-def in_one_table(papers: Path) -> Iterator[str]:
-    """Yield the lines of a table of all methods, its footnotes, and the lesson."""
-    file = papers / "results" / "scaled-decisive.cells.csv"
-    suite = suite_of(file, papers)
-    at, alphas = Stored(suite, stored_cells(file, suite), read_cells(file)), list(suite.axes["alpha"])
-    methods = [method for method in suite.axes["method"] if method != "FedAvg"]
-    yield "|  | " + " | ".join(f"gain at alpha {alpha} | rank | worst" for alpha in alphas) + " |"
-    yield "|---|" + "---|---:|---:|" * len(alphas)
-    rows = {method: [text for alpha in alphas for text in texts(at, method, alpha)] for method in ("FedAvg", *methods)}
-    for method, row in rows.items():
-        values = dict.fromkeys(tuned(at.coefficients(method=method, alpha=alpha)) for alpha in alphas)
-        yield " | ".join([f"| {method}: {' / '.join(values)}" if any(values) else f"| {method}", *row]) + " |"
-    by_alpha = {alpha: [at(method=method, alpha=alpha) for method in methods] for alpha in alphas}
-    quotes = [found for some in by_alpha.values() for found in some]
-    assert suite.decide is not None
-    pairs, planned = min(found.pairs for found in quotes), suite.decide.max_seeds
-    said = [f"{f'All {planned}' if pairs == planned else f'{pairs} of {planned}'} planned seeds have been run."]
-    if any(STAR in text for row in rows.values() for text in row):
-        said.append(f"{STAR} The verdict differs for the best round or the mean of the last three.")
-    said.append("FedETF's rank is of normalised projections, which its fixed classifier reads.")
-    p_values = [found.holm for found in quotes if found.holm is not None]
-    if p_values:
-        said.append("Each verdict has an error of 5 % for itself. After Holm's correction, p-values below 0.05:")
-        remaining = sum(p < 0.05 for p in p_values) or "none"
-        said.append(f"{remaining} of {len(p_values)}; the smallest is {p_value(min(p_values))}.")
-    yield from ("", *wrap(" ".join(said), 120), "")
-    for line in text_of(papers / "results" / f"lesson{TEXT}", papers).splitlines():
-        yield from wrap(line, 120, subsequent_indent="  " * line.startswith("-")) or [""]
+def courses(at: Stored, labels: Mapping[str, str]) -> Iterator[Curve]:
+    """Yield the accuracy of each method by round: mean, lowest and highest of the seeds; dotted, as published."""
+    quotes = at.each("final", **labels)
+    quotes += [quote for quote in at.each("final", method="FedAvg") if "IID" in quote.labels.values()]
+    for number, quote in enumerate(quotes):
+        seeds = 100 * np.array([list(result.values.values()) for result in quote.results.values()])
+        name = "FedAvg, IID clients" if "IID" in quote.labels.values() else quote.labels["method"]
+        rounds = np.arange(1, seeds.shape[1] + 1)
+        yield Curve(number, seeds.mean(0), name, rounds, (seeds.min(0), seeds.max(0)))
+    for number, method in enumerate(at.suite.axes["method"]):
+        published = at("final", method=method, **labels).published
+        if published is not None:
+            style = {"linestyle": (0, (1, 4)), "linewidth": 1.2}
+            yield Curve(number, np.full(len(rounds), published), f"{method}, published", rounds, style=style)
 
 
-def tuned(coefficients: str) -> str:
-    """The coefficients that were chosen, without the other arguments of a method or a server optimizer."""
-    others = ("temperature", "layers", "lambda", "floor", "dampening", "beta1", "beta2", "tau 0.001", "initial_v")
-    kept = [one for one in coefficients.split(", ") if not one.startswith(others)]
-    return ", ".join(one for one in kept if len(kept) == 1 or one != "lr 1").replace("alpha", "its alpha")
+def compared(quotes: Sequence[Quote]) -> dict[str, Quote]:
+    """Return the quotes that have an interval of the difference to the baseline, by method."""
+    return {quote.labels["method"]: quote for quote in quotes if quote.compared and quote.compared.interval}
 
 
-def texts(at: Stored, method: str, alpha: str) -> tuple[str, str, str]:
-    """The gain with its verdict, or FedAvg's accuracy; mean effective rank; mean accuracy of the worst decile.
+def forests(panels: Mapping[str, Mapping[str, Quote]]) -> list[Draw]:
+    """Return a forest plot for each panel, on equal axes; the rows are sorted by the first panel.
 
-    Ranks and accuracies that differ from FedAvg's by Student's interval are bold.
+    Marks are filled where the p-value that Holm's correction gives is below 0.05.
     """
-    found, avg = at(method=method, alpha=alpha), at(method="FedAvg", alpha=alpha)
-    measured = []
-    for tag, form, unit in ((RANK, "{:.1f}", 1), (WORST, "{:.0f} %", 100)):
-        values, others = found.metric(tag), avg.metric(tag)
-        low, high = paired(values, others).interval or (0, 0)
-        measured.append(("**{}**" if low > 0 or high < 0 else "{}").format(form.format(unit * fmean(values.values()))))
-    if found.compared is None:
-        return f"{found.mean:.1f} %", *measured
-    others = [at(show, k, method=method, alpha=alpha) for show, k in (("last", 3), ("best", None))]
-    gain = signed(found.difference)
-    if found.compared.interval:
-        gain += f" ({span(found)}), {found.verdict}{STAR * any(other.verdict != found.verdict for other in others)}"
-    return gain, *measured
+    first = next(iter(panels.values()))
+    names = sorted(first, key=lambda name: -first[name].difference)
+    ends = [end for quotes in panels.values() for quote in quotes.values() for end in quote.interval]
+    axes = {"xlabel": "points above FedAvg", "xlim": (min(ends) - 1, max(ends) + 1)}
+    drawings = []
+    for title, quotes in panels.items():
+        estimates = [(quotes[name].difference, *quotes[name].interval) if name in quotes else None for name in names]
+        shown = [name for name, quote in quotes.items() if quote.holm is not None and quote.holm < 0.05]
+        drawings.append(forest(names, estimates, shown, title=title, **axes))
+    return drawings
+
+
+def draw(folder: Path) -> None:
+    """Write all pictures as SVG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, drawings, size in pictures():
+        figure = laid_out(drawings, size=size)
+        figure.set_facecolor(LIGHT["card"])
+        with in_style(), rc_context({"svg.fonttype": "path", "svg.hashsalt": name}):
+            figure.savefig(folder / f"{name}.svg", transparent=False, metadata={"Date": None})
+
+
+def stored(name: str, papers: Path = PAPERS) -> Stored:
+    """Return the cells of a file in ``results``, or of the overview.
+
+    Raises:
+        UsageError: the file, or its suite, does not exist.
+    """
+    folders = (papers / "results", papers.parent / "overview")
+    file = next((at for folder in folders if (at := folder / f"{name}{ENDING}").is_file()), None)
+    require(file is not None, "stored", name, f"lacks a file of cells in {folders[0]}, such as {name}{ENDING}")
+    assert file is not None
+    suite = suite_of(file, papers)
+    return Stored(suite, *stored_cells(file, suite))
 
 
 def text_of(file: Path, papers: Path) -> str:
@@ -126,43 +147,25 @@ def text_of(file: Path, papers: Path) -> str:
     Raises:
         UsageError: the text quotes a missing number, or is not a valid template.
     """
-
-    def stored(name: str) -> Stored:
-        folders = (papers / "results", papers.parent / "overview")
-        cells = next((at for folder in folders if (at := folder / f"{name}{ENDING}").is_file()), folders[0] / name)
-        require(cells.is_file(), f"{file}: stored", name, f"lacks a file of cells next to it, such as {name}{ENDING}")
-        suite = suite_of(cells, papers)
-        return Stored(suite, stored_cells(cells, suite), read_cells(cells))
-
+    names = [path.name.removesuffix(ENDING) for path in sorted((papers / "results").glob(f"*{ENDING}"))]
     try:
-        return quoted(file.read_text(), stored)
+        return quoted(file.read_text(), lambda name: stored(name, papers), file.parent, names)
     except TemplateError as error:
         raise UsageError(f"{file}: {error}; see quotes.py for the syntax of quotes") from error
 
 
-def write_tables_beside(papers: Path = PAPERS) -> list[Path]:
-    """Write the tables of each file of cells next to it, in the current format; return the files."""
-    made = []
-    for file in sorted((papers / "results").glob(f"*{ENDING}")):
-        suite = suite_of(file, papers)
-        cells, results = stored_cells(file, suite), read_cells(file)
-        for form in FORMS:
-            beside = file.with_name(f"{file.name.removesuffix(ENDING)}.table.{form}")
-            made.append(write_text(beside, render(suite, cells, results, form)))
-    return made
-
-
-def part(file: Path, papers: Path) -> Iterator[str]:
-    """Return the section of one file of cells: the suite, the tables, and our conclusions."""
+def of_suite(file: Path, papers: Path) -> Iterator[str]:
+    """Yield the lines of the page of one file of cells: the suite, the tables, and our conclusions."""
     suite = suite_of(file, papers)
-    cells, results = stored_cells(file, suite), read_cells(file)
+    cells, results = stored_cells(file, suite)
     title, *rest = render(suite, cells, results).splitlines()
-    yield from (f"#{title}", "", f"Suite: [`{suite.path.relative_to(papers)}`]({suite.path.relative_to(papers)})", "")
+    path = f"{suite.path.parent.name}/{suite.path.name}"
+    yield from (title, "", f"Suite: [`{path}`](../{path}); its cells: [`{file.name}`]({file.name})", "")
     yield from (*what_was_run(suite, cells, results), "")
-    yield from (f"#{line}" if line.startswith("## ") else line for line in rest[1:])
+    yield from rest[1:]
     conclusions = file.with_name(file.name.removesuffix(ENDING) + TEXT)
     text = text_of(conclusions, papers).strip() if conclusions.is_file() else "Not written yet."
-    yield from ("", "### What we conclude", "", text, "")
+    yield from ("", "## What we conclude", "", text, "")
 
 
 def suite_of(file: Path, papers: Path) -> Suite:
@@ -211,10 +214,10 @@ def changed(suite: Suite, cells: Sequence[Cell]) -> dict[str, tuple[str, str]]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="folder for both pages, which replaces the default folders")
-    parser.add_argument("--tables", action="store_true", help="also write the tables next to the cells")
+    parser.add_argument("--output", type=Path, help="folder for all pages and pictures")
+    parser.add_argument("--pictures", action="store_true", help="also draw the pictures")
     options = parser.parse_args()
-    for page, text in ((PAPERS / "RESULTS.md", make()), (ROOT / "docs" / "findings.md", findings())):
-        (options.output / page.name if options.output else page).write_text(text)
-    if options.tables:
-        write_tables_beside()
+    for page, text in pages():
+        write_text(options.output / page.name if options.output else page, text)
+    if options.pictures or options.output:
+        draw(options.output or FIGURES)
