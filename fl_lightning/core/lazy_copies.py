@@ -60,8 +60,8 @@ def written_entries(state: Mapping[str, Tensor], before: Mapping[str, Tensor], n
 def readable(value: Tensor, memories: dict[int, Tensor]) -> Tensor:
     """The tensor, or in the place of a lazy copy another one in its memory, for code that only reads.
 
-    ``torch.save`` and NumPy ask for an address that they could write to, which would make an ordinary copy. ``known``
-    has the memory by address, so that tensors that share it do so in the result.
+    ``torch.save`` and NumPy ask for an address that they could write to, which would make an ordinary copy.
+    ``memories`` has the memory by address, so that tensors that share it do so in the result.
     """
     if not is_lazy(value):
         return value

@@ -45,6 +45,9 @@ class GroupLog(MetricLog):
     def muted(self) -> GroupLog:
         return GroupLog(self.module, self.size)
 
+    def read_pending(self) -> None:
+        """Do nothing: a batch begins within a mapped step, and :meth:`GroupValue.add_rows` limits what waits."""
+
     def callback_metrics(self) -> dict[str, Tensor]:
         raise not_mappable("self.trainer.callback_metrics", DIFFERS)
 
@@ -105,9 +108,11 @@ class GroupValue(LoggedValue):
         super().__init__(spec, once)
         self.size, self.key, self._records = size, key, records
         self._rows: list[RowIndex] = []
+        self.append = self.note
 
-    def add(self, value: Any, weight: Any) -> None:
-        """Note a value within a mapped step."""
+    def note(self, pair: tuple[Any, Any]) -> None:
+        """Note a value and its weight within a mapped step."""
+        value, weight = pair
         self._records.append(Record(self.key, self.spec, weight, value))
 
     def add_metric(self, metric: Metric, weight: float) -> None:
@@ -117,8 +122,7 @@ class GroupValue(LoggedValue):
     def add_rows(self, rows: RowIndex, value: Any, weight: Any) -> None:
         """Add a number, or a tensor ``(m,)`` with the values of these clients."""
         self._rows.append(rows)
-        self.pending.append(value)
-        self.weights.append(weight)
+        self.pending.append((value, weight))
         self.count += 1
         if len(self.pending) >= MAX_PENDING:
             self.read()
@@ -127,7 +131,8 @@ class GroupValue(LoggedValue):
         """Reduce the pending values, as matrices ``(steps, G)`` and in the order of one client."""
         if self._rows:
             self._read_rows(len(self._rows), self.size)
-        self.pending, self.weights, self._rows = [], [], []
+        self.pending.clear()
+        self._rows = []
 
     def _read_rows(self, steps: int, size: int) -> None:
         kind = self.spec.kind
@@ -140,7 +145,8 @@ class GroupValue(LoggedValue):
             matrix[places] = one_after_another(parts, lengths)
             return matrix.reshape(steps, size)
 
-        values, weights = spread(self.pending, EMPTY[kind]), spread(self.weights, 0.0)
+        values = spread([value for value, _ in self.pending], EMPTY[kind])
+        weights = spread([weight for _, weight in self.pending], 0.0)
         is_present = spread([1.0] * steps, 0.0).astype(bool)
         parts, fold = values * weights if kind == "mean" else values, FOLDS[kind]
         self.running = fold(self.running, fold.accumulate(parts)[-1]) + 0.0

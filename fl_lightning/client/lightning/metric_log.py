@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from functools import cache
 from numbers import Number
@@ -31,7 +31,7 @@ from fl_lightning.utilities.errors import require
 TERM = ""
 # the hook whose defaults hold for the values that methods log
 METHODS_HOOK = "on_train_epoch_end"
-# pending values of a name before they are reduced
+# batches whose values wait to be reduced
 MAX_PENDING = 4096
 
 
@@ -68,6 +68,7 @@ class MetricLog:
         self._default_hook = "training_step" if self._training else "validation_step"
         self._examples = 1.0 if examples is None else examples
         self._batch: Any = None
+        self._num_batches = 0
         self._size: int | None = None
         self._counted: int | None = None
         # of the terms of the loss, and of what the module logs
@@ -107,7 +108,7 @@ class MetricLog:
         else:
             check_kind(name, value)
             value = float(value)
-        entry.add(value, weight)
+        entry.append((value, weight))
 
     def log_dict(self, dictionary: Mapping[str, Any] | MetricCollection, *args: Any, **kwargs: Any) -> None:
         """Lightning's ``log_dict``: :meth:`log` for each value of a dictionary or a ``MetricCollection``."""
@@ -136,13 +137,21 @@ class MetricLog:
         if self._counted is None:
             self._counted = count_examples(self._batch)
         value = value.detach()
-        entry.add(value.reshape(()) if value.ndim else value, self._counted)
+        entry.append((value.reshape(()) if value.ndim else value, self._counted))
 
     # ------------------------------------------------------------------ called by the engine
     def begin_batch(self, batch: Any, dataloader_idx: int | None = None) -> None:
         """Start a batch; its size, counted when needed, is the default weight of logged values."""
         self._batch, self.dataloader_idx = batch, dataloader_idx
         self._size = self._counted = None
+        self._num_batches += 1
+        if self._num_batches % MAX_PENDING == 0:
+            self.read_pending()
+
+    def read_pending(self) -> None:
+        """Reduce the values logged so far, which takes less memory."""
+        for entry in (*self.terms.values(), *self.entries.values()):
+            entry.read()
 
     def first_nonfinite_term(self) -> tuple[str, int] | None:
         """The term of the loss that was the first to be nan or infinite, and the step; None if all stayed finite."""
@@ -159,10 +168,10 @@ class MetricLog:
         Returns:
             The terms of the loss, as means over the examples of the epoch.
         """
-        terms = {key[1]: entry for key, entry in self.terms.items() if entry.count}
+        terms = {name: entry for (_, name, _), entry in self.terms.items() if entry.count or entry.pending}
         # an entry of the module takes the place of a term of its name
         for entry in (*terms.values(), *self.entries.values()):
-            if entry.count:
+            if entry.count or entry.pending:
                 self._callback |= entry.shown_step()
                 entry.end_epoch()
                 self._callback |= entry.shown_epoch(entry.epoch)
@@ -197,7 +206,7 @@ class MetricLog:
         # in this hook Lightning has reduced the epoch already
         ended = vars(self.module)["_current_fx_name"] == "on_train_epoch_end"
         for entry in self.entries.values() if self._training else ():
-            if entry.count:
+            if entry.count or entry.pending:
                 metrics |= entry.shown_step()
                 metrics |= entry.shown_epoch(entry.partial_value()) if ended else {}
         return {name: as_tensor(value) for name, value in metrics.items()}
@@ -309,28 +318,20 @@ class LoggedValue:
         self.arguments: Any = None  # of the latest call
         self.batch_size: Any = None
         self.metric: Metric | None = None
-        self.count = 0  # values in the present epoch
+        self.count = 0  # values in the present epoch, without those pending
         self.last: Any = None
         self.last_weight: Any = 0.0
         self.epoch: Reduced | None = None  # the last complete epoch
         self.total: Reduced | None = None  # all complete epochs
         self.states: dict[str, Any] = {}  # of the metric at the end of the last epoch
         self.first_bad: Any = -1  # index of the first value that made the total nan or infinite
-        self.pending: list[Any] = []  # values that are not reduced yet
-        self.weights: list[Any] = []  # their weights
+        # values that are not reduced yet, with their weights
+        self.pending: list[tuple[Any, Any]] = []
+        # a step only appends to a list; reading the values would wait for the device
+        self.append: Callable[[tuple[Any, Any]], object] = self.pending.append
         self.num_read: Any = 0  # number of values that are reduced
         self.running: Any = EMPTY[spec.kind]  # reduction of the present epoch so far
         self.running_weight: Any = 0.0
-
-    def add(self, value: Any, weight: Any) -> None:
-        """Add a number, or a tensor of one."""
-        self.last, self.last_weight = value, weight
-        # a step only appends to a list; reading the values would wait for the device
-        self.pending.append(value)
-        self.weights.append(weight)
-        self.count += 1
-        if len(self.pending) >= MAX_PENDING:
-            self.read()
 
     def add_metric(self, metric: Metric, weight: float) -> None:
         """Note that a torchmetrics object was logged."""
@@ -343,17 +344,20 @@ class LoggedValue:
         if self.pending:
             # a loop over numbers takes less time than arrays for the few steps of an epoch
             kind, total = self.spec.kind, self.running
-            for value, weight in zip(numbers(self.pending), self.weights, strict=True):
+            values, weights = zip(*self.pending, strict=True)
+            for value, weight in zip(numbers(values), weights, strict=True):
                 total = total + weight * value if kind == "mean" else join(kind, total, value)
                 if self.first_bad < 0 and not math.isfinite(total):
                     self.first_bad = self.num_read
                 self.num_read += 1
-            self.running, self.running_weight = total, self.running_weight + sum(self.weights)
-        self.pending, self.weights = [], []
+            self.running, self.running_weight = total, self.running_weight + sum(weights)
+            self.last, self.last_weight = self.pending[-1]
+            self.count += len(self.pending)
+            self.pending.clear()
 
     def end_epoch(self) -> None:
         """Reduce the epoch and begin another; without effect where nothing was logged in it."""
-        if not self.count:
+        if not (self.count or self.pending):
             return
         epoch, before = self.partial_value(), self.total
         if self.metric is not None:
@@ -387,8 +391,8 @@ class LoggedValue:
 
     def shown_step(self) -> dict[str, Any]:
         """The latest value by Lightning's names, where steps are logged."""
-        is_shown = self.spec.on_step and self.last is not None
-        return {self.plain: self.last, self.step_name: self.last} if is_shown else {}
+        value = self.pending[-1][0] if self.pending else self.last
+        return {self.plain: value, self.step_name: value} if self.spec.on_step and value is not None else {}
 
     def shown_epoch(self, value: Reduced | None) -> dict[str, Any]:
         """The value of an epoch by Lightning's names, where epochs are logged."""

@@ -340,8 +340,9 @@ class StateBinding:
                     change = "new" if key not in saved else "another object" if key in registry else "missing"
                     raise self._error(f"{path}.{key} is {change}")
         for path, part, persistent in self._buffers:
-            if part._buffers and (added := persistent_buffers(part) - persistent):
-                raise self._error(f"{path}.{added.pop()} is new")
+            for name, value in part._buffers.items():
+                if value is not None and name not in persistent and name not in part._non_persistent_buffers_set:
+                    raise self._error(f"{path}.{name} is new")
         rebound = [entry for entry in self._entries if entry[0].get(entry[1]) is not entry[3]]
         now: dict[str, Any] = {name: tensor for name, tensor, *_ in self._kinds}
         now |= {name: entries.get(key) for entries, key, name, _ in rebound}

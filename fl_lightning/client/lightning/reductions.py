@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from inspect import signature
 from types import SimpleNamespace
@@ -95,10 +96,10 @@ def log_spec(hook: str, name: str, args: tuple, items: tuple, loader: int | None
     return LogSpec(name, suffix, kind, bool(levels[0]), bool(levels[1]), logger), arguments
 
 
-def numbers(values: list[Any]) -> list[float]:
+def numbers(values: Sequence[Any]) -> list[float]:
     """Numbers and scalar tensors as numbers, with one transfer from the device where all are tensors."""
     try:
-        return torch.stack(values).tolist()
+        return torch.stack(list(values)).tolist()
     except (TypeError, RuntimeError):
         # some are not tensors, or are on another device
         return [float(value) for value in values]
