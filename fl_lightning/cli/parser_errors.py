@@ -211,7 +211,9 @@ def known_for(key: str, value: str = "", others: Sequence[str] = ()) -> str:
 
 
 def known_classes(key: str) -> list[str]:
-    """The names of the classes of this package that a key takes."""
+    """The names of the classes of this package, or of Fabric's loggers, that a key takes."""
+    if last_part(key) == "logger":
+        return ["CSVLogger", "TensorBoardLogger"]
     base = BASES.get(last_part(key.removesuffix(".help")))
     pending, names = [] if base is None else [base], list[str]()
     while pending:

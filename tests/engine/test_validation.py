@@ -205,3 +205,8 @@ def test_a_folder_of_runs_that_cannot_be_written_is_refused(tmp_path, monkeypatc
     with refused("output="):
         trainer.predict(small_model(), small_data(), output=tmp_path / "runs" / "predictions.pt")
     assert not (tmp_path / "runs").exists()
+
+
+def test_data_in_the_place_of_the_model_is_refused_with_their_order(tmp_path):
+    with refused("model='Digits'", "fit(model, data)"):
+        small_trainer(tmp_path).fit(small_data(), small_model())
