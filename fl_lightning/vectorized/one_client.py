@@ -80,12 +80,12 @@ def collected(models: ReferenceModels) -> Iterator[dict[str, dict[str, Any]]]:
 
 
 @contextmanager
-def holding(models: ReferenceModels, given: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+def holding(models: ReferenceModels, loads: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
     """In this block the reference models have these states, and no value is cached."""
     models.start(repeats=False)
-    models.wanted = {name: set(part["taps"]) for name, part in given.items()}
+    models.wanted = {name: set(part["taps"]) for name, part in loads.items()}
     with ExitStack() as stack:
-        for name, part in given.items():
+        for name, part in loads.items():
             stack.enter_context(models.swapped(name, part["state"]))
         yield
     models.start(repeats=False)

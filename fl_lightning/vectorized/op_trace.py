@@ -180,15 +180,15 @@ class OpTracer(TorchDispatchMode):
     def _in_memory(self, places: set[int]) -> set[int]:
         return {number for number, tensor in enumerate(self._held) if storage(tensor) in places}
 
-    def _noted(self, value: Any, given: bool) -> Any:
-        """A value with slots in the place of tensors; ``given`` to an operation, or given by it."""
+    def _noted(self, value: Any, is_argument: bool) -> Any:
+        """A value with slots in the place of tensors; an argument of an operation, or its result."""
         if isinstance(value, Tensor):
             number = self._numbers.get(id(value))
             if number is None:
                 number = self._numbers[id(value)] = len(self._held)
                 self._held.append(value)
                 place = storage(value)
-                if not given:
+                if not is_argument:
                     self._storages.add(place)
                 elif place in self._storages:
                     self.obstacle = "a tensor comes from an operation that was not seen"
@@ -196,10 +196,10 @@ class OpTracer(TorchDispatchMode):
                     self.outside.append((number, value, value._version))
             return TensorRef(number)
         if isinstance(value, (list, tuple)):
-            return [self._noted(part, given) for part in value]
+            return [self._noted(part, is_argument) for part in value]
         if isinstance(value, dict):
-            return {name: self._noted(part, given) for name, part in value.items()}
-        if not given and value is not None:
+            return {name: self._noted(part, is_argument) for name, part in value.items()}
+        if not is_argument and value is not None:
             self.obstacle = "it reads a number from a tensor"
         elif not isinstance(value, CONSTANTS):
             self.obstacle = f"an operation receives a {type(value).__name__}"
@@ -390,10 +390,10 @@ def slots(*values: Any) -> list[TensorRef]:
     return [leaf for leaf in leaves if isinstance(leaf, TensorRef)]
 
 
-def without_slots(value: Any, found: Any) -> Any:
-    """Arguments of an operation, with ``found[number]`` in the place of each slot."""
+def without_slots(value: Any, substitutes: Any) -> Any:
+    """Arguments of an operation, with ``substitutes[number]`` in the place of each slot."""
     return tree_map(
-        lambda part: found[part.number] if isinstance(part, TensorRef) else part,
+        lambda part: substitutes[part.number] if isinstance(part, TensorRef) else part,
         value,
         is_leaf=lambda part: isinstance(part, TensorRef),
     )
@@ -439,6 +439,6 @@ def storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def is_alias(one: Tensor, other: Tensor) -> bool:
+def is_alias(tensor: Tensor, source: Tensor) -> bool:
     """Whether a tensor is another one under a new name."""
-    return one is not other and one.dtype == other.dtype and one.is_set_to(other)
+    return tensor is not source and tensor.dtype == source.dtype and tensor.is_set_to(source)

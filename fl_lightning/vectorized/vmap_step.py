@@ -104,14 +104,14 @@ class VmapStep:
         self.kind, self.table = group.table_of(numbers_of(rows, group.size)[0])
         # values of each client that methods see: local entries of the received state, and scratch
         self.own = {name: values[rows] for name, values in group.received_own.items()}
-        self.given = [*part.columns, *(column.take(rows) for column in self.table.columns)]
-        columns = [value for value, batched in self.given if batched]
+        self.arguments = [*part.columns, *(column.take(rows) for column in self.table.columns)]
+        columns = [value for value, batched in self.arguments if batched]
         self.stacked = [*mounted.values(), *self.own.values(), *columns]
 
     def results(self) -> Results:
         """Run or repeat it; keep its effects and return the results of all clients."""
         recordings, name = self.group.recordings, self.part.name
-        versions = [value._version if isinstance(value, Tensor) else 0 for value, _ in self.given]
+        versions = [value._version if isinstance(value, Tensor) else 0 for value, _ in self.arguments]
         outputs: Sequence[Tensor]
         inputs, key = self._inputs()
         recording = recordings.find(name, key)
@@ -124,13 +124,13 @@ class VmapStep:
     def _inputs(self) -> tuple[list[Tensor], Any]:
         """The input tensors, each once, and a key; programs with equal keys differ in their tensors alone."""
         group = self.group
-        shared = [value for value, batched in self.given if not batched]
+        shared = [value for value, batched in self.arguments if not batched]
         server = [tensor for _, tensor in group.client.methods.attributes.server]
         tensors = [*self.stacked, *filter(torch.is_tensor, shared), *group.received.values(), *server]
         inputs = {id(tensor): tensor for tensor in tensors}
         leaves = [
             (value.shape[batched:], value.dtype, batched) if isinstance(value, Tensor) else value
-            for value, batched in self.given
+            for value, batched in self.arguments
         ]
         key: tuple[Any, ...] = (self.number, self.kind, self.part.about, group.settings, *leaves)
         if len(inputs) < len(tensors):
@@ -143,7 +143,7 @@ class VmapStep:
         group, part, client = self.group, self.part, self.group.client
         number, names, size = len(part.columns), [*self.mounted, *self.own], len(self.mounted)
         counts = [column.take(self.rows) for column in group.counts.values()]
-        arguments, notes, log = [*self.given, *counts], TraceMetadata(), group.log
+        arguments, notes, log = [*self.arguments, *counts], TraceMetadata(), group.log
 
         def note(what: str) -> None:
             notes.obstacle = notes.obstacle or f"a step reads {what}"
@@ -155,7 +155,7 @@ class VmapStep:
             log.take_records()  # values of a failed step
             values = iter(tensors[len(names) :])
             leaves = [next(values) if batched else value for value, batched in arguments]
-            tree_leaves, counted = leaves[number : len(self.given)], leaves[len(self.given) :]
+            tree_leaves, counted = leaves[number : len(self.arguments)], leaves[len(self.arguments) :]
             tree = put_together(self.table.shape, tree_leaves)
             everything = {**group.shared, **dict(zip(names[:size], tensors, strict=False))}
             received = {**group.received, **dict(zip(names[size:], tensors[size:], strict=False))}
@@ -226,7 +226,9 @@ class VmapStep:
         for name in notes.rebound:
             self.mounted[name].copy_(next(outputs))
         number = len(self.part.columns)
-        for place, ((value, batched), version) in enumerate(zip(self.given[number:], versions[number:], strict=True)):
+        for place, ((value, batched), version) in enumerate(
+            zip(self.arguments[number:], versions[number:], strict=True)
+        ):
             if batched and value._version != version:
                 self.table.columns[place].put(rows, value, group.size)
         for place, leaf in notes.changes.items():
