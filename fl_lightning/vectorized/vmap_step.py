@@ -226,9 +226,8 @@ class VmapStep:
         for name in notes.rebound:
             self.mounted[name].copy_(next(outputs))
         number = len(self.part.columns)
-        for place, ((value, batched), version) in enumerate(
-            zip(self.arguments[number:], versions[number:], strict=True)
-        ):
+        columns = zip(self.arguments[number:], versions[number:], strict=True)
+        for place, ((value, batched), version) in enumerate(columns):
             if batched and value._version != version:
                 self.table.columns[place].put(rows, value, group.size)
         for place, leaf in notes.changes.items():
