@@ -177,7 +177,8 @@ class LocalTraining:
             for batch in self._pass(loader, length, fit_progress):
                 visit.logged.begin_batch(batch.batch)
                 self._take_step(batch, optimizer)
-                fit_progress.step += batch.ends_step
+                if batch.ends_step:
+                    fit_progress.step += 1
         set_mode(optimizer, "eval")
 
     def begin_optimizer(self, factor: float, loader: ClientLoader | None) -> tuple[Optimizer, Schedulers]:
@@ -219,8 +220,10 @@ class LocalTraining:
                     watch.lap("step")
                     break
                 self._take_step(batch, optimizer)
-                visit.num_skipped += self._skips
-                fit_progress.step += batch.ends_step
+                if self._skips:
+                    visit.num_skipped += 1
+                if batch.ends_step:
+                    fit_progress.step += 1
                 if schedulers:
                     schedules.after_batch(schedulers, index, batch.ends_step, index + 1 == length)
                 if "on_train_batch_end" in hooks:

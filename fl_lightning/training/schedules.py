@@ -77,10 +77,11 @@ class Schedules:
 
     def after_batch(self, configs: Schedulers, index: int, stepped: bool, last: bool) -> None:
         """Step the schedulers that are due after a batch, as Lightning does."""
-        due = [("step", index + 1)] * stepped + [("epoch", self._clock.current_epoch + 1)] * last
-        for interval, count in due if configs else ():
-            for config in configs:
-                if config.interval == interval and count % config.frequency == 0 and not config.reduce_on_plateau:
+        epoch = self._clock.current_epoch if last else 0
+        for interval, is_due, count in (("step", stepped, index), ("epoch", last, epoch)):
+            for config in configs if is_due else ():
+                matches = config.interval == interval and not config.reduce_on_plateau
+                if matches and (count + 1) % config.frequency == 0:
                     self.step(config, None)
 
     def after_epoch(self, configs: Schedulers) -> None:
@@ -118,7 +119,8 @@ class Schedules:
             steps = fit_progress.steps_in(length)
             for index in range(length):
                 stepped = index in steps
-                fit_progress.step += stepped
+                if stepped:
+                    fit_progress.step += 1
                 self.after_batch(configs, index, stepped, index + 1 == length)
 
 

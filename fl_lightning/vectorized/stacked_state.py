@@ -72,7 +72,8 @@ class StackedState:
     def note_step(self) -> None:
         """Mark that the optimizer has moved the mounted entries with gradients."""
         for name, moves in self.moves.items():
-            moves[self._rows] += self.mounted[name].grad is not None
+            if self.mounted[name].grad is not None:
+                moves[self._rows] += 1
 
     def fill_groups(self, tensors: Mapping[str, Tensor]) -> None:
         """Put tensors into the optimizer's groups of parameters."""

@@ -102,4 +102,5 @@ class FitProgress:
             total = full * self.batches + remainder * self.accumulate
         total = total if self.limit is None else min(total, self.limit)
         full, remainder = divmod(total, self.batches)
-        return [self.batches] * full + [remainder] * (remainder > 0)
+        passes = [self.batches] * full
+        return [*passes, remainder] if remainder else passes
