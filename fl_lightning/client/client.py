@@ -519,8 +519,9 @@ class ClientLifecycle:
         paused = nullcontext() if methods is not None else worker_module.taps.recorded(False)
         try:
             with worker_module.unchanged(), client.memories().unchanged(k), paused, worker_module.training():
-                client.methods = methods or MethodList([])
+                # with the run's methods, which say what stays with a client
                 self.begin(visit.info, visit.received, worker_module.trainer_shim.fit_progress)
+                client.methods = methods or MethodList([])
                 yield
         finally:
             client.methods, client.visit, client.references.num_runs = before, visit, runs

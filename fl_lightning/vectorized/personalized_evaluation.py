@@ -35,10 +35,8 @@ def groups_of_own_models(run: Run, choice: GroupSize) -> list[list[int]]:
     Groups depend only on the clients, so that results are reproducible. Memories are sent to the worker of their group.
     """
     memories, workers = run.client.memories(), run.workers
-    clients, is_watched = (
-        sorted(memories.owners),
-        any(callback.needs_local_models(run.server.round) for callback in run.callbacks),
-    )
+    clients = sorted(memories.owners)
+    is_watched = any(callback.needs_local_models(run.server.round) for callback in run.callbacks)
     if choice.size == 1 or len(clients) < choice.least or is_watched:
         return [[k] for k in memories]
     groups = dealt_out(clients, -(-len(clients) // choice.size))
