@@ -112,23 +112,24 @@ def half_width(n: Any, deviation: float, kind: str, confidence: float, prior_sca
         return np.where(denominator > 0, deviation * np.sqrt((n - 1) / n * gap / denominator), np.inf)
 
 
-def p_value(ours: Difference, kind: str, prior_scale: float = 1.0) -> float:
+def p_value(difference: Difference, kind: str, prior_scale: float = 1.0) -> float:
     """Return the two-sided p-value in [0, 1] of "no difference"; 1 if the difference is a bound.
 
     For a ``sequence``, it is the least alpha at which the interval of :func:`half_width` excludes 0, and valid at any
     look; for any other kind, the p-value of Student's paired t-test.
 
     Args:
-        ours: the mean difference of n pairs, with its deviation.
+        difference: the mean difference of n pairs, with its deviation.
         kind: kind of interval, as in :func:`half_width`.
         prior_scale: scale of the differences that are expected, in deviations, above 0, as in :func:`half_width`.
     """
-    if not ours.deviation or ours.bound:
+    n, mean, deviation = difference.n, difference.mean, difference.deviation
+    if not deviation or difference.bound:
         return 1.0
     if kind != "sequence":
-        return float(2 * stats.t.sf(abs(ours.mean) * math.sqrt(ours.n) / ours.deviation, ours.n - 1))
-    n, c2, variance = ours.n, prior_scale**-2, ours.deviation**2 * (ours.n - 1) / ours.n
-    shrunk = (variance + ours.mean**2 * c2 / (n + c2)) / (variance + ours.mean**2)
+        return float(2 * stats.t.sf(abs(mean) * math.sqrt(n) / deviation, n - 1))
+    c2, variance = prior_scale**-2, deviation**2 * (n - 1) / n
+    shrunk = (variance + mean**2 * c2 / (n + c2)) / (variance + mean**2)
     return min(1.0, math.sqrt((n + c2) / c2) * shrunk ** (n / 2))
 
 
@@ -202,18 +203,19 @@ def bounded(difference: Difference | None, bounds: Collection[str]) -> Differenc
     return replace(difference, interval=None, bound=sides.pop(), why="") if len(sides) == 1 else None
 
 
-def decision(ours: Difference | None, margin: float | None = None) -> Decision:
+def decision(difference: Difference | None, margin: float | None = None) -> Decision:
     """Return the decision on a difference to the baseline.
 
     Args:
-        ours: the difference.
+        difference: the difference.
         margin: greatest difference that does not matter; None if not stated.
 
     Returns:
         ``no difference`` if the interval lies within the margin, ``above`` or ``below`` if it lies on one side of 0,
         and ``undecided`` otherwise, or without an interval.
     """
-    low, high = ours.interval if ours is not None and ours.interval is not None else (math.nan, math.nan)
+    interval = difference.interval if difference is not None else None
+    low, high = interval or (math.nan, math.nan)
     if not low < high:  # also for nan
         return "undecided"
     if margin is not None and -margin <= low and high <= margin:
@@ -221,11 +223,11 @@ def decision(ours: Difference | None, margin: float | None = None) -> Decision:
     return "above" if low > 0 else "below" if high < 0 else "undecided"
 
 
-def verdict(ours: Difference | None, published: float | None, margin: float | None = None) -> Verdict | None:
+def verdict(difference: Difference | None, published: float | None, margin: float | None = None) -> Verdict | None:
     """Return the verdict on a published difference: the first of five that applies.
 
     Args:
-        ours: our difference to the baseline, with its interval.
+        difference: our difference to the baseline, with its interval.
         published: the published difference to the baseline.
         margin: as for :func:`decision`.
 
@@ -237,19 +239,19 @@ def verdict(ours: Difference | None, published: float | None, margin: float | No
     """
     if not published or math.isnan(published):
         return None
-    decided = decision(ours, margin)
+    decided = decision(difference, margin)
     if decided in ("no difference", "undecided"):
         return decided
     if (decided == "above") != (published > 0):
         return "reversed"
-    assert ours is not None
-    assert ours.interval is not None
-    low, high = ours.interval
+    assert difference is not None
+    assert difference.interval is not None
+    low, high = difference.interval
     return "reproduced" if low <= published <= high and high - low < abs(published) else "same sign"
 
 
 def seeds_to_decide(
-    ours: Difference | None, kind: str, confidence: float, prior_scale: float = 1.0, margin: float | None = None
+    difference: Difference | None, kind: str, confidence: float, prior_scale: float = 1.0, margin: float | None = None
 ) -> int | None:
     """Estimate the number of seeds that decide an undecided difference, if its mean and deviation do not change.
 
@@ -260,11 +262,11 @@ def seeds_to_decide(
     Returns:
         The number; ``MOST_SEEDS`` + 1 for any greater one; None without a deviation.
     """
-    if ours is None or ours.deviation is None or ours.bound:
+    if difference is None or difference.deviation is None or difference.bound:
         return None
-    n = np.arange(ours.n + 1, MOST_SEEDS + 1)
-    width = max(abs(ours.mean), (margin or 0.0) - abs(ours.mean))
-    enough = n[half_width(n, ours.deviation, kind, confidence, prior_scale) < width]
+    n = np.arange(difference.n + 1, MOST_SEEDS + 1)
+    width = max(abs(difference.mean), (margin or 0.0) - abs(difference.mean))
+    enough = n[half_width(n, difference.deviation, kind, confidence, prior_scale) < width]
     return int(enough[0]) if len(enough) else MOST_SEEDS + 1
 
 

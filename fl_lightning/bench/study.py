@@ -144,10 +144,12 @@ class CellStudy(Study):
         failed = [trial for trial in self.last_trials() if trial.state == TrialState.FAIL]
         self.free([trial.user_attrs["digest"] for trial in failed])
 
-    def free(self, digests: Iterable[str], **more: bool) -> None:
+    def free(self, digests: Iterable[str], **attributes: bool) -> None:
         """Make cells claimable again; with ``anew=True``, their earlier trials no longer count."""
         for digest in digests:
-            self.add_trial(create_trial(state=TrialState.FAIL, user_attrs={**self.trials_by_cell[digest][0], **more}))
+            self.add_trial(
+                create_trial(state=TrialState.FAIL, user_attrs={**self.trials_by_cell[digest][0], **attributes})
+            )
 
 
 def cause_of(error: BaseException) -> str:

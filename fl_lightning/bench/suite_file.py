@@ -167,13 +167,13 @@ def with_readings(suite: Suite) -> Suite:
     return with_axis
 
 
-def read_keys(raw: Any, kinds: Mapping[str, Kind], where: str, needed: Sequence[str] = ()) -> dict[str, Any]:
-    """The values of a mapping in the form of their kinds; refuses unknown keys, and a lack of those ``needed``."""
+def read_keys(raw: Any, kinds: Mapping[str, Kind], where: str, required: Sequence[str] = ()) -> dict[str, Any]:
+    """The values of a mapping in the form of their kinds; refuses unknown keys, and a lack of those ``required``."""
     require(isinstance(raw, Mapping), where.rstrip(".: "), raw, "use a mapping")
     for key, value in raw.items():
         require(key in kinds, f"{where}{key}", value, f"unknown key; available: {', '.join(kinds)}")
         require(kinds[key].passes(value), f"{where}{key}", value, kinds[key].remedy)
-    for key in needed:
+    for key in required:
         require(key in raw, f"{where}{key}", None, kinds[key].remedy)
     return {key: kinds[key].form(value) for key, value in raw.items()}
 

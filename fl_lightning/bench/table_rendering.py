@@ -97,12 +97,12 @@ def plain_table(
     names: Sequence[str],
     heads: Iterable[str | tuple[str, Sequence[str]]],
     rows: Iterable[Sequence[object]],
-    **more: Any,
+    **arguments: Any,
 ) -> TextTable:
     """Return a table of texts in one style, from its heads, which may be groups, and its rows."""
     groups = [(head, []) if isinstance(head, str) else head for head in heads]
     lines = [[*map(styled, row)] for row in rows]
-    return TextTable(caption, names, groups, lines, **more)
+    return TextTable(caption, names, groups, lines, **arguments)
 
 
 def styled(text: object) -> StyledText:

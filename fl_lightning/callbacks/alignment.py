@@ -97,11 +97,11 @@ class LayerAlignment(Measurement):
             if kept_entries.isdisjoint(weights(pair)):
                 of_global[place] = matrices[place]
         measured = {"pairs": np.array(self._pairs)}
-        for model, matrices in (("global", of_global), ("local", local)):
-            measured[model] = np.full((len(self._pairs), self.number, self.number), np.nan)
+        for model_name, matrices in (("global", of_global), ("local", local)):
+            measured[model_name] = np.full((len(self._pairs), self.number, self.number), np.nan)
             for place, matrix in matrices.items():
-                measured[model][place, : matrix.shape[0], : matrix.shape[1]] = matrix.numpy()
-                trainer.log(f"alignment/{self._pairs[place][1]}/{model}", float(matrix.diagonal().mean()))
+                measured[model_name][place, : matrix.shape[0], : matrix.shape[1]] = matrix.numpy()
+                trainer.log(f"alignment/{self._pairs[place][1]}/{model_name}", float(matrix.diagonal().mean()))
         self.keep(trainer, measured)
 
     def _of(self, state: State) -> dict[int, Tensor]:

@@ -161,10 +161,9 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     if not options.status:
         check_settings(suite, cells)
         # of each kind of cell, so that a config that is not valid is refused before any cell runs
-        to_run = kinds_of(cell for cell in cells if cell.digest not in done.keys() - dropped)
-        check_cells(
-            suite.metric, {cells_of_kind[0].name.rpartition(",")[0]: cells_of_kind[0] for cells_of_kind in to_run}
-        )
+        to_run = [cell for cell in cells if cell.digest not in done.keys() - dropped]
+        first_cells = [cells_of_kind[0] for cells_of_kind in kinds_of(to_run)]
+        check_cells(suite.metric, {cell.name.rpartition(",")[0]: cell for cell in first_cells})
     if loaded or not only_look:
         make_folder(options.output, "--output")
     if options.save is not None:

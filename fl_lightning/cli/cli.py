@@ -103,12 +103,12 @@ class Parser(LightningArgumentParser):
             kwargs["action"] = ConfigFile
         return super().add_argument(*args, **kwargs)
 
-    def parse_args(self, args: Any = None, *others: Any, **how: Any) -> Any:
+    def parse_args(self, args: Any = None, *positional: Any, **how: Any) -> Any:
         if not self.exit_on_error and args is not None:
             # an outer parser passes the value for an argument of a class on as Python writes it
             none = re.compile(r"(^--[\w.]+=(?=None$)|[\[ ](?=None[,\]}]))None")
             args = [none.sub(r"\1null", word) for word in args]
-        return super().parse_args(args, *others, **how)
+        return super().parse_args(args, *positional, **how)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         # nested parsers raise instead of exiting, and add the key's path on the way up

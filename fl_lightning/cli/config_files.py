@@ -109,9 +109,9 @@ def check_methods(values: Mapping[str, Any]) -> None:
                         raise UsageError(no_argument("method", name, argument, names))
 
 
-def class_hint(value: str, names: Sequence[str], others: Sequence[str] = ()) -> str:
-    """A hint to a class of a user's own, and to the nearest of names and others, or else to all names."""
-    suggestion = near(value, [*names, *others]) if value else ""
+def class_hint(value: str, names: Sequence[str], more_names: Sequence[str] = ()) -> str:
+    """A hint to a class of a user's own, and to the nearest of all of them, or else to all names."""
+    suggestion = near(value, [*names, *more_names]) if value else ""
     hint = "MODULE.CLASS of your own"
     if suggestion:
         return f"{hint}; {suggestion}"

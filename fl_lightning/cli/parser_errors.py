@@ -197,7 +197,7 @@ def parameters(path: str) -> list[str]:
     return list(names)
 
 
-def known_for(key: str, value: str = "", others: Sequence[str] = ()) -> str:
+def known_for(key: str, value: str = "", more_names: Sequence[str] = ()) -> str:
     """A hint to a class for a key: the one whose name is nearest to a value's, or all of this package.
 
     A class of another key, such as an encoder as the model, has the option of that key.
@@ -207,7 +207,7 @@ def known_for(key: str, value: str = "", others: Sequence[str] = ()) -> str:
         if name in known_classes(part):
             ending = ".help" if key.endswith(".help") else ""
             return f"{option}{ending}={name}, since it is of the key {option.split('--')[-1]}"
-    return class_hint(name, names, others)
+    return class_hint(name, names, more_names)
 
 
 def known_classes(key: str) -> list[str]:

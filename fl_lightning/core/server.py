@@ -133,7 +133,7 @@ class Server:
                 self.state[name] = lazy_copy(value)
 
     def step(self, delta: State, means: State) -> None:
-        """Move the parameters by the mean change ``delta``; set the other entries to their means ``others``.
+        """Move the parameters by the mean change ``delta``; set the other entries to their means ``means``.
 
         Raises:
             ClientError: the optimizer made a parameter nan or infinite.

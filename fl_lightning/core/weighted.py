@@ -236,8 +236,8 @@ class Sums:
         exponents: dict[Path, set[int]] = {}
         for layout, exponents_used, _ in gathered:
             self._extend(layout)
-            for path, of_worker in exponents_used.items():
-                exponents.setdefault(path, set()).update(of_worker)
+            for path, path_exponents in exponents_used.items():
+                exponents.setdefault(path, set()).update(path_exponents)
         for path in sorted(exponents):
             (self._large[path] if path else self._exact).all_reduce(workers, exponents[path])
         self._totals = None

@@ -293,7 +293,7 @@ class FlowerBackend:
         run: Run,
         kind: str,
         state: Mapping[str, Any],
-        of_clients: Mapping[int, Mapping[str, Any]],
+        client_messages: Mapping[int, Mapping[str, Any]],
         take: Callable[[int, Mapping[str, Any]], None],
         errors: dict[int, Exception],
     ) -> None:
@@ -316,10 +316,10 @@ class FlowerBackend:
             }
         )
         seconds, where = self.sites.seconds_to_answer, f"round {server.round}"
-        news = {k: select(server.state, server.news_for(k)) for k in of_clients}
+        news = {k: select(server.state, server.news_for(k)) for k in client_messages}
         waiting = {}
-        for k, of_client in of_clients.items():
-            waiting[self._send(k, shared, {**of_client, "rest": news[k]})] = k
+        for k, client_message in client_messages.items():
+            waiting[self._send(k, shared, {**client_message, "rest": news[k]})] = k
         end = None if seconds is None else time.monotonic() + seconds
         limit = TEXT_ROOM + sum(torch.Size(entry.shape).numel() * 8 for entry in self.declared)
         while waiting and (end is None or time.monotonic() < end):
@@ -330,7 +330,7 @@ class FlowerBackend:
                 try:
                     contents = self._read(answer, limit)
                     if contents.get("needs") == "whole":
-                        waiting[self._send(k, shared, {**of_clients[k], "rest": rest_of(run)})] = k
+                        waiting[self._send(k, shared, {**client_messages[k], "rest": rest_of(run)})] = k
                         continue
                     if "failed" in contents or "refused" in contents:
                         text = str(contents.get("failed") or f"it refuses: {contents.get('refused')}")
@@ -348,8 +348,8 @@ class FlowerBackend:
             text = f"no answer within {seconds:g} s"
             errors[k] = ClientError(f"client {k} (site {self.sites.names[k]}), {where}: {text}")
 
-    def _send(self, k: int, shared: bytes, of_client: Mapping[str, Any]) -> str:
-        message = joined(shared, encoded({"client": k, **of_client}))
+    def _send(self, k: int, shared: bytes, client_message: Mapping[str, Any]) -> str:
+        message = joined(shared, encoded({"client": k, **client_message}))
         self._bytes[0] += len(message)
         return self.link.send(self.nodes[k], message)
 

@@ -121,7 +121,7 @@ def names_in(runs: Runs, name: str) -> list[str] | None:
 # ------------------------------------------------------------------ drawings
 def curve_panels(
     runs: Runs,
-    shown: Mapping[str, str],
+    arrays: Mapping[str, str],
     reduce: Reduce = np.asarray,
     names: Sequence[str] | str = (),
     spread: Mapping[str, int] | None = None,
@@ -136,7 +136,7 @@ def curve_panels(
 
     Args:
         runs: arrays of each seed by label.
-        shown: label of each array by its name; arrays that no run has are skipped.
+        arrays: label of each array by its name; arrays that no run has are skipped.
         reduce: maps an entry to (n,).
         names: names along the axis, or the name of their array; numbers by default.
         spread: axis of an array's entries for a mean in place of ``reduce``; a single run has a faint curve for each
@@ -146,7 +146,7 @@ def curve_panels(
         labels: ``xlabel``, ``ylabel``, ``title``.
     """
     run, panels = single(runs), dict[str, list[Curve]]()
-    for at, (name, text) in enumerate(shown.items()):
+    for at, (name, text) in enumerate(arrays.items()):
         axis = (spread or {}).get(name)
         for number, (label, seeds) in enumerate(runs.items()):
             values = last(seeds, name, reduce if axis is None else over(axis))
@@ -165,7 +165,7 @@ def curve_panels(
     for title, panel in panels.items():
         length = max(len(line.y) for line in panel)
         ticks = along if along and len(along) == length else None
-        of_panel = {"ylabel": panel[-1].label if run is not None and len(shown) == 1 else "", **labels}
+        of_panel = {"ylabel": panel[-1].label if run is not None and len(arrays) == 1 else "", **labels}
         of_panel["title"] = "\n".join(filter(None, [labels.get("title"), title]))
         if as_bars and length <= MOST_NAMES:
             heights = [(line.number, line.y, line.label) for line in panel]
@@ -187,7 +187,7 @@ def faint_curves(number: int, entries: np.ndarray) -> list[Curve]:
 
 def maps(
     runs: Runs,
-    shown: Mapping[str, str],
+    arrays: Mapping[str, str],
     unit: str,
     reduce: Reduce = np.asarray,
     limits: tuple[float, float] | None = None,
@@ -198,7 +198,7 @@ def maps(
 
     Args:
         runs: arrays of each seed by label.
-        shown: label of each array by its name.
+        arrays: label of each array by its name.
         unit: meaning of the values, shown next to the colour scale.
         reduce: converts an entry to a matrix (n, m).
         limits: ends of the colour scale; by default the least and the greatest value.
@@ -207,10 +207,10 @@ def maps(
     """
     matrices = []
     for label, seeds in runs.items():
-        for name, text in shown.items():
+        for name, text in arrays.items():
             values = last(seeds, name, reduce, axes=2)
             if values is not None:
-                title = ", ".join(filter(None, [label, text if len(shown) > 1 else ""]))
+                title = ", ".join(filter(None, [label, text if len(arrays) > 1 else ""]))
                 matrices.append((title, values))
     finite = [values[np.isfinite(values)] for _, values in matrices]
     scale = np.concatenate(finite) if finite else np.zeros(1)

@@ -144,9 +144,12 @@ def one_each(
     matrices: np.ndarray, titles: Sequence[str], unit: str, names: list[str] | None, **labels: Any
 ) -> list[Draw]:
     """Draw matrices of shares, without rows and columns beyond the names."""
-    inner = matrices[:, : names and len(names), : names and len(names)]
-    pairs = zip(titles, inner, strict=True)
-    return [heat(values, unit, (names, names), limits=(0, 1), title=title, **labels) for title, values in pairs]
+    if names is not None:
+        matrices = matrices[:, : len(names), : len(names)]
+    drawings = []
+    for title, values in zip(titles, matrices, strict=True):
+        drawings.append(heat(values, unit, (names, names), limits=(0, 1), title=title, **labels))
+    return drawings
 
 
 def drift(runs: Runs) -> Iterator[Plot]:

@@ -225,7 +225,7 @@ def choose_metric(
 
 
 def sections_of(
-    runs: Iterable[FitResult], metric: Metric, baseline: str | None, title: str = "", **more: Any
+    runs: Iterable[FitResult], metric: Metric, baseline: str | None, title: str = "", **of_suite: Any
 ) -> Iterator[Section]:
     """Yield the sections of some runs, one for each data set.
 
@@ -234,7 +234,7 @@ def sections_of(
         metric: the metric of the comparison.
         baseline: line to compare with; None for FedAvg, if it exists.
         title: beginning of the titles, such as the title of a study.
-        more: ``names`` and ``intervals`` of :class:`Section`.
+        of_suite: ``names`` and ``intervals`` of :class:`Section`.
     """
     by_data: dict[str, list[FitResult]] = defaultdict(list)
     for run in runs:
@@ -254,7 +254,7 @@ def sections_of(
         counting, repeats = counting.loc[order], list(rows["run"][repeated])
         full_title = title if name == UNKNOWN and title else ": ".join(filter(None, [title, name]))
         line = preferred if preferred in lines else ""
-        yield Section(full_title, counting, rounds_frame(counting), lines, metric, line, repeats, **more)
+        yield Section(full_title, counting, rounds_frame(counting), lines, metric, line, repeats, **of_suite)
 
 
 def run_row(run: FitResult, metric: Metric) -> dict[str, Any]:
