@@ -143,7 +143,7 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
     totals.all_reduce(run.workers)
     totals.merged = outcome.metrics.merged(run.workers)
     run.stopwatch.lap("wait")
-    seconds_of_workers = run.workers.gather(run.stopwatch.read())
+    seconds_of_workers = run.workers.gather(run.stopwatch.read(), "seconds of a cohort")
     for phase in VISIT_PHASES:
         if not (run.stopwatch.events and phase in PARTS_OF_STEP):
             seconds = [worker_seconds.get(phase, 0.0) for worker_seconds in seconds_of_workers]
@@ -310,7 +310,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
     # clients without memory have no owner: a run whose methods keep no memories moves nothing
     owned = memories.owned(run.server.cohort)
     of_visits = (dict(outcome.counts), outcome.arrived, outcome.rates, outcome.scalings)
-    shared = run.workers.gather((failures, owned, run.metrics.current, *of_visits))
+    shared = run.workers.gather((failures, owned, run.metrics.current, *of_visits), "outcome of a cohort")
     all_failures, all_owned, metrics, all_counts, all_arrived, all_rates, scalings = zip(*shared, strict=True)
     memories.note_owners([*all_owned])
     for measured in metrics:

@@ -142,11 +142,12 @@ def agree_to_stop(run: Run) -> bool:
     """
     trainer, workers = run.trainer, run.workers
     own_sums = checksums(run.server.state) if workers.size > 1 else {}
-    reports = workers.gather((bool(trainer.should_stop), workers.signals.caught, hash(tuple(own_sums.values()))))
+    report = (bool(trainer.should_stop), workers.signals.caught, hash(tuple(own_sums.values())))
+    reports = workers.gather(report, "end of a round")
     trainer.should_stop = any(stop for stop, _, _ in reports)
     workers.signals.agree(caught for _, caught, _ in reports)
     if len({digest for _, _, digest in reports}) > 1:
-        sums_of_workers = workers.gather((socket.gethostname(), own_sums))
+        sums_of_workers = workers.gather((socket.gethostname(), own_sums), "checksums")
         entry = next(name for name in own_sums if len({sums[name] for _, sums in sums_of_workers}) > 1)
         groups: dict[int, list[str]] = {}
         for rank, (host, sums) in enumerate(sums_of_workers):
