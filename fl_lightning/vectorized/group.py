@@ -343,8 +343,9 @@ class Group:
         """A batch as arguments of a mapped step: their columns, what else they depend on, and how to read them."""
         table, differs = batch.table, len({*batch.indices}) > 1
         columns = [column.take(slice(0, None)) for column in table.columns]
-        indices = torch.tensor(batch.indices if differs else batch.indices[0], device=self.device)
-        columns.append((indices, differs))
+        # filled on the device: a copy from the host would wait
+        indices = [torch.full((), index, device=self.device) for index in batch.indices]
+        columns.append((torch.stack(indices), True) if differs else (indices[0], False))
         return columns, (repr(table.shape), differs), lambda leaves: (put_together(table.shape, leaves), leaves[-1])
 
     def _mapped_hooks(
