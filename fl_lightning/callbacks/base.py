@@ -66,6 +66,9 @@ class Callback:
         Workers do not wait for each other here: ``trainer.gather`` and ``trainer.all_reduce`` see only this worker.
         """
 
+    def on_visits_end(self, trainer: RunContext, number: int) -> None:
+        """Called after a ``number`` of clients have trained on this worker, without access to them."""
+
     def on_evaluation_batch_end(
         self, trainer: RunContext, phase: str, batch: Any, targets: Tensor | None, taps: dict[str, Tensor]
     ) -> None:

@@ -14,7 +14,6 @@ from urllib.parse import quote
 from tqdm import tqdm
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.client import Client
 from fl_lightning.client.run_context import RunContext
 from fl_lightning.storage.metric_format import best, final, final_names, format_value, names_to_show
 from fl_lightning.utilities.errors import count
@@ -50,16 +49,12 @@ class ProgressBar(Callback):
             how: dict[str, Any] = {"unit": "client", "leave": False, "position": 1, "delay": LONG}
             self._clients = tqdm(total=len(trainer.server.cohort), desc=f"round {trainer.server.round}", **how)
 
-    @property
-    def needs_client_access(self) -> bool:
-        return False  # it only counts them
-
-    def on_client_end(self, trainer: RunContext, client: Client) -> None:
+    def on_visits_end(self, trainer: RunContext, number: int) -> None:
         if self._clients is not None:
             # the number of this worker's clients is known by now
-            number = trainer.metrics.get(f"placed/{trainer.global_rank}/clients", self._clients.total)
-            self._clients.total = int(number)
-            self._clients.update()
+            total = trainer.metrics.get(f"placed/{trainer.global_rank}/clients", self._clients.total)
+            self._clients.total = int(total)
+            self._clients.update(number)
 
     def on_round_end(self, trainer: RunContext) -> None:
         if self._clients is not None:

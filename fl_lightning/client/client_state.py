@@ -79,7 +79,7 @@ class ClientStateStore(Mapping[int, Memory]):
 
     # ------------------------------------------------------------------ a visit
     @contextmanager
-    def visit(self, k: int) -> Iterator[None]:
+    def committing(self, k: int) -> Iterator[None]:
         """A visit of client ``k``, which changes its memory at the end of the block, and not at all after an error."""
         try:
             yield

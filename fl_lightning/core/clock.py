@@ -1,17 +1,13 @@
-"""Virtual time: how long the visits of clients take, and which of them an asynchronous server uses in each step.
+"""Virtual time: how long the visits of clients take.
 
-Both are pure functions of the seed and the arguments, in whole microseconds, so that any number of workers and a
-resumed run have the same schedule.
+Durations are a pure function of the seed and the arguments, in whole microseconds, so that any number of workers and a
+resumed run have the same ones.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 
-from fl_lightning.core.sampling import Sampler
 from fl_lightning.core.seeding import numpy_rng
 from fl_lightning.utilities.errors import require
 
@@ -90,119 +86,3 @@ class Clock:
         varied = math.exp(self.jitter * numpy_rng(seed, "jitter", client, visit).standard_normal())
         seconds = steps * self.step_seconds * factor * varied + self.latency + num_bytes / self.bandwidth
         return max(1, round(MICROSECONDS * seconds))
-
-
-@dataclass(frozen=True)
-class ScheduledVisit:
-    """A visit that a server step uses.
-
-    Args:
-        client: id of the client.
-        version: number of server steps before its start: it trains from the state of this version.
-        staleness: number of server steps between its start and its arrival.
-        started: time of its start in microseconds.
-        ended: time of its arrival in microseconds.
-    """
-
-    client: int
-    version: int
-    staleness: int
-    started: int
-    ended: int
-
-
-@dataclass(frozen=True)
-class ServerStep:
-    """A step of an asynchronous server.
-
-    Args:
-        time: its time in microseconds.
-        visits: the visits that it uses, in the order of their arrival.
-        in_flight: number of visits that are in training after the step.
-    """
-
-    time: int
-    visits: tuple[ScheduledVisit, ...]
-    in_flight: int
-
-
-# Returns the microseconds of a visit and whether it is lost, from client, visit of this client, start and version.
-PlanVisit = Callable[[int, int, int, int], tuple[int, bool]]
-
-
-class Buffered:
-    """An asynchronous server that steps after every ``size`` updates (Nguyen et al., AISTATS 2022).
-
-    ``concurrency`` clients train at a time. A client is busy while it trains, and while its update waits in the buffer.
-    When the buffer is full, the server steps at once, and the clients of the buffer are free again. All updates that
-    arrive in the same microsecond do so before new visits start, in the order of their starts.
-
-    Args:
-        concurrency: C, number of clients that train at a time, at least 1.
-        size: K, number of updates of a server step, at least 1; 1 steps after each update.
-        max_staleness: number of server steps during a visit up to which its update is used; None uses all.
-
-    Raises:
-        UsageError: an argument is out of its range.
-    """
-
-    def __init__(self, concurrency: int, size: int = 1, max_staleness: int | None = None) -> None:
-        require(concurrency >= 1, "trainer.asynchronous.concurrency", concurrency, "use 1 or more")
-        require(size >= 1, "trainer.asynchronous.size", size, "use 1 or more")
-        valid = max_staleness is None or max_staleness >= 0
-        require(valid, "trainer.asynchronous.max_staleness", max_staleness, "use 0 or more, or null")
-        self.concurrency, self.size, self.max_staleness = concurrency, size, max_staleness
-
-    def schedule(
-        self,
-        seed: int,
-        num_clients: int,
-        sampler: Sampler,
-        plan_visit: PlanVisit,
-        present: Callable[[int], Collection[int]] | None = None,
-    ) -> Iterator[ServerStep]:
-        """Yield the server steps; a longer schedule begins with the shorter one.
-
-        Args:
-            seed: base seed of the run.
-            num_clients: N, number of all clients.
-            sampler: draws the client of each start among the idle ones; its round is the number of the start.
-            plan_visit: microseconds of a visit and whether it is lost, by client, its visit, the start and the version.
-            present: available clients at a version; None for all.
-
-        Raises:
-            UsageError: ``size`` exceeds the number of clients, or no client is available.
-        """
-        require(self.size <= num_clients, "trainer.asynchronous.size", self.size, f"use at most {num_clients} clients")
-        idle, counts = set(range(num_clients)), [0] * num_clients
-        training: list[tuple[int, int, int, int, int, bool]] = []
-        buffer: list[ScheduledVisit] = []
-        time = version = start = 0
-        while True:
-            startable = sorted(idle if present is None else idle & {*present(version)})
-            while startable and len(training) < self.concurrency:
-                (place,) = sampler(seed, start, len(startable), 1)
-                client = startable.pop(place)
-                duration, lost = plan_visit(client, counts[client], start, version)
-                heapq.heappush(training, (time + duration, start, client, version, time, lost))
-                idle.remove(client)
-                counts[client] += 1
-                start += 1
-            hint = f"no client is available after {version} server steps; change the windows"
-            require(bool(training), "trainer.systems.available", sorted(idle), hint)
-            time = training[0][0]
-            steps = []
-            while training and training[0][0] == time:
-                _, _, client, of_version, started, lost = heapq.heappop(training)
-                staleness = version - of_version
-                if lost or (self.max_staleness is not None and staleness > self.max_staleness):
-                    idle.add(client)
-                    continue
-                buffer.append(ScheduledVisit(client, of_version, staleness, started, time))
-                if len(buffer) == self.size:
-                    steps.append(buffer)
-                    idle |= {visit.client for visit in buffer}
-                    buffer = []
-                    version += 1
-            for visits in steps:
-                yield ServerStep(time, tuple(visits), len(training))

@@ -29,8 +29,11 @@ from fl_lightning.utilities.errors import ChangedCodeError, UsageError
 FRESH = {
     "server_optimizer": ("trainer.server_optimizer", "trainer.server_optimizer_scope", "model.trained"),
     "methods": ("method", "trainer.buffers", "trainer.server_optimizer_scope", "model.trained"),
-    "schedule that watches a metric": ("model.optimizer", "model.lr_scheduler", "trainer.client_schedulers"),
+    "client_schedulers": ("model.optimizer", "model.lr_scheduler", "trainer.client_schedulers"),
 }
+
+# in the warning
+NAMES = {"client_schedulers": "schedule that watches a metric"}
 
 
 def save_run(run: Run, folder: Path) -> None:
@@ -123,9 +126,8 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
     run.folder.changes, run.folder.changed = record(path, checkpoint, changes), bool(changes)
     fresh = [part for part, keys in FRESH.items() if touches(changes, *keys)]
     server, files = checkpoint["server"], client_files(path, checkpoint)
-    parts = (server, checkpoint["methods"], checkpoint["client_schedulers"])
-    saved = zip(FRESH, parts, strict=True)
-    if reset_parts := [part for part, state in saved if state and part in fresh]:
+    saved = {**checkpoint, "server_optimizer": server}
+    if reset_parts := [NAMES.get(part, part) for part in fresh if saved[part]]:
         run.trainer.warn(f"allow_changes: {', '.join(reset_parts)}: starts fresh, since the run has changed there")
     if "server_optimizer" in fresh:
         server = {**server, "optimizer": run.server.state_dict()["optimizer"]}
@@ -133,8 +135,7 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
         run.server.load_state_dict(server)
         if "methods" in fresh:
             files = {}
-        keys = ["client_schedulers" if "watches" in part else part for part in fresh]
-        load_state_of_round(run, checkpoint, keys)
+        load_state_of_round(run, checkpoint, without=fresh)
         run.metrics.history = unpack_rows(checkpoint["history"])
         run.metrics.current = dict(run.metrics.history[-1]) if run.metrics.history else {}
     except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:

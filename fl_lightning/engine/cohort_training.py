@@ -12,7 +12,6 @@ from pathlib import Path
 
 import torch
 
-from fl_lightning.callbacks.base import Callback
 from fl_lightning.core.clock import MICROSECONDS
 from fl_lightning.core.sampling import UniformSampler, size_of_cohort
 from fl_lightning.core.systems import SystemOutcome
@@ -136,7 +135,9 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
                 add_rows(run, result, totals, outcome)
             else:
                 add_result(run, round_, simulated, result, totals, outcome)
+            number = len(result.clients) if isinstance(result, UpdateRows) else 1
             del result  # before the next client trains, since an update is as large as a model
+            run.call("on_visits_end", number=number)
         if outcome.errors and run.trainer.on_client_error == "raise":
             break
     arrived = share_outcome(run, round_, outcome)
@@ -192,7 +193,7 @@ def add_result(
 ) -> None:
     """Add the update of a client, or note its failure."""
     k, update = result
-    with isolate_failure(run, k, outcome), run.client.memories().visit(k):
+    with isolate_failure(run, k, outcome), run.client.memories().committing(k):
         if isinstance(update, Exception):
             raise update
         add_update(run, k, round_, simulated[k], update, totals, outcome)
@@ -225,8 +226,7 @@ def add_update(
 
 def is_watched(run: Run) -> bool:
     """Whether a callback is to see each client that has trained."""
-    hooks = (getattr(callback.on_client_end, "__func__", None) for callback in run.callbacks)
-    return any(hook is not Callback.on_client_end for hook in hooks)
+    return any(callback.needs_client_access for callback in run.callbacks)
 
 
 def show_client(run: Run, k: int, round_: int) -> None:

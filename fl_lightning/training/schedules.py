@@ -52,16 +52,16 @@ class Schedules:
         self._positions: dict[int, tuple[int, list[Any], list[dict[str, Any]]]] = {}
 
     @property
-    def _clock(self) -> FitProgress:
+    def _fit_progress(self) -> FitProgress:
         return self.client.worker_module.trainer_shim.fit_progress
 
     def begin_visit(self, optimizer: Optimizer, configs: Schedulers) -> None:
         """Set new schedulers, and the optimizer's learning rates, to their position at the start of this visit."""
         # schedulers that watch a metric belong to the server, and take no steps here
         idle = all(config.reduce_on_plateau for config in configs)
-        if self.mode == "restart" or idle or self._clock.round == 0:
+        if self.mode == "restart" or idle or self._fit_progress.round == 0:
             return
-        now, batches = self._clock.round, self._clock.batches
+        now, batches = self._fit_progress.round, self._fit_progress.batches
         rounds_done, states, options = self._positions.get(batches, (0, [], []))
         rounds_done = rounds_done if rounds_done <= now else 0
         if rounds_done:
@@ -71,13 +71,13 @@ class Schedules:
         with self._unseen(optimizer, *(config.scheduler for config in configs)):
             for round_ in range(rounds_done, now):
                 self._pass_round(configs, round_)
-        self._clock.round, self._clock.epoch, self._clock.step = now, 0, 0
+        self._fit_progress.round, self._fit_progress.epoch, self._fit_progress.step = now, 0, 0
         states = [copy.deepcopy(config.scheduler.state_dict()) for config in configs]
         self._positions[batches] = now, states, copy.deepcopy(group_options(optimizer))
 
     def after_batch(self, configs: Schedulers, index: int, stepped: bool, last: bool) -> None:
         """Step the schedulers that are due after a batch, as Lightning does."""
-        epoch = self._clock.current_epoch if last else 0
+        epoch = self._fit_progress.current_epoch if last else 0
         for interval, is_due, count in (("step", stepped, index), ("epoch", last, epoch)):
             for config in configs if is_due else ():
                 matches = config.interval == interval and not config.reduce_on_plateau
@@ -87,7 +87,7 @@ class Schedules:
     def after_epoch(self, configs: Schedulers) -> None:
         """Step the schedulers that watch a metric of this visit, in a run whose schedulers restart."""
         for config in configs:
-            if config.reduce_on_plateau and (self._clock.current_epoch + 1) % config.frequency == 0:
+            if config.reduce_on_plateau and (self._fit_progress.current_epoch + 1) % config.frequency == 0:
                 metric = watched(config, self.client.worker_module.trainer_shim.callback_metrics, evaluated=True)
                 if metric is not None:
                     self.step(config, metric)
@@ -112,7 +112,7 @@ class Schedules:
 
     def _pass_round(self, configs: Schedulers, round_: int) -> None:
         """Step the schedulers through one round, with the progress set to it, since the module's hook may read it."""
-        fit_progress = self._clock
+        fit_progress = self._fit_progress
         fit_progress.round, fit_progress.step = round_, 0
         for epoch, length in enumerate(fit_progress.passes):
             fit_progress.epoch = epoch

@@ -10,8 +10,10 @@ import pytest
 from helpers.runs import small_data, small_model, small_trainer
 from tqdm import tqdm
 
-from fl_lightning.callbacks import Callback, progress
+from fl_lightning.callbacks import Callback, SpectrumMonitor, progress
 from fl_lightning.callbacks.progress import round_line
+from fl_lightning.data import IID
+from fl_lightning.engine import cohort_training
 
 
 class Terminal(io.StringIO):
@@ -88,3 +90,15 @@ def test_a_run_that_fails_has_no_table_and_leaves_no_bar(tmp_path, monkeypatch):
 def test_a_line_has_what_there_is_of_other_modules():
     metrics = {"round": 1, "lr": 0.1, "val_f1": 0.5, "train/loss": 2e-5, "time/round": 1.0}
     assert round_line(metrics, 1, 10, 1.5) == "round 1/9: val_f1 50.00 %, train/loss 2e-05, 1.5 s a round, 00:12 left"
+
+
+@pytest.mark.vectorized
+def test_the_bar_does_not_slow_down_clients_side_by_side(tmp_path, monkeypatch):
+    """Clients that nothing observes one by one send their updates at once; the bar only counts them."""
+    groups, add_rows = [], cohort_training.add_rows
+    monkeypatch.setattr(
+        cohort_training, "add_rows", lambda run, rows, *how: (groups.append(rows.clients), add_rows(run, rows, *how))
+    )
+    trainer = small_trainer(tmp_path, max_rounds=1, clients_per_step=4, callbacks=[SpectrumMonitor()])
+    trainer.fit(small_model(), small_data(partitioner=IID()))
+    assert [*map(list, groups)] == [[0, 1, 2, 3]]

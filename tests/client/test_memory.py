@@ -105,7 +105,7 @@ def test_a_memory_moves_to_a_gpu_and_back_through_pinned_memory_with_one_wait(mo
     with WithoutValues():
         store = ClientStateStore(device=device)
         for visit in range(2):
-            with store.visit(3):
+            with store.committing(3):
                 memory = store.visited(3)
                 assert all(value.device == device for value in memory.get("own", {}).get("w", []))
                 memory["own"] = {"w": [torch.zeros(2, 3, device=device), torch.zeros(5, device=device)], "n": visit}

@@ -129,7 +129,7 @@ class OnGpu:
         for k in (0, 1):
             fit_progress = client.worker_module.fit_progress.at(round_, 1)
             info = ClientInfo(k, 12, torch.ones(10, dtype=torch.int64))
-            with client.memories().visit(k), client.lifecycle.visiting(info, server.state, fit_progress) as visit:
+            with client.memories().committing(k), client.lifecycle.visiting(info, server.state, fit_progress) as visit:
                 for fit_progress.epoch in (0, 1):
                     self.step(visit)
                 totals.add(client.lifecycle.finish())
