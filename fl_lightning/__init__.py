@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning.version import __version__ as __version__
+from fl_lightning.utilities.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fl_lightning.client import Client as Client

@@ -34,7 +34,7 @@ from fl_lightning.storage.atomic_io import (
 )
 from fl_lightning.utilities.code_fingerprint import file_sha256
 from fl_lightning.utilities.errors import ChangedCodeError, UsageError, choices, require
-from fl_lightning.version import __version__
+from fl_lightning.utilities.version import __version__
 
 LAST, PREVIOUS, BEST, FROZEN = "last.ckpt", "previous.ckpt", "best.ckpt", "frozen.pt"
 # layout of the contents, and package version
