@@ -5,7 +5,7 @@ of one example, a loss is 0 with gradient 0. Representations of more than two di
 flattened to ``(B, d)``, by :func:`as_rows`.
 """
 
-from fl_lightning.functional.calibration import adjusted_logits, calibrated_logits, restricted_logits
+from fl_lightning.functional.calibration import adjusted_logits, calibrated_logits, logit_suppression, restricted_logits
 from fl_lightning.functional.cka import (
     cosine_similarity,
     frobenius_similarity,
@@ -23,7 +23,7 @@ from fl_lightning.functional.decorrelation import (
     singular_value_variance,
     structured_covariance_decorrelation,
 )
-from fl_lightning.functional.distillation import not_true_distillation
+from fl_lightning.functional.distillation import not_true_distillation, vacant_class_distillation
 from fl_lightning.functional.low_rank import low_rank_factors
 from fl_lightning.functional.prototypes import class_sums, prototype_distance
 from fl_lightning.functional.rows import as_rows
@@ -55,6 +55,7 @@ __all__ = [
     "frobenius_similarity",
     "linear_cka",
     "linear_ckas",
+    "logit_suppression",
     "low_rank_factors",
     "model_contrastive_loss",
     "neural_collapse",
@@ -73,4 +74,5 @@ __all__ = [
     "stable_rank",
     "structured_covariance_decorrelation",
     "unbiased_gram",
+    "vacant_class_distillation",
 ]

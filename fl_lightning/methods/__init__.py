@@ -31,6 +31,7 @@ from fl_lightning.methods.fedrod import FedRoD
 from fl_lightning.methods.fedrs import FedRS
 from fl_lightning.methods.fedsam import FedSAM
 from fl_lightning.methods.feduv import FedUV
+from fl_lightning.methods.fedvls import FedVLS
 from fl_lightning.methods.ffalora import FFALoRA as FFALoRA
 from fl_lightning.methods.fixbn import FixBN
 from fl_lightning.methods.freeze import Freeze
@@ -71,6 +72,7 @@ __all__ = [
     "FedRoD",
     "FedSAM",
     "FedUV",
+    "FedVLS",
     "FixBN",
     "Freeze",
     "LGFedAvg",
