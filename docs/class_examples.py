@@ -156,5 +156,5 @@ class Flow(yaml.SafeDumper):
 
 def add_example(app: Any, what: str, name: str, kind: type, options: Any, lines: list[str]) -> None:
     """Called by Sphinx with the docstring of each class."""
-    if what == "class":
+    if what == "class" and kind.__module__.startswith("fl_lightning."):  # modules have members of libraries, too
         lines += lines_of(kind)

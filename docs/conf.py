@@ -51,8 +51,8 @@ html_show_sourcelink = False
 
 def link_files(app, page, source):
     """Copy a page of another folder, such as the page of results, into the site as a file."""
-    if "/" not in page:
-        source[0] = re.sub(r"\]\((\.\./[^)#]*\.md)\)", r"](path:\1)", source[0])
+    outside = re.escape("../" * (page.count("/") + 1))
+    source[0] = re.sub(rf"\]\(({outside}[^.)#][^)#]*\.md)\)", r"](path:\1)", source[0])
 
 
 def setup(app):

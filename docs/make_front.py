@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from fl_lightning.bench import load_suite  # noqa: E402, found through the path above
-from fl_lightning.bench.cells_csv import read_cells  # noqa: E402
+from fl_lightning.bench.cells_csv import stored_cells  # noqa: E402
 from fl_lightning.plotting.drawing import Curve, curves, in_style  # noqa: E402
 from fl_lightning.plotting.figures import laid_out  # noqa: E402
 from fl_lightning.plotting.style import LIGHT  # noqa: E402
@@ -30,7 +30,8 @@ SPECTRUM = "spectrum/representation/"
 
 def lines() -> Iterator[tuple[Curve, Curve]]:
     """Yield the accuracy over the rounds, and the singular values after the last one, of each method."""
-    suite, stored = load_suite(SUITE), read_cells(CELLS)
+    suite = load_suite(SUITE)
+    _, stored = stored_cells(CELLS, suite)
     for number, method in enumerate(suite.axes["method"]):
         results = [stored[cell.digest] for cell in suite.cells() if cell.labels["method"] == method]
         accuracies = [[result.values[round_] for round_ in sorted(result.values)] for result in results]

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fl_lightning import callbacks, methods, models, optim  # the line above makes them importable
 from fl_lightning.bench import load_suite
-from fl_lightning.bench.cells_csv import read_cells, stored_cells
+from fl_lightning.bench.cells_csv import stored_cells
 from fl_lightning.bench.statistics import point_of
 
 DOCS = Path(__file__).resolve().parent
@@ -209,8 +209,8 @@ def links(facts: dict[str, Any]) -> str:
 def measured() -> dict[str, dict[str, Runs]]:
     """The metrics of the last round of each seed, by data set and the method's name."""
     suite, file = load_suite(OVERVIEW / "suite.yaml"), OVERVIEW / "overview-suite.cells.csv"
-    results, found = read_cells(file), dict[str, dict[str, Runs]]()
-    for cell in sorted(stored_cells(file, suite), key=lambda cell: cell.seed):
+    (cells, results), found = stored_cells(file, suite), dict[str, dict[str, Runs]]()
+    for cell in sorted(cells, key=lambda cell: cell.seed):
         if results[cell.digest].state == "done":
             runs = found.setdefault(cell.labels["data"], {}).setdefault(cell.labels["method"], {})
             runs[cell.seed] = results[cell.digest].metrics

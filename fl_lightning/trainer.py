@@ -19,7 +19,8 @@ from fl_lightning.core.seeding import base_seed
 from fl_lightning.engine import validation
 from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.commands import doctor as examination
-from fl_lightning.engine.commands import fit as commands
+from fl_lightning.engine.commands import evaluate as evaluating
+from fl_lightning.engine.commands import fit as fitting
 from fl_lightning.engine.commands import replay as replaying
 from fl_lightning.engine.fingerprint import code_of_run
 from fl_lightning.engine.launching import Result, launch
@@ -200,7 +201,7 @@ class FederatedTrainer(RunArguments):
             rank_zero_info(f"no seed was set; using {base_seed()}; {advice}")
         how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
         try:
-            self._launch(commands.fit, model, datamodule, method, "fit", weights, **how)
+            self._launch(fitting.fit, model, datamodule, method, "fit", weights, **how)
         except Stopped as stopped:
             stopped.weights = weights is not None
             if self.config is None and isinstance(stopped, Terminated):  # Python prints nothing for it
@@ -231,7 +232,7 @@ class FederatedTrainer(RunArguments):
             weights: the weights that the run began with, as in fit; loaded if ``ckpt_path`` is None.
         """
         how = {"phase": "val", "ckpt_path": ckpt_path}
-        return self._launch(commands.evaluate_and_observe, model, datamodule, method, "validate", weights, **how)
+        return self._launch(evaluating.evaluate_and_observe, model, datamodule, method, "validate", weights, **how)
 
     @names_replacements
     def test(
@@ -254,7 +255,7 @@ class FederatedTrainer(RunArguments):
             weights: the weights that the run began with, as in fit; loaded if ``ckpt_path`` is None.
         """
         how = {"phase": "test", "ckpt_path": ckpt_path}
-        return self._launch(commands.evaluate_and_observe, model, datamodule, method, "test", weights, **how)
+        return self._launch(evaluating.evaluate_and_observe, model, datamodule, method, "test", weights, **how)
 
     @names_replacements
     def predict(
@@ -282,7 +283,7 @@ class FederatedTrainer(RunArguments):
                 command line means ``predictions.pt`` in the run's folder, or next to another checkpoint.
         """
         how = {"ckpt_path": ckpt_path, "output": None if output is None else Path(output)}
-        return self._launch(commands.predict_once, model, datamodule, method, "predict", weights, **how)
+        return self._launch(evaluating.predict_once, model, datamodule, method, "predict", weights, **how)
 
     def partition(self, datamodule: LightningDataModule) -> Path:
         """Partition the data over the clients and print the partition, without training; return the written folder.
@@ -364,8 +365,8 @@ class FederatedTrainer(RunArguments):
             UsageError: arguments are invalid or incompatible.
             ClientError: the measured client failed.
         """
-        here = {"_run": self._run, "fabric": self.fabric, "weights": self.weights}
-        with patched(self, **here), warnings.catch_warnings(record=True) as caught:
+        attributes = {"_run": self._run, "fabric": self.fabric, "weights": self.weights}
+        with patched(self, **attributes), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             copied = examination.copies(model, as_list(method))
             how = {"ckpt_path": ckpt_path, "allow_changes": allow_changes}
@@ -444,10 +445,10 @@ class FederatedTrainer(RunArguments):
         how = {"name": name, "folder": path, "socket": Path(socket or path / "worker.sock")}
         how |= {"agreed": agreement(self.config or {}, model, as_list(method)), "largest": largest, "limit": most_bytes}
         # a site leaves these to the server
-        alone = {"callbacks": [], "logger": False, "devices": 1, "num_nodes": 1, "workers_per_device": 1}
-        alone |= {"clients_per_step": 1, "participation": 1.0, "cohort_size": None, "sampler": UniformSampler()}
+        arguments = {"callbacks": [], "logger": False, "devices": 1, "num_nodes": 1, "workers_per_device": 1}
+        arguments |= {"clients_per_step": 1, "participation": 1.0, "cohort_size": None, "sampler": UniformSampler()}
         print(f"site {name}: reading data", flush=True)  # may take minutes
-        with patched(self, **alone, min_clients=1, on_client_error="raise"):
+        with patched(self, **arguments, min_clients=1, on_client_error="raise"):
             self._launch(answer_messages, model, SingleSite(datamodule, part), method, "fit", None, **how)
 
     def _launch(
@@ -465,7 +466,7 @@ class FederatedTrainer(RunArguments):
         def work(run: Run) -> Result:
             # in each worker, so that the worker's copies of callbacks find the parts of the run
             self._run, self.fabric = run, run.fabric
-            if command is commands.fit:
+            if command is fitting.fit:
                 self._fitted = run
             run.call("setup")
             return command(run, weights=self.weights, **how)

@@ -15,9 +15,9 @@ from helpers.runs import train
 from lightning.fabric.utilities import registry
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.cli import main
 from fl_lightning.cli.cli import FederatedCLI
+from fl_lightning.client.run_context import RunContext
 
 # a program that tests start in another process
 collect_ignore = ["helpers/flower.py"]

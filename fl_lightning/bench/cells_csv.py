@@ -10,9 +10,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from fl_lightning.bench.cell import Cell
 from fl_lightning.bench.config_fragments import of_result
-from fl_lightning.bench.results import CellResult, CellState, waiting
-from fl_lightning.bench.suite import Cell, Suite
+from fl_lightning.bench.results import CellResult, CellState, StoredCell, waiting
+from fl_lightning.bench.suite import Suite
 from fl_lightning.utilities.errors import LONGEST_VALUE, UsageError, require, text_of, truncate
 
 # columns except labels; ``value`` repeats the last number of ``values`` for readers
@@ -58,21 +59,8 @@ def _cell_line(cell: Cell, result: CellResult) -> dict[str, Any]:
     }
 
 
-def read_cells(path: str | Path, axes: Collection[str] = ()) -> dict[str, CellResult]:
-    """Return the results in a file of cells, by digest.
-
-    Args:
-        path: the file.
-        axes: axes that its cells must have.
-
-    Raises:
-        UsageError: it cannot be read, is not a file of cells, has other axes, or has an invalid line.
-    """
-    return {result.digest: result for _, result in stored_lines(Path(path), axes)}
-
-
-def stored_cells(path: str | Path, suite: Suite) -> list[Cell]:
-    """Return the cells of a file, with the labels, seeds and configs of their runs.
+def stored_cells(path: Path, suite: Suite) -> tuple[list[Cell], dict[str, CellResult]]:
+    """Return the cells of a file, with the labels, seeds and configs of their runs, and their results by digest.
 
     Args:
         path: the file.
@@ -81,35 +69,42 @@ def stored_cells(path: str | Path, suite: Suite) -> list[Cell]:
     Raises:
         UsageError: the file cannot be read, is not a file of cells, or has other axes or labels than the suite.
     """
-    cells = [cell for cell, _ in stored_lines(Path(path), suite.axes)]
-    for axis, label in ((axis, label) for cell in cells for axis, label in cell.labels.items()):
-        hint = f"{suite.path.name} has no label {label} on this axis; use a suite with this label"
-        require(label in suite.axes[axis], f"{path}: {axis}", label, hint)
-    return cells
+    cells, results = list[Cell](), dict[str, CellResult]()
+    for cell, result in read_cells(path, suite.axes):
+        for axis, label in cell.labels.items():
+            hint = f"{suite.path.name} has no label {label} on this axis; use a suite with this label"
+            require(label in suite.axes[axis], f"{path}: {axis}", label, hint)
+        cells.append(cell)
+        results[result.digest] = result
+    return cells, results
 
 
-def stored_lines(path: Path, axes: Collection[str] = ()) -> Iterator[tuple[Cell, CellResult]]:
-    """The cells of a file, with the labels, seeds and configs that they were run with, and their results."""
+def read_cells(path: Path, axes: Collection[str] = ()) -> Iterator[StoredCell]:
+    """Yield the cells of a file, with the labels, seeds and configs that they were run with, and their results.
+
+    Args:
+        path: the file.
+        axes: axes that its cells must have.
+
+    Raises:
+        UsageError: it cannot be read, is not a file of cells, has other axes, or has an invalid line.
+    """
     before = csv.field_size_limit(sys.maxsize)  # the values of many rounds are one field
-    first: dict[str, CellResult] = {}
+    by_digest: dict[str, CellResult] = {}
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             lines = csv.DictReader(file)
-            lacking = {*FIRST, *LAST, *map(column, axes)} - ADDED_COLUMNS - {*(lines.fieldnames or ())}
-            if lacking:
-                raise ValueError(f"its header lacks {', '.join(sorted(lacking))}")
+            missing = {*FIRST, *LAST, *map(column, axes)} - ADDED_COLUMNS - {*(lines.fieldnames or ())}
+            if missing:
+                raise ValueError(f"its header lacks {', '.join(sorted(missing))}")
             for line in lines:
                 try:
-                    cell, result = line_of(line)
-                    # cells with different labels may have one config, and then they have one result
-                    other = first.setdefault(result.digest, result)
-                    same = (other.state, str(other.values)) == (result.state, str(result.values))
-                    if other is not result and (other.cell == result.cell or not same):
-                        raise ValueError(f"another line has the digest {result.digest}, too")
+                    cell, result = stored_cell(line)
+                    check_repeated(result, by_digest.setdefault(result.digest, result))
                 except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
                     raise ValueError(f"line {lines.line_num}: {text_of(error)}") from error
                 yield cell, result
-            if not first:
+            if not by_digest:
                 raise ValueError("it has no cells")
     except (OSError, ValueError, csv.Error) as error:
         raise UsageError(f"{path}: not a file of cells: {text_of(error)}; use a file from bench") from error
@@ -117,7 +112,14 @@ def stored_lines(path: Path, axes: Collection[str] = ()) -> Iterator[tuple[Cell,
         csv.field_size_limit(before)  # it is the whole process's
 
 
-def line_of(line: Mapping[str, str]) -> tuple[Cell, CellResult]:
+def check_repeated(result: CellResult, earlier: CellResult) -> None:
+    """Refuse two results with one digest, unless they are equal: cells with different labels may have one config."""
+    equal = (earlier.state, str(earlier.values)) == (result.state, str(result.values))
+    if earlier is not result and (earlier.cell == result.cell or not equal):
+        raise ValueError(f"another line has the digest {result.digest}, too")
+
+
+def stored_cell(line: Mapping[str, str]) -> StoredCell:
     """The cell and the result of a line, from its columns."""
     if None in line or None in line.values():
         raise ValueError("it has another number of fields than the header")
@@ -136,4 +138,5 @@ def line_of(line: Mapping[str, str]) -> tuple[Cell, CellResult]:
     )
     axes = {column(name): name for name in (*FIRST, *LAST)}
     labels = {axes.get(key, key): text for key, text in line.items() if key not in (*FIRST, *LAST)}
-    return Cell(labels, int(line["seed"]), (dict(json.loads(line["config"])),), result.scale), result
+    config = dict(json.loads(line["config"]))
+    return Cell(labels, int(line["seed"]), (config,), result.scale, result.digest), result

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from fl_lightning.bench.suite import Cell
+from fl_lightning.bench.cell import Cell
 from fl_lightning.utilities.code_fingerprint import digest_now, is_own_module
 from fl_lightning.utilities.errors import printable
 
@@ -50,6 +50,10 @@ class CellResult:
     code: Mapping[str, str] | None = None
     warnings: Sequence[str] = ()
     note: str = ""
+
+
+# a cell with the digest that its result is stored with, and its result
+StoredCell = tuple[Cell, CellResult]
 
 
 def waiting(cell: Cell) -> CellResult:

@@ -17,9 +17,10 @@ from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from fl_lightning.bench.cell import Cell
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.study import DATABASE_ERRORS, CellStudy, attributes_of, results_of
-from fl_lightning.bench.suite import Cell, Suite
+from fl_lightning.bench.suite import Suite
 from fl_lightning.bench.worker_client import Interrupt, RoundReport, WorkerClient
 from fl_lightning.storage.metric_format import format_value
 from fl_lightning.utilities.errors import printable

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fl_lightning.bench.comparison import Comparison
+from fl_lightning.bench.cell import Cell
+from fl_lightning.bench.comparison import suite_comparison
 from fl_lightning.bench.results import CellResult, waiting
-from fl_lightning.bench.suite import Cell, Suite, selected_cells
+from fl_lightning.bench.suite import Suite, selected_cells
 from fl_lightning.utilities.errors import require
 
 
@@ -23,7 +24,7 @@ def pending_cells(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Cel
     A seed of a pair that failed, went to nan or is not comparable has no number; the pair then asks for no further one.
     """
     number = {tuple(cell.labels.values()): len(suite.seeds) for cell in cells}
-    for entry in Comparison(suite, suite.tables[0], cells, results).entries.values():
+    for entry in suite_comparison(suite, suite.tables[0], cells, results).entries.values():
         pairs = entry.difference.n if entry.difference else 0
         base = {**entry.labels, **suite.baseline}
         for labels in (entry.labels, base) if base != entry.labels else ():

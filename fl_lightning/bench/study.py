@@ -31,8 +31,9 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from sqlalchemy import event
 from sqlalchemy.exc import SQLAlchemyError
 
-from fl_lightning.bench.results import CellResult, CellState, waiting
-from fl_lightning.bench.suite import Cell, Suite
+from fl_lightning.bench.cell import Cell
+from fl_lightning.bench.results import CellResult, CellState, StoredCell, waiting
+from fl_lightning.bench.suite import Suite
 from fl_lightning.utilities.errors import UsageError, require, text_of, truncate
 
 # seconds between two signs of life of a running cell, and those after which its process counts as dead
@@ -298,6 +299,16 @@ def results_of(study: Study | None, cells: Sequence[Cell]) -> dict[str, CellResu
     """The result of each cell, by its digest; a cell that is not in the study waits."""
     trials_of = by_digest(study, [cell.digest for cell in cells]) if study is not None else {}
     return {cell.digest: result_of_trial(cell, decisive(trials_of.get(cell.digest, ()))) for cell in cells}
+
+
+def read_study(study: Study) -> Iterator[StoredCell]:
+    """Yield the cells of a study with the labels that they were run with, without configs, and their results."""
+    digests = filter(None, map(trial_digest, study.get_trials(deepcopy=False)))
+    for digest, trials in by_digest(study, digests).items():
+        attributes = trials[-1].user_attrs
+        scale = attributes.get("scale", 1.0)
+        cell = Cell(dict(attributes["labels"]), int(attributes["seed"]), ({},), scale, digest)
+        yield cell, result_of_trial(cell, decisive(trials))
 
 
 def result_of_trial(cell: Cell, trial: FrozenTrial | None) -> CellResult:

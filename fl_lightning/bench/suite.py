@@ -5,40 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-from fl_lightning.bench.config_fragments import (
-    Fragment,
-    config_digest,
-    in_classes,
-    look_up,
-    merged_config,
-    nested_config,
-)
+from fl_lightning.bench.cell import Cell, Labels, file_part
+from fl_lightning.bench.config_fragments import Fragment, in_classes, look_up, merged_config, nested_config
+from fl_lightning.bench.criteria import Criteria
+from fl_lightning.bench.shows import Published, Show
 from fl_lightning.utilities.errors import require
 
-Labels = dict[str, str]
 Choice = dict[str, tuple[str, ...]]
-Show = Literal["final", "best", "last", "mean", "rounds_to", "seconds", "rank", "scores", "fair"]
-SHOWS: tuple[str, ...] = get_args(Show)
-# tables whose numbers are of the metric and in its unit
-OF_METRIC: tuple[Show, ...] = ("final", "best", "last", "mean")
-# the scores of the callback ``Scores``, in the order of its description
-SCORES = (
-    *("pooled", "class_balanced", "recalibrated", "clients", "worst_tenth", "training_logits", "label_mask"),
-    *("label_prior", "local_steps", "best", "mean_of_last"),
-)
-# the additional axis of a table of scores
-SCORE = "score"
-# the columns of a table of fairness, see ``statistics.fairness``, and its additional axis
-FAIR = ("accuracy", "worst_tenth", "spread", "variance", "noise", "gain", "gain_worst", "helped")
-FAIRNESS = "fair"
-# the additional axis of a table, by its ``show``
-ADDED_AXES: dict[str, str] = {"scores": SCORE, "fair": FAIRNESS}
 # the additional axis of ``--readings``
 READING = "reading"
 # ends the name of a suite of readings
@@ -71,66 +49,8 @@ DEFAULTS: Fragment = {
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One run of a suite.
-
-    Args:
-        labels: label on each axis.
-        seed: ``seed_everything`` of the run.
-        fragments: parts of the run's config, merged in order like the files of several ``--config``.
-        scale: share of the work that is done, 1 for all of it.
-        known: its digest, of a cell that was run before; empty to make it of the config.
-    """
-
-    labels: Labels
-    seed: int
-    fragments: tuple[Fragment, ...]
-    scale: float = 1.0
-    known: str = ""
-
-    @property
-    def name(self) -> str:
-        """Its address within the suite, such as ``alpha=0.1,method=FedAvg,seed=0``."""
-        return ",".join([*(f"{axis}={file_part(label)}" for axis, label in self.labels.items()), f"seed={self.seed}"])
-
-    @cached_property
-    def digest(self) -> str:
-        """Eight hexadecimal digits of what its config says, without paths and what changes no bit of a result."""
-        return self.known or config_digest(self.config)
-
-    @property
-    def folder(self) -> str:
-        """Name of the folder of its run: its address and its digest."""
-        return f"{self.name[:200]}-{self.digest}"  # file systems take 255 characters
-
-    @cached_property
-    def config(self) -> Fragment:
-        """Its fragments as one."""
-        return merged_config(self.fragments)
-
-
-@dataclass(frozen=True)
-class Decide:
-    """When a pair, which is a method and the baseline in one setting, has enough seeds.
-
-    Args:
-        margin: largest difference that does not matter, above 0, in the unit of the tables: points where they show
-            percent.
-        prior_scale: standard deviation of the prior of the mean difference, in standard deviations of a difference,
-            above 0; the interval is shortest where the true one is about as large, and valid for any value.
-        alpha: error of each pair, in (0, 1), over all looks together.
-        max_seeds: most seeds of a pair.
-    """
-
-    margin: float
-    prior_scale: float = 1.0
-    alpha: float = 0.05
-    max_seeds: int = 20
-
-
-@dataclass(frozen=True)
 class ProtocolVariants:
-    """Details that the source of a suite does not state, see :mod:`fl_lightning.bench.protocol_variants`.
+    """Details that the source of a suite does not state, see :func:`fl_lightning.bench.suite_file.with_readings`.
 
     Args:
         readings: fragments for the missing details by name, applied after the suite's fragments.
@@ -152,37 +72,25 @@ class Table:
     """A table of the cells.
 
     Args:
-        show: number of a run: the ``final`` or the ``best`` value of the metric, the mean of its ``last`` k values, its
-            ``mean`` over some rounds, the number of rounds to a target (``rounds_to``), ``seconds`` a round as a ratio
-            to the baseline, the mean ``rank`` among the rows of a column, where 1 is best, the ``scores`` of the
-            callback ``Scores``, one column each, or how ``fair`` the clients' accuracies are, by the callback
-            ``PersonalAccuracy``.
+        show: the number of a run that it shows.
         rows: axes whose labels are the rows.
         columns: axes whose labels are the columns.
-        k: number of last rounds, for ``last``.
-        rounds: first and last round, counted from 0, for ``mean``.
-        target: value to reach, for ``rounds_to``, in the metric's own unit.
         page: page or section of the paper with the published numbers.
         caption: name of the table in the paper.
         published: published mean and, if stated, deviation, by the labels of rows and columns in this order.
-        scores: shown scores; empty for all.
     """
 
-    show: Show
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    k: int = 5
-    rounds: tuple[int, int] = (0, 0)
-    target: float | None = None
+    show: Show
     page: int | str | None = None
     caption: str = ""
-    published: Mapping[tuple[str, ...], tuple[float, float | None]] = field(default_factory=dict)
-    scores: tuple[str, ...] = ()
+    published: Mapping[tuple[str, ...], Published] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Suite:
-    """A grid of runs and their tables.
+@dataclass(frozen=True, kw_only=True)
+class Suite(Criteria):
+    """A grid of runs and their tables; the further arguments say how its tables compare the runs.
 
     Args:
         path: its file.
@@ -191,21 +99,13 @@ class Suite:
         notes: details that the source does not state, and our choices.
         base: fragments of all cells.
         axes: fragments of each label, by axis.
-        seeds: seeds of each combination of labels.
         overrides: labels, or lists of labels, with additional fragments for their cells.
         exclude: labels, or lists of labels, whose cells are omitted.
-        metric: tag of the metric of the tables.
-        minimize: whether smaller values of it are better.
-        percent: whether tables show 100 times its value.
-        baseline: labels of the cells that others are compared with.
-        interval: kind of confidence intervals of paired differences: Student's ``t`` or ``bootstrap``; with ``decide``
-            a confidence ``sequence``.
-        confidence: their level, in (0, 1).
         tables: the tables.
         tune: search for arguments, see :mod:`fl_lightning.bench.tuner`.
-        decide: when a pair has enough seeds, for ``--until-decided``; None for a fixed number.
         open: details that the source does not state, for ``--readings``; None for no readings.
         names: other names of labels, axes and the metric in the tables.
+        summary: makes a table of all tables and sentences below it, for a suite of readings; None for none.
         offline: whether its cells are tiny runs on generated data, see :func:`offline_work`.
     """
 
@@ -213,34 +113,24 @@ class Suite:
     title: str
     base: tuple[Fragment, ...]
     axes: Mapping[str, Mapping[str, tuple[Fragment, ...]]]
-    seeds: tuple[int, ...]
     tables: tuple[Table, ...]
     source: str = ""
     notes: tuple[str, ...] = ()
     overrides: tuple[tuple[Choice, tuple[Fragment, ...]], ...] = ()
     exclude: tuple[Choice, ...] = ()
-    metric: str = "test/accuracy"
-    minimize: bool = False
-    percent: bool = True
-    baseline: Labels = field(default_factory=dict)
-    interval: Literal["t", "bootstrap", "sequence"] = "t"
-    confidence: float = 0.95
     tune: Mapping[str, Any] = field(default_factory=dict)
-    decide: Decide | None = None
     open: ProtocolVariants | None = None
     names: Mapping[str, str] = field(default_factory=dict)
+    summary: Callable[..., tuple[Any, list[str]]] | None = None
     offline: bool = False
-
-    @property
-    def has_readings(self) -> bool:
-        """Whether its cells are run under each reading of its key ``open``."""
-        return self.open is not None and READING in self.axes
 
     @property
     def name(self) -> str:
         """Name of its study: folder and file, such as ``fedcka-table2``."""
-        kind = OF_READINGS * self.has_readings + OF_OFFLINE * self.offline
-        return f"{self.path.resolve().parent.name}-{self.path.stem}{kind}"
+        endings = [OF_READINGS] if self.open is not None and READING in self.axes else []
+        if self.offline:
+            endings.append(OF_OFFLINE)
+        return "".join([f"{self.path.resolve().parent.name}-{self.path.stem}", *endings])
 
     def combinations(self) -> Iterator[Labels]:
         """Return the labels of each cell, in the order of the axes, without excluded cells."""
@@ -386,8 +276,3 @@ def first_seeds(seeds: Sequence[int], number: int | None) -> list[int]:
 def matches(labels: Labels, when: Choice) -> bool:
     """Whether labels have one of the labels of ``when`` on each of its axes, where they have that axis."""
     return all(labels.get(axis) in chosen for axis, chosen in when.items())
-
-
-def file_part(label: str) -> str:
-    """A label as a part of a file's name."""
-    return re.sub(r"[^A-Za-z0-9.+-]+", "_", label).strip("_")

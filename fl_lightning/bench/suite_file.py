@@ -5,25 +5,18 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
+from runpy import run_path
 from typing import Any, NamedTuple
 
+from fl_lightning.bench.cell import Labels, file_part
 from fl_lightning.bench.config_fragments import Fragment, fragments_of, nested_config
+from fl_lightning.bench.criteria import Decide
+from fl_lightning.bench.shows import OF_METRIC, SCORES, SHOWS, Fair, Mean, Rank, RoundsTo, Seconds, Show
 from fl_lightning.bench.statistics import half_width
-from fl_lightning.bench.suite import (
-    ADDED_AXES,
-    OF_METRIC,
-    READING,
-    SCORES,
-    SHOWS,
-    Decide,
-    Labels,
-    ProtocolVariants,
-    Suite,
-    Table,
-    file_part,
-)
-from fl_lightning.utilities.bundled_configs import packaged_config
+from fl_lightning.bench.suite import READING, ProtocolVariants, Suite, Table, without_data
+from fl_lightning.utilities.bundled_configs import FOLDERS, packaged_config
 from fl_lightning.utilities.errors import UsageError, printable, require
 from fl_lightning.utilities.yaml_files import read_yaml
 
@@ -95,9 +88,11 @@ KEYS_OF_SUITE = {
 KEYS_OF_DECIDE = {"margin": POSITIVE, "prior_scale": POSITIVE, "alpha": SHARE, "max_seeds": COUNT}
 KEYS_OF_OPEN = {"readings": ANY, "margin": POSITIVE, "scores": SOME_SCORES, "config": ANY, "seeds": SEEDS}
 KEYS_OF_TABLE = {
-    **{"show": one_of(SHOWS), "rows": LIST, "columns": LIST, "k": COUNT, "rounds": ROUNDS, "target": ANY},
+    **{"show": one_of(tuple(SHOWS)), "rows": LIST, "columns": LIST, "k": COUNT, "rounds": ROUNDS, "target": ANY},
     **{"scores": SOME_SCORES, "page": ANY, "caption": ANY, "published": ANY},
 }
+# compares readings with published numbers; a part of the repository that an installed package does not carry
+PROTOCOL_VARIANTS = FOLDERS[-1] / "papers" / "programs" / "protocol_variants.py"
 # the key of a config in whose place each cell has a seed of the suite
 SEED = "seed_everything"
 
@@ -149,6 +144,24 @@ def load_suite(path: str | Path) -> Suite:
     require(suite.name.isprintable(), "SUITE", str(path), "use printable names for the file and its folder")
     check_labels(suite)
     return suite
+
+
+def suites_in(path: str | Path) -> list[Suite]:
+    """Return the suite of a file, its offline form and, if it has the key ``open``, the suite of its readings."""
+    suite = load_suite(path)
+    readings = [with_readings(suite)] if suite.open and PROTOCOL_VARIANTS.is_file() else []
+    return [suite, without_data(suite), *readings]
+
+
+def with_readings(suite: Suite) -> Suite:
+    """Return a suite with the cells of ``suite`` under each reading of its key ``open``.
+
+    Raises:
+        UsageError: there is no copy of the repository, or the suite has no readings to compare.
+    """
+    require(PROTOCOL_VARIANTS.is_file(), "--readings", True, "needs a copy of the repository; use one")
+    made: Suite = run_path(str(PROTOCOL_VARIANTS))["with_readings"](suite)
+    return made
 
 
 def read_keys(raw: Any, kinds: Mapping[str, Kind], where: str, needed: Sequence[str] = ()) -> dict[str, Any]:
@@ -220,29 +233,44 @@ def parse_table(raw: Any, axes: Mapping[str, Any], percent: bool, path: Path) ->
     """A table; by default the methods are its rows and the other axes its columns."""
     where = f"{path}: tables."
     given = read_keys(raw, KEYS_OF_TABLE, where)
-    show, target = given.get("show", "final"), given.get("target")
-    for key, used_by in {"k": "last", "rounds": "mean", "target": "rounds_to", "scores": "scores"}.items():
-        hint = f"is ignored by a table of {show}; leave it out, or give show: {used_by}"
-        require(key not in given or show == used_by, f"{where}{key}", raw.get(key), hint)
-    require("rounds" in given or show != "mean", f"{where}rounds", None, ROUNDS.remedy)
-    reached = isinstance(target, (int, float)) and not (percent and target > 1)
-    hint = "use the scale of the logged values" + ", such as 0.6 for 60 %" * percent
-    require(reached or show != "rounds_to", f"{where}target", target, hint)
+    show = read_show(raw, percent, where)
     rows = given.get("rows", ("method",) if "method" in axes else (next(iter(axes)),))
     columns = given.get("columns", tuple(axis for axis in axes if axis not in rows))
     for axis in (*rows, *columns, *axes):
         if axis not in axes or (*rows, *columns).count(axis) != 1:
             hint = f"rows and columns take each axis once; the axes are {', '.join(axes)}"
             raise UsageError(f"{path}: tables: axis {axis!r}: {hint}")
-    added = ADDED_AXES.get(show, "")
-    require(added not in axes, f"{path}: axes", added, f"is an axis of a table of {show}: give this one another name")
-    unknown = "published" in given and show == "fair"
-    require(not unknown, f"{where}published", "given", "is ignored by a table of fair; leave it out")
+    hint = f"is an axis of a table of {show.name}: give this one another name"
+    require(show.added_axis not in axes, f"{path}: axes", show.added_axis, hint)
+    require(
+        "published" not in given or not isinstance(show, Fair),
+        f"{where}published",
+        "given",
+        "is ignored by a table of fair; leave it out",
+    )
     published = dict(read_published(given.get("published"), len(rows) + len(columns), path))
     for labels, (mean, _) in published.items():
         place = f"{path}: {'.'.join(('published', *labels))}"
-        require(mean > 0 or show != "seconds", place, mean, "give seconds above 0")
-    return Table(**{**given, "show": show, "rows": rows, "columns": columns, "published": published})
+        require(mean > 0 or not isinstance(show, Seconds), place, mean, "give seconds above 0")
+    return Table(rows, columns, show, given.get("page"), given.get("caption", ""), published)
+
+
+def read_show(raw: Mapping[str, Any], percent: bool, where: str) -> Show:
+    """The number that a table shows, from its key ``show`` and the keys that belong to it."""
+    kind = SHOWS[raw.get("show", "final")]
+    arguments = {}
+    for name, other in SHOWS.items():
+        for key in raw.keys() & {field.name for field in fields(other)}:
+            hint = f"is ignored by a table of {kind.name}; leave it out, or give show: {name}"
+            require(other is kind, f"{where}{key}", raw[key], hint)
+            arguments[key] = KEYS_OF_TABLE[key].form(raw[key])
+    require("rounds" in raw or kind is not Mean, f"{where}rounds", None, ROUNDS.remedy)
+    if kind is RoundsTo:
+        target = raw.get("target")
+        possible = isinstance(target, (int, float)) and not (percent and target > 1)
+        hint = "use the scale of the logged values" + (", such as 0.6 for 60 %" if percent else "")
+        require(possible, f"{where}target", target, hint)
+    return kind(**arguments)
 
 
 def read_published(
@@ -291,9 +319,9 @@ def check_labels(suite: Suite) -> None:
         require(
             bool(suite.baseline), f"{suite.path}: baseline", None, "decide needs a baseline, such as {method: FedAvg}"
         )
-        first = suite.tables[0].show if suite.tables else None
+        first = suite.tables[0].show.name if suite.tables else None
         hint = f"decide uses the first table, which must show {', '.join(OF_METRIC)}"
         require(first in OF_METRIC, f"{suite.path}: tables.show", first, hint)
-        ranked = any(table.show == "rank" for table in suite.tables)
+        ranked = any(isinstance(table.show, Rank) for table in suite.tables)
         hint = "with decide, rows have different seeds, which cannot be ranked: leave the table out"
         require(not ranked, f"{suite.path}: tables.show", "rank", hint)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from fl_lightning.bench.cell import Cell
 from fl_lightning.bench.cells_csv import cells_csv, in_columns
-from fl_lightning.bench.comparison import NOT_COMPARED, Comparison, Part, TableEntry
+from fl_lightning.bench.comparison import NOT_COMPARED, Comparison, Part, TableEntry, suite_comparison
 from fl_lightning.bench.config_fragments import write_text
-from fl_lightning.bench.protocol_variants import conclusions, readings_table
 from fl_lightning.bench.results import CellResult, with_notes
+from fl_lightning.bench.shows import ByScore, Fair, Rank, Seconds
 from fl_lightning.bench.statistics import MOST_SEEDS, Decision, Difference, Verdict
-from fl_lightning.bench.suite import FAIRNESS, OF_METRIC, Cell, Suite
+from fl_lightning.bench.suite import Suite
 from fl_lightning.bench.table_rendering import (
     DAGGER,
     NONE,
@@ -56,7 +58,7 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
     """
     require(form in FORMS, "form", form, "unknown form; available: md, tex, csv")
     results = with_notes(cells, results)
-    comparisons = [Comparison(suite, table, cells, results) for table in suite.tables]
+    comparisons = [suite_comparison(suite, table, cells, results) for table in suite.tables]
     if form == "csv":
         return comparisons_csv(comparisons)
     lines = list(about(suite, cells, results))
@@ -76,22 +78,24 @@ def suite_tables(
 ) -> Iterator[tuple[str, list[TextTable], list[str]]]:
     """Yield the title of each part of a suite's tables, its tables and the lines below them.
 
-    The first part of a suite of readings compares the readings, and has no title.
+    The first part is the suite's summary, if it has one, without a title.
 
     Args:
         suite: the suite.
         comparisons: its tables.
         names: other names of labels, axes and the metric.
     """
-    if suite.has_readings and comparisons:
-        sentences = [line for text in conclusions(suite, comparisons) for line in (text, "")]
-        yield "", [renamed(readings_table(suite, comparisons), names)], sentences
+    if suite.summary is not None and comparisons:
+        table, sentences = suite.summary(suite, comparisons)
+        yield "", [renamed(table, names)], sentences
     for comparison in comparisons:
-        tables = [renamed(text_table, names) for text_table in text_tables(comparison)]
+        tables = []
+        for text_table in text_tables(comparison):
+            tables.append(renamed(replace(text_table, key=f"{suite.name}-{text_table.key}"), names))
         below = [with_names(line, names) for line in summary_lines(comparison)]
         table = comparison.table
         page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
-        title = f"{table.caption or first_upper(what_is_shown(comparison))}{f' ({page})' if page is not None else ''}"
+        title = f"{table.caption or first_upper(comparison.title)}{f' ({page})' if page is not None else ''}"
         yield with_names(title, names), tables, below
 
 
@@ -150,14 +154,14 @@ def text_tables(comparison: Comparison) -> Iterator[TextTable]:
                 texts = [number_text(number, comparison) for number in numbers if number is not None]
                 line.append(StyledText(" ± ".join(texts) or NONE))
         lines.append(line)
-    mean = overall(comparison) if comparison.table.show == "rank" and len(groups) > 1 else {}
+    mean = overall(comparison) if isinstance(comparison.table.show, Rank) and len(groups) > 1 else {}
     if mean:
         groups.append(("mean of the columns", ["ours", ""] if published else []))
         for row, line in zip(comparison.rows, lines, strict=True):
             line += [StyledText(mean.get(row, NONE)), *([StyledText("")] if published else [])]
-    key, title = f"{comparison.suite.name}-{comparison.table.show}", comparison.table.caption
-    yield TextTable(caption_of(comparison), comparison.table.rows, groups, lines, notes, title, key)
-    if comparison.suite.baseline and comparison.table.show != "fair" and any(map(differs, entries)):
+    table = comparison.table
+    yield TextTable(caption_of(comparison), table.rows, groups, lines, notes, table.caption, key=table.show.name)
+    if comparison.criteria.baseline and not isinstance(table.show, Fair) and any(map(differs, entries)):
         yield differences_table(comparison, notes)
 
 
@@ -178,7 +182,7 @@ def ours(entry: TableEntry, comparison: Comparison, marks: tuple[str, ...]) -> S
     text = number_text(entry.ours.mean, comparison, entry.bound)
     if entry.ours.deviation is not None and not entry.bound:
         text += f" ± {number_text(entry.ours.deviation, comparison)}"
-    if comparison.suite.decide is not None:
+    if comparison.criteria.decide is not None:
         of = [count(entry.ours.n, "seed"), *(states for states in pending if "waiting" not in states)]
         text += f" ({', '.join(of)})"
     elif entry.ours.n < entry.cells:
@@ -193,10 +197,8 @@ def significant(entry: TableEntry) -> bool:
 
 
 def number_text(value: float, comparison: Comparison, bound: bool = False) -> str:
-    """Return a number with the decimals of its table; whole numbers of rounds without decimals."""
-    text = fixed(value, comparison.decimals)
-    if comparison.table.show == "rounds_to":
-        text = text.removesuffix(".0")
+    """Return a number as its table shows it."""
+    text = comparison.table.show.text(value, comparison.criteria)
     return f"> {text}" if bound else text
 
 
@@ -218,14 +220,14 @@ def differs(entry: TableEntry) -> bool:
 
 def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextTable:
     """Return the differences to the baseline, one line for each row and column; footnotes continue ``notes``."""
-    suite, table, decide = comparison.suite, comparison.table, comparison.suite.decide
+    criteria, table, decide = comparison.criteria, comparison.table, comparison.criteria.decide
     both = dict(notes)
     judged = bool(table.published) or any(entry.verdict for entry in comparison.entries.values())
-    heads = ["difference", f"{100 * suite.confidence:g} % interval", "pairs = looks" if decide else "pairs"]
+    heads = ["difference", f"{100 * criteria.confidence:g} % interval", "pairs = looks" if decide else "pairs"]
     if decide:
         heads += [f"Student's, {decide.max_seeds} pairs, post hoc", "its p by Holm"]
-    corrected = suite.interval != "bootstrap"
-    heads += ["p by Holm"] * corrected + [f"{comparison.baseline}, same seeds"] * bool(decide)
+    corrected = criteria.interval != "bootstrap"
+    heads += ["p by Holm"] * corrected + [f"{comparison.criteria.baseline_name}, same seeds"] * bool(decide)
     heads += ["paper's difference"] * bool(table.published) + ["verdict"] * judged
     lines = []
     for row, column in itertools.product(comparison.rows, comparison.columns):
@@ -243,8 +245,8 @@ def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextT
             text += f", {number} seeds"  # that decide it
         lines.append(line + [StyledText(text)] * judged)
     compared = sum(entry.difference is not None for entry in comparison.entries.values())
-    about = f"Difference to {comparison.baseline} on the same seeds and partitions, mean over the pairs"
-    texts = [f"{about}; interval: {INTERVALS[suite.interval]}, from two pairs on, for each pair by itself."]
+    about = f"Difference to {comparison.criteria.baseline_name} on the same seeds and partitions, mean over the pairs"
+    texts = [f"{about}; interval: {INTERVALS[criteria.interval]}, from two pairs on, for each pair by itself."]
     if corrected:
         texts += [f"p by Holm is for all {compared} comparisons of this table together."]
     if decide:
@@ -255,15 +257,15 @@ def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextT
             f"which is not valid with looks, and missing for pairs that ended earlier. p by Holm is for all "
             f"{compared} comparisons of this table together."
         ]
-        texts += [f"No difference: within {decide.margin:g}."] * (table.show in OF_METRIC)
+        texts += [f"No difference: within {decide.margin:g}."] * table.show.is_of_metric
     names = (*table.rows, *(axis for axis, _ in of_columns(comparison, comparison.columns[0])))
     own = {number: note for number, note in both.items() if number not in notes}
-    return plain_table(" ".join(texts), names, heads, lines, notes=own, key=f"{suite.name}-{table.show}-differences")
+    return plain_table(" ".join(texts), names, heads, lines, notes=own, key=f"{table.show.name}-differences")
 
 
 def difference_texts(entry: TableEntry, comparison: Comparison, notes: dict[str, str]) -> list[StyledText]:
     """Return our difference, its interval, number of pairs and p-value, with footnotes; dashes without a pair."""
-    suite, apart = comparison.suite, entry.difference
+    criteria, apart = comparison.criteria, entry.difference
     marks = footnotes((note for note in entry.notes if NOT_COMPARED in note), notes)
     mean = NONE if apart is None else f"{apart.bound} {signed(apart.mean, comparison)}".strip()
     own, student = (
@@ -274,11 +276,11 @@ def difference_texts(entry: TableEntry, comparison: Comparison, notes: dict[str,
     texts = [StyledText(mean, marks=(*daggers, *marks))]
     texts += [StyledText(own, marks=footnotes(apart.notes if apart else (), notes))]
     texts += [StyledText(str(apart.n if apart else 0))]
-    if suite.decide:
+    if criteria.decide:
         texts += [StyledText(student), StyledText(p_text(entry.student_holm, entry.student))]
-    if suite.interval != "bootstrap":
+    if criteria.interval != "bootstrap":
         texts += [StyledText(p_text(entry.holm, apart))]
-    if suite.decide:
+    if criteria.decide:
         texts += [StyledText(NONE if entry.baseline is None else number_text(entry.baseline, comparison))]
     return texts
 
@@ -292,7 +294,7 @@ def p_text(value: float | None, difference: Difference | None) -> str:
 
 def signed(value: float | None, comparison: Comparison) -> str:
     """Return a difference with its sign."""
-    return NONE if value is None else fixed(value, comparison.decimals, "+")
+    return NONE if value is None else fixed(value, comparison.table.show.decimals(comparison.criteria), "+")
 
 
 def verdict_at_scale(entry: TableEntry) -> str:
@@ -304,8 +306,8 @@ def verdict_at_scale(entry: TableEntry) -> str:
 def column_name(comparison: Comparison, column: Part) -> str:
     """Return the name of a column, such as ``alpha=0.1``, or the name of the numbers in a table of one column."""
     pairs = of_columns(comparison, column)
-    labels = (label if axis == FAIRNESS else f"{axis}={label}" for axis, label in pairs)
-    return ", ".join(labels) or first_upper(what_is_shown(comparison))
+    labels = (label if axis == Fair.added_axis else f"{axis}={label}" for axis, label in pairs)
+    return ", ".join(labels) or first_upper(comparison.title)
 
 
 def of_columns(comparison: Comparison, column: Part) -> list[tuple[str, str]]:
@@ -315,66 +317,70 @@ def of_columns(comparison: Comparison, column: Part) -> list[tuple[str, str]]:
     return [pair for pair, of_axis in zip(pairs, labels, strict=True) if len(set(of_axis)) > 1] or pairs
 
 
-def what_is_shown(comparison: Comparison) -> str:
-    """Return the name of the numbers of a table."""
-    suite, table = comparison.suite, comparison.table
-    unit = f"{suite.metric} in %" if suite.percent else suite.metric
-    if table.show == "rounds_to":
-        assert table.target is not None
-        target = f"{100 * table.target:g} %" if suite.percent else f"{table.target:g}"
-        return f"rounds until {suite.metric} is {'at most' if suite.minimize else 'at least'} {target}"
-    return {
-        "final": f"final {unit}",
-        "best": f"best {unit} of all rounds",
-        "last": f"mean {unit} of the last {table.k} rounds",
-        "mean": f"mean {unit} of rounds {' to '.join(map(str, table.rounds))}",
-        "seconds": f"seconds a round{f', divided by the seconds of {comparison.baseline}' * bool(suite.baseline)}",
-        "scores": "final accuracy by score" + " in %" * suite.percent,
-        "fair": "accuracies of the clients on their own test data, in %, variance and noise in squared %",
-        "rank": f"rank by final {suite.metric} among the rows of a column",
-    }[table.show]
-
-
 def caption_of(comparison: Comparison) -> str:
     """Return the caption of a table: its numbers, and how to read them."""
-    table, entries = comparison.table, comparison.entries.values()
+    criteria, table, entries = comparison.criteria, comparison.table, comparison.entries.values()
     seeds = max((entry.cells for entry in entries), default=0)
     over = f"mean ± standard deviation over {seeds} seeds" if seeds != 1 else "of one seed"
-    if comparison.suite.decide is not None:
+    if criteria.decide is not None:
         over = "mean ± standard deviation over the seeds until the decision"
-    texts = [f"{first_upper(what_is_shown(comparison))}: {over}."]
-    texts += ["Bold: best value of a column."] * any(entry.best for entry in entries)
-    texts += ["Paper: published number."] * any(entry.published for entry in entries)
-    scales = sorted({entry.scale for entry in entries} - {1.0})
-    texts += [f"{DAGGER} scaled: a run has about {scale:g} of the suite's work." for scale in scales]
-    about = f"Star: the {100 * comparison.suite.confidence:g} % interval of the difference to {comparison.baseline}"
-    texts += [f"{about} excludes 0, for each pair separately."] * any(map(significant, entries))
+    texts = [f"{first_upper(comparison.title)}: {over}."]
+    if any(entry.best for entry in entries):
+        texts.append("Bold: best value of a column.")
+    if any(entry.published for entry in entries):
+        texts.append("Paper: published number.")
+    for scale in sorted({entry.scale for entry in entries} - {1.0}):
+        texts.append(f"{DAGGER} scaled: a run has about {scale:g} of the suite's work.")
+    if any(map(significant, entries)):
+        interval = f"{100 * criteria.confidence:g} % interval of the difference to {criteria.baseline_name}"
+        texts.append(f"Star: the {interval} excludes 0, for each pair separately.")
     for column in comparison.columns[:1]:
-        in_names = of_columns(comparison, column)
-        alike = [pair for pair in zip(table.columns, column, strict=True) if pair not in in_names]
-        texts += [f"All with {', '.join(f'{axis}={label}' for axis, label in alike)}."] if alike else []
+        named = of_columns(comparison, column)
+        common = [
+            f"{axis}={label}" for axis, label in zip(table.columns, column, strict=True) if (axis, label) not in named
+        ]
+        if common:
+            texts.append(f"All with {', '.join(common)}.")
     if any(entry.bound for entry in entries):
         texts += [
             "A run that misses the target counts with all its rounds, and > marks a lower bound of a mean.",
             "A pair in which both runs miss it does not count. If one run misses it, the difference is",
             "at least (>) or at most (<) the mean, without an interval, and omitted if it has both bounds.",
         ]
-    if table.show == "seconds" and comparison.suite.baseline:
-        seconds: dict[str, list[float]] = {}
-        for number in comparison.numbers:
-            if comparison.is_baseline(number.cell) and number.value is not None and number.result.seconds:
-                column = tuple(number.cell.labels[axis] for axis in table.columns)
-                seconds.setdefault(column_name(comparison, column), []).append(number.result.seconds)
-        means = [f"{sum(all_) / len(all_):.3g} s{f' ({name})' * (len(seconds) > 1)}" for name, all_ in seconds.items()]
-        texts += [f"A round of {comparison.baseline} takes {', '.join(means)}."] if means else []
-    if table.show == "scores":
-        texts += ["All scores are of the same model.", *order_by_score(comparison)]
-    if table.show == "fair":
-        texts += ["Noise: what small test sets add to the variance."]
-        gains = "Gain, client by client, over Local with the same seed and partition: mean, least, and share of clients"
-        texts += [f"{gains} with a gain."] * ("gain" in comparison.suite.axes[FAIRNESS])
-    texts += ["1 is best; runs without a number have no rank."] * (table.show == "rank")
-    return " ".join(texts)
+    return " ".join([*texts, *remarks(comparison)])
+
+
+def remarks(comparison: Comparison) -> Iterator[str]:
+    """Yield sentences on how to read what a table shows."""
+    show = comparison.table.show
+    if isinstance(show, Seconds):
+        yield from seconds_of_baseline(comparison)
+    elif isinstance(show, ByScore):
+        yield "All scores are of the same model."
+        yield from order_by_score(comparison)
+    elif isinstance(show, Fair):
+        yield "Noise: what small test sets add to the variance."
+        if "gain" in comparison.axes[show.added_axis]:
+            yield "Gain, client by client, over Local with the same seed and partition: mean, least, and share of"
+            yield "clients with a gain."
+    elif isinstance(show, Rank):
+        yield "1 is best; runs without a number have no rank."
+
+
+def seconds_of_baseline(comparison: Comparison) -> Iterator[str]:
+    """Yield a sentence with the mean seconds of the baseline in each column, if there are any."""
+    seconds: dict[str, list[float]] = {}
+    for number in comparison.numbers:
+        run = number.run
+        if comparison.criteria.is_baseline(run.labels) and number.value is not None and run.result.seconds:
+            column = tuple(run.labels[axis] for axis in comparison.table.columns)
+            seconds.setdefault(column_name(comparison, column), []).append(run.result.seconds)
+    means = []
+    for column_label, values in seconds.items():
+        where = f" ({column_label})" if len(seconds) > 1 else ""
+        means.append(f"{sum(values) / len(values):.3g} s{where}")
+    if means:
+        yield f"A round of {comparison.criteria.baseline_name} takes {', '.join(means)}."
 
 
 def order_by_score(comparison: Comparison) -> Iterator[str]:
@@ -409,7 +415,7 @@ def summary_lines(comparison: Comparison) -> Iterator[str]:
         lines += [f"- {', '.join(row)}: {', '.join(texts)}"] if texts else []
     if lines:
         scaled = AT_THIS_SCALE * any(entry.scale != 1 for entry in comparison.entries.values())
-        yield f"Verdicts relative to {comparison.baseline}{scaled}, as numbers of columns:"
+        yield f"Verdicts relative to {comparison.criteria.baseline_name}{scaled}, as numbers of columns:"
         yield from ("", *lines, "")
 
 
@@ -420,7 +426,7 @@ def conclusion(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellRe
         return f"The suite was tried offline ({done}): its numbers mean nothing, and say nothing about a method."
     if not suite.tables:
         return "The suite has no table."
-    comparison = Comparison(suite, suite.tables[0], cells, results)
+    comparison = suite_comparison(suite, suite.tables[0], cells, results)
     won = Counter(row for (row, _), entry in comparison.entries.items() if entry.best)
     if not won:
         return "No row is best: there are fewer than two with numbers, or they differ in partitions or seeds."
@@ -428,7 +434,7 @@ def conclusion(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellRe
     column = next(
         column for column in comparison.columns if (entry := comparison.entries.get((best, column))) and entry.best
     )
-    text = f"{', '.join(best)} has the best {what_is_shown(comparison)}"
+    text = f"{', '.join(best)} has the best {comparison.title}"
     if len(comparison.columns) > 1:
         columns = count(len(comparison.columns), "column")
         text += f" in {won[best]} of {columns}, such as {column_name(comparison, column)}"
@@ -437,9 +443,9 @@ def conclusion(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellRe
     text += f": {number_text(entry.ours.mean, comparison)} over {count(entry.ours.n, 'seed')}"
     others = {row: other for (row, at), other in comparison.entries.items() if at == column and row != best}
     if entry.difference is not None:
-        text += f", {difference_in_words(entry, comparison)} to {comparison.baseline}"
+        text += f", {difference_in_words(entry, comparison)} to {comparison.criteria.baseline_name}"
     elif compared := {row: other.difference.mean for row, other in others.items() if other.difference}:
-        sign = 1 if comparison.lower_is_better else -1
+        sign = 1 if comparison.table.show.lower_is_better(comparison.criteria) else -1
         near = min(compared, key=lambda row: sign * compared[row])
         text += f"; to it, {', '.join(near)} has {difference_in_words(others[near], comparison)}"
     return with_names(f"{text}.", suite.names)
@@ -457,21 +463,23 @@ def difference_in_words(entry: TableEntry, comparison: Comparison) -> str:
     undecided = ", undecided" if low <= 0 <= high else ""
     if not undecided and comparison.is_undecided_by_holm(entry):
         undecided = ", undecided after Holm's correction"
-    return f"{mean} ({100 * comparison.suite.confidence:g} % interval [{ends}]{undecided})"
+    return f"{mean} ({100 * comparison.criteria.confidence:g} % interval [{ends}]{undecided})"
 
 
-def comparisons_csv(comparisons: Sequence[Comparison], titled: bool = False) -> str:
-    """Return CSV with a line for each row and column of each table, numbers unrounded.
+def comparisons_csv(comparisons: Sequence[Comparison]) -> str:
+    """Return CSV with a line for each row and column of each table, numbers unrounded."""
+    return entries_csv(line for at, table in enumerate(comparisons, 1) for line in csv_lines(at, table))
 
-    Args:
-        comparisons: the tables.
-        titled: whether a first column has the titles of the suites.
-    """
-    entries = [
-        {**({"title": comparison.suite.title} if titled else {}), **line}
-        for at, comparison in enumerate(comparisons, 1)
-        for line in csv_lines(at, comparison)
-    ]
+
+def titled_csv(comparisons: Sequence[tuple[str, Comparison]]) -> str:
+    """Return the same CSV with a first column for the titles of the tables."""
+    tables = enumerate(comparisons, 1)
+    return entries_csv({"title": title, **line} for at, (title, table) in tables for line in csv_lines(at, table))
+
+
+def entries_csv(lines: Iterable[dict[str, Any]]) -> str:
+    """Return the lines of tables as CSV."""
+    entries = list(lines)
     # a table of scores has an additional column, and other suites have other axes
     longest: Mapping[str, Any] = max(entries, key=len, default={})
     columns = dict.fromkeys(column for entry in (longest, *entries) for column in entry)
@@ -480,7 +488,7 @@ def comparisons_csv(comparisons: Sequence[Comparison], titled: bool = False) -> 
 
 def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Yield the lines of one table for a CSV file."""
-    suite = comparison.suite
+    criteria = comparison.criteria
     for entry in comparison.entries.values():
         apart, published = entry.difference, entry.published or (None, None)
         low, high = apart.interval if apart and apart.interval else (None, None)
@@ -489,8 +497,8 @@ def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
         of_pairs |= {"student_p_holm": entry.student_holm, "baseline_mean": entry.baseline}
         notes = "; ".join([*entry.notes, *(apart.notes if apart else ())])
         yield {
-            **{"table": at, "caption": comparison.table.caption, "shows": what_is_shown(comparison)},
-            **{axis: entry.labels[axis] for axis in suite.axes},
+            **{"table": at, "caption": comparison.table.caption, "shows": comparison.title},
+            **{axis: entry.labels[axis] for axis in comparison.axes},
             **{"seeds": entry.cells, **{state: entry.states[state] for state in STATES_OF_CELLS}},
             "n": entry.ours.n if entry.ours else 0,
             "mean": entry.ours.mean if entry.ours else None,
@@ -498,11 +506,11 @@ def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
             "lower_bound": entry.bound,
             **{"pairs": apart.n if apart else 0, "difference": apart.mean if apart else None, "low": low, "high": high},
             "bound": apart.bound if apart else "",
-            **{"interval": suite.interval, "confidence": suite.confidence},
+            **{"interval": criteria.interval, "confidence": criteria.confidence},
             **{"published": published[0], "published_deviation": published[1]},
             "published_difference": entry.published_difference,
             "p_holm": entry.holm,
-            **(of_pairs if suite.decide else {}),
+            **(of_pairs if criteria.decide else {}),
             "verdict": verdict_at_scale(entry),
             **{"seeds_to_decide": entry.seeds, "scale": entry.scale, "notes": notes},
         }

@@ -23,6 +23,7 @@ from optuna.samplers import TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from fl_lightning.bench.cell import Cell, Labels, file_part
 from fl_lightning.bench.config_fragments import (
     Fragment,
     config_digest,
@@ -35,7 +36,7 @@ from fl_lightning.bench.config_fragments import (
 )
 from fl_lightning.bench.scheduler import last_value
 from fl_lightning.bench.study import CellStudy, hidden
-from fl_lightning.bench.suite import Cell, Labels, Suite, file_part
+from fl_lightning.bench.suite import Suite
 from fl_lightning.bench.suite_file import BOOL, COUNT, MAPPING, NOT_EMPTY, SEEDS, SHARE, Kind, one_of, read_keys
 from fl_lightning.storage.metric_format import format_value
 from fl_lightning.utilities.errors import UsageError, printable, require

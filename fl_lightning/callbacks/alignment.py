@@ -11,9 +11,9 @@ from itertools import pairwise
 import numpy as np
 from torch import Tensor, nn
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import Measurement
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.state import State
 from fl_lightning.core.weighted import Sums, Weighted
 from fl_lightning.functional import singular_alignment
@@ -58,21 +58,22 @@ class LayerAlignment(Measurement):
         self.layers, self.number = layers, number
 
     def setup(self, trainer: RunContext) -> None:
-        module, known = trainer.client.module, trainer.client.live
+        module, entries = trainer.client.module, trainer.client.live
         parts = dict(module.named_modules())
-        linear = {p: part for p, part in parts.items() if isinstance(part, nn.Linear) and f"{p}.weight" in known}
+        layers = {path: part for path, part in parts.items() if isinstance(part, nn.Linear)}
+        linear = {path: part for path, part in layers.items() if f"{path}.weight" in entries}
         for path in self.layers or ():
             unknown = f"no submodule of {type(module).__name__} has this path"
-            what = f"a {type(parts[path]).__name__} is not linear" if path in parts else unknown
-            hint = f"{what}; name some of its linear layers: {choices(linear, path)}"
+            fault = f"a {type(parts[path]).__name__} is not linear" if path in parts else unknown
+            hint = f"{fault}; name some of its linear layers: {choices(linear, path)}"
             require(path in linear, "LayerAlignment.layers", path, hint)
         pairs = pairwise(self.layers or linear)
         self._pairs = [(a, b) for a, b in pairs if linear[a].out_features == linear[b].in_features]
         if self.layers is not None and len(self._pairs) < len(self.layers) - 1:
-            first, second = next(pair for pair in pairwise(self.layers) if pair not in self._pairs)
-            numbers = f"{linear[first].out_features} outputs, {linear[second].in_features} inputs"
+            earlier, later = next(pair for pair in pairwise(self.layers) if pair not in self._pairs)
+            numbers = f"{linear[earlier].out_features} outputs, {linear[later].in_features} inputs"
             raise UsageError(
-                f"LayerAlignment.layers: {first!r}, {second!r}: {numbers}; name layers that follow directly"
+                f"LayerAlignment.layers: {earlier!r}, {later!r}: {numbers}; name layers that follow directly"
             )
         hint = f"{type(module).__name__} has no two linear layers that follow each other; remove LayerAlignment"
         require(bool(self._pairs), "LayerAlignment.layers", self.layers, hint)
@@ -82,25 +83,33 @@ class LayerAlignment(Measurement):
 
     def on_client_end(self, trainer: RunContext, client: Client) -> None:
         if self.due(trainer.server.round):
-            self._local.add({str(place): Weighted.of(matrix) for place, matrix in self._of(client.live).items()})
+            matrices = self._of(client.live)
+            values = {str(place): Weighted.of(matrix) for place, matrix in matrices.items()}
+            self._local.add(values)
 
     def measure(self, trainer: RunContext) -> None:
         trainer.all_reduce(self._local)
         local = {int(place): mean for place, mean in self._local.means().items()}
-        kept, matrices = set(trainer.client.kept), self._of(trainer.methods.evaluated_state(trainer.server))
-        of_global = {place: matrices[place] for place, pair in enumerate(self._pairs) if not kept & set(weights(pair))}
+        kept_entries, matrices = set(trainer.client.kept), self._of(trainer.methods.evaluated_state(trainer.server))
+        of_global = {}
+        for place, pair in enumerate(self._pairs):
+            if kept_entries.isdisjoint(weights(pair)):
+                of_global[place] = matrices[place]
         measured = {"pairs": np.array(self._pairs)}
-        for what, matrices in (("global", of_global), ("local", local)):
-            measured[what] = np.full((len(self._pairs), self.number, self.number), np.nan)
+        for model, matrices in (("global", of_global), ("local", local)):
+            measured[model] = np.full((len(self._pairs), self.number, self.number), np.nan)
             for place, matrix in matrices.items():
-                measured[what][place, : matrix.shape[0], : matrix.shape[1]] = matrix.numpy()
-                trainer.log(f"alignment/{self._pairs[place][1]}/{what}", float(matrix.diagonal().mean()))
+                measured[model][place, : matrix.shape[0], : matrix.shape[1]] = matrix.numpy()
+                trainer.log(f"alignment/{self._pairs[place][1]}/{model}", float(matrix.diagonal().mean()))
         self.keep(trainer, measured)
 
     def _of(self, state: State) -> dict[int, Tensor]:
         """Return the alignment of each pair by its index."""
-        matrices = ((state[first], state[second]) for first, second in map(weights, self._pairs))
-        return {place: singular_alignment(*pair, self.number).cpu() for place, pair in enumerate(matrices)}
+        alignments = {}
+        for place, pair in enumerate(self._pairs):
+            earlier, later = (state[name] for name in weights(pair))
+            alignments[place] = singular_alignment(earlier, later, self.number).cpu()
+        return alignments
 
 
 def weights(pair: tuple[str, str]) -> tuple[str, str]:

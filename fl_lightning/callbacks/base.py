@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.storage.hyperparameters import numbered
 
 AnyObject = TypeVar("AnyObject")
@@ -23,7 +23,7 @@ class Callback:
     Each worker has a copy and calls the same hooks. :meth:`on_client_end` and :meth:`on_evaluation_batch_end` see only
     the clients and batches of this worker; ``trainer.gather`` and ``trainer.all_reduce`` combine the observations of
     all workers. ``trainer.run_dir`` is None except on the worker that writes. Callbacks may use the members of
-    :class:`~fl_lightning.callbacks.context.RunContext`.
+    :class:`~fl_lightning.client.run_context.RunContext`.
 
     Attributes:
         requires: names of the taps for :meth:`on_evaluation_batch_end`, checked before round 0.
@@ -133,8 +133,9 @@ def named(objects: Sequence[AnyObject]) -> dict[str, AnyObject]:
 
 def logged_instead(trainer: RunContext) -> str | None:
     """Return a text about the metrics of a round that lacks one; None after a round without evaluation."""
-    done = trainer.server.round + 1
-    if done % trainer.eval_every_n_rounds != 0 and done != trainer.max_rounds:
+    rounds_done = trainer.server.round + 1
+    if rounds_done % trainer.eval_every_n_rounds != 0 and rounds_done != trainer.max_rounds:
         return None
-    tags = sorted(tag for tag in trainer.metrics if re.match("(train|val|test|rank|drift)[/_]", tag))
+    pattern = re.compile("(train|val|test|rank|drift)[/_]")
+    tags = sorted(filter(pattern.match, trainer.metrics))
     return f"round {trainer.server.round} does not log it; among others it logs {', '.join(tags)}"

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import torch
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import PeriodicCallback, log_finite, require_global_model
 from fl_lightning.client.batch_norm import statistics_of
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.utilities.errors import require
 
 
@@ -41,16 +41,16 @@ class BatchNormGap(PeriodicCallback):
         require_global_model(trainer, self)
 
     def measure(self, trainer: RunContext) -> None:
-        found = trainer.recalibrated(clients=trainer.server.cohort)
+        recalibrated = trainer.recalibrated(clients=trainer.server.cohort)
         state = trainer.methods.evaluated_state(trainer.server)
         gaps: dict[str, list[torch.Tensor]] = {"mean": [], "variance": []}
         for path in trainer.client.batch_norms:
-            if statistics_of(path)[0] in found:
-                (mean, variance), (ours, our_variance) = (
-                    [entries[name].double().cpu() for name in statistics_of(path)] for entries in (found, state)
-                )
+            if statistics_of(path)[0] in recalibrated:
+                names = statistics_of(path)
+                mean, variance = [recalibrated[name].double().cpu() for name in names]
+                state_mean, state_variance = [state[name].double().cpu() for name in names]
                 epsilon = float(trainer.client.module.get_submodule(path).eps)  # type: ignore[arg-type]
-                gaps["mean"].append((ours - mean).abs() / (variance + epsilon).sqrt())
-                gaps["variance"].append(((our_variance + epsilon) / (variance + epsilon)).log().abs())
+                gaps["mean"].append((state_mean - mean).abs() / (variance + epsilon).sqrt())
+                gaps["variance"].append(((state_variance + epsilon) / (variance + epsilon)).log().abs())
         means = {name: float(torch.cat(parts).mean()) for name, parts in gaps.items() if parts}
         log_finite(trainer, means, "bn_gap/")

@@ -21,9 +21,9 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import labelled, require_global_model
 from fl_lightning.callbacks.spectrum import rows_and_products
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.seeding import torch_rng
 from fl_lightning.core.state import State, clone, uncompiled_names
 from fl_lightning.core.weighted import Sums
@@ -118,15 +118,17 @@ class CCVR(Callback):
     def _calibrated(self, trainer: RunContext, state: State) -> State:
         """Return the entries of the calibrated classifier by name in the state; workers share the clients."""
         path = self._path
-        old = {name.removeprefix(f"{path}."): value for name, value in state.items() if name.startswith(f"{path}.")}
-        classes, width = old["weight"].shape
+        prefix = f"{path}."
+        names = [name for name in state if name.startswith(prefix)]
+        entries = {name.removeprefix(prefix): state[name] for name in names}
+        classes, width = entries["weight"].shape
         statistics = ClassStatistics(classes)
         for z, targets in labelled(trainer, self, state, "representation", "train"):
             statistics.add(z, targets)
         for sums in statistics.sums:
             trainer.all_reduce(sums)
-        head = nn.Linear(width, classes, bias="bias" in old)
-        head.load_state_dict(old)
+        head = nn.Linear(width, classes, bias="bias" in entries)
+        head.load_state_dict(entries)
         generator = torch_rng(trainer.seed, "ccvr")
         draws = TensorDataset(*statistics.sample(self.samples_per_class, generator))
         loader = DataLoader(draws, self.batch_size, shuffle=True, generator=generator)
@@ -136,4 +138,5 @@ class CCVR(Callback):
                 optimizer.zero_grad()
                 cross_entropy(head(z), targets).backward()
                 optimizer.step()
-        return {f"{path}.{name}": value.to(old[name]) for name, value in head.state_dict().items()}
+        calibrated = head.state_dict()
+        return {prefix + name: value.to(entries[name]) for name, value in calibrated.items()}

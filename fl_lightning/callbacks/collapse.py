@@ -12,7 +12,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import (
     EvaluationMeasurement,
     classifier_of,
@@ -22,6 +21,7 @@ from fl_lightning.callbacks.measurement import (
     require_test_data,
 )
 from fl_lightning.callbacks.personalized_accuracy import nearest
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.weighted import Sums, Weighted
 from fl_lightning.functional import as_rows, class_sums, cosines, neural_collapse
 from fl_lightning.utilities.errors import require
@@ -113,53 +113,56 @@ class NeuralCollapse(EvaluationMeasurement):
     def of_model(self, trainer: RunContext) -> dict[str, Tensor]:
         batches, self._seen = self._seen, []
         weight = self._classifier.weight.detach().double().cpu()
-        first = Sums()
+        first_sums = Sums()
         for z, _, targets in batches:
             sums, numbers = class_sums(z, targets, len(weight))
             active = (z != 0).sum(0).double()
-            first.add({"z": Weighted(sums, numbers), "active": Weighted.summed(active, len(z))})
-        trainer.all_reduce(first)
-        if not first.totals:
+            first_sums.add({"z": Weighted(sums, numbers), "active": Weighted.summed(active, len(z))})
+        trainer.all_reduce(first_sums)
+        if not first_sums.totals:
             return {}
-        means, numbers = first.totals["z"].mean(), first.totals["z"].weight
-        present, second = numbers[:, 0] > 0, Sums()
+        means, numbers = first_sums.totals["z"].mean(), first_sums.totals["z"].weight
+        occurs, second_sums = numbers[:, 0] > 0, Sums()
         for z, logits, targets in batches:
             gaps = z.double() - means.to(z.device)[targets]
             scale = 1 / numbers.to(z.device)[targets] if self.balanced else 1.0
-            choices = logits.masked_fill(~present.to(z.device), -torch.inf).argmax(1)
-            differ = (choices != nearest(z, means, present)).sum()
-            second.add(
+            choices = logits.masked_fill(~occurs.to(z.device), -torch.inf).argmax(1)
+            differ = (choices != nearest(z, means, occurs)).sum()
+            second_sums.add(
                 {"within": Weighted.summed(gaps.T @ (gaps * scale), 1), "differ": Weighted.summed(differ, len(z))}
             )
-        trainer.all_reduce(second)
+        trainer.all_reduce(second_sums)
         number = numbers.sum()
-        within = second.totals["within"].total / (present.sum() if self.balanced else number)
-        origin = first.totals["z"].total.sum(0) / number if self.center == "samples" else means[present].mean(0)
-        rows = weight - weight[present].mean(0) if self.center_weights else weight
-        centred = torch.where(present[:, None], means - origin, torch.nan)
-        found = {
-            **neural_collapse(means[present], within, rows[present], origin),
-            **{"4": second.means()["differ"], "classes": present.sum().double()},
-            "dead_units": (first.totals["active"].total == 0).double().mean(),
+        within = second_sums.totals["within"].total / (occurs.sum() if self.balanced else number)
+        origin = first_sums.totals["z"].total.sum(0) / number if self.center == "samples" else means[occurs].mean(0)
+        rows = weight - weight[occurs].mean(0) if self.center_weights else weight
+        centred = torch.where(occurs[:, None], means - origin, torch.nan)
+        measures = {
+            **neural_collapse(means[occurs], within, rows[occurs], origin),
+            **{"4": second_sums.means()["differ"], "classes": occurs.sum().double()},
+            "dead_units": (first_sums.totals["active"].total == 0).double().mean(),
         }
-        values = {f"nc/{name}": value for name, value in {**found, **of_absent(rows, present)}.items()}
+        measures |= of_absent(rows, occurs)
+        values = {f"nc/{name}": value for name, value in measures.items()}
         for name, vectors in {"means": centred, "weights": rows}.items():
             norms = vectors.norm(dim=1)
-            values |= {f"cosines_{name}": cosines(vectors), f"norms_{name}": norms / norms[present].mean()}
+            values |= {f"cosines_{name}": cosines(vectors), f"norms_{name}": norms / norms[occurs].mean()}
         return values
 
     def measure(self, trainer: RunContext) -> None:
         measured = self.measured(trainer)
-        log_finite(trainer, {name: float(value) for name, value in measured.items() if not value.ndim})
-        self.keep(trainer, {name.replace("/", "_"): value.cpu().numpy() for name, value in measured.items()})
+        scalars = {name: float(value) for name, value in measured.items() if not value.ndim}
+        log_finite(trainer, scalars)
+        arrays = {name.replace("/", "_"): value.cpu().numpy() for name, value in measured.items()}
+        self.keep(trainer, arrays)
 
 
-def of_absent(rows: Tensor, present: Tensor) -> dict[str, Tensor]:
+def of_absent(rows: Tensor, occurs: Tensor) -> dict[str, Tensor]:
     """Return the values of the rows ``(C, d)`` of classes that are not in ``present (C,)``; nan without such rows."""
-    between, absent, norms = cosines(rows), ~present, rows.norm(dim=1)
+    between, absent, norms = cosines(rows), ~occurs, rows.norm(dim=1)
     pairs = absent[:, None] & absent & ~torch.eye(len(rows), dtype=torch.bool)
     return {
         "absent/cosine": between[pairs].mean(),
-        "absent/cosine_present": between[absent][:, present].mean(),
-        "absent/norm": norms[absent].mean() / norms[present].mean(),
+        "absent/cosine_present": between[absent][:, occurs].mean(),
+        "absent/norm": norms[absent].mean() / norms[occurs].mean(),
     }

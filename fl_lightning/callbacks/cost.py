@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import PeriodicCallback
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.state import num_bytes
 from fl_lightning.core.weighted import Sums, Weighted
 from fl_lightning.data.client_loaders import num_batches
@@ -98,8 +98,10 @@ class CostLedger(PeriodicCallback):
         totals = self._sums.totals
         steps = int(totals["steps"].total) if totals else 0
         clients = float(totals["clients"].total) if totals else 0.0
-        kept = {name: float(part.total) / clients for name, part in totals.get("kept", {}).items()}
-        sizes = {"client_state": sum(kept.values()), **{f"client_state/{name}": size for name, size in kept.items()}}
+        kept_totals = totals.get("kept", {})
+        memory_sizes = {name: float(part.total) / clients for name, part in kept_totals.items()}
+        sizes = {f"client_state/{name}": size for name, size in memory_sizes.items()}
+        sizes = {"client_state": sum(memory_sizes.values()), **sizes}
         for name, value in {**self._operations(steps, runs), **sizes}.items():
             trainer.log(f"cost/{name}", value)
         trainer.log("memory/peak", max(trainer.gather(worker_peak_memory())))
@@ -133,7 +135,8 @@ class CostLedger(PeriodicCallback):
         if trainer.run_dir is None:
             return
         rows, methods = [*trainer.history, trainer.metrics], "+".join(trainer.methods.names) or "fedavg"
-        parts = {tag for row in rows for tag in row if tag.startswith(("cost/flops_extra/", "cost/client_state/"))}
+        prefixes = ("cost/flops_extra/", "cost/client_state/")
+        parts = {tag for row in rows for tag in row if tag.startswith(prefixes)}
         columns = METRIC_OF_COLUMN | {tag.removeprefix("cost/"): tag for tag in sorted(parts)}
         text, totals = io.StringIO(), dict.fromkeys(ADDED, 0.0)
         table = csv.writer(text, lineterminator="\n")
@@ -141,8 +144,10 @@ class CostLedger(PeriodicCallback):
         for row in rows:
             totals = {name: total + row.get(columns[name], 0.0) for name, total in totals.items()}
             values = [*map(row.get, columns.values()), *totals.values()]
-            whole = [int(x) if x is not None and float(x).is_integer() else x for x in values]
-            table.writerow([int(row["round"]), methods, *whole])
+            cells = []
+            for value in values:
+                cells.append(int(value) if value is not None and float(value).is_integer() else value)
+            table.writerow([int(row["round"]), methods, *cells])
         write_atomically(trainer.run_dir / self.file, lambda partial: partial.write_text(text.getvalue()))
 
 
@@ -152,8 +157,8 @@ def count_step(trainer: RunContext) -> dict[str, Any]:
     ``own`` counts the module alone, ``extra`` the part of all methods, under the empty name, and of each method;
     ``runs`` counts passes of reference models. The result is empty if no client of the cohort has a batch.
     """
-    owners, data, names = trainer.client.memories().owners, trainer.data, trainer.methods.names
-    k = next((k for k in sorted(trainer.server.cohort) if num_batches(data, k)), None)
+    owners, datamodule, names = trainer.client.memories().owners, trainer.data, trainer.methods.names
+    k = next((k for k in sorted(trainer.server.cohort) if num_batches(datamodule, k)), None)
     counted: dict[str, Any] = {}
     if k is not None and trainer.global_rank == owners.get(k, 0):
 
@@ -162,10 +167,10 @@ def count_step(trainer: RunContext) -> dict[str, Any]:
                 runs = trainer.rehearse(k, methods)
             return counter.get_total_flops(), runs
 
-        (own, _), (every, runs) = operations([]), operations(names)
-        extra = {name: operations([name])[0] - own for name in names}
-        counted = {"own": own, "extra": {"": every - own, **extra}, "runs": runs}
-    return next((theirs for theirs in trainer.gather(counted) if theirs), {})
+        (base, _), (every, runs) = operations([]), operations(names)
+        extra = {name: operations([name])[0] - base for name in names}
+        counted = {"own": base, "extra": {"": every - base, **extra}, "runs": runs}
+    return next((of_worker for of_worker in trainer.gather(counted) if of_worker), {})
 
 
 def worker_peak_memory() -> float:

@@ -36,7 +36,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import (
     ClientMeasurement,
     class_groups,
@@ -47,11 +46,12 @@ from fl_lightning.callbacks.measurement import (
     require_label_counts,
 )
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.functional import as_rows, calibrated_logits, class_sums
 from fl_lightning.utilities.errors import UsageError, require
 
 if TYPE_CHECKING:
-    from fl_lightning.callbacks.context import Observed
+    from fl_lightning.client.run_context import Observed
 
 
 class DeviationBound(ClientMeasurement):
@@ -135,11 +135,11 @@ class DeviationBound(ClientMeasurement):
         names = next(iter(clients.values()))
         every = {name: np.stack([values[name] for values in clients.values()]) for name in names}
         # medians of the bounds and shares of the minority classes, over all clients
-        known = np.isfinite(every["own"]) & np.isfinite(every["ratio"])
-        observed = every["own"][known] < 0
+        defined = np.isfinite(every["own"]) & np.isfinite(every["ratio"])
+        observed = every["own"][defined] < 0
         logged = {"observed": finite_mean(observed)}
         for suffix in ("", "_calibrated"):
-            predicted, bounds = every[f"ratio{suffix}"][known] > 1, every[f"bound{suffix}"]
+            predicted, bounds = every[f"ratio{suffix}"][defined] > 1, every[f"bound{suffix}"]
             logged[f"predicted{suffix}"] = finite_mean(predicted)
             logged[f"confirmed{suffix}"] = finite_mean(observed[predicted])
             logged[f"bound{suffix}"] = float(np.nanmedian(bounds)) if np.isfinite(bounds).any() else float("nan")
@@ -171,7 +171,10 @@ def class_means(batches: Iterable[Observed], counts: Tensor, tau: float, example
         if examples is not None and total >= examples:
             break
     number = sums.pop("n", None)
-    return {name: (value / number.where(number > 0, torch.nan)).numpy() for name, value in sums.items()}
+    if number is None:
+        return {}
+    divisor = number.where(number > 0, torch.nan)
+    return {name: (value / divisor).numpy() for name, value in sums.items()}
 
 
 def ratios(h: np.ndarray, p: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -186,18 +189,25 @@ def deviations(
     means: dict[str, np.ndarray], counts: np.ndarray, groups: dict[str, np.ndarray], change: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Return a client's arrays ``(C,)`` of the file, from the change of the classifier's weight ``(C, d)``."""
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     h = means["h"]
-    seen, majority = (groups[name] & np.isfinite(h).all(1) for name in ("minority", "majority"))
+    occurs = np.isfinite(h).all(1)
+    minority, majority = groups["minority"] & occurs, groups["majority"] & occurs
     for suffix, p in (("", means["p"]), ("_calibrated", means["q"])):
         table = ratios(h, p, counts)[majority]
         largest = table.max(0) if len(table) else np.full(len(counts), np.nan)
         numbers = counts[majority][table.argmax(0)] if len(table) else largest
         with np.errstate(divide="ignore", invalid="ignore"):
             bound = np.where(largest > 0, numbers / counts / largest, np.nan)
-        found |= {f"ratio{suffix}": np.where(seen, largest, np.nan), f"bound{suffix}": np.where(seen, bound, np.nan)}
+        arrays |= {
+            f"ratio{suffix}": np.where(minority, largest, np.nan),
+            f"bound{suffix}": np.where(minority, bound, np.nan),
+        }
     norms = np.outer(np.linalg.norm(change, axis=1), np.linalg.norm(h, axis=1))
     cosines = quotient(change @ h.T, norms)
-    others = np.where(np.eye(len(counts), dtype=bool), -np.inf, cosines).max(0)
-    found["own"], found["others"] = np.where(seen, np.diag(cosines), np.nan), np.where(seen, others, np.nan)
-    return found
+    nearest_other = np.where(np.eye(len(counts), dtype=bool), -np.inf, cosines).max(0)
+    arrays["own"], arrays["others"] = (
+        np.where(minority, np.diag(cosines), np.nan),
+        np.where(minority, nearest_other, np.nan),
+    )
+    return arrays

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import re
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import PeriodicCallback, finite_mean, measure_clients
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.storage.atomic_io import write_atomically
 from fl_lightning.storage.metric_format import aligned, format_value
 from fl_lightning.utilities.errors import require
@@ -71,39 +72,47 @@ class DomainMetrics(PeriodicCallback):
 
     def measure(self, trainer: RunContext, phase: str = "test") -> None:
         names = domain_names(trainer, phase)
-        every = {name: self._of_domain(trainer, name, phase) for name in names if 2 <= len(names) <= self.max_domains}
+        names = names if 2 <= len(names) <= self.max_domains else []
+        every = {name: self._of_domain(trainer, name, phase) for name in names}
         values = {name: of_domain for name, of_domain in every.items() if of_domain}
         for name, of_domain in values.items():
             for metric, value in of_domain.items():
                 trainer.log(f"domain/{name}/{metric}", value)
-        known = dict.fromkeys(metric for of_domain in values.values() for metric in of_domain)
-        metrics = sorted(known, key=lambda name: USUAL.index(name) if name in USUAL else len(USUAL))
+        metric_names = dict.fromkeys(chain.from_iterable(values.values()))
+        metrics = sorted(metric_names, key=lambda name: USUAL.index(name) if name in USUAL else len(USUAL))
         counted = ("clients", "training examples", f"{'test' if phase == 'test' else 'validation'} examples")
         self._lines = [["domain", *counted, *metrics]] if metrics else []
         self._rows: list[list[Any]] = []
-        of_all = {plain(tag): value for tag, value in trainer.metrics.items() if re.match(f"{phase}[/_]", tag)}
+        tags = [tag for tag in trainer.metrics if re.match(f"{phase}[/_]", tag)]
+        of_all = {plain(tag): trainer.metrics[tag] for tag in tags}
         for name, of_domain in [*values.items(), ("all", of_all)] if metrics else ():
             counts = counts_of(trainer, name, phase) if name in values else ("", "", "")
             self._rows.append([name, *counts, *map(of_domain.get, metrics)])
-            shown = [format_value(metric, of_domain[metric]) if metric in of_domain else "" for metric in metrics]
-            self._lines.append([name, *(str(n or "") for n in counts), *shown])
+            texts = []
+            for metric in metrics:
+                texts.append(format_value(metric, of_domain[metric]) if metric in of_domain else "")
+            self._lines.append([name, *(str(n or "") for n in counts), *texts])
 
     def summary_of_fit(self) -> str:
         return aligned(self._lines) + "\n" if self._lines else ""
 
     def _of_domain(self, trainer: RunContext, name: str, phase: str) -> dict[str, float]:
         if at_sites(trainer):
-            own = f"sites/{name}/"
-            sent = [(tag, value) for tag, value in trainer.metrics.items() if tag.startswith(own + phase)]
-            return {plain(tag.removeprefix(own)): value for tag, value in sent}
+            prefix = f"sites/{name}/"
+            tags = [tag for tag in trainer.metrics if tag.startswith(prefix + phase)]
+            return {plain(tag.removeprefix(prefix)): trainer.metrics[tag] for tag in tags}
         if trainer.client.has_global_model:
-            return {plain(tag): value for tag, value in trainer.evaluate(phase, domain=name).items()}
+            evaluated = trainer.evaluate(phase, domain=name)
+            return {plain(tag): value for tag, value in evaluated.items()}
         if phase == "val":  # clients have no validation data
             return {}
         clients = clients_in_domain(trainer, name)
-        evaluated = measure_clients(trainer, clients, lambda k: trainer.evaluate("test", client=k)).values()
-        tags = dict.fromkeys(tag for of_client in evaluated for tag in of_client)
-        return {plain(tag): finite_mean([of_client.get(tag, np.nan) for of_client in evaluated]) for tag in tags}
+        of_clients = measure_clients(trainer, clients, lambda k: trainer.evaluate("test", client=k)).values()
+        means = {}
+        for tag in dict.fromkeys(tag for of_client in of_clients for tag in of_client):
+            numbers = [of_client.get(tag, np.nan) for of_client in of_clients]
+            means[plain(tag)] = finite_mean(numbers)
+        return means
 
 
 def domain_names(trainer: RunContext, phase: str) -> list[str]:
@@ -127,8 +136,8 @@ def counts_of(trainer: RunContext, domain: str, phase: str) -> tuple[int, int, i
         fact = trainer.data.facts[trainer.data.names.index(domain)]
         return 1, fact.num_examples, dict(fact.evaluation).get(phase, 0)
     plan = trainer.data.plan
-    known = plan.domains is not None and domain in plan.domain_names
-    examples = int((plan.domains == plan.domain_names.index(domain)).sum()) if known else 0
+    has_domain = plan.domains is not None and domain in plan.domain_names
+    examples = int((plan.domains == plan.domain_names.index(domain)).sum()) if has_domain else 0
     return len(clients_in_domain(trainer, domain)), examples, trainer.num_examples(domain, phase)
 
 

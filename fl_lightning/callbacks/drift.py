@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import (
     ClientMeasurement,
     classifier_of,
@@ -35,6 +34,7 @@ from fl_lightning.callbacks.measurement import (
     require_label_counts,
 )
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 
 
 class Drift(ClientMeasurement):
@@ -92,9 +92,11 @@ class Drift(ClientMeasurement):
             return
         k = client.info.id
         # the precision of the parameters, at least float32, suffices and halves the memory of float64
-        kinds = {name: torch.promote_types(client.live[name].dtype, torch.float32) for name in client.change}
-        changes = {name: value.detach().flatten().to("cpu", kinds[name]) for name, value in client.change.items()}
-        self._changes[k] = {name: value.numpy() for name, value in changes.items()}
+        changes = {}
+        for name, value in client.change.items():
+            kind = torch.promote_types(client.live[name].dtype, torch.float32)
+            changes[name] = value.detach().flatten().to("cpu", kind).numpy()
+        self._changes[k] = changes
         self.mine[k] = {"weights": float(client.weight), "lr_totals": client.lr_total}
         if self.classifier:
             counts: Tensor = client.info.label_counts  # type: ignore[assignment]
@@ -106,13 +108,18 @@ class Drift(ClientMeasurement):
         for name in trainer.client.trainable:
             layer = name.rpartition(".")[0] or "."
             # each worker gets the changes of one parameter at a time and computes the same bits
-            changes = merge_sorted(trainer.gather({k: change[name] for k, change in self._changes.items()}))
+            worker_changes = {k: change[name] for k, change in self._changes.items()}
+            changes = merge_sorted(trainer.gather(worker_changes))
             rows = torch.from_numpy(np.stack(list(changes.values()))).double()
             grams[layer] = grams.get(layer, 0.0) + (rows @ rows.T).numpy()
         self._changes = {}
-        scales = {name: np.array([values[name] for values in clients.values()]) for name in ("weights", "lr_totals")}
+        scales = {}
+        for name in ("weights", "lr_totals"):
+            scales[name] = np.array([values[name] for values in clients.values()])
         every = summary_of_changes(sum(grams.values(), start=np.zeros(())), **scales)
-        by_layer = [{"gram": gram, **summary_of_changes(gram, **scales)} for gram in grams.values()]
+        by_layer = []
+        for gram in grams.values():
+            by_layer.append({"gram": gram, **summary_of_changes(gram, **scales)})
         self.append_tables(trainer, clients)
         number = self.rows(trainer)
         for name in ("norms", "to_mean", "pairwise", "dissimilarity"):
@@ -127,9 +134,9 @@ class Drift(ClientMeasurement):
             "drift/dissimilarity": float(every["dissimilarity"]),
             "drift/norm/spread": float(quotient(every["norms"].std(), every["norms"].mean())),
         }
-        for what in ("row_norm", "bias") if self.classifier else ():
-            correlations = [values[f"{what}_correlation"] for values in clients.values()]
-            logged[f"drift/classifier/{what}"] = finite_mean(correlations)
+        for quantity in ("row_norm", "bias") if self.classifier else ():
+            correlations = [values[f"{quantity}_correlation"] for values in clients.values()]
+            logged[f"drift/classifier/{quantity}"] = finite_mean(correlations)
         log_finite(trainer, logged)
 
 
@@ -152,7 +159,9 @@ def summary_of_changes(gram: np.ndarray, weights: np.ndarray, lr_totals: np.ndar
 
 def padded_with_nan(table: np.ndarray, rows: int) -> np.ndarray:
     """Return a table ``(n,)`` or ``(n, n)`` padded with nan to ``rows`` along each axis; a number unchanged."""
-    return np.pad(table, [(0, rows - size) for size in table.shape], constant_values=np.nan) if table.ndim else table
+    if not table.ndim:
+        return table
+    return np.pad(table, [(0, rows - size) for size in table.shape], constant_values=np.nan)
 
 
 @torch.no_grad()

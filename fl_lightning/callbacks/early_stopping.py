@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import EarlyStopping as LightningEarlyStopping
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from fl_lightning.callbacks.base import Callback, logged_instead
-from fl_lightning.callbacks.context import RunContext
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.utilities.errors import UsageError, require
 
 # the end of the name of a metric that usually improves when it rises

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import Measurement, merge_sorted, require_test_data
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.client.taps import resolve_taps, with_paths
 from fl_lightning.core.seeding import derive_seed
 from fl_lightning.core.state import State
@@ -27,9 +27,9 @@ Probe = dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]
 CLIENTS = 2
 
 
-def require_among(key: str, wanted: Sequence[int] | None, known: Collection[int], hint: str) -> None:
+def require_among(key: str, ids: Sequence[int] | None, allowed: Collection[int], hint: str) -> None:
     """Refuse unknown ids in an argument of :class:`Embedding`."""
-    missing = [id_ for id_ in wanted or () if id_ not in known]
+    missing = [id_ for id_ in ids or () if id_ not in allowed]
     require(not missing, f"Embedding.{key}", missing, hint)
 
 
@@ -96,17 +96,19 @@ class Embedding(Measurement):
         super().on_fit_start(trainer)
         # fails for a submodule that the forward does not call, and for data without labels
         probe = trainer.representations(None, (self.tap,), examples=self.examples)
-        mine = [None if targets is None else targets.tolist() for *_, targets, _ in probe]
-        batches = [labels for theirs in trainer.gather(mine) for labels in theirs]
+        worker_labels = [None if targets is None else targets.tolist() for *_, targets, _ in probe]
+        batches = [labels for of_worker in trainer.gather(worker_labels) for labels in of_worker]
         require(None not in batches, "Embedding with the data", type(trainer.data).__name__, "it needs labels")
-        known = {c for labels in batches for c in labels or ()}
-        hint = f"use classes of the probe: {', '.join(map(str, sorted(known)))}"
-        require_among("classes", self.classes, known, hint)
+        classes = {c for labels in batches for c in labels or ()}
+        hint = f"use classes of the probe: {', '.join(map(str, sorted(classes)))}"
+        require_among("classes", self.classes, classes, hint)
 
     def on_round_start(self, trainer: RunContext) -> None:
         self._local: dict[int, Probe] = {}
         cohort = sorted(trainer.server.cohort)
-        self._embedded = cohort[:CLIENTS] if self.clients is None else [k for k in self.clients if k in cohort]
+        self._embedded = cohort[:CLIENTS]
+        if self.clients is not None:
+            self._embedded = [k for k in self.clients if k in cohort]
 
     def on_client_end(self, trainer: RunContext, client: Client) -> None:
         if self.due(trainer.server.round) and client.info.id in self._embedded:
@@ -118,42 +120,50 @@ class Embedding(Measurement):
 
     def measure(self, trainer: RunContext) -> None:
         # the batches of each client, and of the global model as None
-        mine: dict[int | None, Probe] = dict(self._local.items())
+        worker_probes: dict[int | None, Probe] = dict(self._local.items())
         if trainer.client.has_global_model:
-            mine[None] = self._probe(trainer, None)
-        parts = trainer.gather(mine)
+            worker_probes[None] = self._probe(trainer, None)
+        parts = trainer.gather(worker_probes)
         self._local = {}
-        probes = {k: merge_sorted(part[k] for part in parts if k in part) for part in parts for k in part}
+        probes = {}
+        for k in {k: None for part in parts for k in part}:
+            probes[k] = merge_sorted(part[k] for part in parts if k in part)
         ids = sorted(k for k in probes if k is not None)
         # t-SNE is slow, so only the worker that writes computes it
         if trainer.run_dir is not None and probes:
-            first = {"global": probes[None]} if None in probes else {}
-            named = {**first, **{f"client {k}": probes[k] for k in ids}}
+            named = {"global": probes[None]} if None in probes else {}
+            named |= {f"client {k}": probes[k] for k in ids}
             models = {}
             for name, probe in named.items():
                 labels, z = (np.concatenate(part) for part in zip(*probe.values(), strict=True))
-                chosen = np.isin(labels, self.classes) if self.classes is not None else np.full(len(labels), True)
-                models[name] = labels[chosen], z[chosen]
+                selected = slice(None) if self.classes is None else np.isin(labels, self.classes)
+                models[name] = labels[selected], z[selected]
             self._embed(trainer, models, ids)
 
     def _embed(self, trainer: RunContext, models: Mapping[str, tuple[np.ndarray, np.ndarray]], ids: list[int]) -> None:
         labels = next(iter(models.values()))[0]
         width = min(CLIENTS, trainer.data.num_clients) if self.clients is None else len(self.clients)
         seed = derive_seed(trainer.seed, "embedding") % 2**32
-        apart = np.stack([embed(z, self.perplexity, seed) for _, z in models.values()])
-        together = embed(np.concatenate([z for _, z in models.values()]), self.perplexity, seed)
+        separate_points = np.stack([embed(z, self.perplexity, seed) for _, z in models.values()])
+        all_rows = np.concatenate([z for _, z in models.values()])
+        joint_points = embed(all_rows, self.perplexity, seed)
         # the global model first, then the clients; nan for a missing model
-        first = 0 if "global" in models else 1
+        start = 0 if "global" in models else 1
         separate, joint = np.full((2, width + 1, len(labels), 2), np.nan)
-        separate[first : first + len(models)] = apart
-        joint[first : first + len(models)] = np.split(together, len(models))
+        separate[start : start + len(models)] = separate_points
+        joint[start : start + len(models)] = np.split(joint_points, len(models))
         clients = np.array([*ids, *[-1] * (width - len(ids))], dtype=np.int64)
         measured = {"global": separate[0], "local": separate[1:], "joint": joint, "labels": labels, "clients": clients}
         self.keep(trainer, measured)
-        counts = [None, *(trainer.data.info(k).label_counts for k in ids)][first:]
-        held = [[str(c) if of_model is None else f"{c} ({int(of_model[c])})" for c in labels] for of_model in counts]
-        parts = np.stack(np.split(together, len(models)))
-        drawn = {"models": np.array(list(models)), "apart": apart, "held": np.array(held), "together": parts}
+        counts = [None, *(trainer.data.info(k).label_counts for k in ids)][start:]
+        texts = []
+        for of_model in counts:
+            if of_model is None:
+                texts.append([str(label) for label in labels])
+            else:
+                texts.append([f"{label} ({int(of_model[label])})" for label in labels])
+        parts = np.stack(np.split(joint_points, len(models)))
+        drawn = {"models": np.array(list(models)), "apart": separate_points, "held": np.array(texts), "together": parts}
         self.draw(trainer, drawn)
         project(trainer.summary_writers, models, trainer.server.round)
 
@@ -162,11 +172,12 @@ class Embedding(Measurement):
 
     def _probe(self, trainer: RunContext, state: State | None) -> Probe:
         batches = trainer.representations(state, (self.tap,), examples=self.examples)
-        return {
-            (index.loader, index.batch): (targets.cpu().numpy(), taps[self.tap].flatten(1).float().cpu().numpy())
-            for index, _, targets, taps in batches
-            if targets is not None
-        }
+        probe = {}
+        for index, _, targets, taps in batches:
+            if targets is not None:
+                z = taps[self.tap].flatten(1).float().cpu().numpy()
+                probe[index.loader, index.batch] = targets.cpu().numpy(), z
+        return probe
 
 
 def embed(z: np.ndarray, perplexity: float, seed: int) -> np.ndarray:

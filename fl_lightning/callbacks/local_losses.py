@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import Measurement, log_figures, warn_of_damage
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.storage.atomic_io import write_atomically
 
 if TYPE_CHECKING:
@@ -60,16 +60,18 @@ class LocalLosses(Measurement):
 
     def on_client_end(self, trainer: RunContext, client: Client) -> None:
         where = {"round": trainer.server.round, "client": client.info.id}
-        self._rows += [{**where, "epoch": epoch, **terms} for epoch, terms in enumerate(client.visit.loss_terms())]
+        for epoch, terms in enumerate(client.visit.loss_terms()):
+            self._rows.append({**where, "epoch": epoch, **terms})
 
     def measure(self, trainer: RunContext) -> None:
-        rows = [row for theirs in trainer.gather(self._rows) for row in theirs]
+        rows = [row for of_worker in trainer.gather(self._rows) for row in of_worker]
         self._append(sorted(rows, key=lambda row: (row["client"], row["epoch"])))
 
     def on_fit_end(self, trainer: RunContext) -> None:
         rows = read_rows(self._path) if self._path and self._number else []
         latest = [row for row in rows if row["round"] == rows[-1]["round"]]
-        log_figures(trainer, (plot_term(term, latest) for term in self._columns if latest and term not in KEYS))
+        terms = [term for term in self._columns if term not in KEYS] if latest else []
+        log_figures(trainer, (plot_term(term, latest) for term in terms))
 
     def state_dict(self) -> dict[str, Any]:
         # the rows are in the file
@@ -116,8 +118,14 @@ class LocalLosses(Measurement):
 def read_rows(path: Path, number: int | None = None) -> list[Row]:
     """Return the first rows of a file, or all; an incomplete last line does not count."""
     with path.open(newline="") as file:
-        lines = [line for line in islice(file, number and number + 1) if line.endswith("\n")]
-    return [{k: int(v) if k in KEYS else float(v) for k, v in row.items() if v} for row in csv.DictReader(lines)]
+        # the head counts as a line
+        first_lines = file if number is None else islice(file, number + 1)
+        lines = [line for line in first_lines if line.endswith("\n")]
+    rows = []
+    for row in csv.DictReader(lines):
+        names = [name for name in row if row[name]]
+        rows.append({name: int(row[name]) if name in KEYS else float(row[name]) for name in names})
+    return rows
 
 
 def plot_term(term: str, rows: list[Row]) -> Plot:

@@ -15,8 +15,8 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.seeding import numpy_rng
 from fl_lightning.core.state import State
 from fl_lightning.core.weighted import Sums, Weighted
@@ -109,10 +109,10 @@ class Measurement(PeriodicCallback):
 
         return PLOTS[self.file][1](runs) if self.file in PLOTS else ()
 
-    def draw(self, trainer: RunContext, more: Mapping[str, np.ndarray] | None = None) -> None:
-        """Log the figures, on the worker that writes; ``more`` are additional arrays for the figures."""
+    def draw(self, trainer: RunContext, extra_arrays: Mapping[str, np.ndarray] | None = None) -> None:
+        """Log the figures, on the worker that writes; ``extra_arrays`` are for the figures only."""
         if trainer.run_dir is not None:
-            log_figures(trainer, self.plot({"": [{**self._arrays(), **(more or {})}]}))
+            log_figures(trainer, self.plot({"": [{**self._arrays(), **(extra_arrays or {})}]}))
 
     def append(self, name: str, value: Any) -> None:
         """Append an entry to the series."""
@@ -145,12 +145,12 @@ class Measurement(PeriodicCallback):
         path = self._source / self.file
         try:
             with np.load(path, allow_pickle=False) as saved:
-                known = {name: list(saved[name][:number]) for name, number in lengths.items()}
+                series = {name: list(saved[name][:number]) for name, number in lengths.items()}
         except Exception:  # NumPy and zipfile raise many kinds for a damaged file
-            known = {}
-        self._continues = {name: len(entries) for name, entries in known.items()} == lengths
+            series = {}
+        self._continues = {name: len(entries) for name, entries in series.items()} == lengths
         if self._continues:
-            self.series.update(known)
+            self.series.update(series)
         else:
             warn_of_damage(path)
 
@@ -161,8 +161,8 @@ class Measurement(PeriodicCallback):
         """
         if not self._continues and path.exists():
             places = (path.with_name(f"{path.stem}.{number}{path.suffix}") for number in count(1))
-            other = path.rename(next(place for place in places if not place.exists()))
-            rank_zero_warn(f"{path} belongs to another callback or run; renamed to {other.name}")
+            moved_to = path.rename(next(place for place in places if not place.exists()))
+            rank_zero_warn(f"{path} belongs to another callback or run; renamed to {moved_to.name}")
         self._continues = True
 
 
@@ -271,8 +271,11 @@ def measure_clients(trainer: RunContext, clients: Sequence[int], measure: Callab
     """
     owners, size = trainer.client.memories().owners, trainer.world_size
     with trainer.alone():
-        mine = {k: measure(k) for i, k in enumerate(clients) if owners.get(k, i % size) == trainer.global_rank}
-    return merge_sorted(trainer.gather(mine))
+        values = {}
+        for place, k in enumerate(clients):
+            if owners.get(k, place % size) == trainer.global_rank:
+                values[k] = measure(k)
+    return merge_sorted(trainer.gather(values))
 
 
 def labelled(
@@ -311,7 +314,10 @@ def drawn_clients(clients: Sequence[int], number: int, seed: int, purpose: str, 
 
 def merge_sorted(parts: Iterable[Mapping[Key, Value]]) -> dict[Key, Value]:
     """Return the items of all workers in ascending order of clients or batches."""
-    return dict(sorted((item for part in parts for item in part.items()), key=itemgetter(0)))
+    merged: dict[Key, Value] = {}
+    for part in parts:
+        merged |= part
+    return dict(sorted(merged.items(), key=itemgetter(0)))
 
 
 def finite_mean(values: Any) -> float:
@@ -356,8 +362,8 @@ def require_label_counts(trainer: RunContext, callback: Callback, remedy: str = 
 def require_global_model(trainer: RunContext, callback: Callback, remedy: str = "take the callback out") -> None:
     """Refuse a run without a global model, because entries of the state stay with the clients."""
     hint = f"the run has no global model; {remedy}"
-    key, kept = f"{type(callback).__name__} with entries that stay with the clients", len(trainer.client.kept)
-    require(trainer.client.has_global_model, key, kept, hint)
+    key, num_kept = f"{type(callback).__name__} with entries that stay with the clients", len(trainer.client.kept)
+    require(trainer.client.has_global_model, key, num_kept, hint)
 
 
 def classifier_of(

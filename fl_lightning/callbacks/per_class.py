@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import (
     ClientMeasurement,
     class_groups,
@@ -28,6 +27,7 @@ from fl_lightning.callbacks.measurement import (
     require_test_data,
 )
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.plotting.values import CLASS_GROUPS
 from fl_lightning.utilities.errors import require
 
@@ -102,7 +102,8 @@ class PerClassAccuracy(ClientMeasurement):
             after = dict.fromkeys(clients, np.sum(trainer.gather(self._confusion(trainer, None)), 0))
         confusions["after"] = after
         counts = {k: values["label_counts"] for k, values in clients.items()}
-        self.append_table(trainer, "label_counts", {k: numbers.astype(float) for k, numbers in counts.items()})
+        rows = {k: numbers.astype(float) for k, numbers in counts.items()}
+        self.append_table(trainer, "label_counts", rows)
         for when, matrices in confusions.items():
             accuracies = {k: accuracy(matrices[k]) for k in clients}
             groups = {k: by_group(accuracies[k], counts[k], self.majority) for k in clients}

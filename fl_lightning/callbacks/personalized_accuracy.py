@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import (
     Measurement,
     drawn_clients,
@@ -29,6 +28,7 @@ from fl_lightning.callbacks.measurement import (
     quotient,
     require_test_data,
 )
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.state import State
 from fl_lightning.functional import as_rows
 from fl_lightning.plotting.values import MODELS
@@ -114,7 +114,8 @@ class PersonalAccuracy(Measurement):
         self._lines: list[list[str]] = []
         # server values exist on the class before they have a value
         methods: list[Any] = trainer.methods.methods
-        self._with_prototypes = next((method for method in methods if hasattr(type(method), "prototypes")), None)
+        with_prototypes = (method for method in methods if hasattr(type(method), "prototypes"))
+        self._with_prototypes = next(with_prototypes, None)
 
     def measure(self, trainer: RunContext) -> None:
         self.keep(trainer, self._measured(trainer, self.fine_tune == "always"))
@@ -138,26 +139,30 @@ class PersonalAccuracy(Measurement):
         values = measure_clients(trainer, self.clients, lambda k: self._of_client(trainer, k, tune))
         examples = np.array([of_client.pop("examples") for of_client in values.values()])
         measured: dict[str, Any] = {"clients": np.array(self.clients), "examples": examples}
-        for what in next(iter(values.values())):
-            measured[what] = np.array([of_client[what] for of_client in values.values()])
-            prefix = f"personal/{trainer.methods.evaluation_point}" if what == "own" else f"personal/{what}/"
-            log_finite(trainer, spread_over_clients(measured[what]), prefix)
-            if what == "own":
-                by_client = {str(k): of_client[what] for k, of_client in values.items()}
+        for model in next(iter(values.values())):
+            measured[model] = np.array([of_client[model] for of_client in values.values()])
+            prefix = f"personal/{trainer.methods.evaluation_point}" if model == "own" else f"personal/{model}/"
+            log_finite(trainer, spread_over_clients(measured[model]), prefix)
+            if model == "own":
+                by_client = {str(k): of_client[model] for k, of_client in values.items()}
                 log_finite(trainer, by_client if len(by_client) <= MOST_TAGS else {}, f"{prefix}client/")
-                log_finite(trainer, {"fair/noise": finite_mean(sampling_variance(measured[what], examples))})
+                log_finite(trainer, {"fair/noise": finite_mean(sampling_variance(measured[model], examples))})
         shared = trainer.client.has_global_model and not trainer.methods.having("personal_state")
         labels = {**MODELS, "own": "global model"} if shared else MODELS
-        self._lines = [["client", "domain", *(labels[what] for what in measured if what in labels)]]
+        heads = [labels[name] for name in measured if name in labels]
+        self._lines = [["client", "domain", *heads]]
         for k, of_client in values.items():
-            shares = ["" if math.isnan(value) else format_value("accuracy", value) for value in of_client.values()]
+            shares = []
+            for value in of_client.values():
+                shares.append("" if math.isnan(value) else format_value("accuracy", value))
             self._lines.append([str(k), trainer.data.info(k).domain or "", *shares])
         domains, by_domain = trainer.domains_of("test"), {}
         if domains:
             for name in domains:
-                own = [of_client["own"] for k, of_client in values.items() if trainer.data.info(k).domain == name]
+                clients = [k for k in values if trainer.data.info(k).domain == name]
+                accuracies = [values[k]["own"] for k in clients]
                 if not trainer.client.has_global_model:
-                    by_domain[name] = finite_mean(own)
+                    by_domain[name] = finite_mean(accuracies)
                 else:
                     parts = trainer.gather(self._hits(trainer, None, domain=name))
                     by_domain[name] = share(*map(sum, zip(*parts, strict=True)))
@@ -217,6 +222,6 @@ def nearest(z: Tensor, prototypes: Tensor, usable: Tensor) -> Tensor:
 
 def spread_over_clients(values: np.ndarray) -> dict[str, float]:
     """Return mean (``accuracy``), mean over the ``worst_tenth`` (at least one client) and standard deviation."""
-    known = np.sort(values[np.isfinite(values)])
-    worst, spread = known[: math.ceil(len(known) / 10)], float(known.std()) if len(known) else math.nan
-    return {"accuracy": finite_mean(known), "worst_tenth": finite_mean(worst), "spread": spread}
+    ordered = np.sort(values[np.isfinite(values)])
+    worst, spread = ordered[: math.ceil(len(ordered) / 10)], float(ordered.std()) if len(ordered) else math.nan
+    return {"accuracy": finite_mean(ordered), "worst_tenth": finite_mean(worst), "spread": spread}

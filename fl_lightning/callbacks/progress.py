@@ -14,8 +14,8 @@ from urllib.parse import quote
 from tqdm import tqdm
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.storage.metric_format import best, final, final_names, format_value, names_to_show
 from fl_lightning.utilities.errors import count
 
@@ -81,9 +81,9 @@ class ProgressBar(Callback):
             self._say("\n".join([*summaries(trainer), table]))
 
     def on_evaluation_command_end(self, trainer: RunContext, phase: str) -> None:
-        told = summaries(trainer)
-        if trainer.global_rank == 0 and told:
-            self._say("\n".join(told))
+        texts = summaries(trainer)
+        if trainer.global_rank == 0 and texts:
+            self._say("\n".join(texts))
 
     def teardown(self, trainer: RunContext) -> None:
         self._close()
@@ -113,12 +113,11 @@ class ProgressBar(Callback):
 def first_line(trainer: RunContext) -> str:
     """Return what runs, and the folder of its results."""
     methods = " + ".join(type(method).__name__ for method in trainer.methods.methods) or "FedAvg"
-    model, data = (
-        type(part).__name__ for part in (trainer.client.module, getattr(trainer.data, "datamodule", trainer.data))
-    )
+    model = type(trainer.client.module).__name__
+    datamodule = type(getattr(trainer.data, "datamodule", trainer.data)).__name__
     rounds = count(trainer.max_rounds - len(trainer.history), "round")
     where = f"results in {trainer.run_dir}" if trainer.run_dir else "without a folder"
-    return f"{methods}: {model} on {data}, {rounds}, {where}"
+    return f"{methods}: {model} on {datamodule}, {rounds}, {where}"
 
 
 def has_events(folder: Path) -> bool:
@@ -128,18 +127,21 @@ def has_events(folder: Path) -> bool:
 
 def summaries(trainer: RunContext) -> list[str]:
     """Return the callbacks' texts about a finished run or evaluation."""
-    return list(filter(None, (part.summary_of_fit() for part in trainer.callbacks if isinstance(part, Callback))))
+    callbacks = [part for part in trainer.callbacks if isinstance(part, Callback)]
+    return [text for callback in callbacks if (text := callback.summary_of_fit())]
 
 
 def round_line(metrics: Mapping[str, float], round_: int, rounds: int, seconds: float) -> str:
     """Return the line of a round: metrics, mean ``seconds`` of a round so far, and the remaining time."""
-    shown = [f"{name} {format_value(name, metrics[name])}" for name in names_to_show(metrics)]
-    last = rounds - 1
-    left = [f"{tqdm.format_interval(seconds * (last - round_))} left"] if round_ < last else []
-    return f"round {round_}/{last}: {', '.join([*shown, f'{seconds:.2g} s a round', *left])}"
+    texts = [f"{name} {format_value(name, metrics[name])}" for name in names_to_show(metrics)]
+    last_round = rounds - 1
+    texts.append(f"{seconds:.2g} s a round")
+    if round_ < last_round:
+        texts.append(f"{tqdm.format_interval(seconds * (last_round - round_))} left")
+    return f"round {round_}/{last_round}: {', '.join(texts)}"
 
 
-def final_table(history: list[dict[str, float]], seconds: float, first: int, folder: Path | None) -> str:
+def final_table(history: list[dict[str, float]], seconds: float, rounds_before: int, folder: Path | None) -> str:
     """Return a table of the best and the final value of each metric, the folder of the run, and how to see its curves.
 
     The run started or resumed in the round ``first``, ``seconds`` ago.
@@ -151,7 +153,7 @@ def final_table(history: list[dict[str, float]], seconds: float, first: int, fol
     for name in names:
         value, round_ = best(history, name)
         lines.append(f"{name:{width}}  {value:>10}  {round_:>6}  {final(history, name):>10}")
-    number = len(history) - first
+    number = len(history) - rounds_before
     lines.append(f"{count(number, 'round')} in {tqdm.format_interval(seconds)}")
     if folder is not None:
         files = ("metrics.csv", "config.yaml", "figures", "checkpoints/last.ckpt")

@@ -17,7 +17,7 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.callbacks.context import RunContext
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.storage.atomic_io import write_atomically
 from fl_lightning.utilities.code_fingerprint import file_sha256
@@ -45,8 +45,8 @@ LAYOUT: dict[str, dict[str, str]] = {
         "stable rank of the classifier": "rank/classifier/stable$",
     },
     "Spectra": {
-        f"log10 of the {which} singular value of the {what}": f"spectrum/log10/{what}/{which}$"
-        for what in ("representation", "classifier")
+        f"log10 of the {which} singular value of the {matrix}": f"spectrum/log10/{matrix}/{which}$"
+        for matrix in ("representation", "classifier")
         for which in ("largest", "median", "smallest")
     },
     "Drift": {"drift of the clients": "drift/client$", "drift of the global model": "drift/global$"},
@@ -66,7 +66,8 @@ class RunRecord(Callback):
         plan = trainer.data.plan
         plan.save(trainer.run_dir / "plan.npz")
         rank_zero_info(plan.report())
-        used = torch.cuda.is_initialized()  # asking for names would initialize CUDA
+        # asking for names would initialize CUDA
+        gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         versions = {}
         for package in PACKAGES:
             with suppress(metadata.PackageNotFoundError):
@@ -78,7 +79,7 @@ class RunRecord(Callback):
             "processor": processor(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
-            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count() if used else 0)],
+            "gpus": [torch.cuda.get_device_name(gpu) for gpu in gpus],
             "git_revision": git_revision(),
             "versions": versions,
             "workers": trainer.world_size,
@@ -101,9 +102,11 @@ class RunRecord(Callback):
         # the tags are known now
         if self._layout_is_due:
             self._layout_is_due = False
-            known = {tag.split("/")[0] for tag in trainer.metrics}
-            phases = [p for p in ("test", "val") if p not in known and trainer.run.evaluator.has_data(p)]
-            to_come = ["time/round", *(f"{phase}/{name}" for phase in phases for name in ("accuracy", "loss"))]
+            phases_logged = {tag.split("/")[0] for tag in trainer.metrics}
+            to_come = ["time/round"]
+            for phase in ("test", "val"):
+                if phase not in phases_logged and trainer.run.evaluator.has_data(phase):
+                    to_come += [f"{phase}/accuracy", f"{phase}/loss"]
             tags, charts = [*trainer.metrics, *to_come], dict[str, dict[str, list[Any]]]()
             for panel, titles in LAYOUT.items():
                 for title, pattern in titles.items():
@@ -111,7 +114,8 @@ class RunRecord(Callback):
                         charts.setdefault(panel, {})[title] = ["Multiline", [pattern]]
             for callback in trainer.callbacks:
                 for panel, titles in getattr(callback, "panels", {}).items():
-                    charts.setdefault(panel, {}).update({title: ["Multiline", [tag]] for title, tag in titles.items()})
+                    lines = {title: ["Multiline", [tag]] for title, tag in titles.items()}
+                    charts.setdefault(panel, {}).update(lines)
             for writer in trainer.summary_writers:
                 writer.add_custom_scalars(charts)
 
@@ -129,6 +133,7 @@ def processor() -> str:
     """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        line = next(line for line in lines if line.startswith("model name"))
+        return line.split(":", 1)[1].strip()
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()

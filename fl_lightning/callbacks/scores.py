@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import (
     PeriodicCallback,
     finite_mean,
@@ -29,6 +28,7 @@ from fl_lightning.callbacks.measurement import (
 )
 from fl_lightning.callbacks.per_class import accuracy, confusion
 from fl_lightning.callbacks.personalized_accuracy import spread_over_clients
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.state import State
 from fl_lightning.utilities.errors import count, require
 
@@ -95,17 +95,20 @@ class Scores(PeriodicCallback):
         require_global_model(trainer, self, "use PersonalAccuracy, which measures personalized models")
         clients = range(trainer.data.num_clients)
         self._own = trainer.has_own_test_data
-        self._clients = [k for k in clients if trainer.has_data("test", k)] if self._own else [*clients]
+        self._clients = [*clients]
+        if self._own:
+            self._clients = [k for k in clients if trainer.has_data("test", k)]
         lacking = trainer.data.num_clients - len(self._clients)
         if lacking:
             trainer.warn(f"Scores: {count(lacking, 'client')} without test data, omitted from the means over clients")
 
     def on_last_round_end(self, trainer: RunContext) -> None:
         self.measure(trainer)
-        evaluated = [row[ACCURACY] for row in (*trainer.history, trainer.metrics) if ACCURACY in row]
+        rows = [*trainer.history, trainer.metrics]
+        evaluated = [row[ACCURACY] for row in rows if ACCURACY in row]
         if evaluated:
-            last = evaluated[-self.last_k :]
-            log_finite(trainer, {"best": max(evaluated), "mean_of_last": math.fsum(last) / len(last)}, "scores/")
+            latest = evaluated[-self.last_k :]
+            log_finite(trainer, {"best": max(evaluated), "mean_of_last": math.fsum(latest) / len(latest)}, "scores/")
 
     def on_evaluation_command_end(self, trainer: RunContext, phase: str) -> None:
         self.measure(trainer)
@@ -115,9 +118,10 @@ class Scores(PeriodicCallback):
         scores["pooled"] = trainer.metrics.get(ACCURACY, scores["pooled"])
         if trainer.client.batch_norms:
             statistics = trainer.recalibrated()
-            own = trainer.evaluate("test", statistics).get(ACCURACY)
-            scores["recalibrated"] = self._pooled(trainer, statistics)["pooled"] if own is None else own
-        counts = torch.stack([trainer.data.info(k).label_counts for k in range(trainer.data.num_clients)])
+            accuracy = trainer.evaluate("test", statistics).get(ACCURACY)
+            scores["recalibrated"] = self._pooled(trainer, statistics)["pooled"] if accuracy is None else accuracy
+        clients = range(trainer.data.num_clients)
+        counts = torch.stack([trainer.data.info(k).label_counts for k in clients])
         of_all = cache(lambda: self._outputs(trainer, None, None))
         point = trainer.methods.evaluation_point
         by_client = measure_clients(trainer, self._clients, lambda k: self._of_client(trainer, k, counts, of_all))
@@ -176,5 +180,5 @@ def with_prior(logits: Tensor, counts: Tensor, of_all: Tensor) -> Tensor:
 
 def like(counts: Tensor, targets: Tensor) -> Tensor:
     """Return weights ``(N,)`` of examples that add up to the share in ``counts (C,)`` for each class."""
-    present = torch.bincount(targets, minlength=len(counts)).double()
-    return (counts.double() / counts.sum() / present.clamp_min(1.0))[targets]
+    numbers = torch.bincount(targets, minlength=len(counts)).double()
+    return (counts.double() / counts.sum() / numbers.clamp_min(1.0))[targets]

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import Measurement, finite_mean, log_finite, merge_sorted, require_test_data
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.client.taps import resolve_taps, with_paths
 from fl_lightning.core.state import State
 from fl_lightning.functional import similarities, unbiased_gram
 from fl_lightning.utilities.errors import require
 
 if TYPE_CHECKING:
-    from fl_lightning.callbacks.context import Observed
+    from fl_lightning.client.run_context import Observed
 
 # unbiased_gram of each layer, by (loader, batch)
 Grams = dict[tuple[int, int], list[Tensor]]
@@ -104,17 +104,17 @@ class LayerSimilarity(Measurement):
         parts = trainer.gather((self._before, self._of_global(trainer), self._local))
         self._local, self._before = {}, {}
         before, after, local = (merge_sorted(part) for part in zip(*parts, strict=True))
-        width, number, present = min(self.max_clients, trainer.data.num_clients), len(self._layers), local.values()
+        width, number, grams = min(self.max_clients, trainer.data.num_clients), len(self._layers), local.values()
         # the global model first, then the clients; nan for a missing model
         table, between_rounds = np.full((number, width + 1, width + 1), np.nan), np.full(number, np.nan)
-        models = [after, *present] if after else [*present]
-        used = slice(0 if after else 1, 1 + len(present))
+        models = [after, *grams] if after else [*grams]
+        rows = slice(0 if after else 1, 1 + len(grams))
         above = np.triu_indices(width, 1)
         for i, layer in enumerate(self._layers):
             if after:
                 between_rounds[i] = layer_similarities([before, after], i)[0, 1]
             if models:
-                table[i, used, used] = layer_similarities(models, i)
+                table[i, rows, rows] = layer_similarities(models, i)
             means = {"clients": finite_mean(table[i, 1:, 1:][above]), "global": finite_mean(table[i, 0, 1:])}
             name = layer.replace(":", ".")
             log_finite(trainer, {**means, "rounds": float(between_rounds[i])}, f"similarity/{name}/")
@@ -133,10 +133,11 @@ class LayerSimilarity(Measurement):
 
     def _grams(self, trainer: RunContext, state: State | None) -> Grams:
         batches: Iterable[Observed] = trainer.representations(state, self._layers, examples=self.examples)
-        return {
-            (index.loader, index.batch): [unbiased_gram(taps[layer]).cpu() for layer in self._layers]
-            for index, _, _, taps in batches
-        }
+        grams = {}
+        for index, _, _, taps in batches:
+            of_layers = [unbiased_gram(taps[layer]).cpu() for layer in self._layers]
+            grams[index.loader, index.batch] = of_layers
+        return grams
 
 
 def distinct(taps: Mapping[str, str]) -> list[str]:
@@ -146,5 +147,5 @@ def distinct(taps: Mapping[str, str]) -> list[str]:
 
 def layer_similarities(models: list[Grams], place: int) -> np.ndarray:
     """Return the similarity ``(m, m)`` of one layer of several models."""
-    grams = torch.stack([torch.cat([batch[place] for batch in model.values()]) for model in models])
-    return similarities(grams).numpy()
+    grams = [torch.cat([batch[place] for batch in model.values()]) for model in models]
+    return similarities(torch.stack(grams)).numpy()

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.measurement import EvaluationMeasurement, classifier_of, has_test_step, merge_sorted
 from fl_lightning.client import Client
 from fl_lightning.client.lora import lora_adapters
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.state import State
 from fl_lightning.core.weighted import Sums, Weighted
 from fl_lightning.functional import (
@@ -141,17 +141,18 @@ class SpectrumMonitor(EvaluationMeasurement):
         if not self.local_due(trainer.server.round):
             return
         spectra = self._measure(self._probed(trainer, client.state()))
-        for what, values in spectra.items():
-            trainer.log(f"rank/{what}/local/{client.info.id}", float(effective_rank(values)))
-        self._local[client.info.id] = {what: values.cpu().numpy() for what, values in spectra.items()}
+        for matrix, values in spectra.items():
+            trainer.log(f"rank/{matrix}/local/{client.info.id}", float(effective_rank(values)))
+        arrays = {matrix: values.cpu().numpy() for matrix, values in spectra.items()}
+        self._local[client.info.id] = arrays
 
     def see(self, targets: Tensor | None, taps: dict[str, Tensor]) -> None:
         self._seen.add(rows_and_products(taps["representation"]))
 
     def of_model(self, trainer: RunContext) -> dict[str, Tensor]:
         trainer.all_reduce(self._seen)
-        seen, self._seen = self._seen, Sums()
-        return self._measure(seen)
+        sums, self._seen = self._seen, Sums()
+        return self._measure(sums)
 
     def on_round_end(self, trainer: RunContext) -> None:
         super().on_round_end(trainer)
@@ -160,9 +161,9 @@ class SpectrumMonitor(EvaluationMeasurement):
             self.save(trainer)
 
     def measure(self, trainer: RunContext) -> None:
-        for what, values in (self.measured(trainer) or self._measure(Sums())).items():
-            self._log(trainer, what, values)
-            self.append(what, values.cpu().numpy())
+        for matrix, values in (self.measured(trainer) or self._measure(Sums())).items():
+            self._log(trainer, matrix, values)
+            self.append(matrix, values.cpu().numpy())
         self.keep(trainer)
 
     def plot(self, runs: Runs) -> Iterable[Plot]:
@@ -180,36 +181,37 @@ class SpectrumMonitor(EvaluationMeasurement):
     def _measure(self, sums: Sums) -> dict[str, Tensor]:
         """Return the spectra of the classifier and the adapters in the worker's module, and of representations."""
         spectra = {"classifier": singular_values(self._classifier.weight), "representation": spectrum_of_rows(sums)}
-        spectra |= {f"lora/{adapter.path}": adapter.singular_values(self._live) for adapter in self._adapters}
-        return {what: values for what, values in spectra.items() if values is not None}
+        for adapter in self._adapters:
+            spectra[f"lora/{adapter.path}"] = adapter.singular_values(self._live)
+        return {matrix: values for matrix, values in spectra.items() if values is not None}
 
-    def _log(self, trainer: RunContext, what: str, values: Tensor) -> None:
+    def _log(self, trainer: RunContext, matrix: str, values: Tensor) -> None:
         digits = max(2, len(str(len(values) - 1)))
         spread = np.linspace(0, len(values) - 1, min(self.max_scalars, len(values)))
         for index in np.unique(spread.round().astype(int)).tolist():
-            trainer.log(f"spectrum/{what}/{index:0{digits}d}", float(values[index]))
+            trainer.log(f"spectrum/{matrix}/{index:0{digits}d}", float(values[index]))
         for which, index in {"largest": 0, "median": len(values) // 2, "smallest": -1}.items() if values.any() else ():
             value = max(float(values[index]), VISIBLE * float(values[0]))
-            trainer.log(f"spectrum/log10/{what}/{which}", math.log10(value))
+            trainer.log(f"spectrum/log10/{matrix}/{which}", math.log10(value))
         ranks = {
             **{"effective": effective_rank(values), "stable": stable_rank(values), "numerical": numerical_rank(values)},
             **{"condition": condition_number(values), "above_threshold": (values > self.threshold).sum()},
         }
         for name, rank in ranks.items():
-            trainer.log(f"rank/{what}/{name}", float(rank))
+            trainer.log(f"rank/{matrix}/{name}", float(rank))
         if not values.any():
-            trainer.warn(f"round {trainer.server.round}: the {what} has collapsed: all its singular values are 0")
+            trainer.warn(f"round {trainer.server.round}: the {matrix} has collapsed: all its singular values are 0")
 
     def _keep_local(self, trainer: RunContext) -> None:
         local = merge_sorted(trainer.gather(self._local))
-        for what in next(iter(local.values()), {}):
-            spectra = np.stack([of_client[what] for of_client in local.values()])
+        for matrix in next(iter(local.values()), {}):
+            spectra = np.stack([of_client[matrix] for of_client in local.values()])
             table = np.full((trainer.data.num_clients, spectra.shape[1]), np.nan)
             table[list(local)] = spectra
-            self.append(f"local_{what}", table)
+            self.append(f"local_{matrix}", table)
             ranks = [float(effective_rank(torch.from_numpy(values))) for values in spectra]
-            trainer.log(f"rank/{what}/local/mean", math.fsum(ranks) / len(ranks))
-            if what == "representation" and trainer.client.has_global_model:
+            trainer.log(f"rank/{matrix}/local/mean", math.fsum(ranks) / len(ranks))
+            if matrix == "representation" and trainer.client.has_global_model:
                 probed = self._probed(trainer, None)
                 trainer.all_reduce(probed)
                 self.append("probe_representation", spectrum_of_rows(probed))

@@ -18,10 +18,10 @@ from joblib import cpu_count
 from optuna.study import Study
 
 from fl_lightning.bench import Cell, Suite, load_suite
+from fl_lightning.bench.cell import file_part
 from fl_lightning.bench.cells_csv import read_cells
-from fl_lightning.bench.comparison import unequal_settings
+from fl_lightning.bench.comparison import compared_runs, unequal_settings
 from fl_lightning.bench.config_fragments import Fragment, config_digest, fragments_of, look_up
-from fl_lightning.bench.protocol_variants import with_readings
 from fl_lightning.bench.results import CellResult, changed_code
 from fl_lightning.bench.scheduler import Scheduler, SuiteStudy
 from fl_lightning.bench.sequential_stopping import paired_cells, pending_cells, shown_cells
@@ -35,7 +35,8 @@ from fl_lightning.bench.study import (
     open_database,
     results_of,
 )
-from fl_lightning.bench.suite import file_part, first_seeds, selected_cells, without_data
+from fl_lightning.bench.suite import first_seeds, selected_cells, without_data
+from fl_lightning.bench.suite_file import with_readings
 from fl_lightning.bench.table import conclusion, render, write_tables
 from fl_lightning.bench.tuner import AXIS, Search, SearchStudy, read_tuning_spec
 from fl_lightning.bench.worker_client import WorkerClient
@@ -138,9 +139,10 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     select = partial(paired_cells, suite) if options.until_decided else selected_cells
     cells = select([cell for cell in whole if cell.seed in seeds], options.only)
     check_jobs(options.jobs, cells)
-    loaded = {path: read_cells(path, suite.axes) for path in options.load}
-    for path, results in loaded.items():
-        loaded[path] = {digest: result for digest, result in results.items() if result.state == "done"}
+    loaded: dict[Path, dict[str, CellResult]] = {}
+    for path in options.load:
+        stored = [result for _, result in read_cells(path, suite.axes)]
+        loaded[path] = {result.digest: result for result in stored if result.state == "done"}
         hint = f"none of its {len(loaded[path])} finished cells is one of this suite with this --scale, --seeds and "
         hint += "--config; leave the file out, or give those that it was made with"
         require(any(cell.digest in loaded[path] for cell in whole), "--load", str(path), hint)
@@ -204,15 +206,16 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
 
 def check_settings(suite: Suite, cells: Sequence[Cell]) -> None:
     """Warn of methods with other settings than the baseline; refuse tables of what no cell logs."""
+    settings = unequal_settings(suite, suite.axes, compared_runs(suite, cells, {})).items()
     method = list(suite.axes).index("method") if "method" in suite.axes else 0
-    for label, text in sorted({(labels[method], text) for labels, text in unequal_settings(suite, cells).items()}):
+    for label, text in sorted({(labels[method], text) for labels, text in settings}):
         print(f"warning: {label}: {text}", file=sys.stderr)
-    for show, callback in {"scores": "Scores", "fair": "PersonalAccuracy"}.items():
+    callbacks = {table.show.callback: table.show.name for table in suite.tables if table.show.callback}
+    for callback, show in callbacks.items():
         logged = any(callback in str(look_up(cell.config, "trainer.callbacks")) for cell in cells)
         hint = "no cell has the callback that logs this: add to the base trainer: "
         hint += f"{{callbacks+: [{{class_path: {callback}}}]}}"
-        wanted = any(table.show == show for table in suite.tables)
-        require(logged or not wanted, f"{suite.path}: tables.show", show, hint)
+        require(logged, f"{suite.path}: tables.show", show, hint)
 
 
 def check_cells(metric: str, cells: Mapping[str, Cell]) -> None:

@@ -21,9 +21,9 @@ from lightning.pytorch import LightningModule
 from fl_lightning.bench.worker_client import RoundReport, locked, reason_of
 from fl_lightning.callbacks import Callback
 from fl_lightning.callbacks.base import logged_instead
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.callbacks.record import processor
 from fl_lightning.cli.cli import FederatedCLI, plain_warnings, usage_error
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.engine.evaluation.evaluator import step_name
 from fl_lightning.engine.fingerprint import description_of
 from fl_lightning.models import ImageClassifier

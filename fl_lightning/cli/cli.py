@@ -20,12 +20,12 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from fl_lightning import callbacks, data, methods, models, optim  # noqa: F401, for their short names in a config
 from fl_lightning.callbacks import Callback
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.cli.config_checks import building, causes_of, check_resolved
 from fl_lightning.cli.config_files import config_and_entries, pairs_of
 from fl_lightning.cli.entry_point import find_own_classes, print_usage_error, program
 from fl_lightning.cli.parser_errors import LISTS, shorten
 from fl_lightning.cli.parser_loading import CHECKED, ValueTextError
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.method import MethodList
 from fl_lightning.engine.argument_checks import as_list
 from fl_lightning.engine.commands.doctor import as_text

@@ -81,15 +81,15 @@ class ExactSum:
             self._normalise()
             self._additions = rows
         columns = self._chunk // rows + 1
-        for begin in range(0, self.size, columns):
-            self._add_chunk(values[..., begin : begin + columns], begin)
+        for start in range(0, self.size, columns):
+            self._add_chunk(values[..., start : start + columns], start)
 
-    def value(self, last: bool = False) -> Tensor:
-        """Return the sum ``(n,)``; where it is the ``last`` use, the memory of the bins is freed on the way."""
+    def value(self, free: bool = False) -> Tensor:
+        """Return the sum ``(n,)``; where ``free`` is set, the memory of the bins is freed on the way."""
         self._normalise()
         total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         for exponent in sorted(self._bins):
-            total.add_(self._bins.pop(exponent) if last else self._bins[exponent])
+            total.add_(self._bins.pop(exponent) if free else self._bins[exponent])
         return total
 
     def spread(self, places: Tensor, size: int) -> None:
@@ -161,21 +161,21 @@ class ExactSum:
                 self._open(exponent + STEP)
         return values, largest
 
-    def _add_chunk(self, rest: Tensor, begin: int) -> None:
-        piece = torch.empty_like(rest)
+    def _add_chunk(self, remainder: Tensor, start: int) -> None:
+        piece = torch.empty_like(remainder)
         exponent = max(exponent for exponent in self._bins if exponent != NOT_FINITE)
         while True:
-            total = self._open(exponent)[begin : begin + rest.shape[-1]]
+            total = self._open(exponent)[start : start + remainder.shape[-1]]
             # adding and subtracting a large number rounds to a multiple of its unit
             large = 1.5 * 2.0**exponent
-            torch.add(rest, large, out=piece)
+            torch.add(remainder, large, out=piece)
             piece.sub_(large)
             total.add_(piece if piece.ndim == 1 else piece.sum(0))
             if exponent == LOWEST:
                 return
-            rest.sub_(piece)
+            remainder.sub_(piece)
             exponent -= STEP
-            if self._looks and exponent not in self._bins and not rest.count_nonzero():
+            if self._looks and exponent not in self._bins and not remainder.count_nonzero():
                 return
 
 
@@ -183,5 +183,5 @@ def _largest_magnitude(values: Tensor) -> float:
     """The largest magnitude, or nan if there is one; 0 of no values."""
     if not values.numel():
         return 0.0
-    least, most = values.aminmax()
-    return float(torch.maximum(-least, most))
+    smallest, largest = values.aminmax()
+    return float(torch.maximum(-smallest, largest))

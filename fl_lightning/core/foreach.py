@@ -47,7 +47,8 @@ def copy_(tensors: Tensors, values: Tensors) -> None:
 def subtract(tensors: Tensors, subtrahends: Tensors) -> list[Tensor]:
     """The differences."""
     if _apart:
-        return [tensor - subtrahend for tensor, subtrahend in zip(tensors, subtrahends, strict=True)]
+        pairs = zip(tensors, subtrahends, strict=True)
+        return [tensor - subtrahend for tensor, subtrahend in pairs]
     return list(torch._foreach_sub(tensors, subtrahends)) if tensors else []
 
 

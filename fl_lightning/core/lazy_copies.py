@@ -35,19 +35,17 @@ def is_lazy(value: Tensor) -> bool:
     return type(value) in (Tensor, nn.Parameter) and _is_lazy(value)
 
 
-def share_memory(one: Tensor, other: Tensor) -> bool:
+def share_memory(a: Tensor, b: Tensor) -> bool:
     """Whether one of two tensors is a lazy copy of the other, and neither has been written to: they are equal."""
-    if not (is_lazy(one) and is_lazy(other)):
+    if not (is_lazy(a) and is_lazy(b)):
         return False
     # the address is that of the storage
-    first, second = (
-        (_C._data_address(value), value.storage_offset(), value.dtype, value.shape, value.stride())
-        for value in (one, other)
-    )
-    return first == second
+    if _C._data_address(a) != _C._data_address(b) or a.storage_offset() != b.storage_offset():
+        return False
+    return (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
 
 
-def readable(value: Tensor, known: dict[int, Tensor]) -> Tensor:
+def readable(value: Tensor, memories: dict[int, Tensor]) -> Tensor:
     """The tensor, or in the place of a lazy copy another one in its memory, for code that only reads.
 
     ``torch.save`` and NumPy ask for an address that they could write to, which would make an ordinary copy. ``known``
@@ -56,6 +54,6 @@ def readable(value: Tensor, known: dict[int, Tensor]) -> Tensor:
     if not is_lazy(value):
         return value
     start, size = _C._data_address(value), value.untyped_storage().nbytes()  # of the storage
-    if start not in known:
-        known[start] = torch.frombuffer((ctypes.c_byte * size).from_address(start), dtype=torch.uint8)
-    return known[start].view(value.dtype).as_strided(value.shape, value.stride(), value.storage_offset())
+    if start not in memories:
+        memories[start] = torch.frombuffer((ctypes.c_byte * size).from_address(start), dtype=torch.uint8)
+    return memories[start].view(value.dtype).as_strided(value.shape, value.stride(), value.storage_offset())

@@ -250,7 +250,8 @@ class Method:
 
     def state_dict(self) -> dict[str, Any]:
         """Server-side state: a copy of every :class:`ServerValue`."""
-        return {value.name: copy.deepcopy(getattr(self, value.name)) for value in self._server_values()}
+        names = [value.name for value in self._server_values()]
+        return {name: copy.deepcopy(getattr(self, name)) for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` gave, each value on the device of the one that :meth:`reset` made.
@@ -271,7 +272,9 @@ class Method:
             setattr(self, value.name, value.initial(server))
 
     def _server_values(self) -> list[ServerValue]:
-        declared = {name: value for kind in reversed(type(self).__mro__) for name, value in vars(kind).items()}
+        declared: dict[str, Any] = {}
+        for kind in reversed(type(self).__mro__):
+            declared |= vars(kind)
         return [value for value in declared.values() if isinstance(value, ServerValue)]
 
 
@@ -307,7 +310,7 @@ class MethodList:
         self.attributes: Any = None
         self._warned: set[str] = set()
         # a server hook may set another hook of a method
-        self.having = cache(lambda hook: [method for method in self._in_order(hook) if overrides(method, hook)])
+        self.having = cache(self._overriding)
         for method in self.methods:
             hint = "give objects of Method's subclasses, such as FedProx(mu=0.01)"
             require(isinstance(method, Method), "method", method, hint)
@@ -317,7 +320,8 @@ class MethodList:
             listed = isinstance(taps, (tuple, list)) and all(isinstance(tap, str) for tap in taps)
             hint = 'use a tuple of names of taps, such as ("representation",)'
             require(listed, f"method={type(method).__name__}: requires", taps, hint)
-        self.needs_gradients = any(method.needs_gradients or method.replaces_gradients for method in self.methods)
+        replaces = any(method.replaces_gradients for method in self.methods)
+        self.needs_gradients = replaces or any(method.needs_gradients for method in self.methods)
         for name in self.names:
             if self.names.count(name) > 1:
                 hint = f"keep one of them, or rename one of their classes: name = 'my{name}'"
@@ -325,16 +329,24 @@ class MethodList:
 
     def wanted_taps(self) -> dict[str, str]:
         """The taps that the methods read or change, each with the name of the class that does."""
-        wanted = {tap: type(method).__name__ for method in self.methods for tap in method.requires}
-        changing = [type(method).__name__ for method in self.methods if overrides(method, "transform_logits")]
-        return wanted | ({"logits": changing[0]} if changing else {})
+        users: dict[str, str] = {}
+        for method in self.methods:
+            users |= dict.fromkeys(method.requires, type(method).__name__)
+        for method in reversed(self.methods):
+            if overrides(method, "transform_logits"):
+                users["logits"] = type(method).__name__
+        return users
+
+    def _overriding(self, hook: str) -> list[Method]:
+        return [method for method in self._in_order(hook) if overrides(method, hook)]
 
     def add_modules(self, module: nn.Module, taps: Mapping[str, str]) -> dict[str, nn.Module]:
         """Add the methods' own modules to the user's module; return them by the names of the methods."""
         added: dict[str, nn.Module] = {}
         for method in self.having("modules"):
             parts, hint = method.modules(module, taps), "return a dictionary of modules by name"
-            valid = isinstance(parts, Mapping) and all(isinstance(part, nn.Module) for part in parts.values())
+            values = parts.values() if isinstance(parts, Mapping) else [None]
+            valid = all(isinstance(part, nn.Module) for part in values)
             check_returned(valid, method, "modules", parts, hint)
             name, model = method.name, type(module).__name__
             require(not hasattr(module, name), f"model={model}", name, "a method has modules of this name; rename it")
@@ -358,8 +370,11 @@ class MethodList:
         check_all([*checks, *(partial(check_exclusive, act) for act in exclusive)])
         self.client_weight(client)  # raises if two methods disagree
         needing = [type(method).__name__ for method in self.methods if method.needs_exchange]
-        silent = [type(method).__name__ for method in self.methods if not any(map(method.exchanges, client.trainable))]
         if needing and not client.sent:
+            silent = []
+            for method in self.methods:
+                if not any(map(method.exchanges, client.trainable)):
+                    silent.append(type(method).__name__)
             raise UsageError(
                 f"method={needing}: {', '.join(needing)} acts on the weights that clients send, and "
                 f"{' and '.join(silent) or 'this list'} sends none; take one of them out"
@@ -374,8 +389,8 @@ class MethodList:
         """Whether no method keeps the entry with the client."""
         answers = [method.exchanges(key) for method in self.methods]
         for method, answer in zip(self.methods, answers, strict=True):
-            known = isinstance(answer, bool)
-            check_returned(known, method, "exchanges", answer, f"return True if {key!r} travels, or False")
+            is_answer = isinstance(answer, bool)
+            check_returned(is_answer, method, "exchanges", answer, f"return True if {key!r} travels, or False")
         return all(answers)
 
     def call(self, hook: str, client: ClientContext, *args: Any) -> None:
@@ -387,10 +402,10 @@ class MethodList:
         """Apply the methods' transforms in list order."""
         for method in self.having("transform_logits"):
             check_logits(method, client, logits)
-            new = call_hook(method, "transform_logits", client, logits)
-            fits = isinstance(new, Tensor) and new.shape == logits.shape
-            check_returned(fits, method, "transform_logits", new, "return logits in the shape that they came in")
-            logits = new
+            changed = call_hook(method, "transform_logits", client, logits)
+            fits = isinstance(changed, Tensor) and changed.shape == logits.shape
+            check_returned(fits, method, "transform_logits", changed, "return logits in the shape that they came in")
+            logits = changed
         return logits
 
     def penalties(self, client: ClientContext, step: Step) -> dict[str, Tensor]:
@@ -427,8 +442,8 @@ class MethodList:
     def transform_client_update(self, client: ClientContext, delta: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Apply the methods' transforms in list order."""
         for method in self.having("transform_client_update"):
-            new = call_hook(method, "transform_client_update", client, delta)
-            delta = checked_state(method, "transform_client_update", new, delta)
+            transformed = call_hook(method, "transform_client_update", client, delta)
+            delta = checked_state(method, "transform_client_update", transformed, delta)
         return delta
 
     def client_weight(self, client: ClientContext) -> float | None:
@@ -448,10 +463,11 @@ class MethodList:
 
     def on_fit_start(self, server: Server) -> None:
         """Set the server values of each method to their initial ones, then call its hook, in list order."""
-        changing = [type(method).__name__ for method in self.methods if overrides(method, "transform_logits")]
+        changing = [method for method in self.methods if overrides(method, "transform_logits")]
         if changing:
+            names = [type(method).__name__ for method in changing]
             rank_zero_info(
-                f"method={changing}: training metrics of the module, such as train/accuracy, use logits changed by the "
+                f"method={names}: training metrics of the module, such as train/accuracy, use logits changed by the "
                 "method; evaluation uses raw logits"
             )
         for method in self._with_new_attributes():
@@ -466,8 +482,8 @@ class MethodList:
     def transform_update(self, server: Server, delta: State, payload: dict[str, Payload]) -> State:
         """Apply the methods' transforms in list order, each with its own payload."""
         for method in self._with_new_attributes():
-            new = method.transform_update(server, delta, payload.get(method.name, {}))
-            delta = checked_state(method, "transform_update", new, delta)
+            transformed = method.transform_update(server, delta, payload.get(method.name, {}))
+            delta = checked_state(method, "transform_update", transformed, delta)
         return delta
 
     def on_round_end(self, server: Server, payload: dict[str, Payload]) -> None:
@@ -487,8 +503,8 @@ class MethodList:
         for method in self.having("personal_state"):
             state = call_hook(method, "personal_state", client)
             hint = "return entries of client.received by name, or None"
-            known = isinstance(state, Mapping) and state.keys() <= client.received.keys()
-            check_returned(state is None or known, method, "personal_state", state, hint)
+            fits = isinstance(state, Mapping) and state.keys() <= client.received.keys()
+            check_returned(state is None or fits, method, "personal_state", state, hint)
             return checked_state(method, "personal_state", state, select(client.received, state)) if state else {}
         return {}
 
@@ -513,7 +529,11 @@ class MethodList:
 
     def sent_values(self) -> list[Any]:
         """The server values that clients receive."""
-        return [getattr(m, value.name) for m in self.methods for value in m._server_values() if value.travels]
+        values = []
+        for method in self.methods:
+            names = [value.name for value in method._server_values() if value.travels]
+            values += [getattr(method, name) for name in names]
+        return values
 
     def load_state_dict(self, state: dict[str, dict[str, Any]], device: torch.device) -> None:
         """Restore what :meth:`state_dict` gave, on the device of the run, unless a method has its own there."""
@@ -550,10 +570,10 @@ def call_hook(method: Method, hook: str, client: ClientContext, *args: Any) -> A
         return getattr(method, hook)(client, *args)
     finally:
         client_hook.reset(outer)
-        written = client.visit.written()
-        if written is not None:
+        changed = client.visit.written()
+        if changed is not None:
             hint = "which all clients share; change a copy, such as value.clone()"
-            raise SharedStateError(f"method={type(method).__name__}: {hook} wrote to {written}, {hint}")
+            raise SharedStateError(f"method={type(method).__name__}: {hook} wrote to {changed}, {hint}")
 
 
 def check_logits(method: Method, client: ClientContext, logits: Tensor) -> None:
@@ -573,22 +593,22 @@ def check_returned(condition: bool, method: Method, hook: str, value: object, hi
         raise UsageError(f"method={type(method).__name__}: {hook} returned {words}; {hint}")
 
 
-def checked_state(method: Method, hook: str, new: Any, state: Mapping[str, Tensor]) -> State:
+def checked_state(method: Method, hook: str, result: Any, state: Mapping[str, Tensor]) -> State:
     """Return a hook's result for ``state``, if it is a state with the same entries."""
     hint = "return a dictionary with a tensor for each entry that it was given"
-    check_returned(isinstance(new, Mapping), method, hook, new, hint)
+    check_returned(isinstance(result, Mapping), method, hook, result, hint)
     for name, value in state.items():
-        fits = isinstance(new.get(name), Tensor) and new[name].shape == value.shape
-        check_returned(fits, method, f"{hook}[{name!r}]", new.get(name), f"{hint}: {tuple(value.shape)}")
-    for name in new.keys() - state.keys():
-        check_returned(False, method, f"{hook}[{name!r}]", new[name], f"{hint}, and no additional entries")
-    return dict(new)
+        fits = isinstance(result.get(name), Tensor) and result[name].shape == value.shape
+        check_returned(fits, method, f"{hook}[{name!r}]", result.get(name), f"{hint}: {tuple(value.shape)}")
+    for name in result.keys() - state.keys():
+        check_returned(False, method, f"{hook}[{name!r}]", result[name], f"{hint}, and no additional entries")
+    return dict(result)
 
 
 def is_payload(name: object, value: object) -> bool:
     """Whether a method may send a value under this name: tensors as ``Weighted``, or a dictionary of them."""
     if isinstance(value, Mapping):
-        return isinstance(name, str) and all(is_payload(*item) for item in value.items())
+        return isinstance(name, str) and all(is_payload(*entry) for entry in value.items())
     lazy = isinstance(value, LazyWeighted)
     tensors = (
         isinstance(value, Weighted) and (lazy or isinstance(value.total, Tensor)) and isinstance(value.weight, Tensor)

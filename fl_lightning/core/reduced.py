@@ -37,34 +37,35 @@ class Reduced:
         return self.total / self.weight if self.weight else 0.0
 
 
-def join(kind: Kind, one: float, other: float) -> float:
+def join(kind: Kind, a: float, b: float) -> float:
     """Combine two totals; nan if either is."""
     if kind in ("mean", "sum"):
-        return one + other
-    if math.isnan(one) or math.isnan(other):
+        return a + b
+    if math.isnan(a) or math.isnan(b):
         return math.nan
     # adding 0 turns -0 into 0, since max and min of 0 and -0 depend on the order of their arguments
-    return (max(one, other) if kind == "max" else min(one, other)) + 0.0
+    return (max(a, b) if kind == "max" else min(a, b)) + 0.0
 
 
 def addable(values: Mapping[str, Reduced]) -> dict[str, dict[str, Weighted]]:
     """Return the means and sums among ``values``, which can be added, by kind and name."""
-    return {
-        kind: {name: Weighted.summed(one.total, one.weight) for name, one in values.items() if one.kind == kind}
-        for kind in ("mean", "sum")
-    }
+    by_kind: dict[str, dict[str, Weighted]] = {"mean": {}, "sum": {}}
+    for name, value in values.items():
+        if value.kind in by_kind:
+            by_kind[value.kind][name] = Weighted.summed(value.total, value.weight)
+    return by_kind
 
 
 def update_extremes(extremes: dict[str, Reduced], values: Mapping[str, Reduced]) -> None:
     """Update the maxima and minima of a run by those among ``values``, in any order; ignore other kinds."""
-    for name, one in values.items():
-        if one.kind in ("max", "min"):
-            before = extremes.get(name, one)
-            extremes[name] = Reduced(one.kind, join(one.kind, before.total, one.total))
+    for name, value in values.items():
+        if value.kind in ("max", "min"):
+            before = extremes.get(name, value)
+            extremes[name] = Reduced(value.kind, join(value.kind, before.total, value.total))
 
 
 def reduced(totals: Mapping[str, Any], extremes: Mapping[str, Reduced]) -> dict[str, float]:
     """Return the value of each name, from sums over :func:`addable` values, and from the maxima and minima."""
     means = {name: float(total.mean()) for name, total in totals.get("mean", {}).items()}
     sums = {name: float(total.total) for name, total in totals.get("sum", {}).items()}
-    return {**means, **sums, **{name: one.value for name, one in extremes.items()}}
+    return {**means, **sums, **{name: extreme.value for name, extreme in extremes.items()}}

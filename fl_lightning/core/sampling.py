@@ -26,8 +26,8 @@ class Sampler(ABC):
             num_clients: number of all clients.
             cohort_size: number of clients to choose, from 1 to ``num_clients``.
         """
-        chosen = self.choose(numpy_rng(seed, "cohort", round_), round_, num_clients, cohort_size)
-        cohort = sorted(int(k) for k in chosen)
+        drawn = self.choose(numpy_rng(seed, "cohort", round_), round_, num_clients, cohort_size)
+        cohort = sorted(int(k) for k in drawn)
         key, hint = f"trainer.sampler={type(self).__name__}: the cohort of round {round_}", "give different ids from"
         within = bool(cohort) and cohort[0] >= 0 and cohort[-1] < num_clients
         require(within and len(set(cohort)) == len(cohort), key, cohort, f"{hint} 0 to {num_clients - 1}, at least one")

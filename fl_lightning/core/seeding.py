@@ -75,7 +75,8 @@ def rng_scope(seed: int, purpose: str, *where: int) -> Iterator[None]:
 
 def generator_states() -> tuple[Any, Any, list[torch.Tensor]]:
     """The states of the global generators of Python, NumPy and torch, for :func:`replayed`."""
-    return random.getstate(), np.random.get_state(), [one.get_state() for one in torch_generators()]  # noqa: NPY002
+    torch_states = [generator.get_state() for generator in torch_generators()]
+    return random.getstate(), np.random.get_state(), torch_states  # noqa: NPY002
 
 
 def set_generators(states: tuple[Any, Any, list[torch.Tensor]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -59,7 +60,9 @@ class Server:
         seed: int = 0,
         label_counts: torch.Tensor | None = None,
     ) -> None:
-        self.state = {n: lazy_copy(v) if is_frozen(v) else v.detach().clone() for n, v in state.items()}
+        self.state = {}
+        for name, value in state.items():
+            self.state[name] = lazy_copy(value) if is_frozen(value) else value.detach().clone()
         self.num_clients, self.num_examples, self.seed = num_clients, num_examples, seed
         self.label_counts = label_counts
         self.round = 0
@@ -69,7 +72,9 @@ class Server:
         self.frozen = {name for name, value in state.items() if is_frozen(value)}
         self.known: dict[str, set[int]] = {}
         trained = set(trainable)
-        moved = [n for n, v in state.items() if n in trained or (scope == "all_float" and v.is_floating_point())]
+        if scope == "all_float":
+            trained |= {name for name, value in state.items() if value.is_floating_point()}
+        moved = [name for name in state if name in trained]
         self.optimized = dict.fromkeys(moved)
         self._parameters = {name: nn.Parameter(self.state[name].double()) for name in moved}
         build = optimizer or (lambda parameters: SGD(parameters, lr=1.0))
@@ -78,7 +83,8 @@ class Server:
 
     def zeros(self) -> State:
         """Zeros in the shapes of the entries :attr:`optimized`, in float64, for a method's server value."""
-        return {name: torch.zeros_like(self.state[name], dtype=torch.float64) for name in self.optimized}
+        make = partial(torch.zeros_like, dtype=torch.float64)
+        return {name: make(self.state[name]) for name in self.optimized}
 
     def begin_round(self, round_: int, cohort: list[int]) -> None:
         """Set the round that begins, and its cohort."""
@@ -91,9 +97,9 @@ class Server:
             UsageError: the state has no such entry, or one of another shape.
         """
         for name, value in state.items():
-            own, shape = self.state.get(name), tuple(value.shape)
-            hint = "the global state has no such entry" if own is None else f"its shape is {tuple(own.shape)}"
-            require(own is not None and own.shape == value.shape, f"server.assign: {name}", shape, hint)
+            entry, shape = self.state.get(name), tuple(value.shape)
+            hint = "the global state has no such entry" if entry is None else f"its shape is {tuple(entry.shape)}"
+            require(entry is not None and entry.shape == value.shape, f"server.assign: {name}", shape, hint)
             if not share_memory(self.state[name], value):
                 self.state[name].copy_(value)
                 self._note_changes([name])
@@ -104,8 +110,8 @@ class Server:
 
     def note_sent(self, clients: Iterable[int]) -> None:
         """Note that these clients have been sent all that is new."""
-        for known in self.known.values():
-            known.update(clients)
+        for receivers in self.known.values():
+            receivers.update(clients)
 
     def _note_changes(self, names: Iterable[str]) -> None:
         self.known |= {name: set() for name in names if name in self.frozen}
@@ -118,13 +124,14 @@ class Server:
                 value.copy_(self.state[name])
                 self.state[name] = lazy_copy(value)
 
-    def step(self, delta: State, others: State) -> None:
+    def step(self, delta: State, means: State) -> None:
         """Move the parameters by the mean change ``delta``; set the other entries to their means ``others``.
 
         Raises:
             ClientError: the optimizer made a parameter nan or infinite.
         """
-        delta = delta | {n: mean - self.state[n] for n, mean in others.items() if n in self.optimized}
+        optimized = [name for name in means if name in self.optimized]
+        delta = delta | {name: means[name] - self.state[name] for name in optimized}
         if self.optimizer is not None and delta:
             for name, parameter in self._parameters.items():
                 # each step starts from the sent values, also if the module is in float16 or bfloat16
@@ -135,16 +142,17 @@ class Server:
                 self.state[name].copy_(self._parameters[name].data)
             self._empty_parameters()
         stepped = select(self.state, delta)
-        bad = first_not_finite(stepped, {name: value.new_zeros(()) for name, value in stepped.items()})
+        zeros = {name: value.new_zeros(()) for name, value in stepped.items()}
+        bad = first_not_finite(stepped, zeros)
         if bad is not None and self.optimizer is not None:
             kind, rate = type(self.optimizer).__name__, self.optimizer.param_groups[0].get("lr")
             raise ClientError(
                 f"round {self.round}: trainer.server_optimizer {kind} with lr {rate} made {bad} nan or infinite; "
                 "use a smaller lr"
             )
-        for name in others.keys() - delta.keys():
-            self.state[name].copy_(others[name])
-        self._note_changes(others)
+        for name in means.keys() - delta.keys():
+            self.state[name].copy_(means[name])
+        self._note_changes(means)
 
     def _empty_parameters(self) -> None:
         """Free the memory of the optimizer's parameters, which are the state in float64 during a step."""
@@ -154,8 +162,8 @@ class Server:
     def state_dict(self) -> dict[str, Any]:
         """The global state, the server optimizer's state and the number of the last round."""
         optimizer = self.optimizer.state_dict() if self.optimizer else {}
-        known = {name: sorted(clients) for name, clients in self.known.items()}
-        return {"state": self.state, "optimizer": optimizer, "round": self.round, "known": known}
+        receivers = {name: sorted(clients) for name, clients in self.known.items()}
+        return {"state": self.state, "optimizer": optimizer, "round": self.round, "known": receivers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of :meth:`state_dict`.
@@ -168,4 +176,5 @@ class Server:
         self.assign(state["state"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])
-        self.round, self.known = state["round"], {name: {*clients} for name, clients in state["known"].items()}
+        self.round = state["round"]
+        self.known = {name: {*clients} for name, clients in state["known"].items()}

@@ -29,10 +29,10 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def tensors(module: nn.Module) -> State:
     """The live tensors of a module's state dict by name, in its order; a tied tensor is named once."""
     live: State = {}
-    seen: set[int] = set()
+    ids: set[int] = set()
     for name, value in module.state_dict(keep_vars=True).items():
-        if isinstance(value, Tensor) and id(value) not in seen:
-            seen.add(id(value))
+        if isinstance(value, Tensor) and id(value) not in ids:
+            ids.add(id(value))
             live[name] = value
     return live
 
@@ -61,7 +61,10 @@ def copy_into(live: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
 
 def clone(state: Mapping[str, Tensor]) -> State:
     """A detached copy of a state, in which lazy copies stay lazy."""
-    return {name: lazy_copy(value) if is_lazy(value) else value.detach().clone() for name, value in state.items()}
+    copies: State = {}
+    for name, value in state.items():
+        copies[name] = lazy_copy(value) if is_lazy(value) else value.detach().clone()
+    return copies
 
 
 def changed_entries(state: Mapping[str, Tensor], before: Mapping[str, Tensor], names: Iterable[str]) -> list[str]:
@@ -71,7 +74,8 @@ def changed_entries(state: Mapping[str, Tensor], before: Mapping[str, Tensor], n
     """
     names = [name for name in names if not share_memory(state[name], before[name])]
     differ = [(state[name] != before[name]).any() for name in names]
-    return [name for name, differs in zip(names, torch.stack(differ).tolist() if names else (), strict=True) if differs]
+    answers = torch.stack(differ).tolist() if names else []
+    return [name for name, differs in zip(names, answers, strict=True) if differs]
 
 
 def is_frozen(value: Tensor) -> bool:
@@ -98,7 +102,10 @@ def entry_norms(state: Mapping[str, Tensor], order: float = 2.0) -> list[Tensor]
 
 def as_floats(scalars: Sequence[Tensor]) -> list[float]:
     """Return the numbers in scalar tensors, for which a GPU is waited for once."""
-    return torch.stack([one.double().to(scalars[0].device) for one in scalars]).tolist() if scalars else []
+    if not scalars:
+        return []
+    device = scalars[0].device
+    return torch.stack([scalar.double().to(device) for scalar in scalars]).tolist()
 
 
 def first_not_finite(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> str | None:
@@ -106,24 +113,32 @@ def first_not_finite(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) 
 
     An unchanged mask of infinities is allowed.
     """
-    values = {name: value for name, value in state.items() if value.is_floating_point() and value.numel()}
+    floats = {name: value for name, value in state.items() if value.is_floating_point()}
+    values = {name: value for name, value in floats.items() if value.numel()}
     if all(map(math.isfinite, as_floats(entry_norms(values, math.inf)))):
         return None
-    bad = ((name, ~value.isfinite()) for name, value in values.items())
-    return next((name for name, where in bad if bool((where & before[name].isfinite()).any())), None)
+    for name, value in values.items():
+        if bool((~value.isfinite() & before[name].isfinite()).any()):
+            return name
+    return None
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
+def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have the same shape, type and bits, on any devices."""
-    same, whole = (one.shape, one.dtype) == (other.shape, other.dtype), _INTEGERS[one.element_size()]
-    return same and torch.equal(one.detach().cpu().view(whole), other.detach().cpu().view(whole))
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    kind = _INTEGERS[a.element_size()]
+    return torch.equal(a.detach().cpu().view(kind), b.detach().cpu().view(kind))
 
 
 def checksums(state: Mapping[str, Tensor]) -> dict[str, int]:
     """For each entry, the sum of its numbers as integers, which one changed bit changes."""
-    whole = [value.detach().view(_INTEGERS[value.element_size()]) for value in state.values()]
+    integers = [value.detach().view(_INTEGERS[value.element_size()]) for value in state.values()]
     # 32 bits wrap around: adding them up in 64 is slower
-    sums = [value.sum(dtype=value.dtype if value.element_size() > 2 else None).long() for value in whole]
+    sums = []
+    for value in integers:
+        kind = value.dtype if value.element_size() > 2 else None
+        sums.append(value.sum(dtype=kind).long())
     return dict(zip(state, torch.stack(sums).tolist() if sums else [], strict=True))
 
 

@@ -70,8 +70,8 @@ class SystemsHeterogeneity:
         shares = {"stragglers": stragglers, "dropout_before": dropout_before, "dropout_after": dropout_after}
         for name, share in shares.items():
             require(0 <= share <= 1, f"trainer.systems.{name}", share, "use a share in [0, 1]")
-        both = dropout_before + dropout_after
-        require(both <= 1, "trainer.systems: dropout_before + dropout_after", both, "give at most 1 in all")
+        dropout = dropout_before + dropout_after
+        require(dropout <= 1, "trainer.systems: dropout_before + dropout_after", dropout, "give at most 1 in all")
         require(least >= 1, "trainer.systems.least", least, "give 1 or more")
         require(most is None or most >= least, "trainer.systems.most", most, f"give at least {least}, or null")
         require(late in ("keep", "drop"), "trainer.systems.late", late, "give keep or drop")
@@ -80,42 +80,43 @@ class SystemsHeterogeneity:
         self.available = available or {}
         self._windows: dict[int, list[Window]] = {}
         for ids, windows in self.available.items():
-            first, _, last = str(ids).partition("-")
-            known = first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first)
-            require(known, "trainer.systems.available", ids, "name clients as 3 or as 5-9")
+            low, _, high = str(ids).partition("-")
+            high = high or low
+            ordered = low.isdecimal() and high.isdecimal() and int(low) <= int(high)
+            require(ordered, "trainer.systems.available", ids, "name clients as 3 or as 5-9")
             for window in windows:
                 rounds = list(window) if isinstance(window, (list, tuple)) else []
-                whole = all(isinstance(round_, int) and round_ >= 0 for round_ in rounds)
-                fits = whole and len(rounds) in (1, 2) and rounds == sorted(rounds)
+                integers = all(isinstance(round_, int) and round_ >= 0 for round_ in rounds)
+                fits = integers and len(rounds) in (1, 2) and rounds == sorted(rounds)
                 require(
                     fits, "trainer.systems.available", window, "give windows of rounds as [first, last], or [first]"
                 )
-                for k in range(int(first), int(last or first) + 1):
+                for k in range(int(low), int(high) + 1):
                     self._windows.setdefault(k, []).append((rounds[0], rounds[1] if len(rounds) > 1 else None))
 
-    def check(self, num_clients: int, rounds: int, whole: int) -> None:
+    def check(self, num_clients: int, rounds: int, full_work: int) -> None:
         """Refuse settings that do not fit the run.
 
         Args:
             num_clients: number of all clients.
             rounds: rounds of the run.
-            whole: epochs, or steps, of a complete visit.
+            full_work: epochs, or steps, of a complete visit.
 
         Raises:
             UsageError: complete visits cannot be shortened, or are shorter than ``most``; an unknown client; or a round
                 without an available client.
         """
-        most = whole - 1 if self.most is None else self.most
-        hint = (
-            f"a complete visit has {whole} epochs or steps; set trainer.local_epochs or local_steps above {self.least}"
-        )
-        require(not self.stragglers or most >= self.least, "trainer.systems.stragglers", self.stragglers, hint)
-        hint = f"a complete visit has {whole} epochs or steps; use at most {whole}"
-        require(not self.stragglers or most <= whole, "trainer.systems.most", self.most, hint)
+        most_work = full_work - 1 if self.most is None else self.most
+        complete = f"a complete visit has {full_work} epochs or steps"
+        hint = f"{complete}; set trainer.local_epochs or local_steps above {self.least}"
+        require(not self.stragglers or most_work >= self.least, "trainer.systems.stragglers", self.stragglers, hint)
+        hint = f"{complete}; use at most {full_work}"
+        require(not self.stragglers or most_work <= full_work, "trainer.systems.most", self.most, hint)
         unknown = [k for k in self._windows if k >= num_clients][:1]
         require(not unknown, "trainer.systems.available", unknown, f"clients are 0 to {num_clients - 1}")
         # before a round without clients, a client leaves
-        ends = {0, *(last + 1 for windows in self._windows.values() for _, last in windows if last is not None)}
+        windows = [window for of_client in self._windows.values() for window in of_client]
+        ends = {0, *(end + 1 for _, end in windows if end is not None)}
         empty = [r for r in sorted(ends) if r < rounds and not self.present(r, num_clients)]
         require(
             not empty, "trainer.systems.available", empty, "no client is available in these rounds; change the windows"
@@ -123,31 +124,33 @@ class SystemsHeterogeneity:
 
     def present(self, round_: int, num_clients: int) -> list[int]:
         """Return the clients that are available in a round, in ascending order."""
-        return [
-            k
-            for k in range(num_clients)
-            if any(a <= round_ and (b is None or round_ <= b) for a, b in self._windows.get(k, [(0, None)]))
-        ]
+        clients = []
+        for k in range(num_clients):
+            windows = self._windows.get(k, [(0, None)])
+            if any(start <= round_ and (end is None or round_ <= end) for start, end in windows):
+                clients.append(k)
+        return clients
 
-    def outcomes(self, seed: int, round_: int, cohort: list[int], whole: int) -> dict[int, SystemOutcome]:
+    def outcomes(self, seed: int, round_: int, cohort: list[int], full_work: int) -> dict[int, SystemOutcome]:
         """Return the outcomes of the clients of a cohort by id.
 
         Args:
             seed: base seed of the run.
             round_: number of the round.
             cohort: clients of the cohort.
-            whole: epochs, or steps, of a complete visit.
+            full_work: epochs, or steps, of a complete visit.
         """
         number = math.floor(self.stragglers * len(cohort) + 0.5)
-        late = {cohort[place] for place in numpy_rng(seed, "stragglers", round_).permutation(len(cohort))[:number]}
-        most = whole - 1 if self.most is None else self.most
+        places = numpy_rng(seed, "stragglers", round_).permutation(len(cohort))
+        late = {cohort[place] for place in places[:number]}
+        most_work = full_work - 1 if self.most is None else self.most
         outcomes = {}
         for k in cohort:
             drawn = numpy_rng(seed, "dropout", round_, k).random()
             if drawn < self.dropout_before or (k in late and self.late == "drop"):
                 outcomes[k] = SystemOutcome(lost="before")
                 continue
-            work = int(numpy_rng(seed, "work", round_, k).integers(self.least, most + 1)) if k in late else None
-            lost: Lost | None = "after" if drawn < self.dropout_before + self.dropout_after else None
-            outcomes[k] = SystemOutcome(None if work == whole else work, lost)
+            work = int(numpy_rng(seed, "work", round_, k).integers(self.least, most_work + 1)) if k in late else None
+            drops = drawn < self.dropout_before + self.dropout_after
+            outcomes[k] = SystemOutcome(None if work == full_work else work, "after" if drops else None)
         return outcomes

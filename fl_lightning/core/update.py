@@ -134,7 +134,8 @@ class Totals:
     def frozen(self) -> dict[str, Tensor]:
         """Mean change of the frozen parameters that any client has changed; 0 for clients that have not."""
         changes = self._fields.get("frozen", {})
-        return {n: one.total / self._fields["drift"].weight for n, one in changes.items() if bool(one.weight)}
+        names = [name for name, change in changes.items() if bool(change.weight)]
+        return {name: changes[name].total / self._fields["drift"].weight for name in names}
 
     @property
     def num_bytes(self) -> int:
@@ -150,12 +151,18 @@ class Totals:
     def logged(self) -> dict[str, float]:
         """Logged values by name: means over examples, and sums, maxima and minima over the clients."""
         values = {**reduced(self._fields.get("logged", {}), self._extremes), **self.merged}
-        return {name: value for name, value in values.items() if name not in {f"{one}/clients" for one in self.merged}}
+        numbers = {f"{name}/clients" for name in self.merged}
+        return {name: value for name, value in values.items() if name not in numbers}
 
     def _present_means(self, field: str) -> dict[str, Tensor]:
         # each total is dropped for its mean
         totals = self._fields.pop(field, {})
-        return {name: value.mean() for name in list(totals) if bool((value := totals.pop(name)).weight)}
+        means = {}
+        for name in list(totals):
+            total = totals.pop(name)
+            if bool(total.weight):
+                means[name] = total.mean()
+        return means
 
     @cached_property
     def _fields(self) -> dict[str, Any]:

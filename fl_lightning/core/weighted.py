@@ -165,7 +165,8 @@ class Sums:
         if not entries:
             return
         self._totals = None
-        self._extend({path: (value.shape, value.weight.shape) for path, value in entries.items()})
+        layout = {path: (value.shape, value.weight.shape) for path, value in entries.items()}
+        self._extend(layout)
         for path in self._large.keys() & entries.keys():
             value = entries[path]
             # the exact sum overwrites its argument, and the total of a lazy value is a new tensor
@@ -175,7 +176,8 @@ class Sums:
         parts: list[Tensor] = []
         for path, shapes in self._layout.items():
             if path in entries:
-                parts += (part.to(torch.float64).reshape(-1) for part in small_parts(entries[path], shapes))
+                small = small_parts(entries[path], shapes)
+                parts += (part.to(torch.float64).reshape(-1) for part in small)
             else:
                 parts.append(torch.zeros(length(shapes), dtype=torch.float64, device=device))
         self._waiting.append(joined_on(parts, torch.device(device)))
@@ -191,7 +193,10 @@ class Sums:
         """
         entries, device = flatten(values), self._exact.device
         self._totals = None
-        self._extend({path: (value.shape[1:], value.weight.shape[1:]) for path, value in entries.items()})
+        layout = {}
+        for path, value in entries.items():
+            layout[path] = (value.shape[1:], value.weight.shape[1:])
+        self._extend(layout)
         for path in self._large.keys() & entries.keys():
             for row in entries[path].total:
                 self._large[path].add(row.to(device, torch.float64, copy=True).reshape(-1))
@@ -199,27 +204,26 @@ class Sums:
         parts: list[Tensor] = []
         for path, shapes in self._layout.items():
             if path in entries:
-                parts += (part.to(torch.float64).reshape(number, -1) for part in small_parts(entries[path], shapes))
+                small = small_parts(entries[path], shapes)
+                parts += (part.to(torch.float64).reshape(number, -1) for part in small)
             else:
                 parts.append(torch.zeros(number, length(shapes), dtype=torch.float64, device=device))
-        for some in joined_on(parts, torch.device(device)).split(MOST_ROWS):
-            self._exact.add(some)
+        for rows in joined_on(parts, torch.device(device)).split(MOST_ROWS):
+            self._exact.add(rows)
 
     def all_reduce(self, workers: Collectives, note: Any = None) -> list[Any]:
         """Add up the sums of all workers, which must all call this; return the small ``note`` of each, by rank."""
         if workers.size == 1:
             return [note]
         self._add_waiting()
-        mine = (
-            self._layout,
-            {(): self._exact.exponents} | {path: sum_.exponents for path, sum_ in self._large.items()},
-        )
-        gathered = workers.gather((*mine, note))
+        worker_exponents = {path: sum_.exponents for path, sum_ in self._large.items()}
+        worker_exponents[()] = self._exact.exponents
+        gathered = workers.gather((self._layout, worker_exponents, note))
         exponents: dict[Path, set[int]] = {}
-        for layout, used, _ in gathered:
+        for layout, exponents_used, _ in gathered:
             self._extend(layout)
-            for path, theirs in used.items():
-                exponents.setdefault(path, set()).update(theirs)
+            for path, of_worker in exponents_used.items():
+                exponents.setdefault(path, set()).update(of_worker)
         for path in sorted(exponents):
             (self._large[path] if path else self._exact).all_reduce(workers, exponents[path])
         self._totals = None
@@ -229,31 +233,31 @@ class Sums:
     def totals(self) -> dict[str, Any]:
         """The sums, in dictionaries nested as the contributions; single numbers are on the CPU."""
         if self._totals is None:
-            self._totals = self._read(last=False)
+            self._totals = self._read(free=False)
         return self._totals
 
     def take(self) -> dict[str, Any]:
         """Return :attr:`totals`, and free the memory of the sums, to which nothing can be added any more."""
-        return self._read(last=True)
+        return self._read(free=True)
 
     def means(self) -> dict[str, Tensor]:
         """Return the mean by name, for sums without nested dictionaries."""
         return {name: total.mean() for name, total in self.totals.items()}
 
-    def _read(self, last: bool) -> dict[str, Any]:
+    def _read(self, free: bool) -> dict[str, Any]:
         self._add_waiting()
-        flat = self._exact.value(last)
-        numbers, begin, read = flat.cpu(), 0, {}
+        flat = self._exact.value(free)
+        numbers, start, entries = flat.cpu(), 0, {}
         for path, shapes in self._layout.items():
             parts = []
             if path in self._large:
-                parts.append((self._large.pop(path) if last else self._large[path]).value(last).view(shapes[0]))
+                parts.append((self._large.pop(path) if free else self._large[path]).value(free).view(shapes[0]))
             for shape in shapes[len(parts) :]:
-                end = begin + shape.numel()
-                parts.append((flat if shape else numbers)[begin:end].view(shape))
-                begin = end
-            read[path] = Weighted(*parts)
-        return nested(read)
+                end = start + shape.numel()
+                parts.append((flat if shape else numbers)[start:end].view(shape))
+                start = end
+            entries[path] = Weighted(*parts)
+        return nested(entries)
 
     def _extend(self, layout: Layout) -> None:
         """Extend the sums by the values of a layout that they do not have yet, which are 0."""
@@ -265,7 +269,9 @@ class Sums:
             return
         self._add_waiting()
         ends = dict(zip(layout, accumulate(map(length, layout.values())), strict=True))
-        places = [torch.arange(ends[path] - length(shapes), ends[path]) for path, shapes in before.items()]
+        places = []
+        for path, shapes in before.items():
+            places.append(torch.arange(ends[path] - length(shapes), ends[path]))
         places.append(torch.zeros(0, dtype=torch.int64))  # cat takes no empty list
         self._exact.spread(torch.cat(places), max(ends.values()))
         for path, (shape, _) in layout.items():
@@ -275,8 +281,8 @@ class Sums:
 
     def _add_waiting(self) -> None:
         if self._waiting:
-            first, *others = self._waiting
-            self._exact.add(torch.stack(self._waiting) if others else first)
+            rows = self._waiting
+            self._exact.add(torch.stack(rows) if len(rows) > 1 else rows[0])
             self._waiting = []
 
 
@@ -288,7 +294,8 @@ def joined_on(parts: list[Tensor], device: torch.device) -> Tensor:
         if device.type == "cuda":  # the host does not wait for a copy from pinned memory
             copied = copied.pin_memory().to(device, non_blocking=True)
         copied = copied.to(device)
-        for place, part in zip(places, copied.split([parts[place].shape[-1] for place in places], -1), strict=True):
+        sizes = [parts[place].shape[-1] for place in places]
+        for place, part in zip(places, copied.split(sizes, -1), strict=True):
             parts[place] = part
     return torch.cat(parts, -1)
 
@@ -306,14 +313,17 @@ def flatten(values: Mapping[str, Any], path: Path = ()) -> dict[Path, Weighted]:
         elif isinstance(value, Mapping):
             entries |= flatten(value, (*path, name))
         else:
-            what = "/".join((*path, name))
-            raise UsageError(f"{what} is a {type(value).__name__}; use Weighted.of(value, weight)")
+            key = "/".join((*path, name))
+            raise UsageError(f"{key} is a {type(value).__name__}; use Weighted.of(value, weight)")
     return entries
 
 
 def cloned(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of ``Weighted`` values in nested dictionaries."""
-    return nested({path: Weighted(v.total.clone(), v.weight.clone()) for path, v in flatten(values).items()})
+    copies = {}
+    for path, value in flatten(values).items():
+        copies[path] = Weighted(value.total.clone(), value.weight.clone())
+    return nested(copies)
 
 
 def nested(entries: Mapping[Path, Weighted]) -> dict[str, Any]:
@@ -335,8 +345,9 @@ def merged(first: Layout, second: Layout) -> Layout:
     """
     for path in first.keys() & second.keys():
         if first[path] != second[path]:
-            one, other = (" and ".join(str(tuple(shape)) for shape in layout[path]) for layout in (first, second))
-            text = f"total and weight of {'/'.join(path)} have the shapes {other}, and had {one} earlier"
+            shapes, earlier = map(tuple, second[path]), map(tuple, first[path])
+            text = f"total and weight of {'/'.join(path)} have the shapes {' and '.join(map(str, shapes))}, "
+            text += f"and had {' and '.join(map(str, earlier))} earlier"
             raise ArithmeticError(f"{text}; use the same shapes in all contributions")
     return dict(sorted((first | second).items()))
 
@@ -374,6 +385,8 @@ def weigh(values: Mapping[str, Tensor], weight: float, bound: float = math.inf) 
     scale = torch.tensor(float(weight), dtype=torch.float64)
     if isinstance(values, LazyDifference):
         shapes = {name: values.new[name].shape for name in values}
-        return {n: LazyWeighted(partial(values.times, n, weight), shapes[n], scale, bound) for n in values}
-    scaled = foreach.multiply([value.detach().double() for value in values.values()], float(weight))
-    return {name: Weighted(total, scale, bound=bound) for name, total in zip(values, scaled, strict=True)}
+        products = {name: partial(values.times, name, weight) for name in values}
+        return {name: LazyWeighted(products[name], shapes[name], scale, bound) for name in values}
+    doubles = [value.detach().double() for value in values.values()]
+    totals = dict(zip(values, foreach.multiply(doubles, float(weight)), strict=True))
+    return {name: Weighted(total, scale, bound=bound) for name, total in totals.items()}

@@ -97,10 +97,10 @@ class FileDataModule(ImageDataModule):
             root, self.cache_folder = Path(folder, "data"), Path(folder)
             root.mkdir()
             self.write_offline(root)
-            data = self.read(root)
+            images = self.read(root)
             # copies in memory: the folder is deleted on return
-            train, train_labels, test, test_labels = (np.array(array) for array in data[:4])
-            return Images(train, train_labels, test, test_labels, *data[4:])
+            train, train_labels, test, test_labels = (np.array(array) for array in images[:4])
+            return Images(train, train_labels, test, test_labels, *images[4:])
 
     def write_offline(self, root: Path) -> None:
         """Write the offline data set into ``root``, in the format of the real files."""
@@ -150,7 +150,7 @@ class NpyImages(ArrayDataModule):
         self._own_scale = (mean, std)
 
     def read(self, root: Path) -> Images:
-        names = [f"{split}_{what}.npy" for split in ("train", "test") for what in ("images", "labels")]
+        names = ["train_images.npy", "train_labels.npy", "test_images.npy", "test_labels.npy"]
         missing = [name for name in names if not (root / name).is_file()]
         hint = f"{', '.join(missing)} not found there; use a folder that contains {', '.join(names)}"
         require(not missing, "data.root", str(root), hint)
@@ -167,9 +167,9 @@ class NpyImages(ArrayDataModule):
     def generate(self) -> Images:
         return self.measured_on(super().generate())
 
-    def measured_on(self, data: Images) -> Images:
+    def measured_on(self, dataset: Images) -> Images:
         """Set the number of classes, and the statistics that were not given; returns the data."""
-        images, labels, test_labels = data.train_images, data.train_labels, data.test_labels
+        images, labels, test_labels = dataset.train_images, dataset.train_labels, dataset.test_labels
         largest, number = int(max(labels.max(), test_labels.max())), len(labels) + len(test_labels)
         hint = f"labels count the classes from 0, and there are only {number} examples; give smaller labels"
         require(largest < number, "data: labels", largest, hint)
@@ -181,8 +181,9 @@ class NpyImages(ArrayDataModule):
             mean = (pixels.mean(0) / 255).tolist() if mean is None else mean
             std = (pixels.std(0) / 255).clip(1e-3).tolist() if std is None else std
         self.mean, self.std = tuple(mean), tuple(std)
-        self.measured = tuple(n for n, given in zip(("mean", "std"), self._own_scale, strict=True) if given is None)
-        return data
+        arguments = zip(("mean", "std"), self._own_scale, strict=True)
+        self.measured = tuple(name for name, value in arguments if value is None)
+        return dataset
 
 
 class TorchvisionDataModule(ArrayDataModule):
@@ -266,8 +267,9 @@ class MNIST(TorchvisionDataModule):
         folders = [root, root / self.original / "raw", root / self.original]
         arrays = []
         for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
-            paths = [folder / f"{name}-ubyte{ending}" for folder in folders for ending in ("", ".gz")]
-            path = next((path for path in paths if path.is_file()), None)
+            file_names = (f"{name}-ubyte", f"{name}-ubyte.gz")
+            paths = (folder / file_name for folder in folders for file_name in file_names)
+            path = next(filter(Path.is_file, paths), None)
             hint = f"{self.layout} not found there; set data.root to its folder, or set data.download: true"
             require(path is not None, "data.root", str(root), hint)
             arrays.append(read_idx(path))  # type: ignore[arg-type]
@@ -323,10 +325,11 @@ def read_idx(path: Path) -> np.ndarray:
             head = file.read(4)
             shape = np.frombuffer(file.read(4 * head[3]), ">i4")
             values = np.frombuffer(bytearray(file.read()), np.uint8)
-        whole = head[:3] == b"\x00\x00\x08" and len(values) == shape.prod(dtype=np.int64)
+        complete = head[:3] == b"\x00\x00\x08" and len(values) == shape.prod(dtype=np.int64)
     except (OSError, EOFError, IndexError, ValueError):
-        whole = False
-    require(whole, "data.root", str(path.parent), f"{path.name} is not a complete idx file of bytes; download it again")
+        complete = False
+    hint = f"{path.name} is not a complete idx file of bytes; download it again"
+    require(complete, "data.root", str(path.parent), hint)
     return values.reshape(shape)
 
 
@@ -343,8 +346,8 @@ def patterns(labels: np.ndarray, size: int, channels: int, seed: int) -> np.ndar
     rng = np.random.default_rng(seed)
     coarse = np.random.default_rng(0).integers(0, 200, (int(labels.max()) + 1, 4, 4, channels))
     places = np.arange(size) * 4 // size
-    clean = coarse[labels][:, places][:, :, places]
-    return (clean + rng.integers(0, 56, clean.shape)).astype(np.uint8)
+    noiseless = coarse[labels][:, places][:, :, places]
+    return (noiseless + rng.integers(0, 56, noiseless.shape)).astype(np.uint8)
 
 
 def cycled(classes: int, number: int) -> np.ndarray:

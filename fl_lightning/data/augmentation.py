@@ -50,9 +50,9 @@ class RandomCrop(Augmentation):
         require(fits, "RandomCrop.padding", self.padding, f"reflection of {height} x {width} pixels needs less padding")
         padded = pad(images, [self.padding] * 4, mode=self.mode)
         corners = torch.randint(0, 2 * self.padding + 1, (2, size), generator=generator)
-        top, left = transferred(corners, images.device)
+        tops, lefts = transferred(corners, images.device)
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: (B, C, tops, lefts, H, W)
-        return windows[torch.arange(size, device=images.device), :, top, left]
+        return windows[torch.arange(size, device=images.device), :, tops, lefts]
 
 
 class RandomFlip(Augmentation):
@@ -69,9 +69,9 @@ class RandomFlip(Augmentation):
         self.p = p
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        chosen = torch.rand(len(images), generator=generator) < self.p
+        mask = torch.rand(len(images), generator=generator) < self.p
         # numbers instead of a mask, whose sum a GPU would be waited for
-        flips = transferred(chosen.nonzero()[:, 0], images.device)
+        flips = transferred(mask.nonzero()[:, 0], images.device)
         flipped = images.clone()
         flipped[flips] = images[flips].flip(-1)
         return flipped
@@ -114,17 +114,17 @@ class AutoAugment(Augmentation):
     def __init__(self, policy: Literal["cifar10", "imagenet", "svhn"] = "cifar10") -> None:
         from torchvision.transforms import v2
 
-        known = [policy_.value for policy_ in v2.AutoAugmentPolicy]
-        require(policy in known, "AutoAugment.policy", policy, f"choose one of {', '.join(known)}")
+        policies = [policy_.value for policy_ in v2.AutoAugmentPolicy]
+        require(policy in policies, "AutoAugment.policy", policy, f"choose one of {', '.join(policies)}")
         self.policy = policy
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         pairs, number = operation_pairs(self.policy, *images.shape[-2:]), len(images)
-        chosen = torch.randint(len(pairs), (number,), generator=generator).tolist()
+        pair_of_image = torch.randint(len(pairs), (number,), generator=generator).tolist()
         chances, signs = torch.rand(2, number, 2, generator=generator).tolist()
         # images by the name and signed magnitude of their operation; second operations follow later
         turns: list[dict[tuple[str, float], list[int]]] = [{}, {}]
-        for image, pair in enumerate(chosen):
+        for image, pair in enumerate(pair_of_image):
             turn = 0
             for (name, probability, magnitude, signed), chance, sign in zip(
                 pairs[pair], chances[image], signs[image], strict=True

@@ -23,10 +23,10 @@ Range = tuple[float, float]
 
 
 def cached(
-    folder: Path | None, paths: Iterable[Path], made: object, make: Callable[[Path], dict[str, np.ndarray]]
+    folder: Path | None, paths: Iterable[Path], recipe: object, make: Callable[[Path], dict[str, np.ndarray]]
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Open images and smaller arrays from the cache, or ``make`` both; ``made`` names the recipe in its key."""
-    digest = hashlib.blake2b(f"{VERSION} {made}".encode(), digest_size=12)
+    """Open images and smaller arrays from the cache, or ``make`` both; ``recipe`` is part of its key."""
+    digest = hashlib.blake2b(f"{VERSION} {recipe}".encode(), digest_size=12)
     for path in paths:
         status = path.stat()
         # a file copied by `cp -p` or `rsync -t` may have the size and time of the one that it replaces
@@ -39,19 +39,19 @@ def cached(
         new_beside = new_images.with_suffix(".npz")
         try:
             np.savez(new_beside, **make(new_images))  # type: ignore[arg-type]
-            for new, file in ((new_images, images), (new_beside, beside)):
-                with open(new, "rb+") as written:
-                    os.fsync(written.fileno())
-                os.replace(new, file)
+            for partial, file in ((new_images, images), (new_beside, beside)):
+                with open(partial, "rb+") as stream:
+                    os.fsync(stream.fileno())
+                os.replace(partial, file)
         except OSError as error:
             hint = "free some space there, or set XDG_CACHE_HOME to another folder"
             raise UsageError(f"the cache {images} cannot be written: {error}; {hint}") from error
         finally:
-            for new in (new_images, new_beside):
-                new.unlink(missing_ok=True)
+            for partial in (new_images, new_beside):
+                partial.unlink(missing_ok=True)
     with np.load(beside, allow_pickle=False) as file:
-        others = dict(file)
-    return np.memmap(images, np.uint8, "c", shape=tuple(others["shape"].tolist())), others
+        arrays = dict(file)
+    return np.memmap(images, np.uint8, "c", shape=tuple(arrays["shape"].tolist())), arrays
 
 
 def cache_folder() -> Path:
@@ -81,8 +81,9 @@ def decode(paths: Sequence[Path], size: int, value_range: Range | None, target: 
             return printable(f"{paths[index]} ({text_of(error)})")
         return ""
 
-    shown = {"desc": "decoding", "unit": "image", "disable": None}
-    faults = [text for text in thread_map(decode_into, range(len(paths)), max_workers=os.cpu_count(), **shown) if text]
+    progress = {"desc": "decoding", "unit": "image", "disable": None}
+    texts = thread_map(decode_into, range(len(paths)), max_workers=os.cpu_count(), **progress)
+    faults = [text for text in texts if text]
     if faults:
         which = f"{len(faults)} of {len(paths)} files cannot be read as images: {listed(faults)}"
         raise UsageError(f"data.root: {which}; replace or remove them")
@@ -131,5 +132,5 @@ def decode_image(path: Path, size: int, value_range: Range | None = None) -> np.
 
 def listed(names: Iterable[str]) -> str:
     """Join the first names, and count the others."""
-    given = list(names)
-    return ", ".join(given[:SHOWN]) + (f" and {len(given) - SHOWN} more" if len(given) > SHOWN else "")
+    name_list = list(names)
+    return ", ".join(name_list[:SHOWN]) + (f" and {len(name_list) - SHOWN} more" if len(name_list) > SHOWN else "")

@@ -103,11 +103,11 @@ def as_client_loader(loader: Any) -> ClientLoader:
     return DataLoaderAdapter(CombinedLoader(loader, "max_size_cycle") if several else loader)
 
 
-def num_batches(data: Any, k: int) -> int:
+def num_batches(datamodule: Any, k: int) -> int:
     """Number of batches in a pass over the training data of client ``k``; a loader without one is refused."""
-    key = f"data={type(data).__name__}: train_dataloader({k})"
+    key = f"data={type(datamodule).__name__}: train_dataloader({k})"
     try:
-        loader = data.train_dataloader(k)
+        loader = datamodule.train_dataloader(k)
     except UsageError:
         raise
     except Exception as error:
@@ -121,30 +121,31 @@ def num_batches(data: Any, k: int) -> int:
     try:
         return len(as_client_loader(loader))
     except Exception as error:
-        what = f"it has no length, from which the steps of a visit are counted: {with_location(error)}"
-        raise UsageError(f"{key}={type(loader).__name__!r}: {what}; {hint}") from error
+        fault = f"it has no length, from which the steps of a visit are counted: {with_location(error)}"
+        raise UsageError(f"{key}={type(loader).__name__!r}: {fault}; {hint}") from error
 
 
-def last_batch(data: Any, k: int) -> str:
+def last_batch(datamodule: Any, k: int) -> str:
     """Kind of the last batch of client ``k``: full, short, single (one example), dropped or unknown."""
-    loader = data.train_dataloader(k)
+    loader = datamodule.train_dataloader(k)
     size = getattr(loader, "batch_size", None)
     if not size:
         return "unknown"
     try:
         number = len(loader.sampler)
     except (AttributeError, TypeError):
-        number = data.info(k).num_examples
-    rest, drops = number % size, getattr(loader, "drop_last", False)
-    if rest == 0:
+        number = datamodule.info(k).num_examples
+    remainder, drops = number % size, getattr(loader, "drop_last", False)
+    if remainder == 0:
         return "full"
-    return "dropped" if drops is True or (drops and rest == 1) else "single" if rest == 1 else "short"
+    return "dropped" if drops is True or (drops and remainder == 1) else "single" if remainder == 1 else "short"
 
 
-def without_singles(data: Any) -> str:
+def without_singles(datamodule: Any) -> str:
     """Return the remedy for a last batch of one example."""
-    own = "drop_last=True in the training loader"
-    return f"give {'data.drop_last=singletons' if hasattr(data, 'drop_last') else own}, or another batch size"
+    has_option = hasattr(datamodule, "drop_last")
+    option = "data.drop_last=singletons" if has_option else "drop_last=True in the training loader"
+    return f"give {option}, or another batch size"
 
 
 def leaves_of(loaders: Any) -> Iterator[Any]:
@@ -186,7 +187,8 @@ class DataLoaderAdapter:
             return len(combined)
         limits = combined.limits or [math.inf] * len(self._combined)
         # its own length begins a pass over each loader
-        return LENGTHS[combined._mode](int(min(len(p), most)) for p, most in zip(self._combined, limits, strict=True))
+        parts = zip(self._combined, limits, strict=True)
+        return LENGTHS[combined._mode](int(min(len(part), limit)) for part, limit in parts)
 
     def seed(self, seed: int) -> None:
         for part in self.parts():
@@ -238,13 +240,13 @@ class IndexedLoader(ABC):
         """A batch of any rows ``(m,)`` of the tensors; all randomness comes from :attr:`generator`."""
 
     @abstractmethod
-    def is_like(self, other: Any) -> bool:
+    def is_like(self, loader: Any) -> bool:
         """Whether another loader gives the same batches for the same rows."""
 
     def __len__(self) -> int:
-        full, rest = divmod(len(self.rows), self.batch_size)
+        full, remainder = divmod(len(self.rows), self.batch_size)
         least = 2 if self.drop_last == "singletons" else self.batch_size if self.drop_last else 1
-        return full + (rest >= least)
+        return full + (remainder >= least)
 
     def __iter__(self) -> Iterator[Any]:
         """One pass without the rows: ``for x, y in loader``."""
@@ -256,8 +258,8 @@ class IndexedLoader(ABC):
     def batches(self, channels_last: bool = False) -> Iterator[tuple[ExampleIndices, Any]]:
         places, number = self._places(), len(self.rows)
         parts = zip(places.split(self.batch_size), self.rows[places].split(self.batch_size), strict=True)
-        for chosen, rows in itertools.islice(parts, len(self)):
-            yield ExampleIndices(chosen, number, self.batch_size), self.gather(rows, channels_last)
+        for indices, rows in itertools.islice(parts, len(self)):
+            yield ExampleIndices(indices, number, self.batch_size), self.gather(rows, channels_last)
 
     def order(self) -> Tensor:
         """The rows ``(n,)`` in the order of one pass, which it begins."""
@@ -267,8 +269,9 @@ class IndexedLoader(ABC):
         self, rank: int, size: int, limit: int | None = None, channels_last: bool = False
     ) -> Iterator[tuple[int, Any]]:
         """The batches of one worker, in the order of :attr:`rows`; no others are computed."""
-        parts = enumerate(self.rows.split(self.batch_size)[: len(self)])
-        return ((index, self.gather(rows, channels_last)) for index, rows in itertools.islice(parts, rank, limit, size))
+        batches = enumerate(self.rows.split(self.batch_size)[: len(self)])
+        worker_batches = itertools.islice(batches, rank, limit, size)
+        return ((index, self.gather(rows, channels_last)) for index, rows in worker_batches)
 
     def _places(self) -> Tensor:
         number = len(self.rows)
@@ -285,8 +288,8 @@ class ArrayBatches(IndexedLoader):
     def gather(self, rows: Tensor, channels_last: bool = False) -> list[Tensor]:
         return [array.index_select(0, rows) for array in self.arrays]
 
-    def is_like(self, other: Any) -> bool:
-        return type(other) is type(self) and other.arrays is self.arrays and other.batch_size == self.batch_size
+    def is_like(self, loader: Any) -> bool:
+        return type(loader) is type(self) and loader.arrays is self.arrays and loader.batch_size == self.batch_size
 
     def _places(self) -> Tensor:
         if self.shuffle:
@@ -331,16 +334,17 @@ class Batches(IndexedLoader):
 
     def on(self, images: Tensor, labels: Tensor) -> Batches:
         """This loader, with the same generator, on copies of its images and labels on another device."""
-        other = copy.copy(self)
-        other.images, other.labels = images, labels
-        return other
+        moved = copy.copy(self)
+        moved.images, moved.labels = images, labels
+        return moved
 
-    def is_like(self, other: Any) -> bool:
+    def is_like(self, loader: Any) -> bool:
         """Return whether another loader returns the same batches for the same rows; never for a random loader."""
-        if not (isinstance(other, Batches) and self.deterministic and other.deterministic):
+        if not (isinstance(loader, Batches) and self.deterministic and loader.deterministic):
             return False
-        same_tensors = other.images is self.images and other.labels is self.labels
-        return same_tensors and all(getattr(self, n) == getattr(other, n) for n in ("batch_size", "mean", "std"))
+        same_tensors = loader.images is self.images and loader.labels is self.labels
+        same_scale = (loader.mean, loader.std) == (self.mean, self.std)
+        return same_tensors and same_scale and loader.batch_size == self.batch_size
 
     def subset(self, places: Tensor, batch_size: int) -> Batches:
         """Some of the examples, by their places in :attr:`rows`, in this order in every pass."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import signature
 from typing import Any, Literal, NamedTuple
 
@@ -69,16 +70,17 @@ class FederatedDataModule(LightningDataModule, ABC):
         require(len(labels) >= self.num_clients, "data.num_clients", self.num_clients, hint)
         kind, deal = type(self.partitioner).__name__, self.partitioner
         hint = "it needs one integer label for each example, but the data set has none; "
-        known = labelled or not getattr(deal, "needs_labels", True)
-        require(known, "data.partitioner", kind, hint + "choose IID, QuantityDirichlet or ByDomain")
+        labels_suffice = labelled or not getattr(deal, "needs_labels", True)
+        require(labels_suffice, "data.partitioner", kind, hint + "choose IID, QuantityDirichlet or ByDomain")
         needs = getattr(deal, "needs_domains", False)
         hint = f"{type(self).__name__} has no domains; choose a partitioner that needs none, such as Dirichlet"
         require(domains is not None or not needs, "data.partitioner", kind, hint)
         parts = deal(labels, self.num_clients, numpy_rng(base_seed(), "partition"), *((domains,) if needs else ()))
         arrays = [np.asarray(part) for part in parts] if isinstance(parts, (list, tuple)) else []
-        dealt = all(part.ndim == 1 and (part.dtype.kind in "iu" or not part.size) for part in arrays)
+        flat = all(array.ndim == 1 for array in arrays)
+        integer = all(array.dtype.kind in "iu" for array in arrays if array.size)
         hint = f"it must return a list of {self.num_clients} arrays (n,) of the samples' indices; correct it"
-        require(dealt and len(arrays) == self.num_clients, "data.partitioner", kind, hint)
+        require(flat and integer and len(arrays) == self.num_clients, "data.partitioner", kind, hint)
         hint = f"there are {num_classes} classes; name all of them, or none"
         require(len(class_names) in (0, num_classes), "data: class_names", list(class_names), hint)
         names = (tuple(domain_names), tuple(class_names))
@@ -110,16 +112,19 @@ class FederatedDataModule(LightningDataModule, ABC):
             labels: returns the label of each test example ``(N,)``; called only if labels are needed.
             domains: domain of each test example ``(N,)``, numbered as in the plan; None if unknown.
         """
-        own = self.own_domains(k)
-        if own and domains is not None:
-            return np.flatnonzero(np.isin(domains, own))
+        client_domains = self.own_domains(k)
+        if client_domains and domains is not None:
+            return np.flatnonzero(np.isin(domains, client_domains))
         counts: np.ndarray = self.plan.label_counts[k]  # type: ignore[index]
-        here = labels()
-        available = np.bincount(here, minlength=len(counts))[: len(counts)]
-        most = min((n / count for n, count in zip(available, counts, strict=True) if count), default=0.0)
-        rng, wanted = numpy_rng(base_seed(), "client test", k), np.floor(most * counts + 1e-9).astype(int)
-        members = [rng.permutation(np.flatnonzero(here == c))[:number] for c, number in enumerate(wanted)]
-        return np.sort(np.concatenate(members))
+        test_labels = labels()
+        available = np.bincount(test_labels, minlength=len(counts))[: len(counts)]
+        owned = counts > 0
+        factor = min(available[owned] / counts[owned], default=0.0)
+        rng, numbers = numpy_rng(base_seed(), "client test", k), np.floor(factor * counts + 1e-9).astype(int)
+        rows_of_classes = []
+        for label, number in enumerate(numbers):
+            rows_of_classes.append(rng.permutation(np.flatnonzero(test_labels == label))[:number])
+        return np.sort(np.concatenate(rows_of_classes))
 
     @abstractmethod
     def train_dataloader(self, k: int = 0) -> Any:
@@ -255,28 +260,28 @@ class ImageDataModule(FederatedDataModule):
         """Load the images, draw the subsets and partition them; a second call with the same base seed does nothing."""
         if self._ready_for == base_seed():
             return
-        data = check_images(self.load())
-        channels = data.train_images.shape[-1]
+        dataset = check_images(self.load())
+        channels = dataset.train_images.shape[-1]
         for key, values in (("data.mean", self.mean), ("data.std", self.std)):
             hint = f"give {channels} finite numbers, one for each channel, or one; values of std are above 0"
             fits = len(values) in (1, channels) and all(map(math.isfinite, values))
             require(fits and (key == "data.mean" or min(values) > 0), key, list(values), hint)
-        for split, labels in (("train", data.train_labels), ("test", data.test_labels)):
+        for split, labels in (("train", dataset.train_labels), ("test", dataset.test_labels)):
             largest, hint = int(labels.max()), f"labels count from 0 to {self.num_classes - 1}"
             require(largest < self.num_classes, f"data: {split}_labels", largest, hint)
-        train = balanced_subset(data.train_labels, self.train_size, "train_size", data.train_rows)
-        test = balanced_subset(data.test_labels, self.test_size, "test_size", data.test_rows)
+        train = balanced_subset(dataset.train_labels, self.train_size, "train_size", dataset.train_rows)
+        test = balanced_subset(dataset.test_labels, self.test_size, "test_size", dataset.test_rows)
         hint = "the data set has its own validation images; remove val_fraction"
-        require(data.val_rows is None or not self.val_fraction, "data.val_fraction", self.val_fraction, hint)
-        train, val = held_out(train, data.train_labels, self.val_fraction)
-        val = val if data.val_rows is None else data.val_rows
-        self._train = (torch.from_numpy(data.train_images), torch.from_numpy(data.train_labels.astype(np.int64)))
-        self._test = (torch.from_numpy(data.test_images), torch.from_numpy(data.test_labels.astype(np.int64)))
+        require(dataset.val_rows is None or not self.val_fraction, "data.val_fraction", self.val_fraction, hint)
+        train, val = held_out(train, dataset.train_labels, self.val_fraction)
+        val = val if dataset.val_rows is None else dataset.val_rows
+        self._train = (torch.from_numpy(dataset.train_images), torch.from_numpy(dataset.train_labels.astype(np.int64)))
+        self._test = (torch.from_numpy(dataset.test_images), torch.from_numpy(dataset.test_labels.astype(np.int64)))
         self._val_rows, self._test_rows = torch.from_numpy(val), torch.from_numpy(test)
-        self._train_domains, self._test_domains = data.train_domains, data.test_domains
-        domains = None if data.train_domains is None else data.train_domains[train]
-        names = (data.domain_names, self.class_names)
-        plan = self.partition(data.train_labels[train], self.num_classes, True, domains, *names)
+        self._train_domains, self._test_domains = dataset.train_domains, dataset.test_domains
+        domains = None if dataset.train_domains is None else dataset.train_domains[train]
+        names = (dataset.domain_names, self.class_names)
+        plan = self.partition(dataset.train_labels[train], self.num_classes, True, domains, *names)
         self._rows = [torch.from_numpy(train[part]) for part in plan.parts]
         self.plan, self._ready_for = plan, base_seed()
 
@@ -303,8 +308,8 @@ class ImageDataModule(FederatedDataModule):
         rows, noise = self._test_rows, 0.0
         if k is not None:
             domains = None if self._test_domains is None else self._test_domains[rows.numpy()]
-            own = self.own_test_rows(k, lambda: self._test[1][self._test_rows].numpy(), domains)
-            rows, noise = rows[torch.from_numpy(own)], self._noise(k)
+            client_rows = self.own_test_rows(k, lambda: self._test[1][self._test_rows].numpy(), domains)
+            rows, noise = rows[torch.from_numpy(client_rows)], self._noise(k)
         return Batches(*self._test, rows, self.eval_batch_size, noise=noise, **self._scale())
 
     def test_dataloaders_by_domain(self) -> dict[str, Batches]:
@@ -324,10 +329,11 @@ class ImageDataModule(FederatedDataModule):
     def _by_domain(
         self, images: tuple[torch.Tensor, torch.Tensor], rows: torch.Tensor, domains: np.ndarray | None
     ) -> dict[str, Batches]:
-        here = None if domains is None else domains[rows.numpy()]
-        names = self.plan.domain_names if here is not None else ()
-        parts = {name: rows[torch.from_numpy(here == i)] for i, name in enumerate(names)}
-        return {name: Batches(*images, r, self.eval_batch_size, **self._scale()) for name, r in parts.items()}
+        row_domains = None if domains is None else domains[rows.numpy()]
+        names = self.plan.domain_names if row_domains is not None else ()
+        parts = {name: rows[torch.from_numpy(row_domains == i)] for i, name in enumerate(names)}
+        make = partial(Batches, *images, batch_size=self.eval_batch_size, **self._scale())
+        return {name: make(rows=part) for name, part in parts.items()}
 
     def _noise(self, k: int) -> float:
         return self.client_noise * k / max(self.num_clients - 1, 1)
@@ -336,33 +342,36 @@ class ImageDataModule(FederatedDataModule):
         return {"mean": self.mean, "std": self.std} if self.normalize else {}
 
 
-def check_images(data: Images) -> Images:
+def check_images(dataset: Images) -> Images:
     """Refuse wrong types, shapes, lengths and labels; returns the data."""
-    splits = (("train", *data[:2], data.train_rows), ("test", *data[2:4], data.test_rows))
+    splits = (("train", *dataset[:2], dataset.train_rows), ("test", *dataset[2:4], dataset.test_rows))
     for split, images, labels, rows in splits:
         usable = images.dtype == np.uint8 and images.ndim == 4 and min(images.shape[1:]) > 0
-        first = images.ndim == 4 and images.shape[1] <= 4 < min(images.shape[2:])
-        hint = "they look like N, C, H, W; give images.transpose(0, 2, 3, 1)" if first else "give uint8 (N, H, W, C)"
-        require(usable and not first, f"data: {split}_images", f"{images.dtype} {images.shape}", hint)
-        whole = np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1
-        require(whole, f"data: {split}_labels", f"{labels.dtype} {labels.shape}", "give integers (N,)")
+        channels_first = images.ndim == 4 and images.shape[1] <= 4 < min(images.shape[2:])
+        hint = "give uint8 (N, H, W, C)"
+        if channels_first:
+            hint = "they look like N, C, H, W; give images.transpose(0, 2, 3, 1)"
+        require(usable and not channels_first, f"data: {split}_images", f"{images.dtype} {images.shape}", hint)
+        integers = np.issubdtype(labels.dtype, np.integer) and labels.ndim == 1
+        require(integers, f"data: {split}_labels", f"{labels.dtype} {labels.shape}", "give integers (N,)")
         numbers = f"{len(images)} images, {len(labels)} labels"
         require(len(images) == len(labels), f"data: {split}_labels", numbers, "provide one label for each image")
         number = len(labels) if rows is None else len(rows)
         require(number > 0, f"data: {split}_labels", number, "no examples; provide at least one")
         require(labels.min() >= 0, f"data: {split}_labels", int(labels.min()), "labels count from 0")
-    ours, theirs = (" x ".join(map(str, images.shape[1:])) for images in (data.train_images, data.test_images))
-    require(ours == theirs, "data: test_images", theirs, f"the training images are {ours} (H x W x C); use equal sizes")
-    return data
+    sizes = [" x ".join(map(str, images.shape[1:])) for _, images, *_ in splits]
+    hint = f"the training images are {sizes[0]} (H x W x C); use equal sizes"
+    require(sizes[0] == sizes[1], "data: test_images", sizes[1], hint)
+    return dataset
 
 
 def held_out(rows: np.ndarray, labels: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
     """Hold out a seeded share of each class; returns the remaining and the held-out rows, ascending."""
-    rng, kept = numpy_rng(base_seed(), "validation"), np.ones(len(rows), bool)
+    rng, remaining = numpy_rng(base_seed(), "validation"), np.ones(len(rows), bool)
     for label in np.unique(labels[rows]) if fraction else ():
         members = rng.permutation(np.flatnonzero(labels[rows] == label))
-        kept[members[: round(fraction * len(members))]] = False
-    return rows[kept], rows[~kept]
+        remaining[members[: round(fraction * len(members))]] = False
+    return rows[remaining], rows[~remaining]
 
 
 def balanced_subset(labels: np.ndarray, size: float | None, key: str, rows: np.ndarray | None = None) -> np.ndarray:
@@ -371,7 +380,9 @@ def balanced_subset(labels: np.ndarray, size: float | None, key: str, rows: np.n
     if size is None:
         return rows
     share, number = isinstance(size, float), len(rows)
-    hint = f"there are {number} samples; use 1 to this number" + ", or a share in (0, 1)" * (key == "train_size")
+    hint = f"there are {number} samples; use 1 to this number"
+    if key == "train_size":
+        hint += ", or a share in (0, 1)"
     require(0 < size < 1 if share else 1 <= size <= number, f"data.{key}", size, hint)
     rng, labels = numpy_rng(base_seed(), "subset", 0 if key == "train_size" else 1), labels[rows]
     # the i-th members of all classes come before any (i+1)-th, so that every prefix is balanced

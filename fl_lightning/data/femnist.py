@@ -54,17 +54,18 @@ class FEMNIST(FileDataModule):
         for split, files in zip(("train", "test"), splits, strict=True):
             hint = "it must hold all_data_*.json, as LEAF's preprocess.sh writes them"
             require(len(files) > 0, "data.root", str(root / split), hint)
-        images, others = cached(self.cache_folder, chain(*splits), "FEMNIST", partial(convert, splits))
-        labels, writers = others["labels"], others["writers"]
-        rows = np.split(np.arange(len(labels)), [int(others["train"])])
-        return Images(images, labels, images, labels, writers, writers, tuple(others["names"].tolist()), *rows)
+        images, arrays = cached(self.cache_folder, chain(*splits), "FEMNIST", partial(convert, splits))
+        labels, writers = arrays["labels"], arrays["writers"]
+        rows = np.split(np.arange(len(labels)), [int(arrays["train"])])
+        return Images(images, labels, images, labels, writers, writers, tuple(arrays["names"].tolist()), *rows)
 
     def write_offline(self, root: Path) -> None:
-        for split, each in (("train", 12), ("test", 4)):
+        for split, per_writer in (("train", 12), ("test", 4)):
             (root / split).mkdir()
             for part in range(2):
-                users = {f"f{10 * part + i:04}_00": self._user(each, 10 * part + i) for i in range(10)}
-                sizes = [each] * len(users)
+                writers = range(10 * part, 10 * part + 10)
+                users = {f"f{writer:04}_00": self._user(per_writer, writer) for writer in writers}
+                sizes = [per_writer] * len(users)
                 content = {"users": list(users), "num_samples": sizes, "user_data": users}
                 (root / split / f"all_data_{part}.json").write_text(json.dumps(content))
 
@@ -81,7 +82,7 @@ def convert(splits: Sequence[Sequence[Path]], target: Path) -> dict[str, np.ndar
     labels, writers, ends = [], [], [0]
     with open(target, "wb") as images:
         for files in splits:
-            for pixels, classes, name in (writer for file in files for writer in read_writers(file)):
+            for pixels, classes, name in chain.from_iterable(map(read_writers, files)):
                 images.write(pixels.tobytes())
                 labels.append(classes)
                 writers.append(np.full(len(classes), names.setdefault(name, len(names))))

@@ -6,6 +6,7 @@ import csv
 import io
 import math
 import os
+import re
 import unicodedata
 from abc import abstractmethod
 from collections import Counter
@@ -114,20 +115,21 @@ class FolderDataModule(FileDataModule):
     def images_of(self, root: Path, files: list[ImageFile]) -> Images:
         """Read these files; test images are drawn where the first file has no split."""
         require(len(files) > 0, "data.root", str(root), f"no image found; it must hold {self.layout}")
-        for what, names in (("classes", self.class_names), ("domains", self.domain_names)):
-            check_names(root, what, names)
-        label_of, domain_of = ({n: i for i, n in enumerate(names)} for names in (self.class_names, self.domain_names))
+        for kind, names in (("classes", self.class_names), ("domains", self.domain_names)):
+            check_names(root, kind, names)
+        label_of = {name: label for label, name in enumerate(self.class_names)}
+        domain_of = {name: domain for domain, name in enumerate(self.domain_names)}
         labels = np.array([label_of[file.label] for file in files], np.int64)
         domains = np.array([domain_of.get(file.domain, 0) for file in files], np.int64)
         self.num_classes = max(self.num_classes, len(self.class_names))
         splits = np.array([file.split for file in files])
         test, val = splits == "test" if splits[0] else self._draw_test(labels, domains), splits == "val"
-        known = domains if self.domain_names else None
+        file_domains = domains if self.domain_names else None
         rows = (np.flatnonzero(~test & ~val), np.flatnonzero(test), np.flatnonzero(val) if val.any() else None)
         paths = [file.path for file in files]
         how = (self.image_size, self.given_range)
         images, _ = cached(self.cache_folder, paths, how, partial(decode, paths, *how))
-        return Images(images, labels, images, labels, known, known, self.domain_names, *rows)
+        return Images(images, labels, images, labels, file_domains, file_domains, self.domain_names, *rows)
 
     def inference_arguments(self) -> dict[str, Any]:
         scale = {} if self.given_range is None else {"value_range": list(self.given_range)}
@@ -143,10 +145,10 @@ class FolderDataModule(FileDataModule):
 
     def folder(self, root: Path, *names: str) -> Path:
         """The first of the folders ``root/name`` that exists."""
-        present = subfolders(root)
-        hint = f"it holds {', '.join([*present][:8]) or 'no folder'}, but must hold {self.layout}"
-        require(any(name in present for name in names), "data.root", str(root), hint)
-        return next(present[name] for name in names if name in present)
+        folders = subfolders(root)
+        hint = f"it holds {', '.join([*folders][:8]) or 'no folder'}, but must hold {self.layout}"
+        require(any(name in folders for name in names), "data.root", str(root), hint)
+        return next(folders[name] for name in names if name in folders)
 
 
 class ImageFolderImages(FolderDataModule):
@@ -177,8 +179,9 @@ class ImageFolderImages(FolderDataModule):
         super().__init__(root, image_size, **kwargs)
         require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "use a share in (0, 1)")
         hint = "give two or more names, each once and in quotes, or null"
-        names = classes is None or (len({*classes}) == len(classes) >= 2 and all(isinstance(c, str) for c in classes))
-        require(names, "data.classes", classes, hint)
+        if classes is not None:
+            texts = all(isinstance(name, str) for name in classes)
+            require(texts and len({*classes}) == len(classes) >= 2, "data.classes", classes, hint)
         self.test_fraction, self.num_classes, self.classes = test_fraction, len(classes or ()), classes
 
     def list_files(self, root: Path) -> list[ImageFile]:
@@ -187,20 +190,22 @@ class ImageFolderImages(FolderDataModule):
         require(not splits or {"train"} < {*splits}, "data.root", str(root), hint)
         if "test" not in splits and "val" in splits:
             splits["test"] = splits.pop("val")
-        there = [*subfolders(splits.get("train", root))]
-        require(len(there) >= (1 if self.classes else 2), "data.root", str(root), hint)
-        self.class_names = tuple(unicodedata.normalize("NFC", name) for name in self.classes or there)
+        folder_names = [*subfolders(splits.get("train", root))]
+        require(len(folder_names) >= (1 if self.classes else 2), "data.root", str(root), hint)
+        names = self.classes or folder_names
+        self.class_names = tuple(unicodedata.normalize("NFC", name) for name in names)
         files = []
         for split, folder in (splits or {"": root}).items():
             classes = subfolders(folder)
             unknown, where = {*classes} - {*self.class_names}, "data.classes" if self.classes else "train"
             hint = f"its classes {listed(map(repr, sorted(unknown)))} are not in {where}"
             require(not unknown, "data.root", str(folder), hint)
-            absent = [repr(name) for name in self.class_names if not (name in classes or self.classes)]
+            absent = [repr(name) for name in self.class_names if name not in classes]
             hint = f"it lacks the classes {listed(absent)} of train; add them, or name all classes in data.classes"
-            require(not absent, "data.root", str(folder), hint)
-            places = [(name, classes[name]) for name in self.class_names if name in classes]
-            files += [ImageFile(path, name, "", split) for name, place in places for path in images_in(place)]
+            require(bool(self.classes) or not absent, "data.root", str(folder), hint)
+            for name in self.class_names:
+                paths = images_in(classes[name]) if name in classes else ()
+                files += [ImageFile(path, name, "", split) for path in paths]
         warn_of_others(root, files)
         return files
 
@@ -232,20 +237,23 @@ class TinyImageNet(FolderDataModule):
         train, val = self.folder(root, "train"), self.folder(root, "val")
         classes = subfolders(train)
         self.class_names = tuple(classes)
-        files = [ImageFile(path, name, "", "train") for name, folder in classes.items() for path in images_in(folder)]
+        files = []
+        for name, folder in classes.items():
+            files += [ImageFile(path, name, "", "train") for path in images_in(folder)]
         annotations = val / "val_annotations.txt"
         if annotations.is_file():
             for line in filter(None, read_utf8(annotations).splitlines()):
                 file, name, *_ = [*line.split("\t"), ""]
-                known = name in self.class_names
-                require(known, "data.root", str(annotations), f"its class {name!r} is not in train")
+                hint = f"its class {name!r} is not in train"
+                require(name in self.class_names, "data.root", str(annotations), hint)
                 path = val / "images" / file
                 hint = f"{annotations.name} names it, but it does not exist; download the data set again"
                 require(path.is_file(), "data.root", str(path), hint)
                 files.append(ImageFile(path, name, "", "test"))
         else:
             for name in self.class_names:
-                files += [ImageFile(path, name, "", "test") for path in images_in(self.folder(val, name))]
+                folder = self.folder(val, name)
+                files += [ImageFile(path, name, "", "test") for path in images_in(folder)]
         return files
 
     def write_offline(self, root: Path) -> None:
@@ -269,7 +277,9 @@ class _DomainFolders(FolderDataModule):
         self.test_per_class = min(test_per_class, self.offline_test) if self.offline else test_per_class
 
     def list_files(self, root: Path) -> list[ImageFile]:
-        folders = {name: self.folder(root, name, *self.other_folders.get(name, ())) for name in self.domain_names}
+        folders = {}
+        for domain in self.domain_names:
+            folders[domain] = self.folder(root, domain, *self.other_folders.get(domain, ()))
         self.class_names = self.class_names or tuple(subfolders(folders[self.domain_names[0]]))
         return [
             ImageFile(path, name, domain)
@@ -369,9 +379,9 @@ class HAM10000(FolderDataModule):
         for row in rows:
             name = row["image_id"]
             require(name in images, "data.root", str(table), f"image {name} has no file; download it")
-            for column, known in (("dataset", self.domain_names), ("dx", self.class_names)):
-                hint = f"image {name} has none of {', '.join(known)} there; correct the table"
-                require(row[column] in known, f"data: column {column}", row[column], hint)
+            for column, allowed in (("dataset", self.domain_names), ("dx", self.class_names)):
+                hint = f"image {name} has none of {', '.join(allowed)} there; correct the table"
+                require(row[column] in allowed, f"data: column {column}", row[column], hint)
             files.append(ImageFile(images[name], row["dx"], row["dataset"]))
         return files
 
@@ -432,8 +442,10 @@ class SiteImageFolders(FolderDataModule):
     def list_files(self, root: Path) -> list[ImageFile]:
         files = [*read_manifest(root)] if root.suffix.lower() == ".csv" else files_of_sites(root, self.layout)
         require(len(files) > 0, "data.root", str(root), "no rows; add one for each image")
-        if any(file.split for file in files) and not any(file.split == "test" for file in files):
-            files = [file._replace(split="test" if file.split == "val" else file.split) for file in files]
+        splits = {file.split for file in files}
+        if splits != {""} and "test" not in splits:
+            new_names = {"val": "test"}
+            files = [file._replace(split=new_names.get(file.split, file.split)) for file in files]
         trains = {file.domain for file in files if file.split in ("", "train")}
         # sites that train come first
         sites = natural_order(trains) + natural_order({file.domain for file in files} - trains)
@@ -448,7 +460,8 @@ class SiteImageFolders(FolderDataModule):
         for number, site in enumerate(("east", "north", "south", "west")):
             for split, size in (("train", 30 + 6 * number), ("test", 12)):
                 labels = cycled(3, size)
-                write_images(root / site / split, [f"class_{c}" for c in labels], labels, self.image_size)
+                folders = [f"class_{label}" for label in labels]
+                write_images(root / site / split, folders, labels, self.image_size)
 
 
 def files_of_sites(root: Path, layout: str) -> list[ImageFile]:
@@ -477,22 +490,27 @@ def files_of_sites(root: Path, layout: str) -> list[ImageFile]:
 def read_manifest(path: Path) -> Iterator[ImageFile]:
     """Yield the images that a CSV table names."""
     key = ("data.root", str(path))
-    present, rows = read_csv_table(path, COLUMNS)
-    unknown = [name for name in present if name not in (*COLUMNS, "split")]
+    columns, rows = read_csv_table(path, COLUMNS)
+    unknown = [name for name in columns if name not in (*COLUMNS, "split")]
     hint = f"its columns {listed(map(repr, unknown))} are not read; rename them, or take them out: it may have "
     require(not unknown, *key, hint + f"{', '.join(COLUMNS)} and split")
-    short = [str(line) for line, row in enumerate(rows, 2) if None in row or not all(row[name] for name in present)]
-    require(not short, *key, f"lines {listed(short)} have an empty cell, or other cells than the head; complete them")
-    splits = sorted({row["split"] for row in rows if row["split"].lower() not in SPLITS} if "split" in present else ())
-    require(not splits, *key, f"its splits {listed(splits)} are not known; give train, val, test")
+    incomplete = []
+    for line, row in enumerate(rows, 2):
+        if None in row or not all(row[name] for name in columns):
+            incomplete.append(str(line))
+    hint = f"lines {listed(incomplete)} have an empty cell, or other cells than the head; complete them"
+    require(not incomplete, *key, hint)
+    splits = {row["split"] for row in rows} if "split" in columns else set()
+    wrong = sorted(split for split in splits if split.lower() not in SPLITS)
+    require(not wrong, *key, f"its splits {listed(wrong)} are not known; give train, val, test")
     files = [Path(os.path.normpath(path.parent / row["path"])) for row in rows]
     absent = [str(file) for file in files if not file.is_file()]
     hint = f"{len(absent)} of its {len(files)} files do not exist, such as {listed(absent)}; give paths relative to it"
     require(not absent, *key, hint)
     lines: dict[str, int] = {}
     for line, (file, row) in enumerate(zip(files, rows, strict=True), 2):
-        first = lines.setdefault(os.path.realpath(file), line)
-        require(first == line, *key, f"its lines {first} and {line} both name {row['path']!r}; keep one")
+        first_line = lines.setdefault(os.path.realpath(file), line)
+        require(first_line == line, *key, f"its lines {first_line} and {line} both name {row['path']!r}; keep one")
         label, site = (unicodedata.normalize("NFC", row[name]) for name in ("label", "site"))
         yield ImageFile(file, label, site, SPLITS.get(row.get("split", "").lower(), ""))
 
@@ -521,13 +539,13 @@ def read_csv_table(path: Path, columns: tuple[str, ...]) -> tuple[list[str], lis
     """Read the column names and the rows of a CSV table, which must have ``columns``."""
     try:
         reader = csv.DictReader(io.StringIO(read_utf8(path)), strict=True)
-        present, rows = list(reader.fieldnames or ()), list(reader)
+        header, rows = list(reader.fieldnames or ()), list(reader)
     except csv.Error as error:
         raise UsageError(f"data.root={str(path)!r}: {error}; use a CSV file with commas") from error
-    missing = [name for name in columns if name not in present]
-    hint = f"it has the columns {listed(present) or 'none'}, without {listed(missing)}; give {', '.join(columns)}"
+    missing = [name for name in columns if name not in header]
+    hint = f"it has the columns {listed(header) or 'none'}, without {listed(missing)}; give {', '.join(columns)}"
     require(not missing, "data.root", str(path), f"{hint}, separated by commas")
-    return present, rows
+    return header, rows
 
 
 def read_utf8(path: Path) -> str:
@@ -546,10 +564,10 @@ def split_folders(root: Path) -> dict[str, Path]:
     """
     folders = subfolders(root)
     named = [name for name in folders if name.lower() in SPLITS]
-    others = [name for name in folders if named and name not in named]
-    hint = f"its folders {listed(others)} are none of train, val, test, but {listed(named)} are; "
+    unnamed = [name for name in folders if named and name not in named]
+    hint = f"its folders {listed(unnamed)} are none of train, val, test, but {listed(named)} are; "
     hint += "move or rename the former, or rename the latter if they are classes"
-    require(not others, "data.root", str(root), hint)
+    require(not unnamed, "data.root", str(root), hint)
     twice = alike(named, lambda name: SPLITS[name.lower()])
     require(not twice, "data.root", str(root), f"its folders {listed(twice)} are one split; join them")
     return {SPLITS[name.lower()]: folders[name] for name in named}
@@ -557,11 +575,10 @@ def split_folders(root: Path) -> dict[str, Path]:
 
 def subfolders(root: Path) -> dict[str, Path]:
     """Visible folders in ``root`` by their names in Unicode's form NFC, in alphabetical order."""
-    folders = [
-        (unicodedata.normalize("NFC", entry.name), Path(entry)) for entry in visible_entries(root) if entry.is_dir()
-    ]
+    entries = [entry for entry in visible_entries(root) if entry.is_dir()]
+    folders = [(unicodedata.normalize("NFC", entry.name), Path(entry)) for entry in entries]
     names = [name for name, _ in folders]
-    unreadable = [ascii(name) for name in names if any("\ud800" <= char <= "\udfff" for char in name)]
+    unreadable = [ascii(name) for name in names if re.search("[\ud800-\udfff]", name)]
     require(not unreadable, "data.root", str(root), f"its names {listed(unreadable)} are not UTF-8; rename them")
     twice = alike(names, str)
     require(not twice, "data.root", str(root), f"its folders {listed(twice)} differ in the form of Unicode; join them")
@@ -571,8 +588,9 @@ def subfolders(root: Path) -> dict[str, Path]:
 def visible_entries(folder: Path) -> list[os.DirEntry]:
     """The entries of a folder in alphabetical order, without hidden ones and those of tools."""
     with os.scandir(folder) as entries:
-        shown = [entry for entry in entries if not entry.name.startswith(".") and entry.name not in TOOLS]
-    return sorted(shown, key=lambda entry: entry.name)
+        by_name = {entry.name: entry for entry in entries}
+    names = sorted(by_name.keys() - TOOLS)
+    return [by_name[name] for name in names if not name.startswith(".")]
 
 
 def files_below(folder: Path, above: frozenset[Path] | None = None) -> Iterator[Path]:
@@ -597,11 +615,11 @@ def images_in(root: Path) -> list[Path]:
 
 def warn_of_others(root: Path, files: list[ImageFile]) -> None:
     """Name the endings of the files below ``root`` that are not read."""
-    read = {file.path for file in files}
-    others = [path for path in files_below(root) if path not in read]
-    if others:
+    paths_read = {file.path for file in files}
+    ignored = [path for path in files_below(root) if path not in paths_read]
+    if ignored:
         hint = f"images lie in the folder of a class and end in {', '.join(SUFFIXES)}"
-        rank_zero_warn(f"data.root={str(root)!r}: files left out: {endings(others)}; {hint}")
+        rank_zero_warn(f"data.root={str(root)!r}: files left out: {endings(ignored)}; {hint}")
 
 
 def endings(files: Iterable[Path]) -> str:
@@ -610,14 +628,14 @@ def endings(files: Iterable[Path]) -> str:
     return listed(f"{number} {ending}" for ending, number in numbers.most_common())
 
 
-def check_names(root: Path, what: str, names: Sequence[str]) -> None:
+def check_names(root: Path, kind: str, names: Sequence[str]) -> None:
     """Refuse names that differ only in spaces at their ends; warn of those that differ only in case."""
     spaced, cased = (alike(names, form) for form in (str.strip, str.casefold))
-    hint = f"its {what} {listed(spaced)} differ only in spaces at their ends; give them one name"
+    hint = f"its {kind} {listed(spaced)} differ only in spaces at their ends; give them one name"
     require(not spaced, "data.root", str(root), hint)
     if cased:
         rank_zero_warn(
-            f"data.root={str(root)!r}: its {what} {listed(cased)} differ only in case, and are counted apart"
+            f"data.root={str(root)!r}: its {kind} {listed(cased)} differ only in case, and are counted apart"
         )
 
 

@@ -41,10 +41,11 @@ def dataset_labels(loader: DataLoader) -> np.ndarray | None:
         return _labels_of_items(dataset, range(number))
     indices = np.linspace(0, number - 1, min(number, COMPARED)).astype(int)
     # in a worker where the loader has some: a file that an item opens must not be open when they start
-    kept = {name: getattr(loader, name) for name in ("multiprocessing_context", "worker_init_fn")}
+    names = ("multiprocessing_context", "worker_init_fn")
+    worker_options = {name: getattr(loader, name) for name in names}
     items = None
     with suppress(Exception):  # what an item raises is an error of training, which names client and round
-        items = _labels_of_items(dataset, indices.tolist(), num_workers=min(loader.num_workers, 1), **kept)
+        items = _labels_of_items(dataset, indices.tolist(), num_workers=min(loader.num_workers, 1), **worker_options)
     for index, label in zip(indices, () if items is None else items, strict=False):
         hint = f"{type(dataset).__name__} stores this label for item {index}, which has {label}; give it an attribute "
         require(labels[index] == label, "data: labels", int(labels[index]), f"{hint}targets with the items' labels")
@@ -68,8 +69,10 @@ def _stored_labels(dataset: Dataset, number: int) -> np.ndarray | None:
         inner = _stored_labels(dataset.dataset, len(dataset.dataset))  # type: ignore[arg-type]
         return None if inner is None else inner[np.asarray(dataset.indices, np.int64)]
     if isinstance(dataset, ConcatDataset):
-        parts = [_stored_labels(part, len(part)) for part in dataset.datasets]  # type: ignore[arg-type]
-        return None if any(part is None for part in parts) else np.concatenate(parts)  # type: ignore[arg-type]
+        datasets: Any = dataset.datasets
+        labels_of_parts = [_stored_labels(part, len(part)) for part in datasets]
+        parts = [part for part in labels_of_parts if part is not None]
+        return np.concatenate(parts) if len(parts) == len(datasets) else None
     return None
 
 
@@ -91,8 +94,9 @@ def domains_of(dataset: Dataset, key: str | None = None) -> np.ndarray | None:
         inner = domains_of(dataset.dataset, key)
         return None if inner is None else inner[np.asarray(dataset.indices, np.int64)]
     if isinstance(dataset, ConcatDataset):
-        parts = [domains for part in dataset.datasets if (domains := domains_of(part, key)) is not None]
-        return np.concatenate(parts) if len(parts) == len(dataset.datasets) else None
+        domains_of_parts = [domains_of(part, key) for part in dataset.datasets]
+        parts = [domains for domains in domains_of_parts if domains is not None]
+        return np.concatenate(parts) if len(parts) == len(domains_of_parts) else None
     return None
 
 
@@ -105,10 +109,12 @@ def class_names_of(dataset: Any, number: int) -> list[str]:
         return of_parts[0] if all(names == of_parts[0] for names in of_parts) else []
     features = getattr(dataset, "features", None) or {}
     columns = [features.get(key) for key in LABEL_KEYS] if isinstance(features, Mapping) else []
-    for names in (getattr(dataset, "classes", None), *(getattr(column, "names", None) for column in columns)):
-        texts = [name for name in names if isinstance(name, str)] if isinstance(names, (list, tuple)) else []
-        if len(texts) >= number and len(texts) == len(names or ()):
-            return texts[:number]
+    candidates = [getattr(column, "names", None) for column in columns]
+    for names in (getattr(dataset, "classes", None), *candidates):
+        if not isinstance(names, (list, tuple)) or len(names) < number:
+            continue
+        if all(isinstance(name, str) for name in names):
+            return list(names[:number])
     return []
 
 
@@ -120,7 +126,9 @@ def _columns(dataset: Dataset) -> Iterator[Any]:
         yield _named_column(dataset, key)
     for name in PAIRS:
         pairs = getattr(dataset, name, None)
-        if isinstance(pairs, (list, tuple)) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        if not isinstance(pairs, (list, tuple)):
+            continue
+        if all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
             yield [label for _, label in pairs]
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) > 1:
         yield dataset.tensors[1]
@@ -131,8 +139,8 @@ def _named_column(dataset: Any, key: str) -> Any:
     names = getattr(dataset, "column_names", None)
     if not isinstance(names, (list, tuple)) or key not in names:
         return None
-    stored = dataset.with_format(None) if hasattr(dataset, "with_format") else dataset
-    return stored[key][:]
+    untransformed = dataset.with_format(None) if hasattr(dataset, "with_format") else dataset
+    return untransformed[key][:]
 
 
 def _labels_of_items(dataset: Any, indices: Sequence[int], **options: Any) -> np.ndarray | None:
@@ -140,24 +148,25 @@ def _labels_of_items(dataset: Any, indices: Sequence[int], **options: Any) -> np
     try:
         # a user's augmentation draws from the global generators, which must not be moved
         with rng_scope(base_seed(), "labels"):
-            for (item,) in DataLoader(dataset, sampler=indices, collate_fn=list, **options):
-                candidates = (_integers(np.reshape(_array(value), -1), 1) for value in label_entries(item))
-                known = [label for label in candidates if label is not None]
-                if not known:
+            for (example,) in DataLoader(dataset, sampler=indices, collate_fn=list, **options):
+                arrays = (np.reshape(_array(value), -1) for value in label_entries(example))
+                candidates = (_integers(array, 1) for array in arrays)
+                integers = [label for label in candidates if label is not None]
+                if not integers:
                     return None
-                labels.append(int(known[0][0]))
+                labels.append(int(integers[0][0]))
     except (TypeError, IndexError, KeyError, ValueError):
         return None
     return np.array(labels, np.int64)
 
 
-def label_entries(item: Any) -> list[Any]:
+def label_entries(example: Any) -> list[Any]:
     """Yield candidates for the labels of an item or a batch: values with usual names, or the second of a pair."""
-    if isinstance(item, Mapping):
-        return [item[key] for key in LABEL_KEYS if key in item]
-    attributes = [getattr(item, key) for key in LABEL_KEYS if hasattr(item, key)]
+    if isinstance(example, Mapping):
+        return [example[key] for key in LABEL_KEYS if key in example]
+    attributes = [getattr(example, key) for key in LABEL_KEYS if hasattr(example, key)]
     # an item that is one tensor, such as token numbers, is an input alone and not a pair (input, label)
-    return attributes or (list(item[1:2]) if isinstance(item, (tuple, list)) else [])
+    return attributes or (list(example[1:2]) if isinstance(example, (tuple, list)) else [])
 
 
 def _integers(values: Any, number: int) -> np.ndarray | None:

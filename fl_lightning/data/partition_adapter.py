@@ -157,10 +157,12 @@ class Partitioned(FederatedDataModule):
         require(not lack, "data.datamodule", self._kind, lack)
         tested, names = self._test_data, self.plan.domain_names
         if tested.by_name:
-            own = [names[i] for i in self.own_domains(k)]
-            return [tested.by_name[name] for name in own if name in tested.by_name]
+            client_domains = [names[i] for i in self.own_domains(k)]
+            return [tested.by_name[name] for name in client_domains if name in tested.by_name]
         places = {name: i for i, name in enumerate(names)}
-        domains = None if tested.domains is None else np.array([places.get(name, -1) for name in tested.domains])
+        domains = None
+        if tested.domains is not None:
+            domains = np.array([places.get(name, -1) for name in tested.domains])
         return tested.on(self.own_test_rows(k, lambda: tested.labels, domains))
 
     def missing_test_data_reason(self) -> str:
@@ -173,8 +175,8 @@ class Partitioned(FederatedDataModule):
     def val_dataloaders_by_domain(self) -> dict[str, Any]:
         """The validation data of each domain, as those for test."""
         names = self.plan.domain_names
-        known = self.plan.domains is not None
-        return TestSplit(self.val_dataloader(), names, self.domains).by_domain(names) if known else {}
+        has_domains = self.plan.domains is not None
+        return TestSplit(self.val_dataloader(), names, self.domains).by_domain(names) if has_domains else {}
 
     @cached_property
     def _test_data(self) -> TestSplit:
@@ -218,10 +220,10 @@ class Partitioned(FederatedDataModule):
     def _plan(self, labels: np.ndarray | None) -> Plan:
         dataset = self._divided.dataset
         domains, names = domains_of(dataset, self.domains), list[str]()
-        what = self.domains or "domains"
-        hint = f"has no {what}; add, to it or to each part of a ConcatDataset, an attribute or a column {what}"
-        known = domains is not None or not (getattr(self.partitioner, "needs_domains", False) or self.domains)
-        require(known, "data.datamodule", self._kind, f"{type(dataset).__name__} {hint}")
+        name = self.domains or "domains"
+        hint = f"has no {name}; add, to it or to each part of a ConcatDataset, an attribute or a column {name}"
+        suffices = domains is not None or not (self.domains or getattr(self.partitioner, "needs_domains", False))
+        require(suffices, "data.datamodule", self._kind, f"{type(dataset).__name__} {hint}")
         if domains is not None:
             values, domains = np.unique(domains, return_inverse=True)
             names = [str(value) for value in values]
@@ -245,8 +247,9 @@ class TestSplit:
     __test__ = False  # no test case of pytest
 
     def __init__(self, loaders: Any, names: Sequence[str], key: str | None) -> None:
-        self.by_name = {str(name): loader for name, loader in loaders.items()} if isinstance(loaders, Mapping) else {}
-        self.by_name = self.by_name if set(names) & set(self.by_name) else {}
+        mapping = loaders if isinstance(loaders, Mapping) else {}
+        by_name = {str(name): loader for name, loader in mapping.items()}
+        self.by_name = by_name if set(names) & set(by_name) else {}
         loader = loaders[0] if isinstance(loaders, (list, tuple)) and len(loaders) == 1 else loaders
         self.loader, self.domains, self.lack = loader, None, ""
         indexed = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
@@ -262,9 +265,9 @@ class TestSplit:
         """A loader for each domain, by name: domains of the training set first."""
         if self.domains is None:
             return self.by_name
-        present = set(self.domains.tolist())
-        names = [name for name in trained if name in present]
-        names += sorted(present - set(names))
+        tested = set(self.domains.tolist())
+        names = [name for name in trained if name in tested]
+        names += sorted(tested - set(names))
         return {name: self.on(np.flatnonzero(self.domains == name)) for name in names}
 
     @cached_property
@@ -272,8 +275,9 @@ class TestSplit:
         return dataset_labels(self.loader)
 
     def on(self, rows: np.ndarray) -> DataLoader:
-        kept = {name: getattr(self.loader, name) for name in KEPT if name != "persistent_workers"}
-        return DataLoader(Subset(self.loader.dataset, rows.tolist()), self.loader.batch_size, **kept)
+        options = {name: getattr(self.loader, name) for name in KEPT}
+        options |= {"batch_size": self.loader.batch_size, "persistent_workers": False}
+        return DataLoader(Subset(self.loader.dataset, rows.tolist()), **options)
 
 
 class SplitLoader:
@@ -296,19 +300,20 @@ class SplitLoader:
         self.owner, kind = owner, type(loader).__name__
         hint = f"its train_dataloader() returns a {kind}; return one DataLoader over a data set that has a length"
         self._require(isinstance(loader, DataLoader), hint)
-        changed = [name for name in PASS if getattr(type(loader), name) is not getattr(DataLoader, name)]
+        changed = []
+        for method in PASS:
+            if getattr(type(loader), method) is not getattr(DataLoader, method):
+                changed.append(method)
         hint = f"its training loader {kind} has its own {', '.join(changed)}, which a client's part would lose; return "
         self._require(not changed, hint + "a DataLoader, and put the change into collate_fn or the data set")
-        data, batches = loader.dataset, loader.batch_sampler
-        hint = (
-            f"its training set {type(data).__name__} is iterable and cannot be divided; use a data set with a length "
-        )
-        indexed = hasattr(data, "__len__") and not isinstance(data, IterableDataset)
-        self._require(indexed, hint + "and indices")
-        hint = f"its batch_sampler {type(batches).__name__} is not known on a client's part; give batch_size, and "
-        known = batches is None or type(batches) is BatchSampler
-        self._require(known, hint + USUAL.removeprefix("give "))
-        sampler, number = loader.sampler if batches is None else batches.sampler, len(data)
+        dataset, batch_sampler = loader.dataset, loader.batch_sampler
+        hint = f"its training set {type(dataset).__name__} is iterable and cannot be divided; "
+        indexed = hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset)
+        self._require(indexed, hint + "use a data set with a length and indices")
+        hint = f"its batch_sampler {type(batch_sampler).__name__} is not known on a client's part; "
+        usual = batch_sampler is None or type(batch_sampler) is BatchSampler
+        self._require(usual, hint + "give batch_size, and " + USUAL.removeprefix("give "))
+        sampler, number = loader.sampler if batch_sampler is None else batch_sampler.sampler, len(dataset)
         kind, times = type(sampler).__name__, np.ones(number, np.int64)
         self._require(type(sampler) in SAMPLERS, f"its sampler {kind} is not known on a client's part; {USUAL}")
         if isinstance(sampler, SubsetRandomSampler):
@@ -317,14 +322,15 @@ class SplitLoader:
             self._require(within, f"its {kind} has indices beyond the {number} examples; remove them")
             times = np.bincount(indices % number, minlength=number)
         elif isinstance(sampler, WeightedRandomSampler):
-            theirs = len(sampler.weights)
-            self._require(theirs == number, f"its {kind} has {theirs} weights for {number} examples; use one for each")
+            num_weights = len(sampler.weights)
+            hint = f"its {kind} has {num_weights} weights for {number} examples; use one for each"
+            self._require(num_weights == number, hint)
             times = (sampler.weights > 0).numpy().astype(np.int64)
         else:
-            theirs = len(sampler.data_source)
-            hint = f"its {kind} is that of {theirs} examples, the data set has {number}; use this set"
-            self._require(theirs == number, hint)
-        self.loader, self.dataset, self._sampler = loader, data, sampler
+            sampled = len(sampler.data_source)
+            hint = f"its {kind} is that of {sampled} examples, the data set has {number}; use this set"
+            self._require(sampled == number, hint)
+        self.loader, self.dataset, self._sampler = loader, dataset, sampler
         # how often the sampler lists each row, 0 or 1 for one that draws at random
         self._times, self.drawn = times, times > 0
 
@@ -340,13 +346,16 @@ class SplitLoader:
         generator = torch.Generator()
         # the partitioner shuffles the rows; a sequential pass is in the order of the data set
         rows = np.sort(rows) if type(self._sampler) is SequentialSampler else rows
-        kept = {name: getattr(self.loader, name) for name in KEPT}
-        batches = self.loader.batch_sampler
-        kept |= {"batch_size": getattr(batches, "batch_size", None), "drop_last": getattr(batches, "drop_last", False)}
-        kept |= {"sampler": self._sampler_on(rows, generator), "generator": generator}
+        options = {name: getattr(self.loader, name) for name in KEPT}
+        batch_sampler = self.loader.batch_sampler
+        options |= {
+            "batch_size": getattr(batch_sampler, "batch_size", None),
+            "drop_last": getattr(batch_sampler, "drop_last", False),
+        }
+        options |= {"sampler": self._sampler_on(rows, generator), "generator": generator}
         # Lightning's own, in which the rank of this process must not count
         init = self.loader.worker_init_fn or partial(pl_worker_init_function, rank=0)
-        return DataLoader(Subset(self.dataset, rows.tolist()), worker_init_fn=init, **kept)
+        return DataLoader(Subset(self.dataset, rows.tolist()), worker_init_fn=init, **options)
 
     def _sampler_on(self, rows: np.ndarray, generator: torch.Generator) -> Iterable[Any]:
         sampler: Any = self._sampler
@@ -355,18 +364,18 @@ class SplitLoader:
         if type(sampler) is SubsetRandomSampler:
             places = np.repeat(np.arange(len(rows)), self._times[rows])
             return SubsetRandomSampler(places.tolist(), generator)
-        whole = len(self.dataset)
-        number = max(1, (2 * sampler.num_samples * len(rows) + whole) // (2 * whole))
+        total = len(self.dataset)
+        number = max(1, (2 * sampler.num_samples * len(rows) + total) // (2 * total))
         if type(sampler) is RandomSampler:
             return RandomSampler(rows, sampler.replacement, number, generator)
-        most = number if sampler.replacement else int(self.drawn[rows].sum())
+        available = number if sampler.replacement else int(self.drawn[rows].sum())
         weights = sampler.weights[torch.from_numpy(rows)]
-        return WeightedRandomSampler(weights, min(number, most), sampler.replacement, generator)
+        return WeightedRandomSampler(weights, min(number, available), sampler.replacement, generator)
 
     def _require(self, condition: bool, hint: str) -> None:
         require(condition, "data.datamodule", self.owner, hint)
 
 
-def own_module_of(data: Any) -> Any:
+def own_module_of(datamodule: Any) -> Any:
     """The data module that the user wrote: the one inside of a :class:`Partitioned`, else ``data``."""
-    return data.datamodule if isinstance(data, Partitioned) else data
+    return datamodule.datamodule if isinstance(datamodule, Partitioned) else datamodule

@@ -121,8 +121,8 @@ class Shards(Partitioner):
         require(number <= len(labels), "Shards.per_client", self.per_client, hint)
         order = rng.permutation(len(labels))
         shards = np.array_split(order[np.argsort(labels[order], kind="stable")], number)
-        chosen = rng.permutation(number).reshape(num_clients, self.per_client)
-        return [np.concatenate([shards[shard] for shard in mine]) for mine in chosen]
+        drawn = rng.permutation(number).reshape(num_clients, self.per_client)
+        return [np.concatenate([shards[shard] for shard in numbers]) for numbers in drawn]
 
 
 class ClassesPerClient(Partitioner):
@@ -152,8 +152,8 @@ class ClassesPerClient(Partitioner):
         table = np.zeros((num_clients, number), np.int64)
         for code in range(number):
             owners = rng.permutation(np.flatnonzero(owned[:, code]))
-            sizes = [len(part) for part in np.array_split(np.flatnonzero(codes == code), len(owners))]
-            table[owners, code] = sizes
+            members = np.flatnonzero(codes == code)
+            table[owners, code] = [len(part) for part in np.array_split(members, len(owners))]
         return deal(codes, table, rng)
 
     def _owners(self, number: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
@@ -161,11 +161,11 @@ class ClassesPerClient(Partitioner):
         owned = np.zeros((num_clients, number), bool)
         owned[np.arange(num_clients), np.arange(num_clients) % number] = True
         spare = list(rng.permutation(np.flatnonzero(~owned.any(0))))
-        for mine in owned:
-            more = self.n - 1
-            first, spare = spare[:more], spare[more:]
-            mine[first] = True
-            mine[rng.permutation(np.flatnonzero(~mine))[: more - len(first)]] = True
+        for classes in owned:
+            missing = self.n - 1
+            unowned, spare = spare[:missing], spare[missing:]
+            classes[unowned] = True
+            classes[rng.permutation(np.flatnonzero(~classes))[: missing - len(unowned)]] = True
         return owned
 
 
@@ -257,16 +257,16 @@ class Dirichlet(Partitioner):
 
     def _draw_parts(self, labels: np.ndarray, num_clients: int, rng: Rng) -> Parts:
         pieces: list[Parts] = [[] for _ in range(num_clients)]
-        held = np.zeros(num_clients, np.int64)
+        sizes = np.zeros(num_clients, np.int64)
         for label in range(int(labels.max(initial=0)) + 1):  # that code also draws for a class without samples
             members = np.flatnonzero(labels == label)
             rng.shuffle(members)
-            shares = self._draw_shares(held < len(labels) / num_clients, rng)
+            shares = self._draw_shares(sizes < len(labels) / num_clients, rng)
             cuts = (np.cumsum(shares) * len(members)).astype(np.int64)[:-1]
-            for own, piece in zip(pieces, np.split(members, cuts), strict=True):
-                own.append(piece)
-            held = np.array([sum(map(len, own)) for own in pieces])
-        return [np.concatenate(own) for own in pieces]
+            for client_pieces, piece in zip(pieces, np.split(members, cuts), strict=True):
+                client_pieces.append(piece)
+            sizes = np.array([sum(map(len, client_pieces)) for client_pieces in pieces])
+        return [np.concatenate(client_pieces) for client_pieces in pieces]
 
     def _draw_shares(self, open_: np.ndarray, rng: Rng) -> np.ndarray:
         """Shares of a class ``(K,)``, 0 for clients that are not open; they add up to 1."""
@@ -278,16 +278,16 @@ class Dirichlet(Partitioner):
         raise UsageError(f"Dirichlet.alpha={self.alpha!r}: {hint}")
 
     def _draw_owners(self, labels: np.ndarray, num_clients: int, rng: Rng) -> np.ndarray:
-        owner, held = np.empty(len(labels), np.int64), np.zeros(num_clients, np.int64)
+        owner, sizes = np.empty(len(labels), np.int64), np.zeros(num_clients, np.int64)
         for label in np.unique(labels):
             members = rng.permutation(np.flatnonzero(labels == label))
-            open_ = held < len(labels) / num_clients if self.cap else np.ones(num_clients, bool)
+            open_ = sizes < len(labels) / num_clients if self.cap else np.ones(num_clients, bool)
             shares = rng.dirichlet(np.full(num_clients, self.alpha)) * open_
             # with a tiny alpha, all clients that may get samples can have drawn exactly 0: they then share equally
             weights = shares if shares.sum() > 0 else open_.astype(float) if open_.any() else np.ones(num_clients)
             counts = round_shares(weights, len(members))
             owner[members] = np.repeat(np.arange(num_clients), counts)
-            held += counts
+            sizes += counts
         return owner
 
 
@@ -310,21 +310,20 @@ class ClientDirichlet(Partitioner):
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> Parts:
         _, codes = np.unique(labels, return_inverse=True)
-        left = np.bincount(codes)
-        proportions = rng.dirichlet(np.full(len(left), self.alpha), size=num_clients)
+        remaining = np.bincount(codes)
+        proportions = rng.dirichlet(np.full(len(remaining), self.alpha), size=num_clients)
         # every client gets one sample, and its share of the others
-        rest = round_shares(rng.lognormal(0, self.sigma, num_clients), len(labels) - num_clients)
-        need = rest + 1
-        table = np.zeros((num_clients, len(left)), np.int64)
+        need = round_shares(rng.lognormal(0, self.sigma, num_clients), len(labels) - num_clients) + 1
+        table = np.zeros((num_clients, len(remaining)), np.int64)
         # each pass either satisfies all clients or exhausts a class
         while need.any():
-            weights = proportions * (left > 0)
+            weights = proportions * (remaining > 0)
             # a client whose classes are exhausted takes other classes in proportion to their remaining samples
-            weights[weights.sum(1) == 0] = left
-            got = rng.multinomial(need, weights / weights.sum(1, keepdims=True))
-            for code in np.flatnonzero(got.sum(0) > left):
-                got[:, code] = rng.multivariate_hypergeometric(got[:, code], left[code], method="marginals")
-            table, need, left = table + got, need - got.sum(1), left - got.sum(0)
+            weights[weights.sum(1) == 0] = remaining
+            drawn = rng.multinomial(need, weights / weights.sum(1, keepdims=True))
+            for code in np.flatnonzero(drawn.sum(0) > remaining):
+                drawn[:, code] = rng.multivariate_hypergeometric(drawn[:, code], remaining[code], method="marginals")
+            table, need, remaining = table + drawn, need - drawn.sum(1), remaining - drawn.sum(0)
         return deal(codes, table, rng)
 
 
@@ -342,10 +341,10 @@ class _WithinDomain(Partitioner):
         self.moved = 0
         for domain in range(number):
             members = np.flatnonzero(domains == domain)
-            each = num_clients // number
-            hint = f"domain {domain} has {len(members)} samples for {count(each, 'client')}, give fewer"
-            require(each <= len(members), "data.num_clients", num_clients, hint)
-            parts += [members[part] for part in self.inner(labels[members], each, rng)]
+            per_domain = num_clients // number
+            hint = f"domain {domain} has {len(members)} samples for {count(per_domain, 'client')}, give fewer"
+            require(per_domain <= len(members), "data.num_clients", num_clients, hint)
+            parts += [members[part] for part in self.inner(labels[members], per_domain, rng)]
             self.moved += self.inner.moved
         return parts
 
@@ -395,7 +394,8 @@ class Natural(Partitioner):
         require(num_clients <= number, "data.num_clients with the partitioner Natural", num_clients, hint)
         order = np.arange(number) if num_clients == number else rng.permutation(number)
         members = np.split(np.argsort(domains, kind="stable"), np.cumsum(np.bincount(domains))[:-1])
-        return [np.concatenate([members[own] for own in some]) for some in np.array_split(order, num_clients)]
+        groups = np.array_split(order, num_clients)
+        return [np.concatenate([members[domain] for domain in group]) for group in groups]
 
 
 def check_min_size(kind: str, min_size: int, num_clients: int, number: int) -> None:

@@ -40,14 +40,14 @@ class Plan:
     class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        held, times = np.unique(np.concatenate(self.parts), return_counts=True)
+        assigned, times = np.unique(np.concatenate(self.parts), return_counts=True)
         number = times.sum() if self.labels is None else len(self.labels)
         hint = f"it must assign each of the {number} samples to exactly one client"
         everything = np.arange(number)
         wrong = {
-            " at several clients": held[times > 1],
-            ", which is not there": np.setdiff1d(held, everything),
-            " at no client": np.setdiff1d(everything, held),
+            " at several clients": assigned[times > 1],
+            ", which is not there": np.setdiff1d(assigned, everything),
+            " at no client": np.setdiff1d(everything, assigned),
         }
         for fault, samples in wrong.items():
             require(not len(samples), "data.partitioner", f"sample {next(iter(samples), None)}{fault}", hint)
@@ -57,7 +57,10 @@ class Plan:
         """Number of samples of each class at each client ``(K, C)``; None without labels."""
         if self.labels is None:
             return None
-        return np.stack([np.bincount(self.labels[part], minlength=self.num_classes) for part in self.parts])
+        counts = []
+        for part in self.parts:
+            counts.append(np.bincount(self.labels[part], minlength=self.num_classes))
+        return np.stack(counts)
 
     def domain(self, k: int) -> str | None:
         """Name of the domain of all samples of client ``k``; None if there are several, or none is known."""

@@ -81,8 +81,8 @@ class Synthetic(FederatedDataModule):
 
     def test_dataloader(self, k: int | None = None) -> Any:
         """The test samples of all clients, or of client ``k``."""
-        chosen = self._test if k is None else [self._test[k]]
-        x, y = (torch.cat(column) for column in zip(*chosen, strict=True))
+        parts = self._test if k is None else [self._test[k]]
+        x, y = (torch.cat(column) for column in zip(*parts, strict=True))
         return DataLoader(Samples(x, y), batch_size=512, collate_fn=list)
 
     def _draw(self, rng: np.random.Generator) -> list[tuple[Tensor, Tensor]]:
@@ -93,9 +93,9 @@ class Synthetic(FederatedDataModule):
         shared = rng.normal(0, 1, (FEATURES, CLASSES)), rng.normal(0, 1, CLASSES)
         clients = []
         for size, u, b in zip(sizes, models, inputs, strict=True):
-            own = rng.normal(u, 1, (FEATURES, CLASSES)), rng.normal(u, 1, CLASSES)
+            client_model = rng.normal(u, 1, (FEATURES, CLASSES)), rng.normal(u, 1, CLASSES)
             center = rng.normal(b, 1, FEATURES)
-            weight, bias = shared if self.iid else own
+            weight, bias = shared if self.iid else client_model
             x = rng.normal(0 if self.iid else center, spread, (size, FEATURES))
             clients.append((torch.from_numpy(x).float(), torch.from_numpy((x @ weight + bias).argmax(1))))
         return clients

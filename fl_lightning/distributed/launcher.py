@@ -182,7 +182,9 @@ class IndependentStrategy(DDPStrategy):
 
     @parallel_devices.setter
     def parallel_devices(self, devices: list[torch.device] | None) -> None:
-        self._parallel_devices = [device for device in devices or [] for _ in range(self.workers_per_device)]
+        self._parallel_devices = []
+        for device in devices or []:
+            self._parallel_devices += [device] * self.workers_per_device
 
     def _configure_launcher(self) -> None:
         environment: Any = self.cluster_environment
@@ -277,8 +279,8 @@ class ForkLauncher(Launcher):
         for rank, (child, errors) in self._children.items():
             if child.exitcode:
                 how = f"was killed by {signal.Signals(-child.exitcode).name}" if child.exitcode < 0 else "failed"
-                what = f": {errors.get()}" if not errors.empty() else ""
-                raise LostWorkerError(f"worker {rank} (process {child.pid}) {how}{what}", rank, child.exitcode)
+                reason = f": {errors.get()}" if not errors.empty() else ""
+                raise LostWorkerError(f"worker {rank} (process {child.pid}) {how}{reason}", rank, child.exitcode)
 
     def _fork(self, rank: int, function: Callable[[], Any]) -> tuple[ForkProcess, Any]:
         context = torch.multiprocessing.get_context("fork")

@@ -54,22 +54,24 @@ def group_store(store: distributed.Store, rank: int, size: int, check: Callable[
     Other parts hold the addresses of earlier groups and of ended workers. So each worker writes the name of a new key,
     under which worker 0 stores the name of the new part. An ended worker reads no answer.
     """
-    own, part = f"fl_lightning/{uuid4()}", None
-    store.set(f"fl_lightning/worker/{rank}", own)
+    own_key, part = f"fl_lightning/{uuid4()}", None
+    store.set(f"fl_lightning/worker/{rank}", own_key)
     end, pause = time.monotonic() + JOIN, 0.001
     while True:
         if rank == 0:
-            for key in (f"fl_lightning/worker/{other}" for other in range(size)):
+            for key in (f"fl_lightning/worker/{number}" for number in range(size)):
                 if store.check([key]):
-                    store.set(store.get(key).decode(), own)
-        if part is None and store.check([own]):
-            part = distributed.PrefixStore(store.get(own).decode(), store)
+                    store.set(store.get(key).decode(), own_key)
+        if part is None and store.check([own_key]):
+            part = distributed.PrefixStore(store.get(own_key).decode(), store)
             part.set(f"joined/{rank}", "")
-        missing = [0] if part is None else [r for r in range(size) if not part.check([f"joined/{r}"])]
-        if part is not None and not missing:
-            return part
+        missing = [0]
+        if part is not None:
+            missing = [number for number in range(size) if not part.check([f"joined/{number}"])]
+            if not missing:
+                return part
         if time.monotonic() > end:
-            names = ", ".join(f"worker {other}" for other in missing)
+            names = ", ".join(f"worker {number}" for number in missing)
             hint = "start the program on every node with the same MASTER_ADDR and MASTER_PORT"
             raise UsageError(f"{names} of {size} did not join within {JOIN:.0f} s: {hint}")
         check()

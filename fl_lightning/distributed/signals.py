@@ -14,7 +14,7 @@ from typing import Any
 from fl_lightning.utilities.errors import Interrupted, Stopped, Terminated
 
 # Windows lacks SIGUSR1
-HANDLED = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+HANDLED = tuple(number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGUSR1"))
 # seconds within which a repeated signal counts once: a terminal and a launcher may both deliver it
 ONCE = 1.0
 
@@ -45,8 +45,8 @@ class Signals:
             before = signal.getsignal(number)
             # an ignored signal stays ignored (nohup); None is a handler from outside Python; the user's handler of
             # SIGUSR1 has another purpose
-            theirs = number not in (signal.SIGINT, signal.SIGTERM) and before is not signal.SIG_DFL
-            if before not in (signal.SIG_IGN, None) and not theirs:
+            is_users = number not in (signal.SIGINT, signal.SIGTERM) and before is not signal.SIG_DFL
+            if before not in (signal.SIG_IGN, None) and not is_users:
                 self._before[number] = before
                 signal.signal(number, self._catch)
 
@@ -63,9 +63,9 @@ class Signals:
 
     def agree(self, caught: Iterable[signal.Signals | None]) -> None:
         """Record the signals of all workers."""
-        first = next(filter(None, caught), None)
-        if first is not None:
-            self.caught, self.agreed = first, True
+        number = next(filter(None, caught), None)
+        if number is not None:
+            self.caught, self.agreed = number, True
 
     def end(self) -> None:
         """End the run if a signal has arrived, after all rounds."""
@@ -75,9 +75,11 @@ class Signals:
     def stopped(self) -> Stopped:
         """Return the exception that ends the run."""
         caught = self.caught or signal.SIGINT
-        left = "before its first checkpoint" if self.checkpoint is None else f"its last checkpoint is {self.checkpoint}"
+        text = "before its first checkpoint"
+        if self.checkpoint is not None:
+            text = f"its last checkpoint is {self.checkpoint}"
         kind = Interrupted if caught == signal.SIGINT else Terminated
-        return kind(f"{caught.name} stopped the run in round {self.round}, {left}", caught, self.checkpoint)
+        return kind(f"{caught.name} stopped the run in round {self.round}, {text}", caught, self.checkpoint)
 
     def adopt(self, status: int | None) -> None:
         """Stop the run if the exit ``status`` of another worker shows that a signal stopped it."""

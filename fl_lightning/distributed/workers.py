@@ -106,8 +106,8 @@ class Workers:
                 except Exception as error:  # torch raises errors of many types
                     unsafe = UNSAFE.search(str(error))
                     hint = "workers of several machines exchange only tensors, arrays and plain values"
-                    what = f"a {unsafe[1] if unsafe else 'value of another kind'} of worker {rank}"
-                    raise UsageError(f"{place}: {what}: {hint}") from error
+                    contents_of_worker = f"a {unsafe[1] if unsafe else 'value of another kind'} of worker {rank}"
+                    raise UsageError(f"{place}: {contents_of_worker}: {hint}") from error
         places, values = zip(*messages, strict=True)
         if len(set(places)) > 1:
             where = "; ".join(f"worker {rank} in {place}" for rank, place in enumerate(places))
@@ -156,12 +156,14 @@ class Workers:
         require(self._strategy.group is not None, "trainer.world_size", self._size, hint)
         return self._strategy.group
 
-    def _gather_bytes(self, mine: bytes) -> list[bytes]:
+    def _gather_bytes(self, contents: bytes) -> list[bytes]:
         """Gather the bytes of each worker, by rank."""
-        parts = self._all_gather(padded(len(mine).to_bytes(8, "little") + mine[: ROOM - 8], ROOM))
+        parts = self._all_gather(padded(len(contents).to_bytes(8, "little") + contents[: ROOM - 8], ROOM))
         sizes = [int.from_bytes(part[:8].numpy().tobytes(), "little") for part in parts]
-        longest = max(sizes)
-        parts = [part[8:] for part in parts] if longest <= ROOM - 8 else self._all_gather(padded(mine, longest))
+        if max(sizes) <= ROOM - 8:
+            parts = [part[8:] for part in parts]
+        else:
+            parts = self._all_gather(padded(contents, max(sizes)))
         return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
 
     def _all_gather(self, tensor: Tensor) -> list[Tensor]:
@@ -220,8 +222,12 @@ class Workers:
         store, calls = self._strategy.store, self._calls
 
         def read() -> list[int]:
-            marks = {rank: f"waits/{rank}" for rank in range(self._size)}
-            return [r for r, key in marks.items() if not store.check([key]) or int(store.get(key)) < calls]
+            missing = []
+            for rank in range(self._size):
+                mark = f"waits/{rank}"
+                if not store.check([mark]) or int(store.get(mark)) < calls:
+                    missing.append(rank)
+            return missing
 
         try:
             # a store whose process is stopped never answers

@@ -84,8 +84,8 @@ def check_arguments(arguments: dict[str, Any]) -> None:
 
 def is_folder_name(name: Any) -> bool:
     """Return whether a text is a valid name of one visible folder on every system."""
-    plain = isinstance(name, str) and name.isprintable() and name == name.strip(" .")
-    return plain and not {"/", "\\"} & {*name} and 0 < len(name.encode()) <= 255
+    is_visible = isinstance(name, str) and name.isprintable() and name == name.strip(" .")
+    return is_visible and not {"/", "\\"} & {*name} and 0 < len(name.encode()) <= 255
 
 
 def are_devices(devices: Any) -> bool:
@@ -99,7 +99,8 @@ def check_observers(callbacks: list[Any], logger: Any) -> None:
     """Refuse objects that are not loggers, and callbacks whose hooks cannot be called as declared."""
     for part in () if isinstance(logger, bool) else as_list(logger):
         require(isinstance(part, Logger), "trainer.logger", part, "pass true, false, or loggers of Fabric or Lightning")
-    hooks = {name: function for name, function in vars(Callback).items() if callable(function) and name[0] != "_"}
+    functions = {name: value for name, value in vars(Callback).items() if callable(value)}
+    hooks = {name: function for name, function in functions.items() if not name.startswith("_")}
     files: dict[str, str] = {}
     for callback in callbacks:
         kind = type(callback).__name__
@@ -110,11 +111,11 @@ def check_observers(callbacks: list[Any], logger: Any) -> None:
             require(
                 name in hooks, "trainer.callbacks", f"{kind}.{name}", f"unknown hook; available: {', '.join(hooks)}"
             )
-            known = list(signature(hooks[name]).parameters)[1:]
+            available = list(signature(hooks[name]).parameters)[1:]
             parameters = signature(getattr(callback, name)).parameters.values()
-            needed = [p.name for p in parameters if p.default is p.empty and p.kind not in COLLECTING]
-            wrong = [argument for argument in needed if argument not in known]
-            hint = f"arguments are passed by name; available: {', '.join(known)}"
+            required = [p for p in parameters if p.default is p.empty and p.kind not in COLLECTING]
+            wrong = [parameter.name for parameter in required if parameter.name not in available]
+            hint = f"arguments are passed by name; available: {', '.join(available)}"
             require(not wrong, "trainer.callbacks", f"{kind}.{name}({', '.join(wrong)})", hint)
         file = getattr(callback, "file", None)
         base = isinstance(callback, Measurement) and not hasattr(callback, "file")
@@ -140,9 +141,9 @@ def check_device(device: torch.device, precision: Any = None, devices: Any = 1, 
     on_cpu = device.type == "cpu"
     half = on_cpu and str(precision) in ("16-mixed", "16", "16-true")
     require(not half, "trainer.precision", precision, "a CPU trains in bf16-mixed or 32-true; pass one of these")
-    most = 8 * cpu_count()
-    hint = f"this process may use {count(cpu_count(), 'core')}; set auto, or at most {most} workers"
-    require(not (on_cpu and str(devices).isdigit() and int(devices) > most), "trainer.devices", devices, hint)
+    most_workers = 8 * cpu_count()
+    hint = f"this process may use {count(cpu_count(), 'core')}; set auto, or at most {most_workers} workers"
+    require(not (on_cpu and str(devices).isdigit() and int(devices) > most_workers), "trainer.devices", devices, hint)
     hint = "on a CPU, trainer.devices is the number of workers; set it, and leave 1 here"
     require(workers_per_device == 1 or not on_cpu, "trainer.workers_per_device", workers_per_device, hint)
 

@@ -38,21 +38,24 @@ def save_run(run: Run, folder: Path) -> None:
 
     All workers call this. The old checkpoint becomes ``previous.ckpt``, and stays valid until the new one is complete.
     """
-    memories, done = run.client.memories(), run.server.round + 1
-    memories.write(folder / "clients", done, run.workers)
+    memories, rounds_done = run.client.memories(), run.server.round + 1
+    memories.write(folder / "clients", rounds_done, run.workers)
     if run.folder.checkpoints is not None:
         states, of_methods = (run.methods.evaluated_state(run.server), run.server.state), {*run.client.of_methods}
         frozen = run.folder.checkpoints.keep_frozen(select(run.server.state, run.client.frozen))
-        apart = {id(run.server.state[name]) for name in frozen.get("names", ())}
-        evaluated, begun = ({name: v for name, v in state.items() if id(v) not in apart} for state in states)
+        frozen_ids = {id(run.server.state[name]) for name in frozen.get("names", ())}
+        # the frozen parameters are in a file of their own
+        evaluated, of_server = (
+            {name: value for name, value in state.items() if id(value) not in frozen_ids} for state in states
+        )
         state = {
             "state_dict": {n: v for n, v in uncompiled_names(evaluated).items() if n not in of_methods},
-            "server": {**run.server.state_dict(), "state": begun},
+            "server": {**run.server.state_dict(), "state": of_server},
             "frozen": frozen,
             **recorded_state(run),
-            "callbacks": {name: callback.state_dict() for name, callback in named(run.callbacks).items()},
+            "callbacks": {name: part.state_dict() for name, part in named(run.callbacks).items()},
             "changes": run.folder.changes,
-            "round": done,
+            "round": rounds_done,
             "clients": memories.files,
         }
         run.folder.checkpoints.save(state, run.metrics.history, run.trainer.save_best)
@@ -112,31 +115,33 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
         UsageError: the checkpoint belongs to another run: its seed, partition, model, methods or arguments differ; a
             ChangedCodeError if the user's source code differs.
     """
-    ours = identity(run)  # before anything is restored
+    own_identity = identity(run)  # before anything is restored
     if path is None:
         return {"round": 0}
     checkpoint = read(path)
-    changes = changes_of(ours, run, path, checkpoint, allow_changes)
+    changes = changes_of(own_identity, run, path, checkpoint, allow_changes)
     run.folder.changes, run.folder.changed = record(path, checkpoint, changes), bool(changes)
     fresh = [part for part, keys in FRESH.items() if touches(changes, *keys)]
     server, files = checkpoint["server"], client_files(path, checkpoint)
     parts = (server, checkpoint["methods"], checkpoint["client_schedulers"])
-    if lost := [part for part, saved in zip(FRESH, parts, strict=True) if saved and part in fresh]:
-        run.trainer.warn(f"allow_changes: {', '.join(lost)}: starts fresh, since the run has changed there")
+    saved = zip(FRESH, parts, strict=True)
+    if reset_parts := [part for part, state in saved if state and part in fresh]:
+        run.trainer.warn(f"allow_changes: {', '.join(reset_parts)}: starts fresh, since the run has changed there")
     if "server_optimizer" in fresh:
         server = {**server, "optimizer": run.server.state_dict()["optimizer"]}
     try:
         run.server.load_state_dict(server)
         if "methods" in fresh:
             files = {}
-        load_state_of_round(run, checkpoint, ["client_schedulers" if "watches" in part else part for part in fresh])
+        keys = ["client_schedulers" if "watches" in part else part for part in fresh]
+        load_state_of_round(run, checkpoint, keys)
         run.metrics.history = unpack_rows(checkpoint["history"])
         run.metrics.current = dict(run.metrics.history[-1]) if run.metrics.history else {}
     except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         text = " ".join(str(error).split())
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {text}") from error
-    known = checkpoint["clients"] if resumes_in_place(path) and not changes else None
-    run.client.memories().restore(files, run.workers, known)
+    files_in_place = checkpoint["clients"] if resumes_in_place(path) and not changes else None
+    run.client.memories().restore(files, run.workers, files_in_place)
     call_on_load(run, checkpoint)
     restore_data(run.data, checkpoint["datamodule"])
     return checkpoint
@@ -146,11 +151,14 @@ def restore_callbacks(run: Run, checkpoint: dict[str, Any]) -> None:
     """Restore each callback that the checkpoint holds with the same class and arguments; others get an empty state."""
     if "callbacks" not in checkpoint:
         return
-    there = {repr(description): name for name, description in checkpoint["description"]["callbacks"].items()}
-    here = {name: there.pop(repr(own), None) for name, own in description_of(run)["callbacks"].items()}
-    if dropped := [name for name in there.values() if checkpoint["callbacks"].get(name)]:
+    descriptions = checkpoint["description"]["callbacks"]
+    saved_names = {repr(description): name for name, description in descriptions.items()}
+    states = {}
+    for name, description in description_of(run)["callbacks"].items():
+        if saved_name := saved_names.pop(repr(description), None):
+            states[name] = checkpoint["callbacks"][saved_name]
+    if dropped := [name for name in saved_names.values() if checkpoint["callbacks"].get(name)]:
         text = "this run has no callback of this class with these arguments, so the saved state is dropped"
         run.trainer.warn(f"trainer.callbacks: {', '.join(dropped)}: {text}")
-    saved = {name: checkpoint["callbacks"][same] for name, same in here.items() if same}
     for name, callback in named(run.callbacks).items():
-        callback.load_state_dict(saved.get(name, {}))
+        callback.load_state_dict(states.get(name, {}))

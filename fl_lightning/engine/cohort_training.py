@@ -63,28 +63,31 @@ class Outcome:
     def note_visit(self, k: int, steps: int, rate: float, skipped: int, idle: bool, arrived: bool = True) -> None:
         """Count the visit of client ``k``."""
         self.counts.update(visits=1, stepped=steps > 0, idle=idle, skipped=skipped)
-        self.arrived += [k] * arrived
-        self.rates += [rate] * (steps > 0 and arrived)
+        if arrived:
+            self.arrived.append(k)
+            if steps > 0:
+                self.rates.append(rate)
 
 
 def draw_cohort(run: Run, round_: int) -> list[int]:
     """Draw the clients of a round from those that are present."""
-    trainer, there = run.trainer, run.backend.present(run, round_)
-    run.server.population = len(there) if type(trainer.sampler) is UniformSampler else 0
-    if not there:
+    trainer, clients = run.trainer, run.backend.present(run, round_)
+    run.server.population = len(clients) if type(trainer.sampler) is UniformSampler else 0
+    if not clients:
         return []
-    size = min(size_of_cohort(len(there), trainer.participation, trainer.cohort_size), len(there))
-    return [there[place] for place in trainer.sampler(run.seed, round_, len(there), size)]
+    size = min(size_of_cohort(len(clients), trainer.participation, trainer.cohort_size), len(clients))
+    return [clients[place] for place in trainer.sampler(run.seed, round_, len(clients), size)]
 
 
-def simulate_systems(run: Run, round_: int, chosen: list[int]) -> dict[int, SystemOutcome]:
+def simulate_systems(run: Run, round_: int, clients: list[int]) -> dict[int, SystemOutcome]:
     """Draw which clients of a cohort drop out or do less work, and log their numbers."""
     trainer = run.trainer
     if trainer.systems is None:
-        return dict.fromkeys(chosen, SystemOutcome())
-    simulated = trainer.systems.outcomes(run.seed, round_, chosen, trainer.local_steps or trainer.local_epochs)
-    run.metrics.update({"clients/dropped": sum(one.lost is not None for one in simulated.values())})
-    run.metrics.update({"clients/stragglers": sum(one.work is not None for one in simulated.values())})
+        return dict.fromkeys(clients, SystemOutcome())
+    simulated = trainer.systems.outcomes(run.seed, round_, clients, trainer.local_steps or trainer.local_epochs)
+    dropped = sum(system.lost is not None for system in simulated.values())
+    stragglers = sum(system.work is not None for system in simulated.values())
+    run.metrics.update({"clients/dropped": dropped, "clients/stragglers": stragglers})
     return simulated
 
 
@@ -112,9 +115,11 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
     totals.all_reduce(run.workers)
     totals.merged = outcome.metrics.merged(run.workers)
     run.stopwatch.lap("wait")
-    seconds = run.workers.gather(run.stopwatch.read())
-    phases = [p for p in VISIT_PHASES if not (run.stopwatch.events and p in PARTS_OF_STEP)]
-    run.metrics.update({f"time/{p}": sum(s.get(p, 0.0) for s in seconds) / len(seconds) for p in phases})
+    seconds_of_workers = run.workers.gather(run.stopwatch.read())
+    for phase in VISIT_PHASES:
+        if not (run.stopwatch.events and phase in PARTS_OF_STEP):
+            seconds = [worker_seconds.get(phase, 0.0) for worker_seconds in seconds_of_workers]
+            run.metrics.update({f"time/{phase}": sum(seconds) / len(seconds)})
     return totals, arrived
 
 
@@ -127,8 +132,9 @@ def place_cohort(run: Run, simulated: dict[int, SystemOutcome]) -> list[Part]:
     steps = {k: run.local_training.steps(k, simulated[k].work) for k in run.server.cohort}
     costs = run.runner.divide(run, steps)
     parts = {part[0]: part for part in costs}
-    of_workers = schedule({part[0]: cost for part, cost in costs.items()}, run.workers.size, memories.owners)
-    placed = [[k for first in firsts for k in parts[first]] for firsts in of_workers]
+    costs_by_head = {part[0]: cost for part, cost in costs.items()}
+    heads_of_workers = schedule(costs_by_head, run.workers.size, memories.owners)
+    placed = [[k for head in heads for k in parts[head]] for heads in heads_of_workers]
     if memories.owners:
         run.workers.barrier()  # a memory is sent when both sides are here
     memories.follow(placed, run.workers)
@@ -136,7 +142,7 @@ def place_cohort(run: Run, simulated: dict[int, SystemOutcome]) -> list[Part]:
         total = sum(steps[k] for k in clients)
         run.metrics.update({f"placed/{worker}/clients": len(clients), f"placed/{worker}/steps": total})
     run.stopwatch.lap("place")
-    return [parts[first] for first in sorted(of_workers[run.workers.rank])]
+    return [parts[head] for head in sorted(heads_of_workers[run.workers.rank])]
 
 
 def add_rows(run: Run, rows: UpdateRows, totals: Totals, outcome: Outcome) -> None:
@@ -248,7 +254,7 @@ def record_failure(run: Run, k: int, error: Exception) -> None:
             "state_dict": server.state,
             "cohort": server.cohort,
             "memory": beside.get(k) or client.memories().get(k, {}),
-            "memories": {other: memory for other, memory in beside.items() if memory},
+            "memories": {neighbour: memory for neighbour, memory in beside.items() if memory},
             "format": FORMAT,
             **recorded_state(run),
         }
@@ -271,7 +277,8 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
             despite having batches.
     """
     training, memories = run.local_training, run.client.memories()
-    failures = {k: (isinstance(error, UsageError), str(error)) for k, error in outcome.errors.items()}
+    errors = outcome.errors
+    failures = {k: (isinstance(error, UsageError), str(error)) for k, error in errors.items()}
     # clients without memory have no owner: a run whose methods keep no memories moves nothing
     owned = memories.owned(run.server.cohort)
     of_visits = (dict(outcome.counts), outcome.arrived, outcome.rates, outcome.scalings)
@@ -280,7 +287,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
     memories.note_owners([*all_owned])
     for measured in metrics:
         run.metrics.fill(measured)
-    failed = {k: failure for some in all_failures for k, failure in some.items()}
+    failed = dict(chain.from_iterable(failures_of_worker.items() for failures_of_worker in all_failures))
     counts = sum(map(Counter, all_counts), Counter[str]())
     arrived, rates = sorted(chain(*all_arrived)), [*chain(*all_rates)]
     training.scaling = scaling = min(chain(*scalings), default=training.scaling)
@@ -291,7 +298,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
         if counts[kind]:
             run.metrics.update({tag: counts[kind]})
     if failed:
-        handle_failures(run, failed, outcome.errors, len(arrived))
+        handle_failures(run, failed, errors, len(arrived))
     idle = counts["visits"] == counts["idle"] and not failed
     # a smaller scale helps, down to the scale 1
     if not (idle or counts["stepped"] or (counts["lost"] and scaling is not None and scaling[0] >= 1)):

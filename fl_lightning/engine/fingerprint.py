@@ -13,6 +13,7 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from enum import Enum
 from functools import cache, partial
+from gc import get_referents
 from inspect import signature
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType
@@ -47,13 +48,13 @@ FREE_OF_TRAINER = (
 # differ in each process
 FREE_OF_DATA = (
     *("partitioner", "num_clients", "download", "pin_memory", "persistent_workers", "prefetch_factor", "verbose"),
-    "fingerprint",
+    *("root", "data_dir", "fingerprint"),
 )
-# words in the names of data arguments that may be paths
-PATHS = {"root", "path", "paths", "dir", "dirs", "folder", "file", "files", "filename", "cache"}
 FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodDescriptorType, MethodType, type)
 # torch's own attributes of a module, such as hooks, which refer to the whole run
 KEPT_BY_TORCH = vars(nn.Module()).keys() - {"_modules"}
+NESTED, CONTAINERS = {dict, list}, (Mapping, list, tuple, set, frozenset)
+WITHOUT_CODE = (*PLAIN, bytes, Tensor, np.ndarray, np.generic, TrainerShim, ModuleType)
 # limits: nested objects, items of a container, numbers of an array
 DEPTH, MOST_ITEMS, MOST_NUMBERS = 8, 1000, 2**14
 # steps at which functions of a schedule are compared
@@ -63,54 +64,41 @@ LONGEST, VALUE, PATH = 290, 36, 60
 
 
 def description_of(run: Run) -> dict[str, Any]:
-    """Return the description of a run, made by the first call."""
-    if not run.description:
-        run.description.update(describe_run(run))
-    return run.description
-
-
-def describe_run(run: Run) -> dict[str, Any]:
-    """Describe a run before its first round."""
-    module, data, config = run.client.module, run.data, run.trainer.config or {}
+    """Return the description of a run, which the first call makes before the first round."""
+    if run.description:
+        return run.description
+    module, config = run.client.module, run.trainer.config or {}
     optimizer, schedulers = run.local_training.optimizers.first
-    trained = [f"{name} {value.dtype}" for name, value in module.named_parameters() if value.requires_grad]
-    return {
-        "trainer": describe_trainer(run),
-        "model": {
+    submodules = {}
+    for name, part in module.named_modules():
+        if name:
+            submodules[name] = {**describe_object(part), "training": part.training}
+    parameters = module.named_parameters()
+    trained = [f"{name} {value.dtype}" for name, value in parameters if value.requires_grad]
+    methods, sections = named(run.methods.methods), ("model", "method", "data")
+    run.description.update(
+        trainer=describe_trainer(run),
+        model={
             **describe_object(module),
-            "modules": {
-                name: {**describe_object(part), "training": part.training}
-                for name, part in module.named_modules()
-                if name
-            },
+            "modules": submodules,
             "trained": f"{len(trained)} tensors, {digest(trained)}",
             "optimizer": describe_optimizer(optimizer),
-            "lr_scheduler": [describe_scheduler(config) for config in schedulers],
+            "lr_scheduler": [describe_scheduler(scheduler) for scheduler in schedulers],
         },
-        "method": {name: describe_object(method) for name, method in named(run.methods.methods).items()},
-        "data": describe_data(data),
-        "config": {key: to_plain(config.get(key), in_data=key == "data") for key in ("model", "method", "data")},
-        "callbacks": {
-            name: describe_callback(callback)
-            for name, callback in named(run.callbacks).items()
-            if type(callback).state_dict is not Callback.state_dict
-        },
-        "code": code_of_run(run.trainer, module, data, run.methods.methods),
-    }
+        method={name: describe_object(method) for name, method in methods.items()},
+        data=describe_data(run.data),
+        config={key: to_plain(config.get(key), in_data=key == "data") for key in sections},
+        callbacks=describe_callbacks(run, "state_dict"),
+        code=code_of_run(run.trainer, module, run.data, run.methods.methods),
+    )
+    return run.description
 
 
 def describe_trainer(run: Run) -> dict[str, Any]:
     """Describe the arguments of the trainer as they take effect."""
-    trainer, local, evaluated = run.trainer, run.local_training, {}
-    if local.monitored.config is not None or any(isinstance(part, EarlyStopping) for part in run.callbacks):
-        # the result depends on the evaluated rounds
-        asking = [part for part in run.callbacks if type(part).requires_evaluation is not Callback.requires_evaluation]
-        evaluated = {
-            "eval_every_n_rounds": trainer.eval_every_n_rounds,
-            "callbacks": [describe_callback(part) for part in asking],
-        }
-    return {
-        **{name: to_plain(value) for name, value in constructor_args(trainer).items() if name not in FREE_OF_TRAINER},
+    trainer, local = run.trainer, run.local_training
+    description = {
+        **to_plain(described_arguments(trainer)),
         "max_rounds": trainer.max_rounds,
         "fast_dev_run": trainer.limit_batches or False,
         "server_optimizer": None if run.server.optimizer is None else describe_optimizer(run.server.optimizer),
@@ -123,20 +111,35 @@ def describe_trainer(run: Run) -> dict[str, Any]:
         "deterministic": bool(trainer.deterministic) or None,
         "tf32": tf32_settings() if run.fabric.device.type == "cuda" else None,
         **run.runner.settings(),
-        **evaluated,
     }
+    stops_early = any(isinstance(callback, EarlyStopping) for callback in run.callbacks)
+    if local.monitored.config is not None or stops_early:  # the result depends on the evaluated rounds
+        description["eval_every_n_rounds"] = trainer.eval_every_n_rounds
+        description["callbacks"] = [*describe_callbacks(run, "requires_evaluation").values()]
+    return description
 
 
-def describe_callback(callback: Callback) -> dict[str, Any]:
-    """Describe a callback by its arguments only, since an earlier run may have changed its other attributes."""
-    return {"class": path_of(type(callback)), **to_plain(constructor_args(callback))}
+def described_arguments(trainer: RunArguments) -> dict[str, Any]:
+    """Return the arguments of the trainer that may affect the model."""
+    arguments = constructor_args(trainer)
+    return {name: arguments[name] for name in arguments if name not in FREE_OF_TRAINER}
+
+
+def describe_callbacks(run: Run, hook: str) -> dict[str, Any]:
+    """Describe the callbacks that override a hook, by arguments, since a run may change their other attributes."""
+    descriptions = {}
+    for name, callback in named(run.callbacks).items():
+        if getattr(type(callback), hook) is not getattr(Callback, hook):
+            descriptions[name] = {"class": path_of(type(callback)), **to_plain(constructor_args(callback))}
+    return descriptions
 
 
 def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
     """Describe an optimizer by the options of its groups."""
     groups = [to_plain(options) for options in group_options(optimizer)]
     options = groups[0] if len(groups) == 1 else {"groups": groups}
-    return {"class": path_of(type(optimizer)), **options, "tensors": [len(g["params"]) for g in optimizer.param_groups]}
+    numbers = [len(group["params"]) for group in optimizer.param_groups]
+    return {"class": path_of(type(optimizer)), **options, "tensors": numbers}
 
 
 def describe_scheduler(config: Any) -> dict[str, Any]:
@@ -155,14 +158,14 @@ def describe_scheduler(config: Any) -> dict[str, Any]:
 def describe_data(data: Any) -> dict[str, Any]:
     """Describe the data module, its labels, and the training loader of the first client with batches."""
     k = next((k for k in range(data.num_clients) if num_batches(data, k)), None)
-    labels, own = data.plan.labels, describe_object(data, in_data=True)
+    labels, description = data.plan.labels, describe_object(data, in_data=True)
     loader = {} if k is None else describe_object(data.train_dataloader(k), in_data=True)
     # a DataLoader with a batch size creates its batch sampler
-    again = {*own, "batch_sampler" if loader.get("batch_size") else ""} - {"class"}
+    repeated = {"class", *description, *(["batch_sampler"] if loader.get("batch_size") else [])}
     return {
-        **own,
+        **description,
         "labels": None if labels is None else hashlib.sha256(np.asarray(labels, np.int64).tobytes()).hexdigest()[:8],
-        "train_dataloader": {name: value for name, value in loader.items() if name not in again},
+        "train_dataloader": {name: loader[name] for name in loader if name not in repeated},
     }
 
 
@@ -171,9 +174,9 @@ def code_of_run(trainer: RunArguments, model: Any, data: Any, methods: Any) -> C
 
     Loggers and the commands' callbacks are ignored.
     """
-    given = [value for name, value in constructor_args(trainer).items() if name not in FREE_OF_TRAINER]
-    callbacks = [part for part in trainer.callbacks if not type(part).__module__.startswith("fl_lightning.cli.")]
-    return code_of(modules_of([model, data, methods, given, callbacks]))
+    of_commands = "fl_lightning.cli."
+    callbacks = [part for part in trainer.callbacks if not type(part).__module__.startswith(of_commands)]
+    return code_of(modules_of([model, data, methods, described_arguments(trainer), callbacks]))
 
 
 def modules_of(objects: Iterable[Any]) -> dict[str, set[str]]:
@@ -183,32 +186,24 @@ def modules_of(objects: Iterable[Any]) -> dict[str, set[str]]:
         The outermost names of these classes and functions, by module.
     """
     modules: dict[str, set[str]] = {}
-    seen: dict[int, Any] = {}  # keeps the objects alive, so that their ids stay unique
+    visited: dict[int, Any] = {}  # keeps the objects alive, so that their ids stay unique
     waiting = list(objects)
     while waiting:
         value = waiting.pop()
-        if id(value) in seen or isinstance(
-            value, (*PLAIN, bytes, Tensor, np.ndarray, np.generic, TrainerShim, ModuleType)
-        ):
+        if id(value) in visited or isinstance(value, WITHOUT_CODE):
             continue
-        seen[id(value)] = value
+        visited[id(value)] = value
         kind = value if isinstance(value, type) else type(value)
         for definition in [value] if isinstance(value, FunctionType) else kind.__mro__:
             module, name = getattr(definition, "__module__", None), getattr(definition, "__qualname__", "")
             if isinstance(module, str):
                 modules.setdefault(module, set()).add(name.split(".")[0])
-        if isinstance(value, (dict, list, tuple, set, frozenset)):
-            waiting += list(value.values() if isinstance(value, dict) else value)[:MOST_ITEMS]
-        elif isinstance(value, MethodType):
-            waiting += [value.__func__, value.__self__]
-        elif isinstance(value, partial):
-            waiting += [value.func, value.args, value.keywords]
-        elif isinstance(value, FunctionType):
-            waiting += [value.__defaults__, value.__kwdefaults__]
-            with suppress(ValueError):  # an empty closure cell
-                waiting += [cell.cell_contents for cell in value.__closure__ or ()]
-        if not isinstance(value, type):
-            waiting += [part for name, part in getattr(value, "__dict__", {}).items() if name not in KEPT_BY_TORCH]
+        if isinstance(value, FunctionType):  # its globals are in the source
+            waiting += [value.__defaults__, value.__kwdefaults__, value.__closure__, vars(value)]
+        elif isinstance(value, nn.Module):
+            waiting += [part for name, part in vars(value).items() if name not in KEPT_BY_TORCH]
+        elif not isinstance(value, type):
+            waiting += get_referents(value)[: 2 * MOST_ITEMS]
     return modules
 
 
@@ -222,58 +217,75 @@ def to_plain(value: Any, depth: int = 0, in_data: bool = False) -> Any:
         in_data: whether the value belongs to the data, whose files are not read.
     """
     inner = partial(to_plain, depth=depth + 1, in_data=in_data)
-    if isinstance(value, (torch.dtype, torch.device, Enum, np.dtype)):
-        return str(value)
-    if isinstance(value, (str, os.PathLike)):
-        text = os.fsdecode(value)
-        held = None if in_data else file_digest(text)
-        return text if held is None else f"sha256 {held}"
-    if type(value) in PLAIN:
-        return value
-    if isinstance(value, (int, float)):  # of a subclass
-        return float(value)
-    if isinstance(value, Tensor):
-        value = (value.detach().float() if value.dtype == torch.bfloat16 else value.detach()).cpu().numpy()
-    if isinstance(value, (np.ndarray, np.generic)):
-        text = f"{value.dtype} {value.shape}"
-        hidden = value.size > MOST_NUMBERS or value.dtype == object
-        return text if hidden else value.tolist() if value.size <= 16 else f"{text} {digest(value.tolist())}"
-    if isinstance(value, partial):
-        return {"class": path_of(value.func), "args": inner(value.args), "keywords": inner(value.keywords)}
-    if isinstance(value, FUNCTIONS):
-        return path_of(value)
-    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
-        if len(value) > MOST_ITEMS or depth >= DEPTH:
+    match value:
+        case torch.dtype() | torch.device() | Enum() | np.dtype():
+            return str(value)
+        case str() | os.PathLike():
+            text = os.fsdecode(value)
+            contents = None if in_data else file_digest(text)
+            return text if contents is None else f"sha256 {contents}"
+        case bool() | None:
+            return value
+        case int() | float():
+            return value if type(value) in PLAIN else float(value)
+        case Tensor():
+            return inner((value.detach().float() if value.dtype == torch.bfloat16 else value.detach()).cpu().numpy())
+        case np.ndarray() | np.generic() if value.size > MOST_NUMBERS or value.dtype == object:
+            return f"{value.dtype} {value.shape}"
+        case np.ndarray() | np.generic():
+            return value.tolist() if value.size <= 16 else f"{value.dtype} {value.shape} {digest(value.tolist())}"
+        case partial():
+            return {"class": path_of(value.func), "args": inner(value.args), "keywords": inner(value.keywords)}
+        case _ if isinstance(value, FUNCTIONS):
+            return path_of(value)
+        case _ if isinstance(value, CONTAINERS) and (len(value) > MOST_ITEMS or depth >= DEPTH):
             return f"{len(value)} items"
-        if isinstance(value, Mapping):
-            known = {str(key): part for key, part in value.items() if not in_data or affects_result(str(key), part)}
-            return {key: inner(part) for key, part in known.items()}
-        items = [inner(part) for part in value]
-        return sorted(items, key=repr) if isinstance(value, (set, frozenset)) else items
+        case Mapping():
+            parts = {str(key): part for key, part in value.items()}
+            parts = without_paths(parts) if in_data else parts
+            return {key: inner(part) for key, part in parts.items()}
+        case list() | tuple():
+            return [inner(part) for part in value]
+        case set() | frozenset():
+            return sorted(map(inner, value), key=repr)
     return describe_object(value, depth, in_data)
 
 
 def describe_object(value: Any, depth: int = 0, in_data: bool = False) -> dict[str, Any]:
     """Describe an object by its class, arguments and, outside the data, public plain attributes."""
-    kind, known = type(value), constructor_args(value) if depth < DEPTH else {}
-    if hasattr(kind, "__getitem__") and hasattr(kind, "__len__"):
-        # of a data set, the format of the examples, not the examples
-        plain = (*PLAIN, Tensor, np.ndarray)
-        known = {n: v for n, v in known.items() if type(v) in plain or "transform" in n or "dataset" in n}
+    kind, parts = type(value), constructor_args(value) if depth < DEPTH else {}
+    if hasattr(kind, "__getitem__") and hasattr(kind, "__len__"):  # a data set, whose containers hold its examples
+        containers = {name: part for name, part in parts.items() if isinstance(part, CONTAINERS)}
+        examples = [name for name, part in containers.items() if not all(map(callable, part))]
+        parts = {name: parts[name] for name in parts if name not in examples}
     elif not in_data and depth < DEPTH:
-        own = {n: v for n, v in getattr(value, "__dict__", {}).items() if n[0] != "_" and n not in KEPT_BY_TORCH}
-        own = {n: v for n, v in own.items() if not isinstance(getattr(kind, n, None), ServerValue)}
-        known = {**{n: v for n, v in own.items() if type(v) in PLAIN or isinstance(v, (*FUNCTIONS, partial))}, **known}
-    known = {n: v for n, v in known.items() if not in_data or affects_result(n, v)}
-    return {"class": path_of(kind), **{n: to_plain(v, depth + 1, in_data) for n, v in known.items()}}
+        parts = {**plain_attributes(value), **parts}
+    parts = without_paths(parts) if in_data else parts
+    description = {name: to_plain(part, depth + 1, in_data) for name, part in parts.items()}
+    return {"class": path_of(kind), **description}
+
+
+def plain_attributes(value: Any) -> dict[str, Any]:
+    """Return the public attributes of an object that are plain values or functions."""
+    attributes = {}
+    for name, part in getattr(value, "__dict__", {}).items():
+        of_server = isinstance(getattr(type(value), name, None), ServerValue)
+        public = not (name.startswith("_") or name in KEPT_BY_TORCH or of_server)
+        if public and (type(part) in PLAIN or isinstance(part, (*FUNCTIONS, partial))):
+            attributes[name] = part
+    return attributes
 
 
 def constructor_args(value: Any) -> dict[str, Any]:
     """Return the constructor arguments that an object stores, and Lightning's ``hparams``, without modules."""
     kind: Any = type(value)
-    own, kept = getattr(value, "__dict__", {}), dict(getattr(value, "_hparams", {}))
-    kept |= {n: own.get(n, own.get(f"_{n}")) for n in argument_names(kind) if n in own or f"_{n}" in own}
-    return {n: part for n, part in kept.items() if not isinstance(part, (nn.Module, torch.Generator))}
+    attributes, arguments = getattr(value, "__dict__", {}), dict(getattr(value, "_hparams", {}))
+    for name in argument_names(kind):
+        for attribute in (f"_{name}", name):
+            if attribute in attributes:
+                arguments[name] = attributes[attribute]
+    undescribed = (nn.Module, torch.Generator)
+    return {name: part for name, part in arguments.items() if not isinstance(part, undescribed)}
 
 
 @cache
@@ -283,15 +295,16 @@ def argument_names(kind: Any) -> tuple[str, ...]:
     for base in kind.__mro__[:-1]:
         with suppress(TypeError, ValueError):  # its constructor is not written in Python
             parameters = signature(vars(base)["__init__"]).parameters.values() if "__init__" in vars(base) else ()
-            names |= dict.fromkeys(p.name for p in [*parameters][1:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+            for parameter in [*parameters][1:]:
+                if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                    names[parameter.name] = None
     return tuple(names)
 
 
-def affects_result(name: str, value: Any) -> bool:
-    """Return whether an argument of the data may affect a result, unlike paths and options of loading."""
-    texts = value if isinstance(value, (list, tuple)) else [value]
-    path = not PATHS.isdisjoint(name.split("_")) and all(isinstance(text, str | bool | None) for text in texts)
-    return not (path or isinstance(value, os.PathLike) or name in FREE_OF_DATA)
+def without_paths(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of data that may affect a result, unlike paths and options of loading."""
+    names = arguments.keys() - FREE_OF_DATA
+    return {n: v for n, v in arguments.items() if n in names and not isinstance(v, os.PathLike)}
 
 
 def path_of(kind: Any) -> str:
@@ -308,24 +321,29 @@ def digest(values: list[Any]) -> str:
 # ------------------------------------------------------------------ comparing
 def identity(run: Run) -> dict[str, Any]:
     """Return the identity of a run, which its checkpoints contain."""
-    known = {"seed_everything": run.seed, "method": run.methods.names, "plan_hash": run.data.plan.hash}
-    return {**known, "description": description_of(run)}
+    return {
+        "seed_everything": run.seed,
+        "method": run.methods.names,
+        "plan_hash": run.data.plan.hash,
+        "description": description_of(run),
+    }
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Change]:
     """Return, by key, the different values of two identities, theirs first."""
-    changes = {key: (theirs.get(key), ours[key]) for key in ours if key != "description"}
-    changes = {key: pair for key, pair in changes.items() if pair[0] != pair[1]}
-    there, here = theirs["description"], ours["description"]
+    keys = [key for key in ours if key != "description" and theirs.get(key) != ours[key]]
+    changes = {key: (theirs.get(key), ours[key]) for key in keys}
+    before, now = theirs["description"], ours["description"]
     for section in ("trainer", "model", "method", "data"):
-        if section in here:
-            found = differing(there[section], here[section], section)
-            before, now = (part.get("config", {}).get(section) for part in (there, here))
+        if section in now:
+            configs = [part.get("config", {}).get(section) for part in (before, now)]
             # a config shows differences that no object stores; a run from Python has no config
-            changes |= found or (differing(before, now, section) if before and now else {})
-    before, now = there["code"], here.get("code", {})
-    known = {name: (before[name], now[name]) for name in before if name in now}
-    changes |= {f"code.{name}": pair for name, pair in known.items() if pair[0] != pair[1]}
+            of_config = differing(configs[0], configs[1], section) if all(configs) else {}
+            changes |= differing(before[section], now[section], section) or of_config
+    code_before, code_now = before["code"], now.get("code", {})
+    for name in code_before:
+        if name in code_now and code_now[name] != code_before[name]:
+            changes[f"code.{name}"] = (code_before[name], code_now[name])
     changes.pop("trainer.max_rounds", None)
     factors = changes.get("trainer.client_lr_scheduler", (None, None))
     # one factor per round; None means constant 1; only the rounds common to both runs must agree
@@ -340,13 +358,17 @@ def differing(theirs: Any, ours: Any, key: str) -> dict[str, Change]:
     if isinstance(theirs, dict) and isinstance(ours, dict):
         if theirs.get("class") != ours.get("class"):
             return {key: (theirs.get("class"), ours.get("class"))}
-        names = {**ours, **theirs}
-        return {k: v for n in names for k, v in differing(theirs.get(n), ours.get(n), f"{key}.{n}").items()}
-    lists = isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours)
-    if lists and any(isinstance(value, (dict, list)) for value in ours):
-        pairs = enumerate(zip(theirs, ours, strict=True))
-        return {k: v for i, pair in pairs for k, v in differing(*pair, f"{key}.{i}").items()}
-    return {} if theirs == ours or repr(theirs) == repr(ours) else {key: (theirs, ours)}  # nan equals nan
+        parts = {name: (theirs.get(name), ours.get(name)) for name in (ours | theirs)}
+    elif (
+        isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours) and {*map(type, ours)} & NESTED
+    ):
+        parts = dict(enumerate(zip(theirs, ours, strict=True)))
+    else:
+        return {} if theirs == ours or repr(theirs) == repr(ours) else {key: (theirs, ours)}  # nan equals nan
+    changes = dict[str, Change]()
+    for name, (before, now) in parts.items():
+        changes |= differing(before, now, f"{key}.{name}")
+    return changes
 
 
 def changes_of(
@@ -365,25 +387,27 @@ def changes_of(
     if "server" not in checkpoint:
         hint = "pass RUN/checkpoints/last.ckpt, or begin a new run with --weights"
         raise UsageError(f"{where}: not a checkpoint of a run, it has no server; {hint}")
-    theirs, own = checkpoint["server"]["state"], run.server.state
-    shapes = [{name: tuple(value.shape) for name, value in state.items()} for state in (theirs, own)]
-    if found := list(differing(shapes[0], shapes[1], "model").items()):
-        key, (there, here) = found[0]
-        text = f"{key} of its state has the shape {there}, and the model has {here}"
+    saved_shapes, own_shapes = (
+        {name: tuple(value.shape) for name, value in state.items()}
+        for state in (checkpoint["server"]["state"], run.server.state)
+    )
+    for key, (before, now) in differing(saved_shapes, own_shapes, "model").items():
+        text = f"{key} of its state has the shape {before}, and the model has {now}"
         raise UsageError(f"{where}: not a checkpoint of this run: {text}; use the same model")
     changes = differences(ours, checkpoint)
     if "plan_hash" in changes:
         hint = "restore the data, num_clients and seed, or begin a new run with --weights"
-        causes = {key: pair for key, pair in changes.items() if key.startswith(("seed_everything", "data."))}
+        keys = [key for key in changes if key.startswith(("seed_everything", "data."))]
+        causes = {key: changes[key] for key in keys}
         partition = {} if causes else {"plan_hash": changes["plan_hash"]}
         raise UsageError(message(f"{where}: the partition differs", causes or partition, hint))
-    done, then, rounds = checkpoint["round"], checkpoint["description"]["trainer"], run.trainer.max_rounds
-    hint = f"the checkpoint has {count(done, 'round')} done; pass {done} or more"
-    require(rounds >= done, f"{where}: trainer.max_rounds", rounds, hint)
-    every = then.get("eval_every_n_rounds")  # only described if the result depends on a metric
-    if every and rounds > done == then["max_rounds"] and done % every:
+    rounds_done, trainer, rounds = checkpoint["round"], checkpoint["description"]["trainer"], run.trainer.max_rounds
+    hint = f"the checkpoint has {count(rounds_done, 'round')} done; pass {rounds_done} or more"
+    require(rounds >= rounds_done, f"{where}: trainer.max_rounds", rounds, hint)
+    every = trainer.get("eval_every_n_rounds")  # only described if the result depends on a metric
+    if every and rounds > rounds_done == trainer["max_rounds"] and rounds_done % every:
         # the last round is always evaluated; in a longer run it would not be
-        changes["trainer.max_rounds"] = (done, rounds)
+        changes["trainer.max_rounds"] = (rounds_done, rounds)
     if changes and not allowed:
         text = message(where, changes, "restore the old values, or continue in a new version with --allow_changes true")
         raise (ChangedCodeError if touches(changes, "code") else UsageError)(text)
@@ -400,9 +424,12 @@ def record(path: Path, checkpoint: Mapping[str, Any], changes: Mapping[str, Chan
     """Return earlier and present changes of a run, for ``changes.yaml`` and the next checkpoints."""
     if not changes:
         return checkpoint["changes"]
-    present = {key: {"before": there, "now": here} for key, (there, here) in changes.items()}
-    time = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    entry = {"time": time, "ckpt_path": str(path.absolute()), "rounds_done": checkpoint["round"], "changes": present}
+    entry = {
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "ckpt_path": str(path.absolute()),
+        "rounds_done": checkpoint["round"],
+        "changes": {key: {"before": before, "now": now} for key, (before, now) in changes.items()},
+    }
     return [*checkpoint["changes"], entry]
 
 
@@ -411,17 +438,19 @@ def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
 
     Methods that were added or removed appear in the list of methods only.
     """
-    items = []
-    for key, (there, here) in changes.items():
-        if "method" in changes and key.startswith("method.") and key.count(".") == 1 and None in (there, here):
+    texts = []
+    for key, (before, now) in changes.items():
+        section, _, name = key.partition(".")
+        if "method" in changes and section == "method" and name and "." not in name and None in (before, now):
             continue
-        module = SCRIPT if key.startswith(f"code.{SCRIPT}.") else key.removeprefix("code.")
-        file = source_file(module) if key.startswith("code.") else None
-        edited = f"{shown_path(Path(os.path.relpath(file)))} was edited" if file else ""
-        items.append(edited or f"{key}={shown(here)} (was {shown(there)})")
-    for number in range(len(items), 0, -1):
-        more = f" and {len(items) - number} more" if number < len(items) else ""
-        line = f"{where}: {', '.join(items[:number])}{more}; {hint}"
+        file = source_file(SCRIPT if name.startswith(f"{SCRIPT}.") else name) if section == "code" else None
+        if file:
+            texts.append(f"{shown_path(Path(os.path.relpath(file)))} was edited")
+        else:
+            texts.append(f"{key}={shown(now)} (was {shown(before)})")
+    for number in range(len(texts), 0, -1):
+        remainder = f" and {len(texts) - number} more" if number < len(texts) else ""
+        line = f"{where}: {', '.join(texts[:number])}{remainder}; {hint}"
         if len(line) <= LONGEST:
             break
     return line

@@ -16,11 +16,11 @@ from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
 from torch.optim.lr_scheduler import LRScheduler
 
-from fl_lightning.callbacks.context import BatchIndex
 from fl_lightning.client import Client, ClientStateStore
 from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.lightning.trainer_shim import ShimConfig, TrainerShim
 from fl_lightning.client.reductions import LogSpec
+from fl_lightning.client.run_context import BatchIndex
 from fl_lightning.client.taps import resolve_taps, submodule
 from fl_lightning.core.method import MethodList
 from fl_lightning.core.reduced import Reduced
@@ -107,8 +107,8 @@ def launch(
             validation.check_data_fits(trainer, model, data, methods)
             cleanup.callback(trainer_shim.detach, model)
             cleanup.push(partial(notify_failure, data))
-            given = (model, data, methods, stage, cleanup)
-            return command(build(trainer, backend, runner, trainer_shim, fabric, workers, *given))
+            parts_of_run = (model, data, methods, stage, cleanup)
+            return command(build(trainer, backend, runner, trainer_shim, fabric, workers, *parts_of_run))
 
     fabric = build_fabric(trainer, *devices_and_nodes(trainer, data))
     refuse_default_group(fabric.world_size)
@@ -165,19 +165,22 @@ def build(
     validation.check_module(model, stage)  # again, since its hooks may have changed it
     fabric.to_device(model)
     fabric.strategy.precision.convert_module(model)
-    asked = trainer.channels_last
-    channels_last = bool(getattr(model, "channels_last", False) if asked is None else asked)
+    channels_last = trainer.channels_last
+    if channels_last is None:
+        channels_last = bool(getattr(model, "channels_last", False))
     if channels_last:
         model.to(memory_format=torch.channels_last)
     if trainer.compile:
         replace_forward(model, trainer.compile, trainer.warn)
     memories = ClientStateStore(trainer.client_memory * 2**30, fabric.device)
     # each with the name of the class that asks for it
-    wanted = {tap: type(callback).__name__ for callback in trainer.callbacks for tap in callback.requires}
+    required: dict[str, str] = {}
+    for callback in trainer.callbacks:
+        required |= dict.fromkeys(callback.requires, type(callback).__name__)
     taps: dict[str, str] = {}
     # each site checks its own
     of_data = [] if getattr(data, "is_remote", False) else [partial(validation.check_model_fits, model, data, methods)]
-    check_all([*of_data, lambda: taps.update(resolve_taps(model, trainer.taps, methods.wanted_taps() | wanted))])
+    check_all([*of_data, lambda: taps.update(resolve_taps(model, trainer.taps, methods.wanted_taps() | required))])
     with rng_scope(seed, "modules"):
         paths = {name: submodule(binding) for name, binding in taps.items()}
         for name, part in methods.add_modules(model, paths).items():
@@ -194,9 +197,9 @@ def build(
     if stage == "fit":
         validation.check_buffers(trainer, client)  # once the methods know their memories
     clients = [data.info(k) for k in range(number)]
-    examples, counts = sum(info.num_examples for info in clients), [info.label_counts for info in clients]
-    known = [each for each in counts if each is not None]
-    label_counts = torch.stack(known) if len(known) == number else None
+    examples = sum(info.num_examples for info in clients)
+    counts = [info.label_counts for info in clients]
+    label_counts = torch.stack([*filter(torch.is_tensor, counts)]) if all(map(torch.is_tensor, counts)) else None
     scope = trainer.server_optimizer_scope
     validation.check_server_optimizer(trainer, select(client.live, client.trainable))
     server = Server(
@@ -232,9 +235,9 @@ def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers
     optimizer, schedulers = optimizers.first
     kind = f"model={type(client.module).__name__}: configure_optimizers"
     validation.check_options(optimizer, kind)
-    both = bool(schedulers) and trainer.client_lr_scheduler is not None
+    scheduled_twice = bool(schedulers) and trainer.client_lr_scheduler is not None
     hint = "the module returns a scheduler; remove one of them"
-    require(not both, "trainer.client_lr_scheduler", "given", hint)
+    require(not scheduled_twice, "trainer.client_lr_scheduler", "given", hint)
     within = [c for c in schedulers if c.reduce_on_plateau and c.interval == "step"]
     hint = "a schedule that watches a metric is stepped after a round or an epoch; give epoch"
     require(not within, f"{kind}: lr_scheduler.interval", "step", hint)
@@ -247,25 +250,26 @@ def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers
     hint = "it returns the same optimizer again, and each visit begins with a new one; build it in this function"
     require(again is not optimizer, kind, type(optimizer).__name__, hint)
     if trainer.max_rounds > 1 and trainer.client_schedulers == "continue":
-        returned = [
-            part for config in of_again for part in (config.scheduler, *getattr(config.scheduler, "_schedulers", ()))
-        ]
+        returned = [config.scheduler for config in of_again]
+        returned += [part for scheduler in returned for part in getattr(scheduler, "_schedulers", ())]
         for name, value in vars(client.module).items():
-            there = not isinstance(value, LRScheduler) or any(value is part for part in returned)
+            is_returned = not isinstance(value, LRScheduler) or any(value is part for part in returned)
             hint = "configure_optimizers does not return it, so every visit would restart it; return it with its "
             hint += "interval, or give trainer.client_schedulers=restart"
-            require(there, f"model={type(client.module).__name__}.{name}", type(value).__name__, hint)
-    known = set(map(id, client.live.values()))
-    moved = {id(value) for group in optimizer.param_groups for value in group["params"]}
-    left = [name for name in client.of_methods if name in client.trainable and id(client.live[name]) not in moved]
+            require(is_returned, f"model={type(client.module).__name__}.{name}", type(value).__name__, hint)
+    state_ids = set(map(id, client.live.values()))
+    parameters = [value for group in optimizer.param_groups for value in group["params"]]
+    trainable = [name for name in client.of_methods if name in client.trainable]
+    optimized_ids = set(map(id, parameters))
+    omitted_names = [name for name in trainable if id(client.live[name]) not in optimized_ids]
     hint = "parameters of a method, which it leaves out; build the optimizer from self.parameters()"
-    require(not left, kind, ", ".join(left), hint)
-    trained = (value for group in optimizer.param_groups for value in group["params"] if value.requires_grad)
-    foreign = sum(id(value) not in known for value in trained)
+    require(not omitted_names, kind, ", ".join(omitted_names), hint)
+    foreign = sum(value.requires_grad and id(value) not in state_ids for value in parameters)
     hint = "not in the state_dict, so they are not averaged; use the parameters that the module has after "
     hint += "configure_model, and build the optimizer in this function"
     require(not foreign, kind, f"{foreign} tensors", hint)
-    correcting = [type(method).__name__ for method in client.methods.methods if method.corrects_gradients]
+    methods = client.methods.methods
+    correcting = [type(method).__name__ for method in methods if method.corrects_gradients]
     sparse = isinstance(optimizer, torch.optim.SparseAdam)
     hint = "the corrected gradients are dense, and SparseAdam takes sparse ones alone; use Adam"
     require(not (sparse and correcting), "method", correcting, hint)
@@ -341,8 +345,8 @@ def gives_same_taps(model: LightningModule, data: Any, device: torch.device) -> 
     # threads share the rows of a small batch such that rounding depends on the place of a row; so may a GPU
     if device.type != "cpu" or torch.get_num_threads() > 1:
         return False
-    known = all(type(part).__module__.startswith(KNOWN) for part in model.modules())
-    return known and all(transfer_hook(name, model, data) is None for name in TRANSFER_HOOKS)
+    is_deterministic = all(type(part).__module__.startswith(KNOWN) for part in model.modules())
+    return is_deterministic and all(transfer_hook(name, model, data) is None for name in TRANSFER_HOOKS)
 
 
 def available_memory(device: torch.device) -> float:
@@ -351,4 +355,5 @@ def available_memory(device: torch.device) -> float:
         return torch.cuda.mem_get_info(device)[0]
     path = Path("/proc/meminfo")
     lines = path.read_text().splitlines() if device.type == "cpu" and path.exists() else []
-    return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), 0.0)
+    kibibytes = [float(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return 1024.0 * kibibytes[0] if kibibytes else 0.0

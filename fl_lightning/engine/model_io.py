@@ -35,9 +35,9 @@ def save_model(run: Run, path: Path) -> None:
 
 def warn_of_arguments(run: Run, name: str) -> None:
     """Warn of constructor arguments that the file ``name`` cannot hold."""
-    left_out = ", ".join(key for key, value in constructor_arguments(run).items() if not is_storable(value))
-    if left_out:
-        run.trainer.warn(f"{name}: {left_out} of hparams cannot be stored; pass it to load_from_checkpoint")
+    arguments = constructor_arguments(run)
+    if left_out := [key for key, value in arguments.items() if not is_storable(value)]:
+        run.trainer.warn(f"{name}: {', '.join(left_out)} of hparams cannot be stored; pass it to load_from_checkpoint")
 
 
 def lightning_checkpoint(run: Run) -> dict[str, Any]:
@@ -49,7 +49,8 @@ def lightning_checkpoint(run: Run) -> dict[str, Any]:
 def checkpoint_of(run: Run, state: Mapping[str, Any], rounds: int) -> dict[str, Any]:
     """Return a global model after some rounds, without the methods' own modules, as a checkpoint of Lightning."""
     module, trainer, of_methods = run.client.module, run.trainer, {*run.client.of_methods}
-    hparams = {name: value for name, value in constructor_arguments(run).items() if is_storable(value)}
+    arguments = constructor_arguments(run)
+    hparams = {name: value for name, value in arguments.items() if is_storable(value)}
     of_data: dict[str, Any] = getattr(run.data, "inference_arguments", dict)()
     named = {} if trainer.config or not hasattr(module, "_hparams_name") else {"hparams_name": module._hparams_name}
     return {
@@ -72,7 +73,8 @@ def constructor_arguments(run: Run) -> dict[str, Any]:
     module, config = run.client.module, run.trainer.config
     if not config:
         return dict(module.hparams)
-    entry, roots = config["model"], {base.__module__.split(".")[0] for base in type(module).__mro__}
+    entry = config["model"]
+    roots = {base.__module__.split(".")[0] for base in type(module).__mro__}
     namespace = NAMESPACES["pytorch_lightning" in roots]
     built = {"_class_path": entry["class_path"], "_instantiator": f"{namespace}.cli.instantiate_module"}
     return {**(entry.get("init_args") or {}), **(entry.get("dict_kwargs") or {}), **built}
@@ -87,8 +89,9 @@ def entries_of_module(run: Run) -> dict[str, Any]:
 
 def added_on_save(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the keys that the module's ``on_save_checkpoint`` adds to ``checkpoint``."""
-    known = set(checkpoint)
-    return {key: value for key, value in after_save_hook(client, checkpoint).items() if key not in known}
+    own_keys = set(checkpoint)
+    extended_checkpoint = after_save_hook(client, checkpoint)
+    return {key: extended_checkpoint[key] for key in extended_checkpoint if key not in own_keys}
 
 
 def after_save_hook(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
@@ -126,9 +129,11 @@ def check_storable(run: Run) -> None:
 
 def storable(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of a checkpoint that can be stored, on the CPU."""
-    plain = {key: value for key, value in entries.items() if is_storable(value)}
-    kept = {name: value for name, value in dict(entries.get("hyper_parameters", {})).items() if is_storable(value)}
-    return on_cpu(plain | ({"hyper_parameters": kept} if kept else {}))
+    entries_to_store = {key: value for key, value in entries.items() if is_storable(value)}
+    hparams = dict(entries.get("hyper_parameters", {}))
+    if storable_hparams := {name: value for name, value in hparams.items() if is_storable(value)}:
+        entries_to_store["hyper_parameters"] = storable_hparams
+    return on_cpu(entries_to_store)
 
 
 def state_of_data(data: Any) -> dict[str, Any]:
@@ -137,20 +142,20 @@ def state_of_data(data: Any) -> dict[str, Any]:
     Raises:
         UsageError: the state holds objects that cannot be stored.
     """
-    own = own_module_of(data)
-    state = own.state_dict() if is_overridden("state_dict", own) else {}
+    module = own_module_of(data)
+    state = module.state_dict() if is_overridden("state_dict", module) else {}
     for key, value in state.items():
         kind, hint = type(value).__name__, "return these, for example a state_dict()"
         text = f"a {kind} does not consist of tensors and plain values; {hint}"
-        require(is_storable(value), f"data: {type(own).__qualname__}.state_dict()", key, text)
-    return {type(own).__qualname__: state} if state else {}
+        require(is_storable(value), f"data: {type(module).__qualname__}.state_dict()", key, text)
+    return {type(module).__qualname__: state} if state else {}
 
 
 def restore_data(data: Any, states: Mapping[str, Any]) -> None:
     """Restore the state of the data module from the result of :func:`state_of_data`."""
-    own = own_module_of(data)
-    if type(own).__qualname__ in states:
-        own.load_state_dict(states[type(own).__qualname__])
+    module = own_module_of(data)
+    if type(module).__qualname__ in states:
+        module.load_state_dict(states[type(module).__qualname__])
 
 
 def call_on_load(run: Run, contents: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,14 +179,18 @@ def load_model(run: Run, path: Path) -> dict[int, State]:
     """
     contents = read(path)
     load_global(run, call_on_load(run, contents)["state_dict"], "ckpt_path", path)
-    server, own = contents.get("server", {}).get("state", {}), run.client.of_methods
-    copy_into(select(run.client.live, own), server)
+    server, method_entries = contents.get("server", {}).get("state", {}), run.client.of_methods
+    copy_into(select(run.client.live, method_entries), server)
     files = client_files(path, contents)
     run.client.memories().restore(files, run.workers, None)
     memories = {k: load(file) for k, file in files.items()}
-    names = run.client.live.keys() - own
-    states = {k: {n: v for n, v in memory.get("state", {}).items() if n in names} for k, memory in memories.items()}
-    return {k: state for k, state in states.items() if state}
+    names = run.client.live.keys() - method_entries
+    states = {}
+    for k, memory in memories.items():
+        state = memory.get("state", {})
+        if personal := {name: state[name] for name in state if name in names}:
+            states[k] = personal
+    return states
 
 
 def load_weights(run: Run, path: Path) -> None:
@@ -198,8 +207,8 @@ def load_weights(run: Run, path: Path) -> None:
 
 def load_global(run: Run, state: Mapping[str, Any], key: str, path: Path) -> None:
     """Load a global model, without the methods' own modules, whose entries do not change."""
-    own = select(run.worker_module.state(), run.client.of_methods)
-    load_state(run.client.module, {**own, **state}, key, path)
+    present_state = select(run.worker_module.state(), run.client.of_methods)
+    load_state(run.client.module, {**present_state, **state}, key, path)
 
 
 def load_state(module: LightningModule, state: Mapping[str, Any], key: str, path: Path) -> None:
@@ -208,23 +217,24 @@ def load_state(module: LightningModule, state: Mapping[str, Any], key: str, path
     Raises:
         UsageError: names or shapes differ. The message lists some of them, and the module is unchanged.
     """
-    live, own = tensors(module), module.state_dict(keep_vars=True)
+    live, entries = tensors(module), module.state_dict(keep_vars=True)
     before = clone(live)
     try:
-        ours = {uncompiled_name(name): name for name in own}
-        state = {ours.get(uncompiled_name(name), name): value for name, value in state.items()}
+        entry_names = {uncompiled_name(name): name for name in entries}
+        state = {entry_names.get(uncompiled_name(name), name): value for name, value in state.items()}
         missing, unknown = module.load_state_dict(state, strict=False)
         # a shared tensor may be present under another name
-        there = {id(value) for name, value in own.items() if name in state}
-        missing = [name for name in missing if name not in own or id(own[name]) not in there]
+        loaded_tensors = {id(value) for name, value in entries.items() if name in state}
+        shared = {name for name, value in entries.items() if id(value) in loaded_tensors}
+        missing = [name for name in missing if name not in shared]
         wrong = [
-            f"{what}: {few(names, NAMES_SHOWN)}"
-            for what, names in (("missing", missing), ("unknown", unknown))
+            f"{kind}: {few(names, NAMES_SHOWN)}"
+            for kind, names in (("missing", missing), ("unknown", unknown))
             if names
         ]
         # the part of the model whose names these are
-        parts = [name.removesuffix(f".{unknown[0]}") for name in own if unknown and name.endswith(f".{unknown[0]}")]
-        if parts:
+        suffix = f".{unknown[0]}" if unknown else None
+        if parts := [name.removesuffix(suffix) for name in entries if suffix and name.endswith(suffix)]:
             wrong.append(f"these names are of {parts[0]} alone; load the file in the function that builds this part")
         if wrong and getattr(module, "strict_loading", True):
             raise ValueError("; ".join(wrong))

@@ -60,7 +60,7 @@ class Recalibration:
         """
         calls = self._calls(state, clients, round_)
         stages = [calls] if once else [{path: number} for path, number in calls.items()]
-        found: State = {}
+        statistics: State = {}
         for stage in stages if calls else ():
             sums = Sums(self._device)
             for k in clients[self.workers.rank :: self.workers.size]:
@@ -69,11 +69,11 @@ class Recalibration:
             for path, total in sums.totals.items():
                 mean, square = total.mean()
                 variance = (square - mean.square()).clamp_min(0.0)
-                found |= dict(zip(statistics_of(path), (mean, variance), strict=True))
+                statistics |= dict(zip(statistics_of(path), (mean, variance), strict=True))
             # later layers use these statistics in the types of the state
-            copy_into(tensors(self._copy), found)
+            copy_into(tensors(self._copy), statistics)
         live = tensors(self._copy)
-        return {name: live[name].clone() for name in found}
+        return {name: live[name].clone() for name in statistics}
 
     def _calls(self, state: State, clients: Sequence[int], round_: int) -> dict[str, int]:
         """Count the calls of each layer in a forward, in the order of the first calls; each worker does it itself."""
@@ -99,17 +99,17 @@ class Recalibration:
 
         With ``leaves``, a forward ends after the last of these calls.
         """
-        seen: dict[str, list[Weighted]] = {}
+        sums_of_calls: dict[str, list[Weighted]] = {}
 
         def note(path: str, module: Any, args: tuple) -> None:
-            seen.setdefault(path, []).append(sums_of(args[0], self._device))
-            if leaves and len(seen[path]) == calls[path]:
+            sums_of_calls.setdefault(path, []).append(sums_of(args[0], self._device))
+            if leaves and len(sums_of_calls[path]) == calls[path]:
                 raise StopForward
 
         with self._hooked(note, calls), self._batches(k, round_) as batches:
             for _ in batches:
-                sums.add({path: reduce(add, parts) for path, parts in seen.items()})
-                seen.clear()
+                sums.add({path: reduce(add, parts) for path, parts in sums_of_calls.items()})
+                sums_of_calls.clear()
 
     @contextmanager
     def _hooked(self, note: Callable[[str, Any, tuple], None], paths: Iterable[str]) -> Iterator[None]:

@@ -22,7 +22,8 @@ def run_round(run: Run, round_: int) -> bool:
     """Broadcast, train the cohort, aggregate, step the server, evaluate, log; returns whether the round is the last."""
     run.metrics.begin(round_)
     simulated = simulate_systems(run, round_, draw_cohort(run, round_))
-    run.server.begin_round(round_, [k for k, one in simulated.items() if one.lost != "before"])
+    cohort = [k for k, system in simulated.items() if system.lost != "before"]
+    run.server.begin_round(round_, cohort)
     run.worker_module.begin_round(round_)
     run.workers.begin(round_)
     run.methods.on_round_start(run.server)
@@ -45,8 +46,8 @@ def run_round(run: Run, round_: int) -> bool:
     with run.metrics.timed("log"):
         run.call("on_round_end")
     stopped = agree_to_stop(run)
-    last = stopped or round_ + 1 == run.trainer.max_rounds
-    if last:
+    is_last = stopped or round_ + 1 == run.trainer.max_rounds
+    if is_last:
         if not evaluated:  # a callback, or a signal, has ended the run
             run.backend.evaluate(run)
         run.call("on_last_round_end")
@@ -54,7 +55,7 @@ def run_round(run: Run, round_: int) -> bool:
     run.metrics.end()
     with run.metrics.timed_writing():
         run.folder.log(run.metrics.current, round_)
-    return last
+    return is_last
 
 
 def aggregate(run: Run, totals: Totals) -> None:
@@ -64,8 +65,9 @@ def aggregate(run: Run, totals: Totals) -> None:
     """
     client, server = run.client, run.server
     down = broadcast_bytes(run) * len(server.cohort)
-    kept = {*client.kept}
-    down += sum(server.state[name].nbytes for k in server.cohort for name in server.news_for(k) if name not in kept)
+    for k in server.cohort:
+        news = {*server.news_for(k)}.difference(client.kept)
+        down += sum(server.state[name].nbytes for name in news)
     server.note_sent(server.cohort)
     run.metrics.update({"clients": totals.num_clients, "bytes/down": down, "bytes/up": totals.num_bytes})
     delta: State = {}
@@ -75,7 +77,8 @@ def aggregate(run: Run, totals: Totals) -> None:
             why = "all clients that sent an update have the weight 0"
             run.trainer.warn(f"round {server.round}: {why}, and the global model does not change")
         delta = run.methods.transform_update(server, mean, payload)
-        frozen = {name: server.state[name].double() + change for name, change in totals.frozen.items()}
+        changes = totals.frozen
+        frozen = {name: server.state[name].double() + change for name, change in changes.items()}
         server.step(delta, totals.others | frozen)
         run.methods.on_round_end(server, payload)
         run.metrics.update(server.metrics)
@@ -91,10 +94,10 @@ def recalibrate(run: Run, clients: list[int]) -> None:
     """
     client, server, current = run.client, run.server, run.metrics.current
     once = run.trainer.buffers == "recalibrate_once"
-    found = run.recalibration.statistics(run.methods.evaluated_state(server), clients, server.round, once)
-    server.assign(found)
-    travels = select(server.state, dict.fromkeys([*client.sent, *client.sent_others, *found]))
-    sums = sum(value.numel() for value in found.values()) + len(found) // 2
+    statistics = run.recalibration.statistics(run.methods.evaluated_state(server), clients, server.round, once)
+    server.assign(statistics)
+    travels = select(server.state, dict.fromkeys([*client.sent, *client.sent_others, *statistics]))
+    sums = sum(value.numel() for value in statistics.values()) + len(statistics) // 2
     added = {"bytes/down": num_bytes(travels), "bytes/up": 8 * sums}
     run.metrics.update({tag: current[tag] + size * len(clients) for tag, size in added.items()})
 
@@ -103,11 +106,11 @@ def evaluate(run: Run) -> None:
     """Evaluate the global model, or the clients' own models where entries of the state do not travel."""
     state, client = run.methods.evaluated_state(run.server), run.client
     with run.metrics.timed("evaluate"):
-        own = bool(not client.has_global_model and client.memories().owners)
-        parts = run.runner.place_models(run) if own else []
+        personal = bool(not client.has_global_model and client.memories().owners)
+        parts = run.runner.place_models(run) if personal else []
         for phase in PHASES:
             try:
-                if own:
+                if personal:
                     run.metrics.update(run.evaluator.means(run.runner.evaluate_models(run, phase, state, parts)))
                 else:
                     run.metrics.update(run.evaluator.evaluate_global_model(phase, state))
@@ -137,13 +140,13 @@ def agree_to_stop(run: Run) -> bool:
     They agree on a signal that has come, too, and on the global state, which must have the same bits on all of them.
     """
     trainer, workers = run.trainer, run.workers
-    mine = checksums(run.server.state) if workers.size > 1 else {}
-    asked = workers.gather((bool(trainer.should_stop), workers.signals.caught, hash(tuple(mine.values()))))
-    trainer.should_stop = any(stop for stop, *_ in asked)
-    workers.signals.agree(caught for _, caught, _ in asked)
-    if len({digest for *_, digest in asked}) > 1:
-        sums_of_workers = workers.gather((socket.gethostname(), mine))
-        entry = next(name for name in mine if len({sums[name] for _, sums in sums_of_workers}) > 1)
+    own_sums = checksums(run.server.state) if workers.size > 1 else {}
+    reports = workers.gather((bool(trainer.should_stop), workers.signals.caught, hash(tuple(own_sums.values()))))
+    trainer.should_stop = any(stop for stop, _, _ in reports)
+    workers.signals.agree(caught for _, caught, _ in reports)
+    if len({digest for _, _, digest in reports}) > 1:
+        sums_of_workers = workers.gather((socket.gethostname(), own_sums))
+        entry = next(name for name in own_sums if len({sums[name] for _, sums in sums_of_workers}) > 1)
         groups: dict[int, list[str]] = {}
         for rank, (host, sums) in enumerate(sums_of_workers):
             groups.setdefault(sums[entry], []).append(f"{rank} ({host})")

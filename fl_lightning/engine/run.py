@@ -173,8 +173,9 @@ class Run:
             else:
                 self.fabric.call(hook, trainer=self.trainer, **kwargs)
         except Exception as error:
-            frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code.co_name == hook)
-            owner = next((frame.f_locals["self"] for frame in frames if "self" in frame.f_locals), None)
+            frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+            calls = [frame.f_locals for frame in frames if frame.f_code.co_name == hook]
+            owner = next((arguments["self"] for arguments in calls if "self" in arguments), None)
             caller = hook if owner is None else f"{type(owner).__name__}.{hook}"
             add_note(error, f"in {caller}, round {self.server.round}")
             raise

@@ -9,8 +9,8 @@ from lightning.fabric import Fabric
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 
 from fl_lightning.callbacks import BestCheckpoint, Callback, DomainMetrics, EarlyStopping, ProgressBar, RunRecord
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.client.client import Buffers, Weighting
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.core.sampling import Sampler, UniformSampler
 from fl_lightning.core.server import Scope
 from fl_lightning.core.systems import SystemsHeterogeneity
@@ -101,8 +101,9 @@ class RunArguments(RunContext):
         # these come last, so that they can monitor values that the others log
         observers = sorted(as_list(callbacks), key=lambda part: isinstance(part, (BestCheckpoint, EarlyStopping)))
         check_observers(observers, logger)
-        by_domain = [] if any(isinstance(part, DomainMetrics) for part in observers) else [DomainMetrics()]
-        self.callbacks: list[Callback] = [*observers, *by_domain, RunRecord(), *progress]
+        if not any(isinstance(part, DomainMetrics) for part in observers):
+            observers.append(DomainMetrics())
+        self.callbacks: list[Callback] = [*observers, RunRecord(), *progress]
         super().__init__()
         self.fabric: Fabric = build_fabric(self)
         check_device(self.fabric.device, precision, devices, workers_per_device)

@@ -47,35 +47,37 @@ def run_sanity_check(run: Run) -> None:
     for phase in PHASES:
         step = step_name(run.client.module, phase)
         names = (*EPOCH_HOOKS, *BATCH_HOOKS, "model_eval", "model_train")
-        if step is not None and not {f"on_{stage_of(step)}_{name}" for name in names} & run.worker_module.hooks:
-            evaluate_one(run, phase, step)
+        if step is not None:
+            hooks = {f"on_{stage_of(step)}_{name}" for name in names}
+            if hooks.isdisjoint(run.worker_module.hooks):
+                evaluate_one(run, phase, step)
 
 
 @contextmanager
 def trial(run: Run, phase: str, step: str, whose: str) -> Iterator[list[Any]]:
     """Run a step in this context, restore the module, and turn an error into one line about the yielded batch."""
-    shown: list[Any] = []
+    batches: list[Any] = []
     try:
         with rng_scope(run.seed, f"first_batch/{phase}"), run.client.lifecycle.rehearsing():
             run.worker_module.trainer_shim.sanity_checking = True
-            yield shown
+            yield batches
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
         # a step may depend on hooks of the user's methods and callbacks, which are not called here
         parts = (*run.methods.methods, *run.callbacks)
-        alone = all(type(part).__module__.startswith("fl_lightning.") for part in parts)
+        only_own_parts = all(type(part).__module__.startswith("fl_lightning.") for part in parts)
         # whether an operation rejected its inputs, in contrast to an error raised by the user's code
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        explicit = linecache.getline(last.filename, last.lineno or 0).strip().startswith("raise")
+        last_frame = traceback.extract_tb(error.__traceback__)[-1]
+        explicit = linecache.getline(last_frame.filename, last_frame.lineno or 0).strip().startswith("raise")
         refused = isinstance(error, (RuntimeError, ValueError, IndexError)) and not isinstance(error, RecursionError)
-        misfit = refused and (last.filename.startswith(torch.__path__[0]) or not explicit)
-        if run.trainer.on_client_error == "raise" and (alone or not shown or misfit):
-            model, data = type(run.client.module).__name__, type(own_module_of(run.data)).__name__
-            what = f"model={model}: {step} fails on a batch of {whose} {shapes(shown)}" if shown else ""
-            what = what or f"data={data}: the first batch of {whose} cannot be read"
+        misfit = refused and (last_frame.filename.startswith(torch.__path__[0]) or not explicit)
+        if run.trainer.on_client_error == "raise" and (only_own_parts or not batches or misfit):
+            model, name_of_data = type(run.client.module).__name__, type(own_module_of(run.data)).__name__
+            text = f"model={model}: {step} fails on a batch of {whose} {shapes(batches)}" if batches else ""
+            text = text or f"data={name_of_data}: the first batch of {whose} cannot be read"
             hint = "correct it; trainer.fast_dev_run=true shows the traceback"
-            line = f"{what}: {truncate(with_location(error), 160)}; {hint}"
+            line = f"{text}: {truncate(with_location(error), 160)}; {hint}"
             raise UsageError(f"model={model}: {error}" if isinstance(error, ClientError) else line) from error
 
 
@@ -84,20 +86,23 @@ def check_single_example(run: Run) -> None:
 
     A step that returns no loss for it skips the batch: a line names the clients.
     """
-    data, fit_progress, batches = run.data, run.worker_module.fit_progress, run.local_training.batches
+    datamodule, fit_progress, batches = run.data, run.worker_module.fit_progress, run.local_training.batches
     if not any(isinstance(module, _BatchNorm) for module in run.client.module.modules()):
         return
-    whole = (k for k in range(data.num_clients) if batches(k) in fit_progress.at(0, batches(k)).passes)
-    single = [k for k in whole if last_batch(data, k) == "single"]
-    who = f"{len(single)} of {data.num_clients} clients ({few(single, CLIENTS_SHOWN)}) end with one example"
+    single = []
+    for k in range(datamodule.num_clients):
+        has_last_batch = batches(k) in fit_progress.at(0, batches(k)).passes
+        if has_last_batch and last_batch(datamodule, k) == "single":
+            single.append(k)
+    who = f"{len(single)} of {datamodule.num_clients} clients ({few(single, CLIENTS_SHOWN)}) end with one example"
     try:
         trains = all(train_on_one(run, k, 1) for k in single[:1])
     except UsageError as error:
         why = f"on which training_step fails: {truncate(text_of(error.__cause__ or error), 120)}"
-        raise UsageError(f"data={type(data).__name__}: {who}, {why}; {without_singles(data)}") from error
+        raise UsageError(f"data={type(datamodule).__name__}: {who}, {why}; {without_singles(datamodule)}") from error
     if not trains:
         why = "which training_step skips, as BatchNorm cannot normalise it"
-        rank_zero_info(f"data={type(data).__name__}: {who}, {why}; {without_singles(data)}")
+        rank_zero_info(f"data={type(datamodule).__name__}: {who}, {why}; {without_singles(datamodule)}")
 
 
 def train_on_one(run: Run, k: int, most: int | None = None) -> bool:
@@ -107,12 +112,13 @@ def train_on_one(run: Run, k: int, most: int | None = None) -> bool:
         Whether the step has returned a loss.
     """
     client, worker_module, methods = run.client, run.worker_module, run.methods.methods
-    with trial(run, "train", "training_step", f"client {k}") as shown, run.loaders.train(k, 0, "first_batch") as loader:
+    loading = run.loaders.train(k, 0, "first_batch")
+    with trial(run, "train", "training_step", f"client {k}") as batches, loading as loader:
         for batch in first_of(loader, most):
             worker_module.trainer_shim.fit_progress.batches = len(loader)
             worker_module.trainer_shim.begin_visit(*run.local_training.optimizers.first, loader)
             batch = run.loaders.to_device(batch)
-            shown.append(batch)
+            batches.append(batch)
             client.visit.logged.begin_batch(batch)
             with run.fabric.autocast(), worker_module.taps.recorded():
                 loss = client.training_step(batch, 0)
@@ -130,7 +136,9 @@ def train_on_one(run: Run, k: int, most: int | None = None) -> bool:
                     look = values.__getitem__ if penalises else values.check_called
                     for tap in method.requires:
                         look(tap)
-                    fixed = [tap for tap in method.requires if penalises and not values[tap].requires_grad]
+                    fixed = []
+                    if penalises:
+                        fixed = [tap for tap in method.requires if not values[tap].requires_grad]
                     # a method may train modules of its own on a fixed tap
                     if fixed and most is None and not overrides(method, "modules"):
                         hint = "train a layer that they depend on, or leave the method out"
@@ -146,17 +154,17 @@ def evaluate_one(run: Run, phase: str, step: str) -> None:
     """Run the validation or the test step on the first batch of each loader."""
     worker_module = run.worker_module
     with (
-        trial(run, phase, step, f"the {phase} data") as shown,
+        trial(run, phase, step, f"the {phase} data") as batches,
         torch.no_grad(),
         worker_module.evaluating(STAGES[phase]),
     ):
         logged = worker_module.begin_logging()
         for index, loader in enumerate(loaders := run.loaders.evaluation(phase)):
-            shown.clear()
+            batches.clear()
             # Batches may have any size
             for batch in first_of(loader, FEW if isinstance(loader, Batches) else None):
                 batch = run.loaders.to_device(batch, index)
-                shown.append(batch)
+                batches.append(batch)
                 logged.begin_batch(batch, index if len(loaders) > 1 else None)
                 worker_module.begin_hook(step)
                 with run.fabric.autocast():
@@ -169,8 +177,9 @@ def first_of(loader: ClientLoader, most: int | None = None) -> list[Any]:
     indexed = isinstance(inner, DataLoader) and not isinstance(inner.dataset, IterableDataset)
     if indexed and most is not None and not inner.num_workers:
         rows: list[Any] = next(iter(inner.batch_sampler or ()), [])[:most]
-        data = inner.dataset
-        examples = data.__getitems__(rows) if hasattr(data, "__getitems__") else [data[row] for row in rows]
+        dataset = inner.dataset
+        fetch = getattr(dataset, "__getitems__", None)
+        examples = fetch(rows) if fetch else [dataset[row] for row in rows]
         return [inner.collate_fn(examples)] if rows else []
     if isinstance(loader, Batches):
         loader = copy.copy(loader)
@@ -182,7 +191,9 @@ def first_of(loader: ClientLoader, most: int | None = None) -> list[Any]:
 
 def shapes(batch: Any) -> str:
     """Return the shapes and types of the tensors of a batch as text."""
-    found: list[Tensor] = []
-    apply_to_collection(batch, Tensor, found.append)
-    shown = [f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}" for tensor in found]
-    return truncate(f"({', '.join(shown)})", 70)
+    tensors: list[Tensor] = []
+    apply_to_collection(batch, Tensor, tensors.append)
+    texts = []
+    for tensor in tensors:
+        texts.append(f"{'x'.join(map(str, tensor.shape))} {str(tensor.dtype).removeprefix('torch.')}")
+    return truncate(f"({', '.join(texts)})", 70)

@@ -68,6 +68,7 @@ def encode_update(client: Client, update: Update) -> dict[str, Any]:
         values = {"change": narrow if fits else clone(update.delta)}
     else:
         values = {"parameters": clone(select(client.live, update.delta))}
+    logged = {name: (part.kind, float(part.total), float(part.weight)) for name, part in update.logged.items()}
     return {
         **values,
         "buffers": update.others,
@@ -76,27 +77,26 @@ def encode_update(client: Client, update: Update) -> dict[str, Any]:
         "weight": float(update.weight),
         "drift": update.drift,
         "num_bytes": update.num_bytes,
-        "logged": {name: (one.kind, float(one.total), float(one.weight)) for name, one in update.logged.items()},
+        "logged": logged,
     }
 
 
 def decode_update(contents: Mapping[str, Any], received: State) -> Update:
     """The update of a client that began with the state ``received``; the inverse of :func:`encode_update`."""
     try:
-        logged = {
-            str(name): Reduced(kind, float(total), float(w)) for name, (kind, total, w) in contents["logged"].items()
-        }
-        if any(one.kind not in KINDS for one in logged.values()):
-            raise ValueError("a logged value has no reduction")
+        logged = {}
+        for name, (kind, total, weight) in contents["logged"].items():
+            if kind not in KINDS:
+                raise ValueError("a logged value has no reduction")
+            logged[str(name)] = Reduced(kind, float(total), float(weight))
         sent = contents.get("parameters")
         delta = to_float64(contents["change"]) if sent is None else dict(LazyDifference(sent, received, sent))
-        others, frozen = dict(contents["buffers"]), to_float64(contents["frozen"])
+        buffers, frozen = dict(contents["buffers"]), to_float64(contents["frozen"])
         payload = {name: decode_weighted(part) for name, part in contents["payload"].items()}
-        numbers = float(contents["weight"]), float(contents["drift"]), int(contents["num_bytes"])
+        weight, drift, size = float(contents["weight"]), float(contents["drift"]), int(contents["num_bytes"])
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ClientError(f"its update is of another form: {type(error).__name__}: {error}") from None
-    weight, drift, size = numbers
-    return Update(delta, others, weight, payload, logged, drift, frozen, size)
+    return Update(delta, buffers, weight, payload, logged, drift, frozen, size)
 
 
 def list_tensors(contents: Mapping[str, Any]) -> list[TensorSpec]:

@@ -77,20 +77,21 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
             owner = type(getattr(hook, "__self__", model)).__name__
             hint = f"{name} of {owner} may change an example from epoch to epoch; set auto or false"
             require(hook is None, "trainer.cache_references", True, hint)
-        same = as_client_loader(data.train_dataloader(0)).deterministic
+        deterministic = as_client_loader(data.train_dataloader(0)).deterministic
         hint = "the training examples are augmented, or may differ between epochs; set auto or false"
-        require(same, "trainer.cache_references", True, hint)
+        require(deterministic, "trainer.cache_references", True, hint)
 
 
 def check_model_fits(model: LightningModule, data: Any, methods: MethodList) -> None:
     """Refuse a model that does not fit the data, and methods that fit neither."""
-    ours, theirs = getattr(model, "num_classes", None), getattr(data, "num_classes", None)
+    model_classes, data_classes = getattr(model, "num_classes", None), getattr(data, "num_classes", None)
 
     def check_classes() -> None:
-        if isinstance(ours, int) and isinstance(theirs, int):
+        if isinstance(model_classes, int) and isinstance(data_classes, int):
             names = getattr(data, "class_names", ())
             which = f" ({few(list(names), CLIENTS_SHOWN)})" if names else ""
-            require(ours >= theirs, "model.num_classes", ours, f"the data has {theirs} classes{which}; set {theirs}")
+            hint = f"the data has {data_classes} classes{which}; set {data_classes}"
+            require(model_classes >= data_classes, "model.num_classes", model_classes, hint)
 
     def check_batches() -> None:
         least = getattr(model, "min_batch_size", 1)
@@ -103,34 +104,37 @@ def check_model_fits(model: LightningModule, data: Any, methods: MethodList) -> 
             require(not small, "data.partitioner: clients with fewer examples", few(small, CLIENTS_SHOWN), hint)
 
     def check_label_counts() -> None:
-        needing = ", ".join(type(method).__name__ for method in methods.methods if method.needs_label_counts)
+        names = [type(method).__name__ for method in methods.methods if method.needs_label_counts]
+        needing = ", ".join(names)
         if needing:
             counts = data.info(0).label_counts
             hint = "the clients' label counts are unknown; pass a training set with integer labels"
             require(counts is not None, "method", needing, hint)
             hint = f"{needing} counts the labels of {len(counts)} classes; set {len(counts)}"
-            require(not isinstance(ours, int) or ours == len(counts), "model.num_classes", ours, hint)
+            fits = not isinstance(model_classes, int) or model_classes == len(counts)
+            require(fits, "model.num_classes", model_classes, hint)
 
     check_all((check_classes, check_batches, check_label_counts))
 
 
 def few(names: Sequence[Any], most: int) -> str:
     """Return the first names and the number of the remaining ones as text."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(str, names[:most])) + more
+    remainder = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + remainder
 
 
 def check_module(model: LightningModule, stage: str = "fit") -> None:
     """Refuse a module that the command does not support."""
     kind = type(model).__name__
     require(not isinstance(model, type), "model", truncate(repr(model)), "pass an object, such as Net()")
-    for name, present in REMOVED.items():
-        hint = f"Lightning has replaced it by {present}; override {present}"
-        theirs = hasattr(LightningModule, name) and not is_overridden(name, model)
-        require(theirs or not callable(getattr(model, name, None)), "model", f"{kind}.{name}", hint)
+    for name, replacement in REMOVED.items():
+        hint = f"Lightning has replaced it by {replacement}; override {replacement}"
+        of_lightning = hasattr(LightningModule, name) and not is_overridden(name, model)
+        require(of_lightning or not callable(getattr(model, name, None)), "model", f"{kind}.{name}", hint)
     callbacks = as_list(model.configure_callbacks()) if is_overridden("configure_callbacks", model) else []
-    remedies = {type(part).__name__: replacement_of_callback(type(part)) for part in callbacks if is_callback(part)}
-    hint = "; ".join(f"{name}: {what}" for name, what in remedies.items()) or "pass them as trainer.callbacks"
+    kinds = dict.fromkeys(type(part) for part in callbacks if is_callback(part))
+    remedies = [f"{part.__name__}: {replacement_of_callback(part)}" for part in kinds]
+    hint = "; ".join(remedies) or "pass them as trainer.callbacks"
     names = [type(part).__name__ for part in callbacks]
     require(not callbacks, f"model: {kind}.configure_callbacks()", names, hint)
     for name in REQUIRED_TO_TRAIN if stage == "fit" else ():
@@ -185,15 +189,15 @@ def as_usage_error(key: str, hint: str) -> Iterator[None]:
 
 def check_folder(key: str, folder: Path) -> None:
     """Refuse a folder that cannot be written; it need not exist yet."""
-    present = next((path for path in (folder, *folder.absolute().parents) if os.path.exists(path)), Path("/"))
-    where = f"{present} " if present != folder else "it "
-    require(present.is_dir(), key, str(folder), f"{where}is a file; pass a folder")
+    existing_folder = next(filter(os.path.exists, (folder, *folder.absolute().parents)), Path("/"))
+    where = f"{existing_folder} " if existing_folder != folder else "it "
+    require(existing_folder.is_dir(), key, str(folder), f"{where}is a file; pass a folder")
     hint = f"{where}is read-only; pass a writable folder"
-    require(os.access(present, os.W_OK | os.X_OK), key, str(folder), hint)
+    require(os.access(existing_folder, os.W_OK | os.X_OK), key, str(folder), hint)
     with writing_into(key, folder), suppress(FileNotFoundError):
         os.lstat(folder)  # fails for a name that is too long
     hint = "the disk is full; free some space, or pass a folder on another disk"
-    disk = shutil.disk_usage(present)
+    disk = shutil.disk_usage(existing_folder)
     # a file system without a size, such as one of a FUSE driver, reports 0 bytes in total
     require(disk.total == 0 or disk.free > 2**20, key, str(folder), hint)
 
@@ -201,16 +205,18 @@ def check_folder(key: str, folder: Path) -> None:
 def check_buffers(trainer: RunArguments, client: Client) -> None:
     """Refuse recalibration if the model lacks or does not share statistics; warn of statistics never updated."""
     rule, scope, kind = trainer.buffers, trainer.server_optimizer_scope, type(client.module).__name__
-    stale = [path for path in client.batch_norms if rule == "keep" and not {*statistics_of(path)} & {*client.kept}]
-    if stale:
+    stale = [path for path in client.batch_norms if {*statistics_of(path)}.isdisjoint(client.kept)]
+    if stale and rule == "keep":
         text = f"the running statistics of {len(stale)} BatchNorm layers keep their values from the start of the run"
         trainer.warn(f"trainer.buffers=keep: {text}, and the global model is evaluated with them; set recalibrate")
     if rule not in RECALIBRATES:
         return
     hint = f"{kind} has no BatchNorm layer that updates running statistics; set average"
     require(bool(client.batch_norms), "trainer.buffers", rule, hint)
-    keeping = ", ".join(type(m).__name__ for m in client.methods.methods if not all(map(m.exchanges, client.live)))
-    hint = f"method={keeping} keeps entries of the state with each client, so the run lacks a global model; set average"
+    methods = client.methods.methods
+    keeping = [type(method).__name__ for method in methods if not all(map(method.exchanges, client.live))]
+    hint = f"method={', '.join(keeping)} keeps entries of the state with each client"
+    hint += ", so the run lacks a global model; set average"
     require(client.has_global_model, "trainer.buffers", rule, hint)
     hint = f"trainer.buffers={rule} recomputes statistics that the server optimizer would change; set parameters"
     require(scope == "parameters", "trainer.server_optimizer_scope", scope, hint)

@@ -76,22 +76,23 @@ DATA = """\
 
 def write_app(folder: Path, config: Mapping[str, Any], names: Sequence[str]) -> None:
     """Write the app of a resolved config, with the named sites as its clients, and the files of each site."""
-    whole = {key: copy.deepcopy(config[key]) for key in SECTIONS if config.get(key) is not None}
+    keys = [key for key in SECTIONS if config.get(key) is not None]
+    sections = {key: copy.deepcopy(config[key]) for key in keys}
     # results depend on which clients share a step; a site has one client
-    whole["trainer"] |= {"clients_per_step": 1, "devices": 1, "num_nodes": 1, "workers_per_device": 1}
+    sections["trainer"] |= {"clients_per_step": 1, "devices": 1, "num_nodes": 1, "workers_per_device": 1}
     server = {
-        **whole,
+        **sections,
         "data": {"class_path": f"{Sites.__module__}.{Sites.__name__}", "init_args": {"names": list(names)}},
     }
-    data = yaml.safe_dump({"data": whole["data"]}, sort_keys=False) if "data" in whole else DATA
+    site_data = yaml.safe_dump({"data": sections["data"]}, sort_keys=False) if "data" in sections else DATA
     files = {
         "pyproject.toml": PROJECT,
         "federated_run/__init__.py": "",
         "federated_run/server.py": SERVER,
         "federated_run/client.py": CLIENT,
         "federated_run/config.yaml": yaml.safe_dump(server, sort_keys=False),
-        "site/config.yaml": yaml.safe_dump(whole, sort_keys=False),
-        **{f"sites/{name}.yaml": SITE.format(name=name) + data for name in names},
+        "site/config.yaml": yaml.safe_dump(sections, sort_keys=False),
+        **{f"sites/{name}.yaml": SITE.format(name=name) + site_data for name in names},
     }
     for name, text in files.items():
         write_atomically(folder / name, partial(Path.write_text, data=text, encoding="utf-8"))

@@ -63,9 +63,9 @@ class Sites(FederatedDataModule):
         require(bool(names) and len({*names}) == len(names), "data.names", names, "pass a different name for each site")
         for name in names:
             # names are part of tags and file names; "worst" is the tag of the worst site
-            plain = isinstance(name, str) and re.fullmatch("[a-zA-Z0-9][a-zA-Z0-9._-]{0,59}", name)
+            fits = isinstance(name, str) and bool(re.fullmatch("[a-zA-Z0-9][a-zA-Z0-9._-]{0,59}", name))
             hint = "use up to 60 letters, digits, - . and _, and not the name worst"
-            require(bool(plain) and name != "worst", "data.names", name, hint)
+            require(fits and name != "worst", "data.names", name, hint)
         require(deadline is None or deadline > 0, "data.deadline", deadline, "pass seconds, or null")
         require(join_within > 0, "data.join_within", join_within, "pass seconds")
         require(0 < largest < math.inf, "data.largest", largest, "pass a number above 0")
@@ -124,9 +124,9 @@ class Sites(FederatedDataModule):
 class SingleSite(Partitioned):
     """The data of one site: a data module, or ``part`` of a federated one, as a single client."""
 
-    def __init__(self, data: Any, part: int | None = None) -> None:
-        federated = isinstance(data, FederatedDataModule)
-        self.inner: Any = data if federated else Partitioned(data, Pooled(), 1)
+    def __init__(self, datamodule: Any, part: int | None = None) -> None:
+        federated = isinstance(datamodule, FederatedDataModule)
+        self.inner: Any = datamodule if federated else Partitioned(datamodule, Pooled(), 1)
         number = self.inner.num_clients
         hint = f"the data have {count(number, 'client')}; pass the number of one of them, from 0"
         require(part is None or 0 <= part < number, "part", part, hint)
@@ -141,8 +141,8 @@ class SingleSite(Partitioned):
             return
         self.inner.setup("fit")
         for name in getattr(self.inner, "measured", ()) if self.is_whole else ():
-            found = self.inner.inference_arguments().get(name)
-            raise UsageError(f"data.{name}: {found} was measured on this site alone; pass the same value to all sites")
+            value = self.inner.inference_arguments().get(name)
+            raise UsageError(f"data.{name}: {value} was measured on this site alone; pass the same value to all sites")
         self.plan, self._ready_for = Plan([np.arange(self.inner.info(self.part).num_examples)]), base_seed()
 
     def prepare_data(self) -> None:

@@ -34,9 +34,9 @@ def check_size(size: int, limit: int) -> None:
         raise BadMessageError(f"a message of {size:,} bytes; at most {limit:,} are accepted")
 
 
-def joined(shared: bytes, own: bytes) -> bytes:
+def joined(shared: bytes, site_message: bytes) -> bytes:
     """Join the message to all sites, which is encoded once, with the message to one."""
-    return SIZE.pack(len(shared)) + shared + own
+    return SIZE.pack(len(shared)) + shared + site_message
 
 
 def parted(message: bytes) -> tuple[bytes, bytes]:
@@ -60,13 +60,13 @@ def receive(connection: socket.socket, limit: int = LARGEST) -> bytes:
     """
 
     def take(size: int) -> bytes:
-        parts, left = [], size
-        while left:
-            part = connection.recv(min(left, 2**20))
+        parts, missing = [], size
+        while missing:
+            part = connection.recv(min(missing, 2**20))
             if not part:
                 raise ConnectionError("the peer has closed the connection within a message")
             parts.append(part)
-            left -= len(part)
+            missing -= len(part)
         return b"".join(parts)
 
     (size,) = SIZE.unpack(take(SIZE.size))
@@ -91,10 +91,12 @@ def of_records(records: Any, limit: int = LARGEST) -> bytes:
     """
     try:
         message = records.array_records[RECORD][BYTES].data
-        plain = isinstance(message, bytes) and {*records} == {RECORD} and {*records.array_records[RECORD]} == {BYTES}
+        single_message = (
+            isinstance(message, bytes) and {*records} == {RECORD} and {*records.array_records[RECORD]} == {BYTES}
+        )
     except (KeyError, TypeError, AttributeError):
-        plain = False
-    if not plain:
+        single_message = False
+    if not single_message:
         raise BadMessageError("the records do not hold exactly one message")
     check_size(len(message), limit)
     return message
@@ -113,11 +115,11 @@ def relayed(path: str, message: bytes, patience: float = PATIENCE) -> bytes:
         except OSError as error:
             # a worker that ends during a visit has stored nothing: the next one may receive the same message
             if time.monotonic() >= end:
-                return told("failed", f"no worker of the site answers: {type(error).__name__}")
+                return encoded_error("failed", f"no worker of the site answers: {type(error).__name__}")
             time.sleep(0.5)
 
 
-def told(kind: str, text: str) -> bytes:
+def encoded_error(kind: str, text: str) -> bytes:
     """Encode an error message of a site."""
     return json.dumps({kind: text}).encode()
 
@@ -134,10 +136,12 @@ def client_app() -> Any:
         path = context.node_config.get("socket")
         try:
             hint = "start its node with --node-config 'socket=\"/path/to/worker.sock\"'"
-            asked = of_records(message.content)
-            answer = relayed(str(path), asked) if path else told("refused", f"its config names no socket; {hint}")
+            request = of_records(message.content)
+            answer = (
+                relayed(str(path), request) if path else encoded_error("refused", f"its config names no socket; {hint}")
+            )
         except BadMessageError as error:
-            answer = told("refused", str(error))
+            answer = encoded_error("refused", str(error))
         return Message(as_records(answer), reply_to=message)
 
     return app

@@ -41,13 +41,13 @@ def encoded(value: Any) -> bytes:
         BadMessageError: they contain another type; names it.
     """
 
-    def alone(tensor: Tensor) -> Tensor:
+    def compact(tensor: Tensor) -> Tensor:
         tensor = tensor.detach().cpu()
         # torch.save writes the whole storage of a view
-        whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-        return tensor if whole else tensor.clone()
+        fills_storage = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        return tensor if fills_storage else tensor.clone()
 
-    value = with_tensors(value, alone)
+    value = with_tensors(value, compact)
     check_contents(value, LARGEST)
     return packed(value).numpy().tobytes()
 
@@ -99,56 +99,63 @@ def check_contents(value: Any, room: int) -> None:
 def agreement(config: Mapping[str, Any], model: Any, methods: Sequence[Any]) -> str:
     """Return as JSON the source code and the part of a config that must be equal on the server and all sites."""
     code = code_of(modules_of([model, methods]))
-    trainer = {key: value for key, value in (config.get("trainer") or {}).items() if key not in OF_THE_MACHINE}
+    trainer = config.get("trainer") or {}
+    trainer = {key: trainer[key] for key in trainer if key not in OF_THE_MACHINE}
     agreed = {**{key: config.get(key) for key in SECTIONS}, "trainer": trainer, "code": code}
     return json.dumps(agreed, sort_keys=True, default=str)
 
 
 def check_tensors(
-    what: str, state: Any, expected: Mapping[str, Tensor], largest: float, names: Collection[str]
+    source: str, state: Any, expected: Mapping[str, Tensor], largest: float, names: Collection[str]
 ) -> None:
     """Refuse a state with other names, types or shapes than expected, or with numbers above ``largest``."""
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise BadMessageError(f"{what} must be a dictionary of tensors")
+    values = state.values() if isinstance(state, dict) else [None]
+    if not all(isinstance(value, Tensor) for value in values):
+        raise BadMessageError(f"{source} must be a dictionary of tensors")
     for name in (*names, *state):
         if name not in state:
-            raise BadMessageError(f"{what} lacks {name}")
+            raise BadMessageError(f"{source} lacks {name}")
         if name not in names:
-            raise BadMessageError(f"{what} has the undeclared entry {name}")
-        value, model = state[name], expected[name]
-        if value.shape != model.shape or value.dtype != model.dtype:
-            theirs, ours = (f"{tuple(part.shape)} {part.dtype}" for part in (value, model))
-            raise BadMessageError(f"{what}: {name} is {theirs}; expected {ours}")
+            raise BadMessageError(f"{source} has the undeclared entry {name}")
+        value, reference = state[name], expected[name]
+        if value.shape != reference.shape or value.dtype != reference.dtype:
+            kind = f"{tuple(value.shape)} {value.dtype}"
+            hint = f"expected {tuple(reference.shape)} {reference.dtype}"
+            raise BadMessageError(f"{source}: {name} is {kind}; {hint}")
     # an unchanged buffer may hold infinity, for example a mask
-    changed = {n: value for n, value in state.items() if not torch.equal(value, expected[n].to(value.device))}
-    check_numbers(what, changed, largest)
+    changed = {}
+    for name, value in state.items():
+        if not torch.equal(value, expected[name].to(value.device)):
+            changed[name] = value
+    check_numbers(source, changed, largest)
 
 
-def check_numbers(what: str, values: Mapping[str, Tensor], largest: float) -> None:
+def check_numbers(source: str, values: Mapping[str, Tensor], largest: float) -> None:
     """Refuse tensors with values that are nan, infinite or above ``largest``."""
-    floats = {name: value for name, value in values.items() if value.is_floating_point() and value.numel()}
+    floats = {name: value for name, value in values.items() if value.is_floating_point()}
+    floats = {name: value for name, value in floats.items() if value.numel()}
     for name, size in zip(floats, norms(list(floats.values()), math.inf), strict=True):
         if not float(size) <= largest:
-            raise BadMessageError(f"{what}: {name} holds {float(size):g}; at most {largest:g} is accepted")
+            raise BadMessageError(f"{source}: {name} holds {float(size):g}; at most {largest:g} is accepted")
 
 
 def check_update(contents: Any, declared: Collection[TensorSpec], frozen: Collection[str]) -> None:
     """Refuse undeclared entries; declared ones may be missing, and changed frozen parameters are accepted."""
-    known = {entry.name: entry for entry in declared}
+    specs = {entry.name: entry for entry in declared}
     for entry in list_tensors(contents):
         part, _, name = entry.name.partition("/")
         if part == "frozen" and name in frozen:
             continue
-        if entry.name not in known:
+        if entry.name not in specs:
             raise BadMessageError(f"the update has the undeclared entry {entry.name} {entry.shape}")
-        wide = known[entry.name]
-        types = {entry.dtype, wide.dtype}
-        if entry.shape != wide.shape or not (len(types) == 1 or types == {"float32", "float64"}):
-            was = f"but was declared as {wide.shape} {wide.dtype}"
+        spec = specs[entry.name]
+        types = {entry.dtype, spec.dtype}
+        if entry.shape != spec.shape or not (len(types) == 1 or types == {"float32", "float64"}):
+            was = f"but was declared as {spec.shape} {spec.dtype}"
             raise BadMessageError(f"{entry.name} is {entry.shape} {entry.dtype}, {was}")
     logged = contents.get("logged")
     fits = isinstance(logged, dict) and len(logged) <= MOST_LOGGED
-    if not fits or any(not isinstance(name, str) or len(name) > LONGEST_NAME for name in logged):
+    if not fits or not all(isinstance(name, str) and len(name) <= LONGEST_NAME for name in logged):
         raise BadMessageError(f"more than {MOST_LOGGED} logged values, or a name of more than {LONGEST_NAME} letters")
     if extra := contents.keys() - PARTS:
         raise BadMessageError(f"the update has the undeclared part {sorted(extra)[0]!r}")

@@ -13,7 +13,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client.client import LARGEST_WEIGHT, LEAST_WEIGHT, RECALIBRATES, are_exact
-from fl_lightning.core.method import Method
+from fl_lightning.core.method import overrides
 from fl_lightning.core.state import State, select
 from fl_lightning.core.systems import SystemOutcome
 from fl_lightning.core.update import Totals
@@ -65,11 +65,11 @@ class FlowerLink:
     def nodes(self) -> list[int]:
         return sorted(self.grid.get_node_ids())
 
-    def send(self, node: int, asked: bytes) -> str:
+    def send(self, node: int, request: bytes) -> str:
         from flwr.app import Message
 
         # without a time to live, after which Flower would report a site as lost that is still training
-        message = Message(as_records(asked), dst_node_id=node, message_type="train")
+        message = Message(as_records(request), dst_node_id=node, message_type="train")
         try:
             number = next(iter(self.grid.push_messages([message])), None)
             why = "its SuperLink refuses it"
@@ -139,9 +139,9 @@ class FlowerBackend:
 
     def greet(self) -> None:
         """Announce the run to new nodes, and admit the sites that have answered."""
-        there = self.link.nodes()
-        self._known &= {*there}
-        for node in there:
+        connected = self.link.nodes()
+        self._known &= {*connected}
+        for node in connected:
             if node not in self._known and node not in self.nodes.values():
                 self._known.add(node)
                 hello = {"kind": "join", "agreed": self.agreed, "names": self.sites.names}
@@ -151,11 +151,11 @@ class FlowerBackend:
             if isinstance(answer, str):  # the message was lost: greet the node again
                 self._known.discard(node)
             try:
-                self._admit(node, self._read(answer, LARGEST), there)
+                self._admit(node, self._read(answer, LARGEST), connected)
             except BadMessageError as error:
                 self._refuse(f"node {node}: {error}")
 
-    def _admit(self, node: int, answer: Mapping[str, Any], there: Collection[int]) -> None:
+    def _admit(self, node: int, answer: Mapping[str, Any], connected: Collection[int]) -> None:
         if "refused" in answer or "failed" in answer:
             who = f"site {truncate(repr(answer['name']), 80)}" if "name" in answer else f"node {node}"
             if "refused" in answer:
@@ -167,11 +167,13 @@ class FlowerBackend:
         try:
             name, facts, entries = answer["name"], answer["facts"], answer["declared"]
             sizes = {str(phase): int(size) for phase, size in facts["evaluation"].items()}
-            classes = tuple(truncate(str(one), LONGEST_CLASS) for one in facts["class_names"])
-            known = SiteSummary(int(facts["num_examples"]), int(facts["batches"]), sizes, classes)
-            declared = [TensorSpec(str(n), str(d), tuple(map(int, shape))) for n, d, shape in entries]
-            sensible = min(known.num_examples, known.batches, *sizes.values()) >= 0
-            sensible = sensible and known.num_examples < 2**40 and {*sizes} <= {*PHASES}
+            classes = tuple(truncate(str(text), LONGEST_CLASS) for text in facts["class_names"])
+            summary = SiteSummary(int(facts["num_examples"]), int(facts["batches"]), sizes, classes)
+            declared = []
+            for entry_name, dtype, shape in entries:
+                declared.append(TensorSpec(str(entry_name), str(dtype), tuple(map(int, shape))))
+            sensible = min(summary.num_examples, summary.batches, *sizes.values()) >= 0
+            sensible = sensible and summary.num_examples < 2**40 and {*sizes} <= {*PHASES}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise BadMessageError("its answer is malformed") from None
         if name not in self.sites.names:
@@ -179,23 +181,26 @@ class FlowerBackend:
                 f"it claims to be site {truncate(repr(name), 80)}, which is not one of {self.sites.names}"
             )
         k = self.sites.names.index(name)
-        if self.nodes.get(k, node) != node and self.nodes[k] in there:
+        if self.nodes.get(k, node) != node and self.nodes[k] in connected:
             raise BadMessageError(f"it and node {self.nodes[k]} both claim to be site {name!r}; the first one is kept")
-        others = [site for other, site in enumerate(self.sites.names) if other in self.nodes and other != k]
-        shapes, known_shapes = ({entry.name: entry.shape for entry in some} for some in (declared, self.declared))
-        if not sensible or (others and shapes != known_shapes):
-            reference = f"differ from site {others[0]!r}" if others else "are impossible"
+        earlier_sites = [self.sites.names[j] for j in sorted(self.nodes) if j != k]
+        shapes = {entry.name: entry.shape for entry in declared}
+        earlier_shapes = {entry.name: entry.shape for entry in self.declared}
+        if not sensible or (earlier_sites and shapes != earlier_shapes):
+            reference = f"differ from site {earlier_sites[0]!r}" if earlier_sites else "are impossible"
             raise BadMessageError(f"site {name!r} declares sizes or entries that {reference}")
         # a label is the index of its class name
-        told = {self.sites.names[other]: fact.class_names for other, fact in self.sites.facts.items() if other != k}
-        first = next((site for site, names in told.items() if names), None)
-        if first is not None and classes and classes != told[first]:
-            hint = "set the same data.classes at all sites, even if a site has no image of a class"
-            mine, theirs = ", ".join(classes), ", ".join(told[first])
-            self._refuse(f"site {name!r} has the classes {mine}, and site {first!r} has {theirs}; {hint}", ends=True)
-            return
+        for j, fact in self.sites.facts.items():
+            if j == k or not fact.class_names:
+                continue
+            if classes and classes != fact.class_names:
+                hint = "set the same data.classes at all sites, even if a site has no image of a class"
+                text = f"site {name!r} has the classes {', '.join(classes)}, and site {self.sites.names[j]!r} has "
+                self._refuse(f"{text}{', '.join(fact.class_names)}; {hint}", ends=True)
+                return
+            break
         self.nodes[k], self.declared = node, self.declared or declared
-        self.sites.facts[k] = known
+        self.sites.facts[k] = summary
 
     def _refuse(self, text: str, ends: bool = False) -> None:
         """Warn about a refused node; with ``ends``, end a run in which no client may fail."""
@@ -210,16 +215,18 @@ class FlowerBackend:
             for number in self.link.receive([*self.busy.values()]):
                 self.busy = {k: late for k, late in self.busy.items() if late != number}
             self.greet()
-            there = {*self.link.nodes()}
-            present = [k for k in sorted(self.nodes) if self.nodes[k] in there and k not in self.busy]
-            if len(present) >= self.least or time.monotonic() >= end:
+            connected = {*self.link.nodes()}
+            free = sorted(self.nodes.keys() - self.busy.keys())
+            available = [k for k in free if self.nodes[k] in connected]
+            if len(available) >= self.least or time.monotonic() >= end:
                 break
             time.sleep(LOOK)
-        if not present:
+        if not available:
             raise ClientError(f"round {round_}: no site is connected")
         run.server.at_sites = True
-        run.server.num_examples = sum(self.sites.facts[k].num_examples for k in range(self.sites.num_clients))
-        return present
+        facts = [self.sites.facts[k] for k in range(self.sites.num_clients)]
+        run.server.num_examples = sum(fact.num_examples for fact in facts)
+        return available
 
     # ------------------------------------------------------------------ a round
     def train(self, run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[Totals, list[int]]:
@@ -227,7 +234,7 @@ class FlowerBackend:
         totals, outcome = Totals(run.fabric.device), Outcome(VisitMetrics(run.client.module))
         client, expected, largest = run.client, run.server.state, self.sites.largest_number
         buffers = [name for name in client.sent_others if are_exact(expected[name])]
-        own_weights = any(type(method).client_weight is not Method.client_weight for method in run.methods.methods)
+        own_weights = any(overrides(method, "client_weight") for method in run.methods.methods)
         seconds: list[Mapping[str, float]] = []
 
         def take(k: int, answer: Mapping[str, Any]) -> None:
@@ -251,8 +258,11 @@ class FlowerBackend:
                 raise BadMessageError(f"its weight is {update.weight:g}, which is not valid for this site")
             try:
                 steps, rate, skipped = int(answer["steps"]), float(answer["rate"]), int(answer["skipped"])
-                lost, scalings = int(answer["lost"]), [(float(scale), int(n)) for scale, n in answer["scalings"]]
-                seconds.append({p: float(answer["seconds"].get(p, 0.0)) for p in PHASES_OF_A_VISIT})
+                num_lost = int(answer["lost"])
+                scalings = [(float(scale), int(number)) for scale, number in answer["scalings"]]
+                by_phase = answer["seconds"]
+                phases = PHASES_OF_A_VISIT
+                seconds.append({phase: float(by_phase.get(phase, 0.0)) for phase in phases})
             except (KeyError, TypeError, ValueError, AttributeError):
                 raise BadMessageError("its answer lacks the measurements of the visit") from None
             if steps:
@@ -261,11 +271,13 @@ class FlowerBackend:
                 outcome.rates.append(rate)
                 self.sites.accepted[k] = round_
             idle = facts.batches == 0
-            outcome.counts.update(visits=1, stepped=steps > 0, idle=idle, skipped=skipped, lost=lost)
+            outcome.counts.update(visits=1, stepped=steps > 0, idle=idle, skipped=skipped, lost=num_lost)
             outcome.scalings += scalings
 
         run.stopwatch.reset()
-        memories = {k: {"memory": self.sites.accepted.get(k), "keep": self.sites.kept_rounds(k)} for k in simulated}
+        memories = {}
+        for k in simulated:
+            memories[k] = {"memory": self.sites.accepted.get(k), "keep": self.sites.kept_rounds(k)}
         self._ask(run, "train", expected, memories, take, outcome.errors)
         run.stopwatch.lap("wait")
         arrived = share_outcome(run, round_, outcome)
@@ -280,7 +292,7 @@ class FlowerBackend:
         run: Run,
         kind: str,
         state: Mapping[str, Any],
-        own: Mapping[int, Mapping[str, Any]],
+        of_clients: Mapping[int, Mapping[str, Any]],
         take: Callable[[int, Mapping[str, Any]], None],
         errors: dict[int, Exception],
     ) -> None:
@@ -303,8 +315,10 @@ class FlowerBackend:
             }
         )
         seconds, where = self.sites.seconds_to_answer, f"round {server.round}"
-        news = {k: select(server.state, server.news_for(k)) for k in own}
-        waiting = {self._send(k, shared, {**words, "rest": news[k]}): k for k, words in own.items()}
+        news = {k: select(server.state, server.news_for(k)) for k in of_clients}
+        waiting = {}
+        for k, of_client in of_clients.items():
+            waiting[self._send(k, shared, {**of_client, "rest": news[k]})] = k
         end = None if seconds is None else time.monotonic() + seconds
         limit = TEXT_ROOM + sum(torch.Size(entry.shape).numel() * 8 for entry in self.declared)
         while waiting and (end is None or time.monotonic() < end):
@@ -313,14 +327,14 @@ class FlowerBackend:
                 k = waiting.pop(number)
                 self._bytes[1] += 0 if isinstance(answer, str) else len(answer)
                 try:
-                    told = self._read(answer, limit)
-                    if told.get("needs") == "whole":
-                        waiting[self._send(k, shared, {**own[k], "rest": rest_of(run)})] = k
+                    contents = self._read(answer, limit)
+                    if contents.get("needs") == "whole":
+                        waiting[self._send(k, shared, {**of_clients[k], "rest": rest_of(run)})] = k
                         continue
-                    if "failed" in told or "refused" in told:
-                        text = str(told.get("failed") or f"it refuses: {told.get('refused')}")
-                        raise (UsageError if told.get("usage") else ClientError)(truncate(text, 500))
-                    take(k, told)
+                    if "failed" in contents or "refused" in contents:
+                        text = str(contents.get("failed") or f"it refuses: {contents.get('refused')}")
+                        raise (UsageError if contents.get("usage") else ClientError)(truncate(text, 500))
+                    take(k, contents)
                 except (ClientError, UsageError, ArithmeticError) as error:
                     text = f"client {k} (site {self.sites.names[k]}), {where}: {error}"
                     errors[k] = UsageError(text) if type(error) is UsageError else ClientError(text)
@@ -333,8 +347,8 @@ class FlowerBackend:
             text = f"no answer within {seconds:g} s"
             errors[k] = ClientError(f"client {k} (site {self.sites.names[k]}), {where}: {text}")
 
-    def _send(self, k: int, shared: bytes, own: Mapping[str, Any]) -> str:
-        message = joined(shared, encoded({"client": k, **own}))
+    def _send(self, k: int, shared: bytes, of_client: Mapping[str, Any]) -> str:
+        message = joined(shared, encoded({"client": k, **of_client}))
         self._bytes[0] += len(message)
         return self.link.send(self.nodes[k], message)
 
@@ -349,37 +363,42 @@ class FlowerBackend:
     # ------------------------------------------------------------------ evaluation
     def evaluate(self, run: Run) -> None:
         """Evaluate on the server's own data, or at the sites if it has none or if entries of the state are local."""
-        own = not run.client.has_global_model
-        if not own:
+        local_models = not run.client.has_global_model
+        if not local_models:
             evaluate(run)
-        phases = [phase for phase in PHASES if own or not run.evaluator.has_data(phase)]
-        there = {*self.link.nodes()}
-        asked = {
-            k: {"phases": phases, "memory": self.sites.accepted.get(k)}
-            for k, node in sorted(self.nodes.items())
-            if node in there and k not in self.busy and {*phases} & {*self.sites.facts[k].evaluation}
-        }
-        if not asked:
+        phases = [phase for phase in PHASES if local_models or not run.evaluator.has_data(phase)]
+        connected = {*self.link.nodes()}
+        requests = {}
+        for k in sorted(self.nodes.keys() - self.busy.keys()):
+            has_data = not self.sites.facts[k].evaluation.keys().isdisjoint(phases)
+            if self.nodes[k] in connected and has_data:
+                requests[k] = {"phases": phases, "memory": self.sites.accepted.get(k)}
+        if not requests:
             return
-        found: dict[int, dict[str, dict[str, float]]] = {}
+        metrics_of: dict[int, dict[str, dict[str, float]]] = {}
         errors: dict[int, Exception] = {}
 
         def take(k: int, answer: Mapping[str, Any]) -> None:
             try:
-                told = {phase: answer["metrics"].get(phase, {}) for phase in phases}
-                found[k] = {phase: {str(tag): float(v) for tag, v in tags.items()} for phase, tags in told.items()}
+                by_phase = {}
+                for phase in phases:
+                    metrics = answer["metrics"].get(phase, {})
+                    by_phase[phase] = {str(tag): float(value) for tag, value in metrics.items()}
+                metrics_of[k] = by_phase
             except (KeyError, TypeError, ValueError, AttributeError):
                 raise BadMessageError("its metrics are malformed") from None
 
         with run.metrics.timed("evaluate"):
-            self._ask(run, "evaluate", run.methods.evaluated_state(run.server), asked, take, errors)
+            self._ask(run, "evaluate", run.methods.evaluated_state(run.server), requests, take, errors)
         for error in errors.values():
             if self.strict:
                 raise error
             self.warn(f"not evaluated: {error}")
         for phase in phases:
-            sizes = {k: 1 if own else self.sites.facts[k].evaluation.get(phase, 0) for k in sorted(found)}
-            values = {self.sites.names[k]: (size, found[k].get(phase, {})) for k, size in sizes.items()}
+            values = {}
+            for k in sorted(metrics_of):
+                size = 1 if local_models else self.sites.facts[k].evaluation.get(phase, 0)
+                values[self.sites.names[k]] = (size, metrics_of[k].get(phase, {}))
             run.metrics.update(over_sites(values))
 
 
@@ -401,7 +420,8 @@ def over_sites(values: Mapping[str, tuple[int, Mapping[str, float]]]) -> dict[st
         logged |= {f"sites/{name}/{tag}": value for tag, value in metrics.items()}
     worst = {tag: (max if "loss" in tag else min)(several) for tag, several in tags.items()}
     means = {tag: float(mean) for tag, mean in sums.means().items()}
-    logged |= {f"{tag}/clients": len(several) for tag, several in tags.items() if len(several) < len(values)}
+    numbers = {tag: len(several) for tag, several in tags.items()}
+    logged |= {f"{tag}/clients": number for tag, number in numbers.items() if number < len(values)}
     return {**means, **logged, **{f"sites/worst/{tag}": value for tag, value in worst.items()}}
 
 

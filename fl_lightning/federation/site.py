@@ -59,33 +59,35 @@ class Site:
         self.largest, self.limit, self.digest = largest, limit, hashlib.sha256(agreed.encode()).hexdigest()
         self.data: SingleSite = run.data  # type: ignore[assignment]
         # number of examples of each phase, or of batches if examples cannot be counted
-        self.evaluation = {
-            phase: sum(num_pickable(loader) or len(loader) for loader in run.loaders.evaluation(phase))
-            for phase in PHASES
-            if run.evaluator.has_data(phase) and step_name(run.client.module, phase) is not None
-        }
+        self.evaluation = {}
+        for phase in PHASES:
+            if run.evaluator.has_data(phase) and step_name(run.client.module, phase) is not None:
+                loaders = run.loaders.evaluation(phase)
+                sizes = [num_pickable(loader) or len(loader) for loader in loaders]
+                self.evaluation[phase] = sum(sizes)
         self.declared = self.declare()
 
     def declare(self) -> list[TensorSpec]:
         """List the entries of the client's updates, from a dry run of two visits of one batch each."""
-        run, found = self.run, dict[str, TensorSpec]()
-        begun = run.server.state
+        run, declared = self.run, dict[str, TensorSpec]()
+        start = run.server.state
         with run.client.lifecycle.rehearsing(run.methods):
             for round_ in range(min(2, run.trainer.max_rounds)):
                 run.worker_module.begin_round(round_)
                 run.methods.on_round_start(run.server)
                 with patched(run.worker_module.fit_progress, limit=1):
-                    update = run.local_training.visit(0, round_, begun)
-                found |= {entry.name: entry for entry in list_tensors(encode_update(run.client, update))}
+                    update = run.local_training.visit(0, round_, start)
+                entries = list_tensors(encode_update(run.client, update))
+                declared |= {entry.name: entry for entry in entries}
         run.client.lifecycle.end_round()
-        return [entry for entry in found.values() if not entry.name.startswith("frozen/")]
+        return [entry for entry in declared.values() if not entry.name.startswith("frozen/")]
 
     # ------------------------------------------------------------------ messages
-    def answer(self, asked: bytes) -> bytes:
+    def answer(self, request: bytes) -> bytes:
         """Answer a message of the server; an error is reported in the answer, and in full on stderr."""
         try:
-            shared, own = (decoded(part, self.limit) for part in parted(asked))
-            if not isinstance(shared, dict) or not isinstance(own, dict):
+            shared, of_client = (decoded(part, self.limit) for part in parted(request))
+            if not isinstance(shared, dict) or not isinstance(of_client, dict):
                 raise BadMessageError("a message consists of two dictionaries")
             kind = shared.get("kind")
             if kind == "join":
@@ -94,9 +96,9 @@ class Site:
                 raise BadMessageError(f"unknown kind of message: {kind!r}")
             if shared.get("agreed") != self.digest:
                 raise BadMessageError("the server runs another config than this site; restart the run")
-            if not self.restore(shared, own):
+            if not self.restore(shared, of_client):
                 return encoded({"needs": "whole"})
-            return encoded(self.train(shared, own) if kind == "train" else self.evaluate(shared, own))
+            return encoded(self.train(shared, of_client) if kind == "train" else self.evaluate(shared, of_client))
         except BadMessageError as error:
             return self.refusal(error)
         except (Exception, SystemExit) as error:
@@ -110,10 +112,12 @@ class Site:
 
     def join(self, message: Mapping[str, Any]) -> dict[str, Any]:
         """Describe the data and the updates of the site, unless the server's config differs."""
-        theirs = str(message.get("agreed"))
-        if theirs != self.agreed:
-            changes = differing(json.loads(theirs), json.loads(self.agreed), "config").items()
-            lines = (f"{key.removeprefix('config.')}: there {there!r}, here {here!r}" for key, (there, here) in changes)
+        server_agreed = str(message.get("agreed"))
+        if server_agreed != self.agreed:
+            changes = differing(json.loads(server_agreed), json.loads(self.agreed), "config").items()
+            lines = []
+            for key, (server_value, site_value) in changes:
+                lines.append(f"{key.removeprefix('config.')}: there {server_value!r}, here {site_value!r}")
             text = "; ".join(lines) or "other types"  # such as 1 and 1.0
             raise BadMessageError(f"the server runs another config than this site: {text}")
         self.tell(f"joined a run of {count(len(message.get('names', [])), 'site')}")
@@ -123,37 +127,38 @@ class Site:
             "declared": [[entry.name, entry.dtype, list(entry.shape)] for entry in self.declared],
         }
 
-    def restore(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    def restore(self, shared: Mapping[str, Any], of_client: Mapping[str, Any]) -> bool:
         """Set server state and methods to the start of the round; return False if the site lacks part of the state."""
         run, server = self.run, self.run.server
-        numbers: list[Any] = [shared.get(name) for name in ("round", "num_clients", "num_examples")]
-        numbers.append(own.get("client"))
+        names = ("round", "num_clients", "num_examples")
+        numbers: list[Any] = [*map(shared.get, names), of_client.get("client")]
         counts = all(type(number) is int and 0 <= number < 2**40 for number in numbers)
         cohort: Any = shared.get("cohort")
         listed = isinstance(cohort, list) and all(type(k) is int for k in cohort)
         if not counts or not listed or not 0 <= numbers[0] < max(run.trainer.max_rounds, 1) or not numbers[1]:
             raise BadMessageError("the message has impossible numbers of rounds, clients or examples")
         state: Any = shared.get("state")
-        rest = own.get("rest", {})
+        unsent = of_client.get("rest", {})
         check_tensors("the state", state, server.state, self.largest, broadcast_names(run))
-        check_tensors("the rest of the state", rest, server.state, self.largest, [*rest])
+        check_tensors("the rest of the state", unsent, server.state, self.largest, [*unsent])
         methods = shared.get("methods")
         if not isinstance(methods, dict) or {*methods} != {*run.methods.names}:
             raise BadMessageError("the message has states of other methods")
         check_numbers("a method's state", dict(tensors_of(methods)), self.largest)
-        server.assign(rest)
-        mine = {name: value for name, value in server.state.items() if name not in state}
-        if digest_of_state(mine) != shared.get("rest"):
+        server.assign(unsent)
+        site_entries = {name: value for name, value in server.state.items() if name not in state}
+        if digest_of_state(site_entries) != shared.get("rest"):
             return False
         round_, before = numbers[0], (server.num_clients, server.num_examples)
         server.num_clients, server.num_examples = numbers[1], numbers[2]
         server.begin_round(round_, cohort)
         # hooks may set attributes besides the server's values, which are then loaded from the message, and assign
-        state = state | {name: lazy_copy(mine[name]) for name in server.frozen & mine.keys()}
+        frozen = server.frozen & site_entries.keys()
+        state = state | {name: lazy_copy(site_entries[name]) for name in frozen}
         if before != (server.num_clients, server.num_examples):
             run.methods.on_fit_start(server)
-        for begin in (lambda _: None, run.methods.on_round_start):
-            begin(server)
+        for hook in (lambda _: None, run.methods.on_round_start):
+            hook(server)
             server.assign(state)
             run.methods.load_state_dict(methods, run.fabric.device)
         server.share(run.client.live)
@@ -163,12 +168,12 @@ class Site:
         run.worker_module.evaluated = shared.get("evaluated", {})
         return True
 
-    def train(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-        run, k, round_ = self.run, own["client"], shared["round"]
+    def train(self, shared: Mapping[str, Any], of_client: Mapping[str, Any]) -> dict[str, Any]:
+        run, k, round_ = self.run, of_client["client"], shared["round"]
         memories, client = run.client.memories(), run.client
         run.stopwatch.reset()
         with memories.unchanged():
-            memories.visited(k).update(move_data_to_device(self.memory(shared, own), memories.device))
+            memories.visited(k).update(move_data_to_device(self.memory(shared, of_client), memories.device))
             update = run.local_training.visit(k, round_, run.server.state)
             contents = encode_update(client, update)
             check_update(contents, self.declared, client.sent_frozen)
@@ -184,36 +189,39 @@ class Site:
                 "seconds": run.stopwatch.read(),
             }
             client.lifecycle.end_round()
-        self.forget(shared, {*own.get("keep", []), own.get("memory"), round_})
+        self.forget(shared, {*of_client.get("keep", []), of_client.get("memory"), round_})
         size = f"{num_bytes(contents):,} bytes of tensors"
         self.tell(f"round {round_}/{run.trainer.max_rounds - 1}: trained, sends {size}")
         return answer
 
-    def evaluate(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    def evaluate(self, shared: Mapping[str, Any], of_client: Mapping[str, Any]) -> dict[str, Any]:
         """Evaluate the global model, or the client's own one, on the site's data."""
-        run, k = self.run, own["client"]
-        entries = self.memory(shared, own).get("state", {})
+        run, k = self.run, of_client["client"]
+        entries = self.memory(shared, of_client).get("state", {})
         metrics: dict[str, dict[str, float]] = {}
-        for phase in (phase for phase in own.get("phases", []) if phase in self.evaluation):
+        for phase in (phase for phase in of_client.get("phases", []) if phase in self.evaluation):
             if run.client.has_global_model:
                 metrics[phase] = run.evaluator.evaluate_global_model(phase, run.server.state)
             elif entries:
-                of_client = run.evaluator.evaluate_local_model(phase, run.server.state, k, entries)
-                metrics[phase] = run.evaluator.means([of_client])
+                evaluated = run.evaluator.evaluate_local_model(phase, run.server.state, k, entries)
+                metrics[phase] = run.evaluator.means([evaluated])
         self.tell(f"round {shared['round']}/{run.trainer.max_rounds - 1}: evaluated")
         return {"metrics": metrics}
 
     def report(self, path: Path) -> str:
         """Describe where the site listens, and the data that leave it."""
         facts = self.data.facts(self.evaluation)
-        lines = [f"{entry.name}  {entry.dtype} {entry.shape}  {entry.num_bytes:,} bytes" for entry in self.declared]
+        lines = []
+        for entry in self.declared:
+            lines.append(f"{entry.name}  {entry.dtype} {entry.shape}  {entry.num_bytes:,} bytes")
         total = sum(entry.num_bytes for entry in self.declared)
-        told = f"its name, {facts.num_examples} examples in {facts.batches} batches"
-        told += "".join(f", {size} examples of {phase} data" for phase, size in self.evaluation.items())
-        told += f", its classes {', '.join(facts.class_names)}" if facts.class_names else ""
-        ready = f"site {self.name} is ready, at {path.absolute()}; it reports to the server {told}"
+        facts_told = f"its name, {facts.num_examples} examples in {facts.batches} batches"
+        for phase, size in self.evaluation.items():
+            facts_told += f", {size} examples of {phase} data"
+        facts_told += f", its classes {', '.join(facts.class_names)}" if facts.class_names else ""
+        headline = f"site {self.name} is ready, at {path.absolute()}; it reports to the server {facts_told}"
         sent = f"it sends in each round {total:,} bytes in {len(lines)} entries, its weight, and means of logged values"
-        return "\n  ".join([ready, sent, *lines])
+        return "\n  ".join([headline, sent, *lines])
 
     # ------------------------------------------------------------------ memory of the client
     def file(self, shared: Mapping[str, Any], round_: int) -> Path:
@@ -223,15 +231,17 @@ class Site:
             raise BadMessageError("the id of the run is malformed")
         return self.folder / run_id / f"{int(round_)}.pt"
 
-    def memory(self, shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    def memory(self, shared: Mapping[str, Any], of_client: Mapping[str, Any]) -> dict[str, Any]:
         """Load the client's memory after the last visit whose update the server received; empty before the first."""
-        last = own.get("memory")
-        if last is None:
+        last_round = of_client.get("memory")
+        if last_round is None:
             return {}
-        path = self.file(shared, last)
+        path = self.file(shared, last_round)
         if not path.is_file():
-            there = sorted(int(file.stem) for file in path.parent.glob("*.pt"))
-            raise BadMessageError(f"this site lacks the memory after round {last}; it has the rounds {there}")
+            stored_rounds = sorted(int(file.stem) for file in path.parent.glob("*.pt"))
+            raise BadMessageError(
+                f"this site lacks the memory after round {last_round}; it has the rounds {stored_rounds}"
+            )
         return load(path)
 
     def forget(self, shared: Mapping[str, Any], keep: set[Any]) -> None:
@@ -253,11 +263,11 @@ def answer_messages(run: Run, weights: None, socket: Path, **how: Any) -> None:
             connection, _ = server.accept()
             with connection, suppress(ConnectionError):  # the relay may have ended
                 try:
-                    asked = receive(connection, site.limit)
+                    request = receive(connection, site.limit)
                 except BadMessageError as error:
                     send(connection, site.refusal(error))
                 else:
-                    send(connection, site.answer(asked))
+                    send(connection, site.answer(request))
 
 
 def listening(path: Path) -> socket.socket:
@@ -266,8 +276,8 @@ def listening(path: Path) -> socket.socket:
     require(len(str(path)) <= LONGEST_PATH, "socket", str(path), hint)
     path.parent.mkdir(parents=True, exist_ok=True)
     with socket.socket(socket.AF_UNIX) as probe:
-        taken = probe.connect_ex(str(path)) == 0
-    require(not taken, "socket", str(path), "another worker listens there; end it, or pass another path")
+        in_use = probe.connect_ex(str(path)) == 0
+    require(not in_use, "socket", str(path), "another worker listens there; end it, or pass another path")
     path.unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)

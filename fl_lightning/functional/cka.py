@@ -10,6 +10,7 @@ Its Eq. 3 is linear CKA. https://arxiv.org/abs/2112.00407
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -103,11 +104,13 @@ def _linear_ckas(x: Tensor, *ys: Tensor, debiased: bool) -> Tensor:
         return torch.stack([linked_zero(x, y) for y in ys])
     if not debiased and len(x) > max(map(_width, (x, *ys))):
         # inner products of columns are the smaller matrices
-        a, others = _standard(x), map(_standard, ys)
-        products = [((a.T @ b).square().sum(), (a.T @ a).norm() * (b.T @ b).norm()) for b in others]
-        return torch.stack([square / (size + LEAST_NORM) for square, size in products])
+        a, values = _standard(x), []
+        for b in map(_standard, ys):
+            square, size = (a.T @ b).square().sum(), (a.T @ a).norm() * (b.T @ b).norm()
+            values.append(square / (size + LEAST_NORM))
+        return torch.stack(values)
     k, *ls = (_u_center(gram) if debiased else gram for gram in map(_centered_gram, (x, *ys)))
-    return torch.stack([_alignment(k, other) for other in ls])
+    return torch.stack([_alignment(k, gram) for gram in ls])
 
 
 def unbiased_gram(x: Tensor) -> Tensor:
@@ -270,8 +273,8 @@ class _Gram(torch.autograd.Function):
         if rows.dtype != torch.bfloat16:
             return _twice_centered(rows @ rows.T)
         # a product of bfloat16 matrices is itself rounded to bfloat16, which the sum over blocks evens out
-        first, *others = ((block @ block.T).float() for block in rows.split(BLOCK, 1))
-        return _twice_centered(sum(others, first))
+        products = ((block @ block.T).float() for block in rows.split(BLOCK, 1))
+        return _twice_centered(functools.reduce(torch.add, products))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -303,8 +306,8 @@ def _centered_gram(x: Tensor) -> Tensor:
 
 def _rows(x: Tensor) -> Tensor:
     """Activations ``(n, ...)`` as rows ``(n, p)``; the order of columns does not matter, and this one costs no copy."""
-    last = x.ndim == 4 and x.stride(1) == 1
-    return (x.permute(0, 2, 3, 1) if last else x).flatten(1)
+    channels_last = x.ndim == 4 and x.stride(1) == 1
+    return (x.permute(0, 2, 3, 1) if channels_last else x).flatten(1)
 
 
 def _width(x: Tensor) -> int:

@@ -77,7 +77,7 @@ def neural_collapse(means: Tensor, within: Tensor, weight: Tensor, center: Tenso
     # K S_B^+ has the eigenvalues 1 / s^2; in directions without a difference of means, s is a rounding error
     spread = s[: classes - 1] > max(rows.shape) * torch.finfo(s.dtype).eps * s[0]
     s, directions = s[: classes - 1][spread], directions[: classes - 1][spread]
-    found = {
+    measures = {
         "1": ((directions @ within) * directions).sum(1).div(s.square()).sum() if len(s) else s.new_tensor(torch.nan),
         "1_quotient": classes * within.trace() / rows.square().sum(),
         "2_etf": (products / products.norm() - frame).norm(),
@@ -86,6 +86,6 @@ def neural_collapse(means: Tensor, within: Tensor, weight: Tensor, center: Tenso
     pairs = ~torch.eye(classes, dtype=torch.bool, device=rows.device)
     for name, vectors in {"means": rows, "weights": weight}.items():
         norms = vectors.norm(dim=1)
-        found[f"2_norm_{name}"] = norms.std() / norms.mean()
-        found[f"2_angle_{name}"] = (cosines(vectors)[pairs] + 1 / (classes - 1)).abs().mean()
-    return {name: found[name] for name in MEASURES}
+        measures[f"2_norm_{name}"] = norms.std() / norms.mean()
+        measures[f"2_angle_{name}"] = (cosines(vectors)[pairs] + 1 / (classes - 1)).abs().mean()
+    return {name: measures[name] for name in MEASURES}

@@ -77,6 +77,7 @@ def model_contrastive_loss(
     if not len(z_previous):
         return linked_zero(z)
     rows = as_rows(z)
-    cosines = [cosine_similarity(rows, as_rows(other), dim=1) for other in (z_global, *z_previous)]
+    references = map(as_rows, (z_global, *z_previous))
+    cosines = [cosine_similarity(rows, reference, dim=1) for reference in references]
     logits = torch.stack(cosines, 1) / temperature
     return (logits.logsumexp(1) - logits[:, 0]).mean()

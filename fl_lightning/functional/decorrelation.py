@@ -65,10 +65,10 @@ def correlation_frobenius(z: Tensor, form: Literal["official", "paper"] = "offic
         return _products(normal).square().sum() / (batch * d) ** 2
     products = _products(normal)
     if d <= batch:
-        others = (products - torch.diag(products.diagonal())).square().sum()
+        off_diagonal = (products - torch.diag(products.diagonal())).square().sum()
     else:  # columns that outnumber the rows are always correlated, so that no digits cancel in this difference
-        others = products.square().sum() - normal.square().sum(0).square().sum()
-    return others / (batch * max(d * (d - 1), 1))
+        off_diagonal = products.square().sum() - normal.square().sum(0).square().sum()
+    return off_diagonal / (batch * max(d * (d - 1), 1))
 
 
 def _products(normal: Tensor) -> Tensor:

@@ -52,9 +52,10 @@ def not_true_distillation(logits: Tensor, reference: Tensor, targets: Tensor, te
     require(temperature > 0, "temperature", temperature, "use a number above 0")
     fits = logits.ndim == 2 and targets.shape == logits.shape[:1]
     require(fits, "logits", tuple(logits.shape), f"pass (B, C) with a label for each row, not {tuple(targets.shape)}")
-    others = torch.arange(logits.shape[1] - 1, device=logits.device)
-    others = others + (others >= targets[:, None])
-    p, q = ((values.gather(1, others) / temperature).log_softmax(1) for values in (logits, reference))
+    other_classes = torch.arange(logits.shape[1] - 1, device=logits.device)
+    other_classes = other_classes + (other_classes >= targets[:, None])
+    gathered = (values.gather(1, other_classes) for values in (logits, reference))
+    p, q = ((values / temperature).log_softmax(1) for values in gathered)
     return temperature**2 * (q.exp() * (q - p)).sum(1).mean()
 
 

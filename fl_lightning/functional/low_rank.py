@@ -41,13 +41,14 @@ def low_rank_factors(product: Tensor, a: Tensor, rank: int | None = None) -> tup
     """
     number = len(a) if rank is None else rank
     require(1 <= number <= len(a), "rank", rank, f"the factors have rank {len(a)}; use 1 to this number")
-    left, values, right = torch.linalg.svd(product.detach().double(), full_matrices=False)
-    left, values, right = left[:, :number], values[:number], right[:number]
-    signs = left.gather(0, left.abs().argmax(0, keepdim=True)).sign()
+    left_vectors, values, right_vectors = torch.linalg.svd(product.detach().double(), full_matrices=False)
+    left_vectors, values, right_vectors = left_vectors[:, :number], values[:number], right_vectors[:number]
+    signs = left_vectors.gather(0, left_vectors.abs().argmax(0, keepdim=True)).sign()
     tolerance = torch.finfo(torch.float64).eps * max(product.shape) * values[0]
-    kept = values > tolerance
-    roots = torch.where(kept, values, 0.0).sqrt()
+    nonzero = values > tolerance
+    roots = torch.where(nonzero, values, 0.0).sqrt()
     new_b, new_a = product.new_zeros(len(product), len(a), dtype=torch.float64), a.detach().double().clone()
-    new_b[:, : len(values)] = left * signs * roots
-    new_a[: len(values)] = torch.where(kept[:, None], (signs.T * right) * roots[:, None], new_a[: len(values)])
+    new_b[:, : len(values)] = left_vectors * signs * roots
+    scaled = (signs.T * right_vectors) * roots[:, None]
+    new_a[: len(values)] = torch.where(nonzero[:, None], scaled, new_a[: len(values)])
     return new_b, new_a

@@ -50,8 +50,10 @@ def in_full_precision(function: Function) -> Function:
         tensors = [value for value in values if isinstance(value, Tensor)]
         device = tensors[0].device.type
         # mostly all tensors are in float32 or float64, and none is in a list
-        if any(tensor.dtype in HALF for tensor in tensors) or any(isinstance(value, (list, tuple)) for value in values):
-            args, kwargs = tuple(map(_widen, args)), {name: _widen(value) for name, value in kwargs.items()}
+        has_half = any(tensor.dtype in HALF for tensor in tensors)
+        if has_half or any(isinstance(value, (list, tuple)) for value in values):
+            args = tuple(map(_widen, args))
+            kwargs = {name: _widen(value) for name, value in kwargs.items()}
         if not torch.is_autocast_enabled(device):
             return function(*args, **kwargs)
         with torch.autocast(device, enabled=False):

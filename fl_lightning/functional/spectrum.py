@@ -204,6 +204,6 @@ def singular_alignment(first: Tensor, second: Tensor, number: int) -> Tensor:
     sizes = (tuple(first.shape), tuple(second.shape))
     require(first.shape[0] == second.shape[1], "shapes", sizes, "use the weights of consecutive layers")
     require(number >= 1, "number", number, "give 1 or more")
-    left = torch.linalg.svd(first.detach().double(), full_matrices=False).U
-    right = torch.linalg.svd(second.detach().double(), full_matrices=False).Vh
-    return (right[:number] @ left[:, :number]).abs().clamp(max=1)
+    left_vectors = torch.linalg.svd(first.detach().double(), full_matrices=False).U
+    right_vectors = torch.linalg.svd(second.detach().double(), full_matrices=False).Vh
+    return (right_vectors[:number] @ left_vectors[:, :number]).abs().clamp(max=1)

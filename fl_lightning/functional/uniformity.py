@@ -92,7 +92,8 @@ class _ClientByClient(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], rows: Tensor, *options: Any) -> tuple[Tensor, int]:
-        return torch.stack([rbf_uniformity(own, *options) for own in rows.unbind(in_dims[0])]), 0
+        batches = rows.unbind(in_dims[0])
+        return torch.stack([rbf_uniformity(batch, *options) for batch in batches]), 0
 
 
 def _by_distances(rows: Tensor, bandwidth_factor: float, detach_bandwidth: bool) -> Tensor:
@@ -112,14 +113,14 @@ def _by_distances(rows: Tensor, bandwidth_factor: float, detach_bandwidth: bool)
     number = distinct.sum()
     ordered = torch.where(distinct, distances.detach(), torch.inf).sort().values
     median = ordered.gather(0, (number - 1).clamp(min=0)[None] // 2)[0]
-    some = number > 0
-    distances, width = torch.where(some, distances, 1), torch.where(some, median, 1)
+    any_distinct = number > 0
+    distances, width = torch.where(any_distinct, distances, 1), torch.where(any_distinct, median, 1)
     if not detach_bandwidth:
         # all distances that equal the median share its gradient
         equal = distances == width
         width = width + torch.where(equal, distances - width, 0).sum() / equal.sum()
     value = torch.exp(-(distances / width).square() / bandwidth_factor).mean()
-    return torch.where(some, value, 0)
+    return torch.where(any_distinct, value, 0)
 
 
 def _squared_distances(rows: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -145,8 +146,8 @@ def _squared_distances(rows: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
 @lru_cache(maxsize=16)
 def _pairs(number: int) -> Tensor:
     """The places above the diagonal of a square matrix, flattened."""
-    first, second = torch.triu_indices(number, number, 1, device="cpu")
-    return first * number + second
+    rows, columns = torch.triu_indices(number, number, 1, device="cpu")
+    return rows * number + columns
 
 
 class _Uniformity(torch.autograd.Function):

@@ -62,16 +62,18 @@ class APFL(Method):
         rate_of("APFL", optimizer)
 
     def on_client_start(self, client: ClientContext) -> None:
-        visit, kept = client.scratch(self), client.memory(self)
-        visit.model = own_model(client, kept.get("model", {}))
+        visit, memory = client.scratch(self), client.memory(self)
+        visit.model = own_model(client, memory.get("model", {}))
         device = next(iter(visit.model.values())).device
-        visit.alpha = torch.full((), kept.get("alpha", self.alpha), dtype=torch.float64, device=device)
+        visit.alpha = torch.full((), memory.get("alpha", self.alpha), dtype=torch.float64, device=device)
 
     @torch.no_grad()
     def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         visit, rate = client.scratch(self), optimizer.param_groups[0]["lr"]
         v, y, alpha = visit.model, client.live, visit.alpha
-        mixture = v | {name: torch.lerp(y[name], v[name], alpha.to(v[name])) for name in client.trainable}
+        mixture = dict(v)
+        for name in client.trainable:
+            mixture[name] = torch.lerp(y[name], v[name], alpha.to(v[name]))
         gradients = client.gradients(mixture, loss="own")
         v.update({name: value for name, value in mixture.items() if name not in gradients})
         slope = self.alpha_decay * alpha
@@ -79,8 +81,8 @@ class APFL(Method):
             slope = slope + ((v[name] - y[name]).double() * gradient).sum()
             v[name] = v[name].add(alpha.to(gradient) * gradient, alpha=-rate)
         if self.adaptive:
-            first = (torch.zeros_like(alpha) + (client.num_steps == 0)).bool()  # as a scalar it needs no copy
-            visit.alpha = torch.where(first, (alpha - rate * slope).clamp(0, 1), alpha)
+            first_step = (torch.zeros_like(alpha) + (client.num_steps == 0)).bool()  # as a scalar it needs no copy
+            visit.alpha = torch.where(first_step, (alpha - rate * slope).clamp(0, 1), alpha)
 
     def on_client_end(self, client: ClientContext) -> None:
         visit = client.scratch(self)
@@ -89,8 +91,9 @@ class APFL(Method):
             client.log("apfl/alpha", float(visit.alpha), weight=1.0)
 
     def personal_state(self, client: ClientContext) -> State | None:
-        kept = client.memory(self)
-        if not kept:
+        memory = client.memory(self)
+        if not memory:
             return None
-        mixed = {n: torch.lerp(client.received[n], kept["model"][n], kept["alpha"]) for n in client.trainable}
-        return kept["model"] | mixed
+        received, model, alpha = client.received, memory["model"], memory["alpha"]
+        mixed = {name: torch.lerp(received[name], model[name], alpha) for name in client.trainable}
+        return model | mixed

@@ -69,10 +69,10 @@ class Ditto(Method):
         return client.memory(self).get("model")
 
 
-def own_model(client: ClientContext, kept: State) -> State:
-    """Return copies of the trained parameters and buffers of the received state, with those ``kept`` in their place."""
-    frozen = {*client.frozen}
-    return clone({name: value for name, value in (client.received | kept).items() if name not in frozen})
+def own_model(client: ClientContext, personal: State) -> State:
+    """Return copies of the trained parameters and buffers of the received state, replaced by those of ``personal``."""
+    frozen, entries = {*client.frozen}, client.received | personal
+    return clone({name: value for name, value in entries.items() if name not in frozen})
 
 
 def rate_of(who: str, optimizer: Optimizer) -> float:

@@ -67,8 +67,8 @@ class DPFedAvg(Method):
         self.clip, self.noise, self.delta = clip, noise, delta
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
-        others = [method for method in client.methods.methods if method is not self]
-        for method in others:
+        other_methods = [method for method in client.methods.methods if method is not self]
+        for method in other_methods:
             hooks = [hook for hook in IN_THE_WAY if overrides(method, hook)]
             hint = f"its {' and '.join(hooks)} would pass by the bound or the noise; take one of them out"
             require(not hooks, "DPFedAvg beside method", type(method).__name__, hint)
@@ -105,7 +105,9 @@ class DPFedAvg(Method):
         key = f"{drawn}/{server.population or 1}"
         self.rounds = {**self.rounds, key: self.rounds.get(key, 0) + 1}
         server.metrics["dpfedavg/epsilon"] = self.spent(self.rounds)
-        return {name: value + self._normal(value, rng) * (self.clip / number) for name, value in delta.items()}
+        deviation = self.clip / number
+        noise = {name: self._normal(value, rng) * deviation for name, value in delta.items()}
+        return {name: value + noise[name] for name, value in delta.items()}
 
     def _normal(self, like: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
         """Normal numbers of standard deviation sigma, in the shape of ``like``, drawn on the CPU."""

@@ -70,8 +70,8 @@ class FedALA(Method):
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         hint = "a client's steps do not start at the received model, as it assumes; take it out"
         require(not reading_sums(client), "FedALA with method", reading_sums(client), hint)
-        last = last_layers(client, self.layers, "FedALA")
-        self.upper = [name for name in client.trainable if name in last]
+        last_entries = last_layers(client, self.layers, "FedALA")
+        self.upper = [name for name in client.trainable if name in last_entries]
 
     def on_client_start(self, client: ClientContext) -> None:
         weights = self.learned(client)
@@ -88,23 +88,24 @@ class FedALA(Method):
 
     def start(self, client: ClientContext, weights: State) -> State:
         """The entries with weights at the beginning of a visit; where the weight is 1, they are the received ones."""
-        last = client.memory(self)["last"]
-        return {name: torch.lerp(last[name], client.received[name], weight) for name, weight in weights.items()}
+        previous, received = client.memory(self)["last"], client.received
+        return {name: torch.lerp(previous[name], received[name], w) for name, w in weights.items()}
 
     @torch.no_grad()
     def learned(self, client: ClientContext) -> State:
         """The weights as this visit learns them; empty in a client's first visit."""
-        last, known = client.memory(self).get("last", {}), client.memory(self).get("weights", {})
-        gaps = {name: client.received[name] - value for name, value in last.items()}
-        weights = {name: torch.ones_like(gap) for name, gap in gaps.items()} | known
+        last_values, last_weights = client.memory(self).get("last", {}), client.memory(self).get("weights", {})
+        gaps = {name: client.received[name] - value for name, value in last_values.items()}
+        weights = {name: torch.ones_like(gap) for name, gap in gaps.items()} | last_weights
         losses: list[float] = []
         while gaps and self.rate:
             for batch in client.batches(self.name, fraction=self.sample):
-                found = client.gradients(self.start(client, weights), batch, "own")
-                weights = {name: (w - self.rate * found[name] * gaps[name]).clamp(0, 1) for name, w in weights.items()}
-            if known:
+                gradients = client.gradients(self.start(client, weights), batch, "own")
+                for name, gap in gaps.items():
+                    weights[name] = (weights[name] - self.rate * gradients[name] * gap).clamp(0, 1)
+            if last_weights:
                 break
-            losses.append(float(found.loss))
+            losses.append(float(gradients.loss))
             if len(losses) > self.window and pstdev(losses[-self.window :]) < self.threshold:
                 break
             if len(losses) == MOST_PASSES:

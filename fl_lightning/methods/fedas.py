@@ -72,9 +72,11 @@ class FedAS(FedPer):
         super().setup(client, optimizer)
         hint = "a client's steps do not start at the received model, as it assumes; take it out"
         require(not reading_sums(client), "FedAS with method", reading_sums(client), hint)
-        others = [type(m).__name__ for m in client.methods.methods if m is not self and overrides(m, "client_weight")]
-        alone = self.weighting == "examples" or not others
-        require(alone, "FedAS with method", others, "it weights clients, too; set FedAS.weighting to examples")
+        if self.weighting != "examples":
+            methods = [method for method in client.methods.methods if method is not self]
+            weighting = [method for method in methods if overrides(method, "client_weight")]
+            names = [type(method).__name__ for method in weighting]
+            require(not names, "FedAS with method", names, "it weights clients, too; set FedAS.weighting to examples")
 
     def on_client_start(self, client: ClientContext) -> None:
         if "last" not in client.memory(self) or not self.alignment_epochs:
@@ -85,8 +87,8 @@ class FedAS(FedPer):
             return distance_to_means(step.taps["representation"], step.targets, prototypes)  # type: ignore[arg-type]
 
         for batch in client.batches(f"{self.name}/alignment", self.alignment_epochs):
-            found = client.gradients(batch=batch, loss=distance)
-            body = {name: gradient for name, gradient in found.items() if name not in self.last}
+            gradients = client.gradients(batch=batch, loss=distance)
+            body = {name: gradients[name] for name in gradients if name not in self.last}
             client.add_to_parameters(body, -self.alignment_rate)
 
     def on_client_end(self, client: ClientContext) -> None:
@@ -98,25 +100,25 @@ class FedAS(FedPer):
         squares: list[Tensor] = []
         with evaluating(client.module):
             for batch in client.batches(f"{self.name}/fisher"):
-                found = client.gradients(
+                gradients = client.gradients(
                     batch=batch, loss=lambda step: cross_entropy(step.taps["logits"], step.targets)
                 )
-                squares += [gradient.double().square().sum() for gradient in found.values()]
+                squares += [gradient.double().square().sum() for gradient in gradients.values()]
         trace = float(torch.stack(squares).sum())
         return trace if trace >= LEAST_TRACE else LEAST_TRACE * client.info.num_examples
 
     def class_means(self, client: ClientContext) -> Tensor:
         """The mean representation ``(C, d)`` of each class by the client's last model; 0 for classes that it lacks."""
-        found: list[tuple[Tensor, Tensor]] = []
-        last, classes = client.received | client.memory(self)["last"], len(client.info.label_counts)  # type: ignore[arg-type]
+        sums_of_batches: list[tuple[Tensor, Tensor]] = []
+        last_model, classes = client.received | client.memory(self)["last"], len(client.info.label_counts)  # type: ignore[arg-type]
 
         def collect(step: Step) -> None:
-            found.append(class_sums(step.taps["representation"], step.targets, classes))  # type: ignore[arg-type]
+            sums_of_batches.append(class_sums(step.taps["representation"], step.targets, classes))  # type: ignore[arg-type]
 
         with evaluating(client.module):
             for batch in client.batches(f"{self.name}/prototypes"):
-                client.gradients(last, batch, collect)
-        sums, counts = (torch.stack(parts).sum(0) for parts in zip(*found, strict=True))
+                client.gradients(last_model, batch, collect)
+        sums, counts = (torch.stack(parts).sum(0) for parts in zip(*sums_of_batches, strict=True))
         return sums / counts.clamp_min(1)
 
 

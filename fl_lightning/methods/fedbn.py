@@ -25,8 +25,10 @@ class FedBN(Method):
     """
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
-        layers = [path for path, part in client.module.named_modules() if isinstance(part, _NormBase)]
-        self.local = {name for path in layers for name in client.live if name.startswith(f"{path}.")}
+        self.local = set()
+        for path, part in client.module.named_modules():
+            if isinstance(part, _NormBase):
+                self.local |= {name for name in client.live if name.startswith(f"{path}.")}
         kind = type(client.module).__name__
         require(bool(self.local), "FedBN with the model", kind, "it has no BatchNorm layer; take FedBN out")
 

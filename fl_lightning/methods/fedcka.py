@@ -120,10 +120,10 @@ class FedCKA(Method):
         if not client.scratch(self).compares:
             return None
         to_global, to_previous = client.observe("global"), client.observe("previous")
-        terms = [
-            representation_contrast(*self.similarity(step.taps[tap], to_global[tap], to_previous[tap]))
-            for tap in self.requires
-        ]
+        terms = []
+        for tap in self.requires:
+            similarities = self.similarity(step.taps[tap], to_global[tap], to_previous[tap])
+            terms.append(representation_contrast(*similarities))
         for tap, term in zip(self.requires, terms, strict=True):
             client.log_term(self, tap, self.mu / len(terms) * term.detach())
         return self.mu * torch.stack(terms).mean()

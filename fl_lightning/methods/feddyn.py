@@ -70,8 +70,9 @@ class FedDyn(Method):
 
     def on_client_start(self, client: ClientContext) -> None:
         share = client.info.num_examples / self._mean_examples if self.scaled else 1.0
-        visit, zeros = client.scratch(self), {name: torch.zeros_like(client.live[name].data) for name in client.sent}
+        visit, sent = client.scratch(self), select(client.live, client.sent)
         visit.alpha = self.alpha / share if share else 0.0
+        zeros = {name: torch.zeros_like(value.data) for name, value in sent.items()}
         visit.own = client.memory(self).get("g") or zeros
 
     def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
@@ -84,10 +85,12 @@ class FedDyn(Method):
         sent: dict[str, Weighted] = {}
         for name in client.sent:
             sent[name] = LazyWeighted(partial(self._change, client, name), client.live[name].shape)
-        memory["g"] = {name: g + client.change[name].to(g) for name, g in client.scratch(self).own.items()}
+        gradients = client.scratch(self).own
+        memory["g"] = {name: g + client.change[name].to(g) for name, g in gradients.items()}
         if self.reported == "all":
             before, now = memory.get("latest", self.initial), clone(select(client.live, client.sent))
-            sent |= {f"latest/{name}": Weighted.of(now[name].double() - before[name]) for name in now}
+            for name, value in now.items():
+                sent[f"latest/{name}"] = Weighted.of(value.double() - before[name])
             memory["latest"] = now
         return sent
 
@@ -108,4 +111,6 @@ class FedDyn(Method):
         return {name: mean + self.mean_g[name] for name, mean in delta.items()}
 
     def evaluated_state(self, server: Server, state: State) -> State:
-        return state if self.reported == "cloud" else state | {n: v.to(state[n]) for n, v in self.shown.items()}
+        if self.reported == "cloud":
+            return state
+        return state | {name: value.to(state[name]) for name, value in self.shown.items()}

@@ -62,15 +62,17 @@ class FedExP(Method):
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         for method in client.methods.methods:
-            changes = method is not self and any(overrides(method, hook) for hook in CHANGES_THE_MEAN)
+            changes = any(overrides(method, hook) for hook in CHANGES_THE_MEAN)
             hint = "it changes updates or their mean, by whose norms FedExP sets its rate; take one of them out"
-            require(not changes, "FedExP beside method", type(method).__name__, hint)
+            require(method is self or not changes, "FedExP beside method", type(method).__name__, hint)
 
     def on_fit_start(self, server: Server) -> None:
-        used = server.optimizer
-        plain = isinstance(used, SGD) and used.defaults == SGD(used.param_groups[0]["params"], lr=1.0).defaults
-        hint = "FedExP sets the rate itself; leave it out, which is SGD with lr 1"
-        require(used is None or plain, "trainer.server_optimizer with FedExP", str(used), hint)
+        optimizer = server.optimizer
+        if optimizer is not None:
+            defaults = SGD(optimizer.param_groups[0]["params"], lr=1.0).defaults
+            averages = isinstance(optimizer, SGD) and optimizer.defaults == defaults
+            hint = "FedExP sets the rate itself; leave it out, which is SGD with lr 1"
+            require(averages, "trainer.server_optimizer with FedExP", str(optimizer), hint)
 
     def on_client_end(self, client: ClientContext) -> dict[str, Weighted]:
         change = LazyDifference(client.live, client.received, client.sent)

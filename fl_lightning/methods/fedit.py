@@ -37,19 +37,23 @@ class FedIT(Method):
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         who, trained = type(self).__name__, {*client.trainable}
-        alike = [type(method).__name__ for method in client.methods.methods if isinstance(method, FedIT)]
+        methods = client.methods.methods
+        alike = [type(method).__name__ for method in methods if isinstance(method, FedIT)]
         require(len(alike) == 1, "method", alike, "each aggregates LoRA adapters; keep one of them")
-        found = lora_adapters(client.module)
-        self.adapters = [adapter for adapter in found if {adapter.b, *[adapter.a] * self.trains_a} <= trained]
+        self.adapters = []
+        for adapter in lora_adapters(client.module):
+            if adapter.b in trained and (adapter.a in trained or not self.trains_a):
+                self.adapters.append(adapter)
         hint = "it has no LoRA adapter whose factors are trained; add adapters by peft or with_lora"
         require(bool(self.adapters), f"{who} with the model", type(client.module).__name__, hint)
-        nonlinear = [type(m).__name__ for m in client.methods.methods if m.name in ("scaffold", "feddyn", "fedexp")]
+        names = ("scaffold", "feddyn", "fedexp")
+        nonlinear = [type(method).__name__ for method in methods if method.name in names]
         if self.trains_a and nonlinear:
             rank_zero_warn(f"method={[who, *nonlinear]}: {', '.join(nonlinear)} acts on A and B, not on their product")
 
     def on_fit_start(self, server: Server) -> None:
         group = server.optimizer.param_groups[0] if server.optimizer else {}
-        plain = isinstance(server.optimizer, SGD) and group["lr"] == 1 and not group["momentum"]
-        if self.trains_a and not plain:
+        averages = isinstance(server.optimizer, SGD) and group["lr"] == 1 and not group["momentum"]
+        if self.trains_a and not averages:
             who = f"{type(self).__name__} with trainer.server_optimizer {type(server.optimizer).__name__}"
             rank_zero_warn(f"{who}: it acts on A and B, not on their product; leave it out for SGD with lr 1")

@@ -47,7 +47,8 @@ class FedPer(Method):
         self.layers = layers
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
-        freezing = [type(method).__name__ for method in client.methods.methods if isinstance(method, Freeze)]
+        methods = client.methods.methods
+        freezing = [type(method).__name__ for method in methods if isinstance(method, Freeze)]
         require(not freezing, f"{type(self).__name__} beside method", freezing, "it freezes the head; keep one of them")
         self.last = last_layers(client, self.layers, type(self).__name__)
 
@@ -58,7 +59,8 @@ class FedPer(Method):
 def last_layers(client: ClientContext, number: int, who: str) -> set[str]:
     """Return the entries of the last ``number`` layers, as :class:`FedPer` counts them, for ``who``."""
     path, trained = client.tap_paths["logits"], {*client.trainable}
-    names = [n for n, value in client.live.items() if not is_frozen(value) and n not in client.of_methods]
+    names = [name for name, value in client.live.items() if not is_frozen(value)]
+    names = [name for name in names if name not in client.of_methods]
     head = [name for name in names if name.startswith(f"{path}.")]
     body = [name for name in names if not name.startswith(f"{path}.")]
     hint = "bind it to the last layer, which must have some of the trained parameters, but not all"
@@ -72,5 +74,5 @@ def last_layers(client: ClientContext, number: int, who: str) -> set[str]:
     if number == 0:
         return set()
     # entries before the first layer belong to it
-    first = [0, *sorted(starts.values())[1:], len(body)][-number]
-    return {*head, *body[first:]}
+    start = [0, *sorted(starts.values())[1:], len(body)][-number]
+    return {*head, *body[start:]}

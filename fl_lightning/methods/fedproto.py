@@ -80,8 +80,8 @@ class FedProto(Method):
     def on_round_end(self, server: Server, payload: dict[str, Weighted]) -> None:
         if "prototypes" not in payload:
             return
-        mean, seen = payload["prototypes"].mean(), payload["prototypes"].weight[:, 0] > 0
+        mean, present_classes = payload["prototypes"].mean(), payload["prototypes"].weight[:, 0] > 0
         if self.prototypes is None or self.known is None:
-            self.prototypes, self.known = torch.zeros_like(mean), torch.zeros_like(seen)
-        self.prototypes = torch.where(seen[:, None], mean, self.prototypes)
-        self.known = self.known | seen
+            self.prototypes, self.known = torch.zeros_like(mean), torch.zeros_like(present_classes)
+        self.prototypes = torch.where(present_classes[:, None], mean, self.prototypes)
+        self.known = self.known | present_classes

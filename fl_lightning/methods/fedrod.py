@@ -62,7 +62,8 @@ class FedRoD(Method):
         path, head = taps["logits"], module.get_submodule(taps["logits"])
         require(isinstance(head, nn.Linear), "FedRoD with the tap logits", path, "bind it to the last linear layer")
         # names of the personal head's entries by names of the generic head's
-        self.entries = {f"{path}.{name}": f"{self.name}.head.{name}" for name, _ in head.named_parameters()}
+        names = [name for name, _ in head.named_parameters()]
+        self.entries = {f"{path}.{name}": f"{self.name}.head.{name}" for name in names}
         return {"head": copy.deepcopy(head)}
 
     def exchanges(self, key: str) -> bool:
@@ -70,9 +71,9 @@ class FedRoD(Method):
 
     @torch.no_grad()
     def on_client_start(self, client: ClientContext) -> None:
-        for generic, own in self.entries.items() if not client.memory(self) else ():
+        for generic, personal in self.entries.items() if not client.memory(self) else ():
             value = client.received[generic]
-            client.live[own].copy_(value if self.head_init == "copy" else torch.zeros_like(value))
+            client.live[personal].copy_(value if self.head_init == "copy" else torch.zeros_like(value))
 
     def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
         counts: Tensor = client.info.label_counts  # type: ignore[assignment]
@@ -93,5 +94,7 @@ class FedRoD(Method):
     def personal_state(self, client: ClientContext) -> State | None:
         if not client.memory(self):
             return None
-        received = client.received
-        return {g: received[own] + (0 if self.joint else received[g]) for g, own in self.entries.items()}
+        received, head = client.received, {}
+        for generic, personal in self.entries.items():
+            head[generic] = received[personal] + (0 if self.joint else received[generic])
+        return head

@@ -57,7 +57,8 @@ class FedRS(Method):
         head = client.module.get_submodule(path)
         hint = f"the tap logits is bound to {path!r}, which has no bias; bind it to the classifier, or set it to true"
         require(self.use_bias or hasattr(head, "bias"), "FedRS.use_bias", self.use_bias, hint)
-        biases = [name for name, value in client.live.items() if value is getattr(head, "bias", None)]
+        bias = getattr(head, "bias", None)
+        biases = [name for name, value in client.live.items() if value is bias]
         self._bias = None if self.use_bias or not biases else biases[0]
 
     def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:

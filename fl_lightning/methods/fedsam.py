@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.core.client_context import ClientContext
 from fl_lightning.core.method import Method
+from fl_lightning.core.state import State, select
 from fl_lightning.functional.rows import HALF
 from fl_lightning.utilities.errors import require
 
@@ -54,17 +55,20 @@ class FedSAM(Method):
     def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         if not self.rho:
             return
-        live = {name: client.live[name] for name in client.trainable if client.live[name].grad is not None}
-        gradients: dict[str, Any] = {name: value.grad for name, value in live.items()}
-        slopes = {name: value.to_dense() if value.is_sparse else value for name, value in gradients.items()}
+        trainable = select(client.live, client.trainable)
+        live = {name: value for name, value in trainable.items() if value.grad is not None}
+        slopes: State = {}
+        for name, value in live.items():
+            gradient: Any = value.grad
+            slopes[name] = gradient.to_dense() if gradient.is_sparse else gradient
         scaled = (self.scale(name, value) * slopes[name] for name, value in live.items())
         # bfloat16 has too few digits for a norm
         norms = [(value.float() if value.dtype in HALF else value).norm() for value in scaled]
         norm = torch.stack(norms).norm()
         rate = torch.where(norm > 0, self.rho / norm, 0.0)
-        at = {
-            name: value + self.scale(name, value) ** 2 * slopes[name] * rate.to(value) for name, value in live.items()
-        }
+        at = {}
+        for name, value in live.items():
+            at[name] = value + self.scale(name, value) ** 2 * slopes[name] * rate.to(value)
         for name, gradient in client.gradients(at).items():
             if name in live:
                 live[name].grad = gradient

@@ -8,6 +8,7 @@ Code: https://github.com/sonhamin/FedUV
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 import torch
@@ -90,5 +91,4 @@ class FedUV(Method):
             terms["spectral"] = -self.spectral * torch.linalg.matrix_norm(weight.float(), 2)
         for name, term in terms.items():
             client.log_term(self, name, term)
-        first, *others = terms.values() if terms else (None,)
-        return None if first is None else sum(others, first)
+        return functools.reduce(torch.add, terms.values()) if terms else None

@@ -43,8 +43,9 @@ class Freeze(Method):
         require(bool(self.head), "Freeze with the head", client.tap_paths["logits"], hint)
 
     def on_fit_start(self, server: Server) -> None:
-        matrices = [name for name in self.head if server.state[name].ndim == 2] if self.orthogonal else []
-        for name in matrices:
+        if not self.orthogonal:
+            return
+        for name in [name for name in self.head if server.state[name].ndim == 2]:
             drawn = torch.empty(server.state[name].shape)
             server.assign({name: nn.init.orthogonal_(drawn, generator=torch_rng(server.seed, "head"))})
 
@@ -53,4 +54,4 @@ class Freeze(Method):
             client.live[name].grad = None
 
     def transform_client_update(self, client: ClientContext, delta: State) -> State:
-        return {name: torch.zeros_like(value) if name in self.head else value for name, value in delta.items()}
+        return delta | {name: torch.zeros_like(delta[name]) for name in delta if name in self.head}

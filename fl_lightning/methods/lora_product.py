@@ -50,14 +50,19 @@ class LoRAProduct(FedIT):
         require((self.rank or 1) <= least, "LoRAProduct.rank", self.rank, hint)
 
     def on_client_end(self, client: ClientContext) -> dict[str, Weighted]:
-        sent = [adapter for adapter in self.adapters if {adapter.a, adapter.b} <= {*client.sent}]
-        return {adapter.path: Weighted.of(adapter.product(client.live), client.weight) for adapter in sent}
+        payload, sent = {}, {*client.sent}
+        for adapter in self.adapters:
+            if {adapter.a, adapter.b} <= sent:
+                payload[adapter.path] = Weighted.of(adapter.product(client.live), client.weight)
+        return payload
 
     def transform_update(self, server: Server, delta: State, payload: dict[str, Weighted]) -> State:
-        new = dict(delta)
-        for adapter in (adapter for adapter in self.adapters if adapter.path in payload and adapter.a in delta):
-            old = {name: server.state[name].double() for name in (adapter.a, adapter.b)}
-            factors = low_rank_factors(payload[adapter.path].mean(), old[adapter.a].flatten(1), self.rank)
+        transformed = dict(delta)
+        for adapter in self.adapters:
+            if adapter.path not in payload or adapter.a not in delta:
+                continue
+            factors_before = {name: server.state[name].double() for name in (adapter.a, adapter.b)}
+            factors = low_rank_factors(payload[adapter.path].mean(), factors_before[adapter.a].flatten(1), self.rank)
             for name, factor in zip((adapter.b, adapter.a), factors, strict=True):
-                new[name] = factor.view_as(old[name]) - old[name]
-        return new
+                transformed[name] = factor.view_as(factors_before[name]) - factors_before[name]
+        return transformed

@@ -73,7 +73,8 @@ class MOON(Method):
         names = client.scratch(self).names
         if not names:
             return None
-        to_global, *to_previous = (client.observe(name)["representation"] for name in ("global", *names))
+        to_global = client.observe("global")["representation"]
+        to_previous = [client.observe(name)["representation"] for name in names]
         z = step.taps["representation"]
         return self.mu * model_contrastive_loss(z, to_global, to_previous, self.temperature)
 

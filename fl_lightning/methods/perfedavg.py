@@ -9,6 +9,7 @@ Paper: https://arxiv.org/abs/2002.07948
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.core.client_context import ClientContext
 from fl_lightning.core.method import Method
-from fl_lightning.core.state import State
+from fl_lightning.core.state import State, select
 from fl_lightning.methods.fedsam import reading_sums
 from fl_lightning.utilities.errors import require
 
@@ -64,13 +65,15 @@ class PerFedAvg(Method):
         visit = client.scratch(self)
         if not hasattr(visit, "batches"):
             visit.batches = client.batches(self.name, math.inf)
-        live = {name: client.live[name] for name in client.trainable if client.live[name].grad is not None}
-        inner = {name: value - self.inner_lr * value.grad for name, value in live.items()}  # type: ignore[operator]
+        trainable = select(client.live, client.trainable)
+        live: dict[str, Any] = {name: p for name, p in trainable.items() if p.grad is not None}
+        inner = {name: value - self.inner_lr * value.grad for name, value in live.items()}
         outer: State = client.gradients(inner, next(visit.batches))
         if self.hessian:
             batch, moves = next(visit.batches), {name: self.delta * outer[name] for name in live}
-            after = client.gradients({name: live[name] + move for name, move in moves.items()}, batch)
-            before = client.gradients({name: live[name] - move for name, move in moves.items()}, batch)
+            ahead = {name: live[name] + move for name, move in moves.items()}
+            behind = {name: live[name] - move for name, move in moves.items()}
+            after, before = client.gradients(ahead, batch), client.gradients(behind, batch)
             factor = self.inner_lr / (2 * self.delta)
             outer = {name: outer[name] - factor * (after[name] - before[name]) for name in live}
         for name, value in live.items():
@@ -80,5 +83,7 @@ class PerFedAvg(Method):
         batch = next(client.batches(self.name), None)
         if batch is None:
             return None
-        found = client.gradients(batch=batch, loss="own")
-        return {name: client.live[name].detach() - self.inner_lr * gradient for name, gradient in found.items()}
+        adapted = {}
+        for name, gradient in client.gradients(batch=batch, loss="own").items():
+            adapted[name] = client.live[name].detach() - self.inner_lr * gradient
+        return adapted

@@ -100,7 +100,8 @@ class PFedMe(Method):
             anchor[name] = anchor[name].add(gap, alpha=self.outer_lr * self.lambda_)
 
     def _gaps(self, client: ClientContext) -> State:
-        return {name: client.live[name].detach() - x for name, x in client.scratch(self).anchor.items()}
+        anchor = client.scratch(self).anchor
+        return {name: client.live[name].detach() - x for name, x in anchor.items()}
 
     def on_client_end(self, client: ClientContext) -> None:
         local = client.scratch(self).anchor if self.personal == "local" else {}

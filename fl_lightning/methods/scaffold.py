@@ -75,10 +75,12 @@ class SCAFFOLD(Method):
         self._mean_examples = server.num_examples / server.num_clients
 
     def on_client_start(self, client: ClientContext) -> None:
-        visit, own = client.scratch(self), client.memory(self).get("variate", {})
+        visit, variate = client.scratch(self), client.memory(self).get("variate", {})
         # a client without examples takes no step, and its share does not count
         visit.share = (client.info.num_examples or 1) / self._mean_examples if self.scaled else 1.0
-        visit.gap = {name: self._of_server(client, name) / visit.share - own.get(name, 0.0) for name in client.sent}
+        visit.gap = {}
+        for name in client.sent:
+            visit.gap[name] = self._of_server(client, name) / visit.share - variate.get(name, 0.0)
         visit.rates, visit.gradients, visit.later = 0.0, {}, {}
         if self.variate == "gradients":
             visit.gradients = {name: torch.zeros_like(value) for name, value in visit.gap.items()}
@@ -108,20 +110,21 @@ class SCAFFOLD(Method):
         # without a step, or with a rate of 0 throughout, a displacement says nothing about the gradient
         if client.num_steps == 0 or (self.variate == "displacement" and not visit.rates):
             return None
-        before, kept, visit.gap = client.memory(self).get("variate", {}), {}, {}
+        before, variate, visit.gap = client.memory(self).get("variate", {}), {}, {}
         for name in client.sent:
             if self.variate == "gradients":
                 total = visit.gradients[name]
-                new = (total + visit.later[name] if visit.later else total) / client.num_steps
+                estimate = (total + visit.later[name] if visit.later else total) / client.num_steps
             else:
-                new = before.get(name, 0.0) - self._of_server(client, name) - client.change[name] / visit.rates
-            kept[name] = new.to(client.live[name])
-        client.memory(self)["variate"] = kept
+                estimate = before.get(name, 0.0) - self._of_server(client, name) - client.change[name] / visit.rates
+            variate[name] = estimate.to(client.live[name])
+        client.memory(self)["variate"] = variate
 
         def change(name: str) -> Tensor:
-            return ((kept[name] - before.get(name, 0.0)) * visit.share).double()
+            return ((variate[name] - before.get(name, 0.0)) * visit.share).double()
 
-        return {name: LazyWeighted(partial(change, name), value.shape) for name, value in kept.items()}
+        shapes = {name: value.shape for name, value in variate.items()}
+        return {name: LazyWeighted(partial(change, name), shape) for name, shape in shapes.items()}
 
     def _of_server(self, client: ClientContext, name: str) -> Tensor:
         return self.global_variate[name].to(client.live[name])

@@ -54,8 +54,9 @@ class Backbone(Encoder):
         )
         self.out_features: int = paths[where].in_features
         self.network.set_submodule(where, nn.Identity())
-        wanted = [("early", path) for path in early or []] + [("named", path) for path in (named or {}).values()]
-        for key, path in wanted:
+        tap_paths = [("early", path) for path in early or []]
+        tap_paths += [("named", path) for path in (named or {}).values()]
+        for key, path in tap_paths:
             require(path in paths, f"Backbone.{key}", path, f"give one of {choices(filter(None, paths), path)}")
         for part in paths.values():
             # an in-place activation would overwrite the output that the previous tap recorded

@@ -55,12 +55,13 @@ class ImageClassifier(LightningModule):
                 projector.eval()(torch.zeros(1, encoder.out_features))
             projector.train()
         self.classifier = (classifier or nn.Linear)((projector or encoder).out_features, num_classes)
-        last = ["projector", "classifier"] if projector else ["classifier"]
-        layers = [*(f"encoder.{path}" for path in encoder.early), *last]
+        layers = [f"encoder.{path}" for path in encoder.early]
+        layers += ["projector", "classifier"] if projector else ["classifier"]
         self.taps = {f"early.{i}": path for i, path in enumerate(layers)}
         self.taps |= {name: f"encoder.{path}" for name, path in encoder.named.items()}
         self.taps |= {"representation": "projector" if projector else "encoder", "logits": "classifier"}
-        self.taps |= {name: f"classifier.{path}" for name, path in getattr(self.classifier, "taps", {}).items()}
+        inner_taps = getattr(self.classifier, "taps", {})
+        self.taps |= {name: f"classifier.{path}" for name, path in inner_taps.items()}
         self.channels_last = any(isinstance(part, nn.Conv2d) for part in encoder.modules())
 
     @property

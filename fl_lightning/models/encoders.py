@@ -120,14 +120,14 @@ class _TwoConvolutions(Encoder):
         check_channels(in_channels)
         require(image_size >= 16, "image_size", image_size, "give 16 or more")
         side = ((image_size - 4) // 2 - 4) // 2
-        first, second = channels
+        first_width, second_width = channels
         self.layers = nn.Sequential(
-            nn.Sequential(nn.Conv2d(in_channels, first, 5), *norms[0], nn.ReLU()),
+            nn.Sequential(nn.Conv2d(in_channels, first_width, 5), *norms[0], nn.ReLU()),
             nn.MaxPool2d(2),
-            nn.Sequential(nn.Conv2d(first, second, 5), *norms[1], nn.ReLU()),
+            nn.Sequential(nn.Conv2d(first_width, second_width, 5), *norms[1], nn.ReLU()),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Sequential(nn.Linear(second * side * side, widths[0]), nn.ReLU()),
+            nn.Sequential(nn.Linear(second_width * side * side, widths[0]), nn.ReLU()),
             nn.Sequential(nn.Linear(*widths), nn.ReLU()),
             *head,
         )
@@ -219,9 +219,9 @@ class MLP(Encoder):
         widths = [in_features, *(hidden or [64])]
         require(in_features >= 1, f"{type(self).__name__}.in_features", in_features, "give 1 or more")
         require(min(widths) >= 1, f"{type(self).__name__}.hidden", hidden, "give widths of 1 or more")
-        self.layers = nn.Sequential(
-            nn.Flatten(), *(nn.Sequential(nn.Linear(m, n), nn.ReLU()) for m, n in itertools.pairwise(widths))
-        )
+        self.layers = nn.Sequential(nn.Flatten())
+        for inputs, outputs in itertools.pairwise(widths):
+            self.layers.append(nn.Sequential(nn.Linear(inputs, outputs), nn.ReLU()))
         self.out_features, self.in_features = widths[-1], in_features
         self.early = tuple(f"layers.{i + 1}" for i in range(len(widths) - 1))
 

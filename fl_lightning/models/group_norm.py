@@ -30,19 +30,21 @@ def with_group_norm(module: LightningModule, groups: int = 2) -> LightningModule
         UsageError: the module has no BatchNorm layer, or a number of channels is not divisible by ``groups``.
     """
     require(groups >= 1, "with_group_norm.groups", groups, "give 1 or more")
-    layers = {path: part for path, part in module.named_modules(remove_duplicate=False) if isinstance(part, _BatchNorm)}
+    parts = module.named_modules(remove_duplicate=False)
+    layers = {path: part for path, part in parts if isinstance(part, _BatchNorm)}
     hint = "it has no BatchNorm layer; take with_group_norm out"
     require(bool(layers) and "" not in layers, "with_group_norm.module", type(module).__name__, hint)
-    made: dict[nn.Module, nn.GroupNorm] = {}
+    group_norm_of: dict[nn.Module, nn.GroupNorm] = {}
     for path, layer in layers.items():
         channels = layer.num_features
         # a value that is alone in its group would always become 0
-        alone = isinstance(layer, nn.BatchNorm1d) and channels == groups
-        hint = f"{path} has {channels} channels; give a {'smaller ' * alone}number that divides them"
-        require(channels % groups == 0 and not alone, "with_group_norm.groups", groups, hint)
-        made[layer] = nn.GroupNorm(groups, channels, layer.eps, layer.affine).train(layer.training)
+        single_values = isinstance(layer, nn.BatchNorm1d) and channels == groups
+        divisor = "a smaller number" if single_values else "a number"
+        hint = f"{path} has {channels} channels; give {divisor} that divides them"
+        require(channels % groups == 0 and not single_values, "with_group_norm.groups", groups, hint)
+        group_norm_of[layer] = nn.GroupNorm(groups, channels, layer.eps, layer.affine).train(layer.training)
         if layer.affine:
-            made[layer].weight, made[layer].bias = layer.weight, layer.bias
+            group_norm_of[layer].weight, group_norm_of[layer].bias = layer.weight, layer.bias
     for path, layer in layers.items():
-        module.set_submodule(path, made[layer])
+        module.set_submodule(path, group_norm_of[layer])
     return module

@@ -69,13 +69,14 @@ def with_lora(
     """
     require(rank >= 1, "with_lora.rank", rank, "use 1 or more")
     taps = getattr(module, "taps", {})
-    whole = ([taps["logits"]] if "logits" in taps else []) if trained is None else trained
+    full_paths = ([taps["logits"]] if "logits" in taps else []) if trained is None else trained
     paths = [path for path, part in module.named_modules() if isinstance(part, nn.Linear)]
-    paths = [path for path in paths if not any(f"{path}.".startswith(f"{one}.") for one in whole)]
+    prefixes = tuple(f"{path}." for path in full_paths)
+    paths = [path for path in paths if not f"{path}.".startswith(prefixes)]
     hint = "it has no linear layer that can have an adapter; take with_lora out"
     require(bool(paths) and "" not in paths, "with_lora.module", type(module).__name__, hint)
     module.requires_grad_(False)
-    for path in whole:
+    for path in full_paths:
         module.get_submodule(path).requires_grad_(True)
     for path in paths:
         adapted = LoRALinear(module.get_submodule(path), rank, alpha)  # type: ignore[arg-type]

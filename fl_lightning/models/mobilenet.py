@@ -60,10 +60,9 @@ class InvertedResidual(nn.Module):
         )
         self.shortcut: nn.Module | None = None
         if stride == 1:
-            same = in_channels == channels
-            self.shortcut = (
-                nn.Identity() if same else Conv2dNormActivation(in_channels, channels, 1, activation_layer=None)
-            )
+            self.shortcut = nn.Identity()
+            if in_channels != channels:
+                self.shortcut = Conv2dNormActivation(in_channels, channels, 1, activation_layer=None)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x) if self.shortcut is None else self.layers(x) + self.shortcut(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Literal
 
 from torch import Tensor, nn
@@ -49,10 +50,10 @@ class Projector(BaseProjector):
             even, f"{type(self).__name__}.width", width, "use an even width, which norm: group divides into 2 groups"
         )
         self.out_features = width
-        first, second = (nn.BatchNorm1d(width) if norm == "batch" else nn.GroupNorm(2, width) for _ in range(2))
+        make_norm = nn.BatchNorm1d if norm == "batch" else partial(nn.GroupNorm, 2)
         self.layers = nn.Sequential(
-            *(nn.LazyLinear(width), first, nn.ReLU()),
-            *(nn.Linear(width, width), second, nn.ReLU()),
+            *(nn.LazyLinear(width), make_norm(width), nn.ReLU()),
+            *(nn.Linear(width, width), make_norm(width), nn.ReLU()),
         )
 
 

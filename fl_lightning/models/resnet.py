@@ -127,8 +127,13 @@ class _ThinResNet(_Residual):
         stem = nn.Sequential(nn.Conv2d(in_channels, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
         stages: list[nn.Sequential] = []
         for channels in (16, 32, 64):
-            first = BasicBlock(16, 16) if not stages else BasicBlock(channels // 2, channels, 2, Subsample(channels))
-            stages.append(nn.Sequential(first, *(BasicBlock(channels, channels) for _ in range(blocks - 1))))
+            if stages:
+                stage = nn.Sequential(BasicBlock(channels // 2, channels, 2, Subsample(channels)))
+            else:
+                stage = nn.Sequential(BasicBlock(16, 16))
+            for _ in range(blocks - 1):
+                stage.append(BasicBlock(channels, channels))
+            stages.append(stage)
         self.add_layers(stem, stages)
         self.apply(he)
 

@@ -194,4 +194,5 @@ class FedYogi(_Adaptive):
 
 def parameters_with_gradients(optimizer: Optimizer) -> Iterable[tuple[dict[str, Any], Tensor, Tensor]]:
     """Group, parameter and gradient of every parameter that has a gradient."""
-    return [(group, p, p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    parameters = [(group, p) for group in optimizer.param_groups for p in group["params"]]
+    return [(group, p, p.grad) for group, p in parameters if p.grad is not None]

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 from fl_lightning import __version__
-from fl_lightning.bench.table import comparisons_csv, count_states, suite_tables
+from fl_lightning.bench.table import count_states, suite_tables, titled_csv
 from fl_lightning.bench.table_rendering import PACKAGES, TextTable, in_markdown, latex_tables, markdown, with_names
 from fl_lightning.plotting.drawing import in_style
 from fl_lightning.plotting.style import DARK, LIGHT, LINE_COLOURS, LINES_DARK, variables
@@ -61,12 +61,12 @@ class Report:
     def files(self, stem: str) -> dict[str, str]:
         """Return the texts of all files of the report by name, the page first."""
         made = {f"{stem}.md": self.in_markdown(), f"{stem}.tex": self.in_latex()}
-        compared = [one for section in self.sections for one in section.comparisons.values()]
-        made[f"{stem}.csv"] = comparisons_csv(compared, titled=True)
+        compared = [(section.title, table) for section in self.sections for table in section.comparisons.values()]
+        made[f"{stem}.csv"] = titled_csv(compared)
         made[f"{stem}.runs.csv"] = tables.runs_csv(self.sections)
-        papers = [one for study in self.studies for one in study.comparisons]
+        papers = [(study.title, table) for study in self.studies for table in study.comparisons]
         if papers:
-            made[f"{stem}.paper.csv"] = comparisons_csv(papers, titled=True)
+            made[f"{stem}.paper.csv"] = titled_csv(papers)
         return {f"{stem}.html": self.in_html(list(made)), **made}
 
     def in_html(self, files: Sequence[str]) -> str:

@@ -8,15 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from fl_lightning.bench.comparison import Comparison
+from fl_lightning.bench.comparison import Comparison, is_local
+from fl_lightning.bench.criteria import Criteria
 from fl_lightning.bench.results import CellResult, CellState
+from fl_lightning.bench.shows import Best, ComparedRun, Fair, Final, RoundsTo, Show
 from fl_lightning.bench.statistics import fairness
-from fl_lightning.bench.suite import Cell, Show, Suite, Table
+from fl_lightning.bench.suite import Table
 from fl_lightning.bench.table_rendering import with_names
 from fl_lightning.report.configs import UNKNOWN, config_frame, data_set, name_configs
 from fl_lightning.report.reading import INFINITE
@@ -142,34 +143,39 @@ class Section:
         return shared.iloc[0].to_dict()
 
     @cached_property
-    def comparisons(self) -> dict[Show, Comparison]:
+    def comparisons(self) -> dict[str, Comparison]:
         """The tables: ``final``, ``best``, with a target ``rounds_to``, and with clients' accuracies ``fair``."""
-        settings = {"setting": self.settings} if len(self.settings) > 1 else {}
-        cells, results = list[Cell](), dict[str, CellResult]()
+        metric, runs = self.metric, list[ComparedRun]()
+        axes = {"method": self.lines, **({"setting": self.settings} if len(self.settings) > 1 else {})}
         for setting, line, seed, run in self.runs[[*OF_RUN, "run"]].itertuples(index=False):
-            labels = {"method": line, **({"setting": setting} if settings else {})}
-            cell = Cell(labels, seed, (dict(run.settings),), known=f"{line}, {setting}, {seed}")
-            known: Any = {"plan": run.plan, "machine": run.machine, "seconds": run.seconds, "reason": run.reason}
-            known |= {"values": run.values(self.metric.tag), "metrics": run.metrics}
-            cells.append(cell)
-            results[cell.digest] = CellResult(cell.name, cell.digest, CELL_STATES[run.state], **known)
-        shows: list[Show] = ["final", "best"]
-        shows += [] if self.metric.target is None else ["rounds_to"]
-        shows += ["fair"] if any(fairness(run.metrics, {}) for run in self.runs["run"]) else []
-        suite = Suite(
-            path=Path("report.yaml"),
-            title=self.title,
-            base=(),
-            axes={axis: dict.fromkeys(labels, ()) for axis, labels in {"method": self.lines, **settings}.items()},
-            seeds=(),
-            tables=tuple(Table(show, ("method",), tuple(settings), target=self.metric.target) for show in shows),
-            metric=self.metric.tag,
-            minimize=self.metric.minimize,
-            percent=self.metric.percent,
+            labels = {"method": line, "setting": setting}
+            result = CellResult(
+                run.name,
+                digest="",
+                state=CELL_STATES[run.state],
+                reason=run.reason,
+                values=run.values(metric.tag),
+                seconds=run.seconds,
+                plan=run.plan,
+                metrics=run.metrics,
+                machine=run.machine,
+            )
+            labels = {axis: labels[axis] for axis in axes}
+            runs.append(ComparedRun(labels, seed, result, dict(run.settings), is_local(run.settings)))
+        criteria = Criteria(
+            metric=metric.tag,
+            minimize=metric.minimize,
+            percent=metric.percent,
             baseline={"method": self.baseline} if self.baseline else {},
             **self.intervals,
         )
-        return {table.show: Comparison(suite, table, cells, results) for table in suite.tables}
+        shows: list[Show] = [Final(), Best()]
+        if metric.target is not None:
+            shows.append(RoundsTo(metric.target))
+        if any(fairness(run.metrics, {}) for run in self.runs["run"]):
+            shows.append(Fair())
+        columns = tuple(axis for axis in axes if axis != "method")
+        return {show.name: Comparison(criteria, Table(("method",), columns, show), axes, runs) for show in shows}
 
     def renamed(self, names: Mapping[str, str]) -> Section:
         """Return the section with other names of methods, settings and metrics.

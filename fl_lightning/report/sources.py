@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from fl_lightning.bench.cells_csv import stored_lines
-from fl_lightning.bench.comparison import Comparison
-from fl_lightning.bench.protocol_variants import suites_in
-from fl_lightning.bench.results import CellResult
-from fl_lightning.bench.suite import Cell, Suite
-from fl_lightning.bench.suite_file import load_suite
+from fl_lightning.bench.cell import Cell
+from fl_lightning.bench.cells_csv import read_cells
+from fl_lightning.bench.comparison import Comparison, suite_comparison
+from fl_lightning.bench.results import CellResult, StoredCell
+from fl_lightning.bench.suite import Suite
+from fl_lightning.bench.suite_file import load_suite, suites_in
 from fl_lightning.report.configs import deciding
 from fl_lightning.report.reading import METRICS, find_runs, name_runs, natural, read_run, why
 from fl_lightning.storage.results import FitResult, History, RunState
@@ -22,9 +22,9 @@ from fl_lightning.utilities.errors import UsageError, printable, require, trunca
 
 DATABASE, CELLS = "study.db", ".cells.csv"
 HINT = "pass a folder that contains runs, the output of bench, a database URL or a file of cells"
+# the labels and the seed of a cell
+Place = tuple[frozenset[tuple[str, str]], int]
 RUN_STATES: dict[str, RunState] = {"done": "finished", "running": "running", "failed": "failed"}
-# a cell with its digest at the time of its run, and its result
-StoredCell = tuple[Cell, CellResult]
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Study:
     def comparisons(self) -> list[Comparison]:
         """The tables of its suite."""
         tables = self.suite.tables if self.suite else ()
-        return [Comparison(self.suite, table, self.cells, self.results) for table in tables if self.suite]
+        return [suite_comparison(self.suite, table, self.cells, self.results) for table in tables if self.suite]
 
     @property
     def title(self) -> str:
@@ -61,36 +61,36 @@ class Study:
         return self.suite.title if self.suite else self.name
 
 
-def read_sources(given: Sequence[str], suites: Sequence[Path]) -> list[Study]:
+def read_sources(sources: Sequence[str], suite_files: Sequence[Path]) -> list[Study]:
     """Read the sources of a report: the runs outside studies, and the studies. Each run counts once.
 
     Raises:
         UsageError: a source contains neither runs nor studies.
     """
-    single, studies, folders = Study(), list[Study](), dict[Path, Path]()
-    known = [suite for path in suites for suite in suites_in(path)]
-    for one in given:
-        if "://" in one:
-            studies += studies_in_database(one, known)
-        elif Path(one).is_file():
-            studies += studies_in_file(Path(one), known)
+    outside, studies, folders = Study(), list[Study](), dict[Path, Path]()
+    suites = [suite for path in suite_files for suite in suites_in(path)]
+    for source in sources:
+        if "://" in source:
+            studies += read_database(source, suites)
+        elif Path(source).is_file():
+            studies += read_file(Path(source), suites)
         else:
-            found, runs = read_folder(Path(one), known, single.notes)
-            studies += found
-            folders |= {folder.resolve(): folder for folder in runs}
-    of_studies = [run for study in studies for run in study.runs]
-    in_studies = {run.run_dir.resolve() for run in of_studies if run.run_dir is not None}
+            studies_below, runs_below = read_folder(Path(source), suites, outside.notes)
+            studies += studies_below
+            folders |= {folder.resolve(): folder for folder in runs_below}
+    runs_of_studies = [run for study in studies for run in study.runs]
+    in_studies = {run.run_dir.resolve() for run in runs_of_studies if run.run_dir is not None}
     for resolved, folder in folders.items():
         if resolved not in in_studies:
             try:
-                single.runs.append(read_run(folder))
+                outside.runs.append(read_run(folder))
             except ValueError as error:
                 name = printable("/".join(resolved.parts[-2:]))
-                single.notes.append(f"{name} cannot be read and is skipped: {why(error)}")
-    if not (single.runs or studies):
-        raise UsageError(f"{truncate('; '.join(single.notes), 200)}; {HINT}")
-    name_runs([*single.runs, *of_studies])
-    return [single, *studies]
+                outside.notes.append(f"{name} cannot be read and is skipped: {why(error)}")
+    if not (outside.runs or studies):
+        raise UsageError(f"{truncate('; '.join(outside.notes), 200)}; {HINT}")
+    name_runs([*outside.runs, *runs_of_studies])
+    return [outside, *studies]
 
 
 def read_folder(path: Path, suites: Sequence[Suite], notes: list[str]) -> tuple[list[Study], list[Path]]:
@@ -108,46 +108,50 @@ def read_folder(path: Path, suites: Sequence[Suite], notes: list[str]) -> tuple[
     studies, runs = list[Study](), find_runs(path, notes)
     for database in databases:
         try:
-            studies += studies_in_database(f"sqlite:///{database}", suites, database.parent)
+            studies += read_database(f"sqlite:///{database}", suites, database.parent)
         except UsageError as error:
             if database.parent == path:
                 raise
             notes.append(f"{printable(str(database))} is skipped, and its runs count as single runs: {error}")
     cells = [] if databases or runs else sorted(path.glob(f"*{CELLS}"))
-    studies += [study for file in cells for study in studies_in_file(file, suites)]
+    for file in cells:
+        studies += read_cells_file(file, suites)
     if not (databases or runs or cells):
         raise UsageError(f"{path}: no run in this folder or below it; {HINT}")
     return studies, runs
 
 
-def studies_in_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
-    """Yield the studies of a SQLite database, of a file of cells, or of a suite in its default folder.
+def read_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
+    """Return the studies of a SQLite database, of a file of cells, or of a suite in its default folder.
 
     Raises:
         UsageError: the file has another type, or the suite has no study.
     """
     if path.suffix == ".db":
-        yield from studies_in_database(f"sqlite:///{path}", suites, path.parent)
-    elif path.suffix == ".csv":
-        cells = [(replace(cell, known=result.digest), result) for cell, result in stored_lines(path)]
-        name = path.name.removesuffix(".csv").removesuffix(".cells").split("_scale")[0]
-        yield from studies_of(name, cells, "test/accuracy", suites, path.parent)
-    elif path.suffix in (".yaml", ".yml"):
-        suite = load_suite(path)
-        output = Path("runs") / suite.name
-        hint = f"no study {output / DATABASE}; pass the output folder of bench, and --suite {path}"
-        require((output / DATABASE).is_file(), "SUITE", str(path), hint)
-        yield from studies_in_database(f"sqlite:///{output / DATABASE}", [*suites, suite], output)
-    else:
+        return read_database(f"sqlite:///{path}", suites, path.parent)
+    if path.suffix == ".csv":
+        return read_cells_file(path, suites)
+    if path.suffix not in (".yaml", ".yml"):
         raise UsageError(f"{path}: not a database, a file of cells or a suite; {HINT}")
+    suite = load_suite(path)
+    output = Path("runs") / suite.name
+    hint = f"no study {output / DATABASE}; pass the output folder of bench, and --suite {path}"
+    require((output / DATABASE).is_file(), "SUITE", str(path), hint)
+    return read_database(f"sqlite:///{output / DATABASE}", [*suites, suite], output)
 
 
-def studies_in_database(url: str, suites: Sequence[Suite], root: Path | None = None) -> Iterator[Study]:
+def read_cells_file(path: Path, suites: Sequence[Suite]) -> Iterator[Study]:
+    """Yield the studies of a file of cells."""
+    name = path.name.removesuffix(".csv").removesuffix(".cells").split("_scale")[0]
+    yield from studies_of(name, list(read_cells(path)), "test/accuracy", suites, path.parent)
+
+
+def read_database(url: str, suites: Sequence[Suite], root: Path | None = None) -> Iterator[Study]:
     """Yield the studies of suites in a database.
 
     Args:
         url: its address.
-        suites: known suites.
+        suites: suites of which it may have studies.
         root: folder with the folders of the runs.
 
     Raises:
@@ -155,26 +159,21 @@ def studies_in_database(url: str, suites: Sequence[Suite], root: Path | None = N
     """
     import optuna
 
-    from fl_lightning.bench.study import by_digest, decisive, hidden, open_to_read, result_of_trial, trial_digest
+    from fl_lightning.bench.study import hidden, open_to_read, read_study
 
     with open_to_read(url) as backend:
         summaries = optuna.get_all_study_summaries(backend, include_best_trial=False)
         # studies of tune have another name than their suite
-        known = [summary for summary in summaries if summary.user_attrs.get("suite") == summary.study_name]
-        require(len(known) > 0, "STUDY", hidden(url), "no study of a suite in it; pass the output of bench")
-        for summary in known:
-            study = optuna.load_study(study_name=summary.study_name, storage=backend)
-            digests = filter(None, map(trial_digest, study.get_trials(deepcopy=False)))
-            cells = list[StoredCell]()
-            for digest, trials in by_digest(study, digests).items():
-                noted = trials[-1].user_attrs
-                cell = Cell(dict(noted["labels"]), int(noted["seed"]), ({},), noted.get("scale", 1.0), digest)
-                cells.append((cell, result_of_trial(cell, decisive(trials))))
-            noted, named = summary.user_attrs, list(suites)
+        of_suites = [summary for summary in summaries if summary.user_attrs.get("suite") == summary.study_name]
+        require(len(of_suites) > 0, "STUDY", hidden(url), "no study of a suite in it; pass the output of bench")
+        for summary in of_suites:
+            cells = list(read_study(optuna.load_study(study_name=summary.study_name, storage=backend)))
+            attributes, candidates = summary.user_attrs, list(suites)
             # the file of the suite may have moved, or contain an error
             with suppress(UsageError):
-                named += suites_in(noted["file"]) if Path(noted.get("file", "")).is_file() else []
-            yield from studies_of(noted["suite"], cells, noted.get("metric", "test/accuracy"), named, root)
+                candidates += suites_in(attributes["file"]) if Path(attributes.get("file", "")).is_file() else []
+            metric = attributes.get("metric", "test/accuracy")
+            yield from studies_of(attributes["suite"], cells, metric, candidates, root)
 
 
 def studies_of(
@@ -182,35 +181,51 @@ def studies_of(
 ) -> Iterator[Study]:
     """Yield a study for each scale of the cells; the cells of the suite that have not begun wait."""
     suite = next((suite for suite in suites if suite.name == name), None)
-
-    def place(cell: Cell) -> object:
-        return frozenset(cell.labels.items()), cell.seed
-
     for scale in sorted({cell.scale for cell, _ in stored}, reverse=True) or [1.0]:
-        found = {place(cell): (cell, result) for cell, result in stored if cell.scale == scale}
+        cells = {place_of(cell): (cell, result) for cell, result in stored if cell.scale == scale}
+        not_begun = list[Cell]()
         study = Study(name, suite.metric if suite else metric, suite)
         if suite is None:
-            shown = f"its metric is shown as {metric}, without published numbers"
-            study.notes.append(f"{name}: unknown suite: {shown}; pass --suite FILE")
-            study.cells = [cell for cell, _ in found.values()]
+            text = f"its metric is shown as {metric}, without published numbers"
+            study.notes.append(f"{name}: unknown suite: {text}; pass --suite FILE")
         else:
-            seeds = sorted({cell.seed for cell, _ in found.values()}) or suite.seeds
-            cells = [suite.cell(labels, seed, scale) for seed in seeds for labels in suite.combinations()]
-            now = {place(cell): cell for cell in cells}
-            gone = found.keys() - now.keys()
-            study.notes += [f"{name}: {len(gone)} cells have labels that the suite no longer has"] if gone else []
-            found = {at: (replace(found[at][0], labels=now[at].labels), found[at][1]) for at in found if at in now}
-            other = [result.digest for at, (_, result) in found.items() if result.digest != now[at].digest]
-            text = "ran with another config than the suite has now (because of --config or an edit)"
-            study.notes += [f"{name}: {len(other)} cells {text}"] if other else []
-            waiting = [replace(cell, known=cell.name) for at, cell in now.items() if at not in found]
-            study.cells = [*(cell for cell, _ in found.values()), *waiting]
-        for cell, result in found.values():
+            cells, not_begun, notes = split_by_suite(cells, suite, scale)
+            study.notes += [f"{name}: {note}" for note in notes]
+        study.cells = [*(cell for cell, _ in cells.values()), *not_begun]
+        for cell, result in cells.values():
             run = run_of(cell, result, study.metric, root)
             interrupted = run is not None and run.state == "stopped" and result.state == "running"
             study.results[result.digest] = replace(result, state="waiting") if interrupted else result
-            study.runs += [run] if run is not None else []
+            if run is not None:
+                study.runs.append(run)
         yield study
+
+
+def place_of(cell: Cell) -> Place:
+    """Return the labels of a cell, in any order, and its seed."""
+    return frozenset(cell.labels.items()), cell.seed
+
+
+def split_by_suite(
+    stored: Mapping[Place, StoredCell], suite: Suite, scale: float
+) -> tuple[dict[Place, StoredCell], list[Cell], list[str]]:
+    """Return the stored cells that a suite has now, its cells that are not stored, and notes on what has changed."""
+    seeds = sorted({cell.seed for cell, _ in stored.values()}) or suite.seeds
+    cells = [suite.cell(labels, seed, scale) for seed in seeds for labels in suite.combinations()]
+    by_place = {place_of(cell): cell for cell in cells}
+    kept, notes, changed = dict[Place, StoredCell](), list[str](), 0
+    for place, (cell, result) in stored.items():
+        if place in by_place:
+            # with the labels in the order of the suite
+            kept[place] = replace(cell, labels=by_place[place].labels), result
+            changed += result.digest != by_place[place].digest
+    if len(kept) < len(stored):
+        notes.append(f"{len(stored) - len(kept)} cells have labels that the suite no longer has")
+    if changed:
+        text = "ran with another config than the suite has now (because of --config or an edit)"
+        notes.append(f"{changed} cells {text}")
+    not_begun = [replace(cell, stored_digest=cell.name) for place, cell in by_place.items() if place not in kept]
+    return kept, not_begun, notes
 
 
 def run_of(cell: Cell, result: CellResult, metric: str, root: Path | None) -> FitResult | None:

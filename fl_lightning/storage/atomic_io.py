@@ -37,10 +37,10 @@ def dump(contents: Any, path: Path) -> None:
     Raises:
         OSError: the file cannot be written, for example because the disk is full.
     """
-    known: dict[int, torch.Tensor] = {}
+    copies: dict[int, torch.Tensor] = {}
     with path.open("wb") as file:
         try:
-            torch.save(with_tensors(contents, lambda tensor: readable(tensor, known)), file)
+            torch.save(with_tensors(contents, lambda tensor: readable(tensor, copies)), file)
         except RuntimeError as error:
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 

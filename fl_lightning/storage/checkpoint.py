@@ -73,9 +73,9 @@ class CheckpointFolder:
         for name in (LAST, PREVIOUS, BEST):
             with suppress(DamagedFileError):
                 self._clients[name] = {*client_files(self.path / name, load(self.path / name)).values()}
-        known = set[Path]().union(*self._clients.values())
+        client_paths = set[Path]().union(*self._clients.values())
         for pattern in LEFTOVERS:
-            _remove({*self.path.glob(pattern)} - known)
+            _remove({*self.path.glob(pattern)} - client_paths)
 
     def keep_frozen(self, frozen: State) -> dict[str, Any]:
         """Write frozen parameters into their file at the first checkpoint of the run.
@@ -83,16 +83,19 @@ class CheckpointFolder:
         Returns:
             The ``names`` of those whose values the file holds, and its ``sha256``; empty if it holds none.
         """
-        path, frozen = self.path / FROZEN, {name: value for name, value in frozen.items() if is_lazy(value)}
+        path = self.path / FROZEN
+        frozen = {name: value for name, value in frozen.items() if is_lazy(value)}
         if self._frozen is None and frozen:
             if not path.is_file():
                 save(frozen, path)
                 flush(path)
-            begun = load(path)
-            same = (name for name, value in frozen.items() if name in begun and same_bits(value, begun[name]))
-            self._frozen = {name: lazy_copy(frozen[name]) for name in same}, file_sha256(path)
-        held, digest = self._frozen or ({}, "")
-        names = [name for name, value in held.items() if name in frozen and share_memory(value, frozen[name])]
+            stored_values = load(path)
+            stored_names = [name for name in frozen if name in stored_values]
+            unchanged_names = [name for name in stored_names if same_bits(frozen[name], stored_values[name])]
+            self._frozen = {name: lazy_copy(frozen[name]) for name in unchanged_names}, file_sha256(path)
+        copies, digest = self._frozen or ({}, "")
+        copied_names = [name for name in copies if name in frozen]
+        names = [name for name in copied_names if share_memory(copies[name], frozen[name])]
         return {"names": names, "sha256": digest} if names else {}
 
     def save(self, contents: dict[str, Any], history: Sequence[Mapping[str, float]], best: bool = False) -> None:
@@ -185,17 +188,22 @@ def find_checkpoint(ckpt_path: str | os.PathLike | None, versions: Path, resumes
     newest = newest_checkpoint(versions)
     if newest is None and not (resumes and any(versions.glob("version_*"))):
         hint = "set trainer.name and trainer.default_root_dir of a run with a checkpoint, or omit ckpt_path"
-        others = sorted({path.parts[-4] for path in versions.parent.glob(f"*/version_*/checkpoints/{LAST}")})
-        there = f"; available: {choices(others, versions.name)}" if others else ""
-        raise UsageError(f"ckpt_path='last': no run in {str(versions)!r} has a checkpoint; {hint}{there}")
+        checkpoints = versions.parent.glob(f"*/version_*/checkpoints/{LAST}")
+        runs = sorted({path.parts[-4] for path in checkpoints})
+        suggestion = f"; available: {choices(runs, versions.name)}" if runs else ""
+        raise UsageError(f"ckpt_path='last': no run in {str(versions)!r} has a checkpoint; {hint}{suggestion}")
     return newest
 
 
 def newest_checkpoint(versions: Path) -> Path | None:
     """Return the last checkpoint of the newest version with a checkpoint."""
-    found = [path for name in (LAST, PREVIOUS) for path in versions.glob(f"version_*/checkpoints/{name}")]
-    numbers = {int(path.parts[-3][8:]): path.with_name(LAST) for path in found if path.parts[-3][8:].isdigit()}
-    return numbers[max(numbers)] if numbers else None
+    checkpoints = {}
+    for name in (LAST, PREVIOUS):
+        for path in versions.glob(f"version_*/checkpoints/{name}"):
+            number = path.parts[-3].removeprefix("version_")
+            if number.isdigit():
+                checkpoints[int(number)] = path.with_name(LAST)
+    return checkpoints[max(checkpoints)] if checkpoints else None
 
 
 def valid_checkpoint(path: Path, warn: Callable[[str], None]) -> Path:
@@ -248,9 +256,9 @@ def _compare(file: Path, digest: str, name: str) -> None:
 
 def _load_verified(path: Path) -> Any:
     """Read a file of ``torch.save``, and verify its CRC-32 or else the checksums in the archive."""
-    held = np.memmap(path, mode="r") if path.stat().st_size > DIGITS else np.zeros(0, np.uint8)
-    whole = held[-DIGITS:].tobytes() == _checksum(held[:-DIGITS])
-    if not whole:
+    contents_and_checksum = np.memmap(path, mode="r") if path.stat().st_size > DIGITS else np.zeros(0, np.uint8)
+    is_valid = contents_and_checksum[-DIGITS:].tobytes() == _checksum(contents_and_checksum[:-DIGITS])
+    if not is_valid:
         try:
             with zipfile.ZipFile(path) as archive:
                 damaged = archive.testzip()
@@ -259,7 +267,7 @@ def _load_verified(path: Path) -> Any:
         if damaged:
             raise DamagedFileError("its checksums differ: it was altered")
     contents = load(path)
-    if not whole and isinstance(contents, dict) and "server" in contents and contents.get("format") == FORMAT:
+    if not is_valid and isinstance(contents, dict) and "server" in contents and contents.get("format") == FORMAT:
         raise DamagedFileError("its CRC-32 differs: it was altered")
     return contents
 
@@ -280,8 +288,8 @@ def frozen_of(path: Path, contents: Any, verifies: bool) -> State:
         return {}
     if verifies:
         _compare(path.with_name(FROZEN), frozen["sha256"], FROZEN)
-    held = load(path.with_name(FROZEN))
-    return {name: held[name] for name in frozen["names"]}
+    values = load(path.with_name(FROZEN))
+    return {name: values[name] for name in frozen["names"]}
 
 
 def read(path: Path, key: str = "ckpt_path") -> dict[str, Any]:
@@ -292,8 +300,8 @@ def read(path: Path, key: str = "ckpt_path") -> dict[str, Any]:
     Raises:
         UsageError: the file does not exist, is damaged, or holds no weights.
     """
-    given = key == "weights"
-    hint = "pass a checkpoint or a state dict" if given else "pass RUN/checkpoints/last.ckpt"
+    are_weights = key == "weights"
+    hint = "pass a checkpoint or a state dict" if are_weights else "pass RUN/checkpoints/last.ckpt"
     require(path.is_file(), key, str(path), f"the file does not exist; {hint}")
     try:
         if path.suffix == ".safetensors":
@@ -301,8 +309,8 @@ def read(path: Path, key: str = "ckpt_path") -> dict[str, Any]:
 
             contents = load_file(path)
         else:
-            contents = _load_verified(path) if given else load(path)
-            if frozen := frozen_of(path, contents, verifies=given):
+            contents = _load_verified(path) if are_weights else load(path)
+            if frozen := frozen_of(path, contents, verifies=are_weights):
                 contents["state_dict"] = uncompiled_names(frozen) | contents["state_dict"]
                 contents["server"]["state"] |= frozen
     except ImportError as error:
@@ -311,6 +319,7 @@ def read(path: Path, key: str = "ckpt_path") -> dict[str, Any]:
         text = str(error) if isinstance(error, DamagedFileError) else "not a file of safetensors"
         raise UsageError(f"{key}={str(path)!r}: {text}; {hint}") from error
     values = contents if isinstance(contents, dict) else {}
-    usable = "state_dict" in values or (given and any(isinstance(value, Tensor) for value in values.values()))
-    require(usable, key, str(path), f"it is not a checkpoint{' or a state dict' if given else ''}")
+    has_tensors = any(isinstance(value, Tensor) for value in values.values())
+    usable = "state_dict" in values or (are_weights and has_tensors)
+    require(usable, key, str(path), f"it is not a checkpoint{' or a state dict' if are_weights else ''}")
     return values

@@ -53,8 +53,10 @@ def add_to_page(
 
     logger.log_hyperparams(dict(params), {})  # for the file hparams.yaml of Lightning's logger
     if metrics:
-        values, ranked = page_values(shown), {tag: metrics[tag] for tag in sorted(metrics, key=_rank)}
-        columns, *_ = hparams({name: values[name] for name in COLUMNS.values() if name in values}, ranked)
+        values = page_values(shown)
+        ranked = {tag: metrics[tag] for tag in sorted(metrics, key=_rank)}
+        of_columns = {name: values[name] for name in COLUMNS.values() if name in values}
+        columns, *_ = hparams(of_columns, ranked)
         for summary in (columns, *hparams(values, ranked)[1:]):
             experiment(logger).file_writer.add_summary(summary, round_)
 
@@ -64,9 +66,11 @@ def page_values(params: Mapping[str, Any]) -> dict[str, Any]:
 
     Booleans are texts, since the page would show 0.0000 or 1.0000, and so is the seed, which may be longer.
     """
-    values = {**by_path(params), "method": method_text(params)}
-    texts = {key: str(value) if isinstance(value, bool) or key == SEED else value for key, value in values.items()}
-    return {COLUMNS.get(key, key): value for key, value in texts.items()}
+    values = {}
+    for key, value in {**by_path(params), "method": method_text(params)}.items():
+        is_text = isinstance(value, bool) or key == SEED
+        values[COLUMNS.get(key, key)] = str(value) if is_text else value
+    return values
 
 
 def by_path(params: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -89,8 +93,8 @@ def method_text(params: Mapping[str, Any]) -> str:
     methods = params.get("method")
     texts = []
     for name, arguments in methods.items() if isinstance(methods, Mapping) else ():
-        given = ", ".join(f"{key}={value}" for key, value in arguments.items() if value is not None)
-        texts.append(f"{name}({given})")
+        text = ", ".join(f"{key}={value}" for key, value in arguments.items() if value is not None)
+        texts.append(f"{name}({text})")
     return ", ".join(texts) or "FedAvg"
 
 

@@ -46,8 +46,8 @@ def final(history: Sequence[Mapping[str, float]], name: str) -> str:
 
 def names_to_show(metrics: Mapping[str, float]) -> list[str]:
     """Return the metrics of a line: the first test and validation metrics, and the training loss."""
-    others = [*of_phase("val", metrics)[:2], *(["train/loss"] if "train/loss" in metrics else [])]
-    return list(dict.fromkeys([*final_names(metrics)[:4], *others]))
+    more_names = [*of_phase("val", metrics)[:2], *(["train/loss"] if "train/loss" in metrics else [])]
+    return list(dict.fromkeys([*final_names(metrics)[:4], *more_names]))
 
 
 def final_names(metrics: Mapping[str, float]) -> list[str]:
@@ -57,8 +57,8 @@ def final_names(metrics: Mapping[str, float]) -> list[str]:
 
 def of_phase(phase: str, metrics: Mapping[str, float]) -> list[str]:
     """Return the metrics of a phase, accuracy and loss first."""
-    usual = [name for name in (f"{phase}/accuracy", f"{phase}/loss") if name in metrics]
-    return [*usual, *(name for name in metrics if tagged(phase, name) == name and name not in usual)]
+    names = (f"{phase}/accuracy", f"{phase}/loss", *(name for name in metrics if tagged(phase, name) == name))
+    return [name for name in dict.fromkeys(names) if name in metrics]
 
 
 def format_value(name: str, value: float) -> str:
@@ -93,6 +93,6 @@ def fixed(value: float, decimals: int, sign: str = "") -> str:
 def aligned(lines: Sequence[Sequence[object]]) -> str:
     """Align lines of cells in columns, flush right; columns without an entry below the first line are omitted."""
     texts = [[str(cell) for cell in line] for line in lines]
-    used = [i for i in range(len(texts[0])) if any(line[i] for line in texts[1:])]
-    widths = {i: max(len(line[i]) for line in texts) for i in used}
-    return "\n".join("  ".join(line[i].rjust(widths[i]) for i in used) for line in texts)
+    columns = [i for i in range(len(texts[0])) if any(line[i] for line in texts[1:])]
+    widths = {i: max(len(line[i]) for line in texts) for i in columns}
+    return "\n".join("  ".join(line[i].rjust(widths[i]) for i in columns) for line in texts)

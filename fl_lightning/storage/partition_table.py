@@ -49,8 +49,8 @@ def client_rows(plan: Plan) -> list[tuple]:
     rows = []
     for k, size in enumerate(plan.sizes):
         counts = plan.label_counts[k] if plan.label_counts is not None and size else np.zeros(0)
-        most = int(counts.argmax()) if len(counts) else 0
-        name = plan.class_names[most] if plan.class_names else most
+        commonest = int(counts.argmax()) if len(counts) else 0
+        name = plan.class_names[commonest] if plan.class_names else commonest
         largest = (name, f"{counts.max() / size:.2f}") if len(counts) else ("", "")
         rows.append((k, int(size), int((counts > 0).sum()) if len(counts) else "", *largest, plan.domain(k) or ""))
     return rows
@@ -58,13 +58,10 @@ def client_rows(plan: Plan) -> list[tuple]:
 
 def table(rows: list[tuple]) -> str:
     """Return the rows under their heads, without the middle of a long table."""
-    cut = len(rows) > ROWS_SHOWN + 1
-    shown = (
-        rows
-        if not cut
-        else [*rows[: ROWS_SHOWN // 2], ("...",) + ("",) * (len(TABLE_HEADS) - 1), *rows[-ROWS_SHOWN // 2 :]]
-    )
-    return aligned([TABLE_HEADS, *([printable(str(cell)) for cell in row] for row in shown)])
+    if len(rows) > ROWS_SHOWN + 1:
+        gap = ("...", *[""] * (len(TABLE_HEADS) - 1))
+        rows = [*rows[: ROWS_SHOWN // 2], gap, *rows[-ROWS_SHOWN // 2 :]]
+    return aligned([TABLE_HEADS, *([printable(str(cell)) for cell in row] for row in rows)])
 
 
 def draw_labels(plan: Plan) -> Figure:
@@ -82,10 +79,13 @@ def draw_means(means: list[Tensor]) -> Figure:
     values = torch.cat(means)
     low, high = float(values.min()), float(values.max())
     edges = np.linspace(low, high if high > low else low + 1, BINS + 1)[::-1]
-    shares = np.stack([np.histogram(m.numpy(), edges[::-1])[0][::-1] / max(len(m), 1) for m in means])
+    shares = []
+    for values_of_client in means:
+        counts, _ = np.histogram(values_of_client.numpy(), edges[::-1])
+        shares.append(counts[::-1] / max(len(values_of_client), 1))
     names = [f"{middle:.2g}" for middle in (edges[1:] + edges[:-1]) / 2]
-    what, unit = "mean of an example's input", "share of the client's examples"
-    return by_client("mean pixel of the examples of each client", shares, unit, (names, None), what)
+    ylabel, unit = "mean of an example's input", "share of the client's examples"
+    return by_client("mean pixel of the examples of each client", np.stack(shares), unit, (names, None), ylabel)
 
 
 def by_client(title: str, values: Any, unit: str, names: Any, ylabel: str, log: bool = False) -> Figure:
@@ -93,8 +93,8 @@ def by_client(title: str, values: Any, unit: str, names: Any, ylabel: str, log: 
     from fl_lightning.plotting.drawing import heat
     from fl_lightning.plotting.figures import laid_out
 
-    known = np.where(values > 0, values, np.nan).T
-    figure = laid_out([heat(known, unit, names, log, xlabel="client", ylabel=ylabel)], title)
+    positive_values = np.where(values > 0, values, np.nan).T
+    figure = laid_out([heat(positive_values, unit, names, log, xlabel="client", ylabel=ylabel)], title)
     figure.set_size_inches(min(max(6, 0.45 * len(values)), 16), 4.5)
     return figure
 
@@ -111,8 +111,10 @@ def means_of(datamodule: Any) -> list[Tensor]:
         loader = as_client_loader(loader.as_stored() if isinstance(loader, Batches) else loader)
         loader.seed(derive_seed(base_seed(), "partition", k))
         with rng_scope(base_seed(), "partition", k):
-            batches = [batch[0] for _, batch in loader.batches() if isinstance(batch, (list, tuple)) and batch]
-        if not all(isinstance(x, Tensor) and x.is_floating_point() and x.ndim for x in batches) or not batches:
+            batches = [batch for _, batch in loader.batches()]
+        inputs = [batch[0] for batch in batches if isinstance(batch, (list, tuple)) and batch]
+        fits = all(isinstance(x, Tensor) and x.is_floating_point() and x.ndim for x in inputs)
+        if not fits or not inputs:
             return []
-        means.append(torch.cat([x.reshape(len(x), -1).mean(1) for x in batches]))
+        means.append(torch.cat([x.reshape(len(x), -1).mean(1) for x in inputs]))
     return means

@@ -105,16 +105,17 @@ class FitResult:
         return curves_of({"": [self]}, tags)
 
     def __repr__(self) -> str:
-        shown = (f", {tag} {format_value(tag, self.metrics[tag])}" for tag in names_to_show(self.metrics))
-        return f"<{self._told}{''.join(shown)}>"
+        tags = names_to_show(self.metrics)
+        texts = [f", {tag} {format_value(tag, self.metrics[tag])}" for tag in tags]
+        return f"<{self._summary}{''.join(texts)}>"
 
     def _repr_html_(self) -> str:
         names = shown_tags([self])
         rows = [[name, *best(self.history, name), final(self.history, name)] for name in names]
-        return notebook_page(self._told, ["", "best", "round", "final"], rows, {"": [self]})
+        return notebook_page(self._summary, ["", "best", "round", "final"], rows, {"": [self]})
 
     @property
-    def _told(self) -> str:
+    def _summary(self) -> str:
         rounds = count(len(self.history), "round")
         return f"{self.name}: {self.state}, {rounds}, seed {self.seed}, in {self.run_dir or 'no folder'}"
 
@@ -129,7 +130,11 @@ def frame_of(rows: Sequence[Mapping[str, Any]], first: Sequence[str]) -> pandas.
 
 def shown_tags(results: Sequence[FitResult]) -> list[str]:
     """Return the metrics that are shown by default."""
-    return names_to_show({tag: value for one in results for row in one.history for tag, value in row.items()})
+    metrics: dict[str, float] = {}
+    for result in results:
+        for row in result.history:
+            metrics |= row
+    return names_to_show(metrics)
 
 
 def curves_of(groups: Mapping[str, Sequence[FitResult]], tags: Sequence[str] = (), title: str = "") -> ShownFigure:
@@ -150,21 +155,25 @@ def curves_of(groups: Mapping[str, Sequence[FitResult]], tags: Sequence[str] = (
     from fl_lightning.plotting.drawing import Curve, curves
     from fl_lightning.plotting.figures import laid_out
 
-    results = [one for some in groups.values() for one in some]
-    known = list(dict.fromkeys(tag for one in results for row in one.history for tag in row if tag != "round"))
-    wanted = list(tags or shown_tags(results))
-    require(bool(wanted), "plot", [one.name for one in results], "no finished round with a metric; resume the run")
+    results = [run for group in groups.values() for run in group]
+    rows = [row for run in results for row in run.history]
+    logged_tags = list(dict.fromkeys(tag for row in rows for tag in row if tag != "round"))
+    curve_tags = list(tags or shown_tags(results))
+    names = [run.name for run in results]
+    require(bool(curve_tags), "plot", names, "no finished round with a metric; resume the run")
     drawings = []
-    for tag in wanted:
-        require(tag in known, "plot", tag, f"no such metric; available: {choices(known, tag)}")
-        percent = in_percent(tag, [value for one in results for value in one.values(tag).values()])
+    for tag in curve_tags:
+        require(tag in logged_tags, "plot", tag, f"no such metric; available: {choices(logged_tags, tag)}")
+        percent = in_percent(tag, [value for run in results for value in run.values(tag).values()])
         lines = []
-        for at, (label, some) in enumerate(groups.items()):
-            table = pandas.DataFrame({place: one.values(tag) for place, one in enumerate(some)}).dropna()
+        for place, (label, group) in enumerate(groups.items()):
+            columns = {number: run.values(tag) for number, run in enumerate(group)}
+            table = pandas.DataFrame(columns).dropna()
             if len(table):
                 table = (100 if percent else 1) * table.sort_index()
-                band = (table.min(axis=1), table.max(axis=1)) if len(some) > 1 else None
-                lines.append(Curve(at, table.mean(axis=1), label * (len(groups) > 1), table.index, band))
+                band = (table.min(axis=1), table.max(axis=1)) if len(group) > 1 else None
+                shown_label = label if len(groups) > 1 else ""
+                lines.append(Curve(place, table.mean(axis=1), shown_label, table.index, band))
         drawings.append(curves(lines, xlabel="round", ylabel=f"{tag} (%)" if percent else tag))
     return laid_out(drawings, title)
 
@@ -176,9 +185,10 @@ def notebook_page(
     lines = [f"<div><p><b>{escape(title)}</b></p>", "<table>"]
     for kind, row in (("th", heads), *(("td", row) for row in rows)):
         style = 'style="text-align:right;padding:2px 10px"'
-        lines.append(f"<tr>{''.join(f'<{kind} {style}>{escape(str(cell))}</{kind}>' for cell in row)}</tr>")
+        cells = [f"<{kind} {style}>{escape(str(cell))}</{kind}>" for cell in row]
+        lines.append(f"<tr>{''.join(cells)}</tr>")
     lines.append("</table>")
-    if shown_tags([one for some in groups.values() for one in some]):
+    if shown_tags([run for group in groups.values() for run in group]):
         picture = base64.b64encode(curves_of(groups)._repr_png_()).decode()
         alt = f'alt="{escape(title)}: metrics against rounds"'
         lines.append(f'<img {alt} style="max-width:100%" src="data:image/png;base64,{picture}"/>')

@@ -104,13 +104,14 @@ class RunFolder:
         if self.logger is True:
             # TensorBoard reads files of events in the order of their names, which contain the second of creation, then
             # a counter as text: within one second, it would read file 10 before file 9
-            seconds = [int(file.name.split(".")[3]) for file in self.path.glob("events.out.tfevents.[0-9]*.*")]
+            files = self.path.glob("events.out.tfevents.[0-9]*.*")
+            seconds = [int(file.name.split(".")[3]) for file in files]
             time.sleep(min(max(max(seconds, default=0) + 1 - time.time(), 0), 1))
             where = (self.path.parents[1], self.path.parent.name, self.path.name)
-            others: list[Logger] = [TensorBoardLogger(*where, purge_step=len(history) or None)]
+            loggers: list[Logger] = [TensorBoardLogger(*where, purge_step=len(history) or None)]
         else:
-            others = self.logger if isinstance(self.logger, list) else [] if self.logger is False else [self.logger]
-        self.loggers = [table, *others]
+            loggers = self.logger if isinstance(self.logger, list) else [] if self.logger is False else [self.logger]
+        self.loggers = [table, *loggers]
 
     def log(self, metrics: Mapping[str, float], round_: int) -> None:
         """Write the metrics of a round.

@@ -32,11 +32,13 @@ def named_configs() -> dict[str, Path]:
 
 def names_near(name: str) -> str:
     """Some names similar to ``name`` as a whole or in the last part, or else the first ones, and the folder of all."""
-    known, given = named_configs(), short_name(name)
+    paths_by_name, name_asked = named_configs(), short_name(name)
 
-    def similarity(one: str) -> float:
-        pairs = ((given, one), (given.rpartition("/")[2], one.rpartition("/")[2]))
+    def similarity(candidate: str) -> float:
+        pairs = ((name_asked, candidate), (name_asked.rpartition("/")[2], candidate.rpartition("/")[2]))
         return max(SequenceMatcher(None, *pair).ratio() for pair in pairs)
 
-    near = [one for one in sorted(known, key=similarity, reverse=True) if similarity(one) >= 0.7] or [*known]
-    return f"{', '.join(near[:5])}, or another one of {next(iter(known.values())).parents[1] if known else FOLDERS[0]}"
+    similar = [name for name in paths_by_name if similarity(name) >= 0.7]
+    near = sorted(similar, key=similarity, reverse=True) or [*paths_by_name]
+    folders = [path.parents[1] for path in paths_by_name.values()] or [FOLDERS[0]]
+    return f"{', '.join(near[:5])}, or another one of {folders[0]}"

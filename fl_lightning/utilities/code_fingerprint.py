@@ -41,9 +41,10 @@ def code_of(modules: Mapping[str, set[str]]) -> Code:
         name = waiting.pop()
         if name in code or (text := read_source(name, loaded=True)) is None:
             continue
-        parts = {name: parsed(text)}
+        tree = parsed(text)
+        parts = {name: tree}
         if name == SCRIPT:
-            parts = {f"{name}.{used}": definitions(parts[name], {used}) for used in modules[name]}
+            parts = {f"{name}.{defined}": definitions(tree, {defined}) for defined in modules[name]}
         for part, tree in parts.items():
             code[part] = source_digest(tree)
             waiting += [module for module in imports_of(tree, name) if module != SCRIPT]
@@ -100,9 +101,9 @@ def source_file(module: str) -> str | None:
     """Return the file of a module, loaded or not; parent packages are not imported."""
     if module in sys.modules:
         return getattr(sys.modules[module], "__file__", None)
-    top, *rest = module.split(".")
+    top, *submodules = module.split(".")
     spec = specification(top)
-    for part in rest:
+    for part in submodules:
         spec = None if spec is None else PathFinder.find_spec(part, spec.submodule_search_locations or [])
     return None if spec is None else spec.origin
 
@@ -141,10 +142,8 @@ def normalized_ast(value: Any) -> Any:
     fields = dict(ast.iter_fields(value))
     if isinstance(value, (ast.Module, *DEFINITIONS)) and ast.get_docstring(value, clean=False) is not None:
         fields["body"] = fields["body"][1:]
-    return (
-        type(value).__name__,
-        *((name, normalized_ast(inner)) for name, inner in fields.items() if inner not in (None, [])),
-    )
+    filled = [name for name, inner in fields.items() if inner not in (None, [])]
+    return (type(value).__name__, *((name, normalized_ast(fields[name])) for name in filled))
 
 
 def imports_of(tree: ast.Module, module: str) -> Iterator[str]:
@@ -165,19 +164,25 @@ def imports_of(tree: ast.Module, module: str) -> Iterator[str]:
 
 def definitions(tree: ast.Module, names: set[str]) -> ast.Module:
     """Return the statements of a script that define some names, and all statements that they need."""
-    assigned = dict[ast.stmt, set[str]]()  # the names to which each statement gives a value
-    for statement in tree.body:
-        nodes = [statement] if isinstance(statement, DEFINITIONS) else list(ast.walk(statement))
-        own = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-        own |= {node.name for node in nodes if isinstance(node, DEFINITIONS)}
-        own |= {(node.asname or node.name).split(".")[0] for node in nodes if isinstance(node, ast.alias)}
-        assigned[statement] = own
-    wanted, needed, before = set(names), set[ast.stmt](), -1
-    while before != len(needed):
-        before = len(needed)
+    assigned = {statement: names_assigned_by(statement) for statement in tree.body}
+    required, statements, number = set(names), set[ast.stmt](), -1
+    while number != len(statements):
+        number = len(statements)
         for statement in tree.body:
-            if statement not in needed and not assigned[statement].isdisjoint(wanted):
-                needed.add(statement)
+            if statement not in statements and not assigned[statement].isdisjoint(required):
+                statements.add(statement)
                 loads = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
-                wanted |= {node.id for node in loads if isinstance(node.ctx, ast.Load)}
-    return ast.Module([statement for statement in tree.body if statement in needed], [])
+                required |= {node.id for node in loads if isinstance(node.ctx, ast.Load)}
+    return ast.Module([statement for statement in tree.body if statement in statements], [])
+
+
+def names_assigned_by(statement: ast.stmt) -> set[str]:
+    """Return the names to which a statement of a module gives a value."""
+    names = set()
+    for node in [statement] if isinstance(statement, DEFINITIONS) else ast.walk(statement):
+        match node:
+            case ast.Name(name, ast.Store()) | ast.ClassDef(name) | ast.FunctionDef(name) | ast.AsyncFunctionDef(name):
+                names.add(name)
+            case ast.alias(name, asname):
+                names.add((asname or name).split(".")[0])
+    return names

@@ -131,7 +131,8 @@ def with_location(error: BaseException) -> str:
         kind, _, text = text.strip().splitlines()[-1].partition(": ")
     if not frames:
         return f"{kind}: {truncate(text, 160)}" if text else kind
-    file, line, function = next((frame for frame in reversed(frames) if is_user_code(frame[0])), frames[-1])
+    user_frames = (frame for frame in reversed(frames) if is_user_code(frame[0]))
+    file, line, function = next(user_frames, frames[-1])
     text = text.strip() or linecache.getline(file, line)
     for pattern, remedy in REMEDIES.items():
         text = re.sub(pattern, remedy, text, flags=re.DOTALL)
@@ -147,10 +148,12 @@ def add_note(error: BaseException, text: str) -> None:
 def is_user_code(file: str) -> bool:
     """Whether a file or folder of code is the user's own: neither of this package nor of a library nor of Python's."""
     folders = [os.path.dirname(os.__file__), str(Path(__file__).resolve().parents[1])]
-    folders += [path for name in LIBRARIES_ANYWHERE for path in getattr(sys.modules.get(name), "__path__", ())]
+    for name in LIBRARIES_ANYWHERE:
+        folders += getattr(sys.modules.get(name), "__path__", ())
     real = os.path.realpath(file)
     installed = {"site-packages", "dist-packages"} & {*Path(file).parts, *Path(real).parts}
-    within = any(f"{real}{os.sep}".startswith(f"{os.path.realpath(folder)}{os.sep}") for folder in folders)
+    prefixes = tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in folders)
+    within = f"{real}{os.sep}".startswith(prefixes)
     return not (installed or within or file.startswith("<frozen"))
 
 
@@ -168,8 +171,8 @@ def check_all(checks: Iterable[Callable[[], object]]) -> None:
         except UsageError as error:
             errors |= dict.fromkeys(texts_of(error), error)
     if errors:
-        first = next(iter(errors.values()))
-        raise first if len(errors) == 1 else UsageErrors(list(errors)) from first
+        first_error = next(iter(errors.values()))
+        raise first_error if len(errors) == 1 else UsageErrors(list(errors)) from first_error
 
 
 def texts_of(error: UsageError) -> list[str]:
@@ -202,23 +205,29 @@ def printable(text: str) -> str:
     line = " ".join(text.split())
     if line.isprintable():
         return line
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in line)
+    pieces = []
+    for char in line:
+        pieces.append(char if char.isprintable() else char.encode("unicode_escape").decode())
+    return "".join(pieces)
 
 
 def choices(names: Iterable[str], near: str = "") -> str:
     """Names at the end of a message, one on each line where there is little room; of many, some nearest to ``near``."""
-    known = some = [*names]
-    if len(known) > MOST_LISTED:
-        some = list(dict.fromkeys([*get_close_matches(near, known, n=MOST_LISTED // 2, cutoff=0.0), *known[-3:]]))
-    line, many = ", ".join(some) or "none", f"{len(known)}, such as " * (len(some) < len(known))
-    return many + (line if len(line) <= LONGEST_LIST else "\n  " + ",\n  ".join(some))
+    all_names = listed = [*names]
+    number = ""
+    if len(all_names) > MOST_LISTED:
+        nearest = get_close_matches(near, all_names, n=MOST_LISTED // 2, cutoff=0.0)
+        listed = list(dict.fromkeys([*nearest, *all_names[-3:]]))
+        number = f"{len(all_names)}, such as "
+    line = ", ".join(listed) or "none"
+    return number + (line if len(line) <= LONGEST_LIST else "\n  " + ",\n  ".join(listed))
 
 
 def near(name: str, names: Sequence[str]) -> str:
     """A hint to the nearest of some names; empty where none is near."""
-    last, initials = last_part(name).lower(), "".join(part[:1] for part in name.split("_"))
+    word, initials = last_part(name).lower(), "".join(part[:1] for part in name.split("_"))
     by_end = {last_part(candidate).lower(): candidate for candidate in reversed(names)}
-    matches = [initials] if initials in by_end else get_close_matches(last, by_end, 1)
+    matches = [initials] if initials in by_end else get_close_matches(word, by_end, 1)
     return f"did you mean {by_end[matches[0]]}?" if matches and by_end[matches[0]] != name else ""
 
 
@@ -233,6 +242,6 @@ def truncate(text: str, length: int = LONGEST) -> str:
     if len(line) <= length:
         return line
     sentence = re.match(r".+?\.(?= [A-Z])", line)
-    begin = sentence[0] if sentence and len(sentence[0]) <= length - 5 else line[: (length - 5) // 2]
-    end = line[len(line) - (length - 5 - len(begin)) :]
-    return f"{begin} ... {end[end.find(' ', 0, 40) + 1 :]}"
+    head = sentence[0] if sentence and len(sentence[0]) <= length - 5 else line[: (length - 5) // 2]
+    end = line[len(line) - (length - 5 - len(head)) :]
+    return f"{head} ... {end[end.find(' ', 0, 40) + 1 :]}"

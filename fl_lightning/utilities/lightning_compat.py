@@ -6,6 +6,7 @@ Objects of one are not instances of the other's classes, so this module tests th
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +40,8 @@ def is_overridden(hook: str, instance: object) -> bool:
 
     An object of another class has the hooks that it defines.
     """
-    parents = (parent for kind in BASES for parent in classes(kind) if isinstance(instance, parent))
-    parent = next(parents, None)
+    bases = itertools.chain.from_iterable(map(classes, BASES))
+    parent = next((base for base in bases if isinstance(instance, base)), None)
     return hasattr(instance, hook) if parent is None else model_helpers.is_overridden(hook, instance, parent)
 
 

@@ -115,14 +115,15 @@ OTHER_CALLBACKS = (
 
 def replacement_of_key(name: str, keys: Sequence[str]) -> str:
     """What replaces a key of Lightning, which may be misspelt, or else a hint to the nearest of our keys."""
-    theirs = {**ARGUMENTS, **OTHER_KEYS}
-    nearest = get_close_matches(last_part(name), [*theirs, *map(last_part, keys)], 1, cutoff=0.7)
-    return theirs.get("".join(nearest)) or near(name, keys) or "remove it"
+    replacements = {**ARGUMENTS, **OTHER_KEYS}
+    nearest = get_close_matches(last_part(name), [*replacements, *map(last_part, keys)], 1, cutoff=0.7)
+    return replacements.get("".join(nearest)) or near(name, keys) or "remove it"
 
 
 def replacement_of_callback(kind: type) -> str:
     """What replaces a callback of this class."""
-    return next((CALLBACKS[base.__name__] for base in kind.__mro__ if base.__name__ in CALLBACKS), OTHER_CALLBACKS)
+    names = (base.__name__ for base in kind.__mro__)
+    return next((CALLBACKS[name] for name in names if name in CALLBACKS), OTHER_CALLBACKS)
 
 
 def names_replacements(function: AnyFunction) -> AnyFunction:

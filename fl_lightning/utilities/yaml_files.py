@@ -21,8 +21,8 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
     """The safe loader, except that a date is a text, in agreement with the parser of configs."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != f"{TAG}timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        letter: [(tag, pattern) for tag, pattern in resolvers if tag != f"{TAG}timestamp"]
+        for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
 
@@ -75,22 +75,22 @@ def checked_yaml(text: str, name: str) -> Any:
     loader = Loader(text)
     try:
         root = loader.get_single_node()
-        waiting, seen = [] if root is None else [root], set[Any]()
+        waiting, visited = [] if root is None else [root], set[Any]()
         while waiting:
             node = waiting.pop()
-            if node in seen:  # by an alias
+            if node in visited:  # by an alias
                 continue
-            seen.add(node)
+            visited.add(node)
             if isinstance(node, yaml.ScalarNode):
                 if node.tag in (f"{TAG}int", f"{TAG}float") and OLD_NUMBER.fullmatch(node.value):
                     why = f"{node.value} is {yaml.safe_load(node.value)} to YAML; write that number, or quote a text"
                     raise UsageError(f"{place(text, node.start_mark.index, name)}: {why}")
             elif isinstance(node, yaml.MappingNode):
-                first: dict[tuple[str, str], yaml.Node] = {}
+                first_keys: dict[tuple[str, str], yaml.Node] = {}
                 for key, value in node.value:
-                    other = first.setdefault((key.tag, str(key.value)), key)
-                    if other is not key:
-                        why = f"the key {truncate(key.value, 40)} stands in line {other.start_mark.line + 1} already"
+                    earlier = first_keys.setdefault((key.tag, str(key.value)), key)
+                    if earlier is not key:
+                        why = f"the key {truncate(key.value, 40)} stands in line {earlier.start_mark.line + 1} already"
                         raise UsageError(f"{place(text, key.start_mark.index, name)}: {why}; keep one of the two")
                     waiting += [key, value]
             else:

@@ -10,7 +10,7 @@ import yaml
 from helpers.benches import stored, train
 
 from fl_lightning.bench import Suite, Table, load_suite
-from fl_lightning.bench.suite import SHOWS
+from fl_lightning.bench.shows import SHOWS
 from fl_lightning.bench.tuner import TuningSpec
 from fl_lightning.cli import main
 from fl_lightning.cli.bench import bench_parser

@@ -18,8 +18,7 @@ from helpers.tiers import sample
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule
 
-from fl_lightning.bench.protocol_variants import with_readings
-from fl_lightning.bench.suite_file import load_suite
+from fl_lightning.bench.suite_file import load_suite, with_readings
 from fl_lightning.cli.cli import FederatedCLI
 from fl_lightning.cli.config_checks import check_resolved
 from fl_lightning.data import Digits, FederatedDataModule, ImageDataModule

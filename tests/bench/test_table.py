@@ -12,7 +12,7 @@ from helpers.benches import result, tables_of, toy_suite
 from helpers.errors import assert_names, refused
 from scipy import stats
 
-from fl_lightning.bench.comparison import Comparison
+from fl_lightning.bench.comparison import suite_comparison
 from fl_lightning.bench.statistics import fairness
 from fl_lightning.bench.table import comparisons_csv, conclusion
 from fl_lightning.callbacks.personalized_accuracy import spread_over_clients
@@ -265,7 +265,7 @@ def test_csv_of_several_suites_has_the_axes_of_all(make):
         make(axes={"method": methods, **{axis: {"key": axis, "values": [1]} for axis in axes}})
         for axes in (("alpha", "size"), ("rate",))
     )
-    text = comparisons_csv([Comparison(suite, suite.tables[0], suite.cells(), {}) for suite in (longer, shorter)])
+    text = comparisons_csv([suite_comparison(suite, suite.tables[0], suite.cells(), {}) for suite in (longer, shorter)])
     found = list(csv.DictReader(io.StringIO(text)))
     assert [(one["alpha"], one["size"], one["rate"]) for one in found] == [("1", "1", "")] * 3 + [("", "", "1")] * 3
 
@@ -684,7 +684,9 @@ def test_a_conclusion_names_no_row_where_none_is_best(make):
 
 def test_rows_are_not_compared_with_the_settings_of_a_baseline_that_has_no_config(make):
     suite = make(seeds=1)
-    cells = [replace(one, fragments=({},), known=one.name) if "FedAvg" in one.name else one for one in suite.cells()]
+    cells = [
+        replace(one, fragments=({},), stored_digest=one.name) if "FedAvg" in one.name else one for one in suite.cells()
+    ]
     results = {one.digest: result(one, state="failed" if "FedAvg" in one.name else "done") for one in cells}
     assert "not the settings of" not in tables_of(suite, cells, results)
 

@@ -12,7 +12,7 @@ from helpers.tiny import TinyData, TinyModule, clients
 from torch import nn
 
 from fl_lightning.callbacks import Callback, Drift, LayerAlignment, LayerSimilarity, SpectrumMonitor
-from fl_lightning.callbacks.context import RunContext
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.functional import linear_cka
 from fl_lightning.methods import FedBN, Local
 from fl_lightning.models import MLP, ImageClassifier, Projector

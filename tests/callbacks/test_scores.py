@@ -9,7 +9,7 @@ from helpers.errors import refused
 from helpers.runs import small_data, small_model, small_trainer
 from torch.optim import SGD
 
-from fl_lightning.bench.suite import SCORES
+from fl_lightning.bench.shows import SCORES
 from fl_lightning.callbacks import Callback, Scores
 from fl_lightning.callbacks.scores import with_prior
 from fl_lightning.data import Dirichlet

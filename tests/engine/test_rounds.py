@@ -21,6 +21,7 @@ from fl_lightning.core.seeding import numpy_rng
 from fl_lightning.core.state import checksums
 from fl_lightning.core.systems import SystemsHeterogeneity
 from fl_lightning.engine import rounds
+from fl_lightning.engine.cohort_training import VISIT_PHASES
 from fl_lightning.methods import SCAFFOLD, FedDyn, FedNova
 from fl_lightning.models import MLP, ImageClassifier, Projector
 from fl_lightning.utilities.errors import ClientError
@@ -153,15 +154,34 @@ class Absent(SystemsHeterogeneity):
 def test_a_run_in_which_a_client_always_fails_is_that_of_a_cohort_without_it(tmp_path, place):
     how = {"max_rounds": 4, "cohort_size": None}
     with warned("client.info.id"):  # which a step of clients side by side cannot read
-        failed = play(tmp_path, [SCAFFOLD(), FailsAlways([place])], on_client_error="skip", **how)
+        failed = play(tmp_path, [SCAFFOLD(), FailsAlways([place])], on_client_error="skip", min_clients=7, **how)
     without = play(tmp_path, [SCAFFOLD(), Fails(["nowhere"])], systems=Absent(), **how)
     assert_same_bits(failed.server.state, without.server.state)
     assert sorted(failed.client.memories()) == sorted(without.client.memories()) == [0, 1, 3, 4, 5, 6, 7]
+    records = sorted(path.name for path in (failed.run_dir / "failures").iterdir())
+    assert records == [f"round-{round_}-client-2.pt" for round_ in range(4)]
 
 
 def test_a_callback_that_fails_ends_a_run_that_skips_nothing(tmp_path):
     with pytest.raises(TypeError, match="struck in a callback"):
         play(tmp_path, [], callbacks=[CallbackFails(["callback"])])
+
+
+class Exhausts(Method):
+    """A client for which there is not enough memory."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def on_client_end(self, client):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_a_lack_of_memory_ends_a_run_that_skips_clients(tmp_path, error):
+    with refused("client 0", "round 0", kind=ClientError) as caught:
+        play(tmp_path, [Exhausts(error)], on_client_error="skip", cohort_size=None)
+    assert caught.value.__cause__ is error
 
 
 def test_what_is_written_in_place_is_undone_as_well(tmp_path):
@@ -203,12 +223,17 @@ class Evaluates(Curved):
         self.log("y", self.y[0])
 
 
+class Notes(Method):
+    def on_round_end(self, server, payload):
+        server.metrics["noted"] = server.round
+
+
 def test_the_values_of_a_round_are_those_of_the_formulas(run, tmp_path):
     """f_k = a_k / 2 (y - b_k)^2: one step from 0 moves client k by ``lr a_k b_k``, and the mean weighs by examples."""
     data = curved_data([1.0, 4.0], [1.0, -1.0], sizes=[1, 3])
     data.datamodule.test_dataloader = data.datamodule.train_dataloader
     how = {"max_rounds": 5, "local_steps": 1, "eval_every_n_rounds": 2}
-    _, trainer = run(model=Evaluates(lr=0.05), data=data, **how)
+    _, trainer = run([Notes()], model=Evaluates(lr=0.05), data=data, **how)
     row = trainer.history[0]
     assert row["drift/global"] == pytest.approx(0.1375)  # (0.05 - 3 * 0.2) / 4
     assert row["drift/client"] == pytest.approx(0.1625)  # (0.05 + 3 * 0.2) / 4
@@ -219,6 +244,55 @@ def test_the_values_of_a_round_are_those_of_the_formulas(run, tmp_path):
     for row in trainer.history:
         y += 0.05 * ((1 - y) + 3 * 4 * (-1 - y)) / 4
         assert row.get("test/y", y) == pytest.approx(y, rel=1e-5)
+        assert row["noted"] == row["round"]
+        assert 0 < row["time/wait"] < sum(row[f"time/{phase}"] for phase in VISIT_PHASES) <= row["time/train"]
+
+
+class Moves(Curved):
+    """Each step adds 1 to a frozen parameter and to a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Parameter(torch.zeros(2), requires_grad=False)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def training_step(self, batch, batch_idx):
+        self.frozen.data += 1
+        self.steps += 1
+        return super().training_step(batch, batch_idx)
+
+    def test_step(self, batch, batch_idx):
+        self.log("steps", self.steps)
+
+
+def moved(run, **kwargs):
+    data = curved_data([1.0, 2.0], [1.0, -1.0], sizes=[1, 3], batch_size=1)
+    data.datamodule.test_dataloader = data.datamodule.train_dataloader
+    return run(model=Moves(), data=data, max_rounds=2, **kwargs)
+
+
+def test_a_frozen_parameter_that_clients_change_moves_by_their_mean_change_and_is_sent_again(run):
+    state, trainer = moved(run)
+    assert state["frozen"].tolist() == pytest.approx([5.0, 5.0])  # (1 + 3 * 3) / 4 in each round
+    assert [row["bytes/down"] for row in trainer.history] == [2 * 8, 2 * (8 + 8)]
+
+
+def test_buffers_that_stay_with_clients_are_evaluated_there_and_their_metrics_averaged(run):
+    with warned("own models"):
+        _, trainer = moved(run, buffers="local")
+    assert [row["test/steps"] for row in trainer.history] == [2.0, 4.0]  # (1 + 3) / 2 in each round
+
+
+class Normalizes(TinyModule):
+    def build(self):
+        self.body.append(nn.BatchNorm1d(6))
+
+
+def test_recalibration_sends_the_model_again_and_returns_a_count_and_two_sums_of_each_channel(run):
+    state, trainer = run(model=Normalizes(), data=tiny(), buffers="recalibrate_once", max_rounds=1)
+    size = sum(value.nbytes for value in state.values())
+    assert trainer.metrics["bytes/up"] == 2 * (size + 8 * (2 * 6 + 1))
+    assert trainer.metrics["bytes/down"] == 2 * 2 * size
 
 
 # ---------------------------------------------------------------- training that trains nothing
@@ -361,15 +435,16 @@ def test_a_mask_of_infinities_is_no_failure(run):
 
 
 # ---------------------------------------------------------------- workers that disagree
-def test_workers_that_disagree_are_named():
+@pytest.mark.parametrize("ranks", [(0, 1), (1, 0, 2)])
+def test_workers_that_disagree_are_named(ranks):
     def disagree(workers):
         state = {"a": torch.zeros(3), "weight": torch.arange(4.0)}
         if workers.rank == 1:
             state["weight"].view(torch.int32)[2] ^= 1 << 3  # a flipped bit
         return rounds.agree_to_stop(stand_in(workers, state))
 
-    with refused("round 4", "weight", "worker 1", "0 (", "2 (", kind=ClientError):
-        together(3, disagree)
+    with refused("round 4", "weight", *(f"{rank} (" for rank in ranks), kind=ClientError):
+        together(len(ranks), disagree)
 
 
 def test_workers_that_agree_stop_together():
@@ -413,8 +488,9 @@ def weighted(tmp_path, *weights):
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, -1.0, 1e-30, 1e300])
 def test_a_weight_that_the_sums_would_round_is_refused_with_its_client_and_value(tmp_path, weight):
-    with refused("client 1", "round 0", f"weight is {weight}", kind=ClientError):
+    with refused("client 1", "round 0", f"weight is {weight}", kind=ClientError) as caught:
         weighted(tmp_path, 1.0, weight, 1.0)
+    assert caught.value.record.name == "round-0-client-1.pt"
 
 
 def test_a_common_scale_of_the_weights_changes_no_bit(tmp_path):

@@ -28,7 +28,7 @@ from helpers.sites import (
 
 from fl_lightning.federation import site
 from fl_lightning.federation.data import Sites
-from fl_lightning.federation.framing import as_records, client_app, of_records, told
+from fl_lightning.federation.framing import as_records, client_app, encoded_error, of_records
 from fl_lightning.federation.serialization import decoded, encoded
 from fl_lightning.federation.server import FlowerBackend
 from fl_lightning.utilities.errors import ClientError
@@ -133,7 +133,7 @@ def test_an_update_that_did_not_arrive_was_never_remembered(tmp_path):
     assert memories == {0: [None, 0, 1], 1: [None, 0, 1], 2: [None, None, 1]}
 
 
-@pytest.mark.parametrize("answer", ["lost: on the way", told("failed", "no worker of the site answers")])
+@pytest.mark.parametrize("answer", ["lost: on the way", encoded_error("failed", "no worker of the site answers")])
 def test_a_node_whose_first_answer_is_lost_or_whose_worker_is_not_there_yet_is_asked_again(tmp_path, answer):
     config = copy.deepcopy(SMALL)
     config["trainer"]["max_rounds"] = 1

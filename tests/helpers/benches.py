@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 from sqlalchemy import event
 
-from fl_lightning.bench import cells_csv, load_suite, protocol_variants, scheduler, table
+from fl_lightning.bench import cells_csv, load_suite, scheduler, suite_file, table
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.study import open_database
 from fl_lightning.bench.worker_client import PROGRAM, Interrupt, answer_of
@@ -117,7 +117,7 @@ def tables_of(suite, cells, results, form="md"):
 
 def readings_of(suite):
     """The suite of the readings that a suite has in its key ``open``."""
-    return protocol_variants.with_readings(suite)
+    return suite_file.with_readings(suite)
 
 
 def save(suite, cells, results, folder):
@@ -127,7 +127,7 @@ def save(suite, cells, results, folder):
 
 def stored(path, suite):
     """The cells of a file of cells, and their results by digest."""
-    return cells_csv.stored_cells(path, suite), cells_csv.read_cells(path, suite.axes)
+    return cells_csv.stored_cells(path, suite)
 
 
 # ---------------------------------------------------------------- databases

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 
 import fl_lightning.callbacks
 from fl_lightning import FederatedTrainer, Method
-from fl_lightning.callbacks.context import RunContext
 from fl_lightning.cli.cli import FederatedCLI
 from fl_lightning.cli.config_files import check_command
 from fl_lightning.client import Client
+from fl_lightning.client.run_context import RunContext
 from fl_lightning.utilities.lightning_replacements import (
     ARGUMENTS,
     ATTRIBUTES,

@@ -27,11 +27,11 @@ sys.path.insert(0, str(ROOT))
 from quotes import Quote, Stored, hours, quoted  # noqa: E402, next to this file
 
 from fl_lightning.bench import Cell, Suite  # noqa: E402, found through the path above
-from fl_lightning.bench.cells_csv import read_cells, stored_cells  # noqa: E402
+from fl_lightning.bench.cells_csv import stored_cells  # noqa: E402
 from fl_lightning.bench.config_fragments import leaves, of_result, write_text  # noqa: E402
-from fl_lightning.bench.protocol_variants import suites_in  # noqa: E402
 from fl_lightning.bench.results import CellResult  # noqa: E402
 from fl_lightning.bench.suite import OF_READINGS  # noqa: E402
+from fl_lightning.bench.suite_file import suites_in  # noqa: E402
 from fl_lightning.bench.table import render  # noqa: E402
 from fl_lightning.plotting.drawing import Curve, Draw, curves, forest, in_style  # noqa: E402
 from fl_lightning.plotting.figures import laid_out  # noqa: E402
@@ -41,12 +41,12 @@ from fl_lightning.utilities.errors import UsageError, require  # noqa: E402
 PAPERS = ROOT / "experiments" / "papers"
 ENDING, TEXT = ".cells.csv", ".md.j2"
 FIGURES = ROOT / "docs" / "figures" / "papers"
-# the suite of a paper's picture, its axis of skew, and the label on it
-ANCHORS = {
-    "fedcka": ("anchors-fedcka", "alpha", "5.0"),
-    "feduv": ("anchors-feduv", "skew", "0.01"),
-    "fedlc": ("anchors-fedlc", "beta", "0.05"),
-    "feddecorr": ("scaled-mobilenet", "", ""),
+# the suite of a paper's picture, the labels of its runs, and the limits of the accuracy in %
+ANCHORS: dict[str, tuple[str, dict[str, str], tuple[float, float]]] = {
+    "fedcka": ("anchors-fedcka", {"alpha": "5.0"}, (55, 70)),
+    "feduv": ("anchors-feduv", {"skew": "0.01"}, (0, 65)),
+    "fedlc": ("anchors-fedlc", {"beta": "0.05"}, (0, 65)),
+    "feddecorr": ("scaled-mobilenet", {}, (0, 80)),
 }
 
 
@@ -60,53 +60,61 @@ def pages(papers: Path = PAPERS, docs: Path = ROOT / "docs") -> Iterator[tuple[P
     for file in sorted((papers / "results").glob(f"*{ENDING}")):
         yield file.with_name(file.name.removesuffix(ENDING) + ".md"), "\n".join(of_suite(file, papers))
         suite = suite_of(file, papers)
-        tables = render(suite, stored_cells(file, suite), read_cells(file), "csv")
+        tables = render(suite, *stored_cells(file, suite), "csv")
         yield file.with_name(file.name.removesuffix(ENDING) + ".table.csv"), tables
 
 
 def pictures() -> Iterator[tuple[str, list[Draw], tuple[float, float]]]:
     """Yield the name, the drawings and the size of a panel of each picture."""
-    for paper, (name, axis, label) in ANCHORS.items():
-        labels = {axis: label} if axis else {}
-        yield paper, [curves(list(courses(stored(name), labels)), xlabel="round", ylabel="test accuracy in %")], (6, 3)
+    for paper, (name, labels, limits) in ANCHORS.items():
+        axes = {"xlabel": "round", "ylabel": "test accuracy in %", "ylim": limits}
+        yield paper, [curves(list(courses(stored(name), labels)), **axes)], (6, 3)
     decisive, longer = stored("scaled-decisive"), stored("scaled-sixty_rounds")
-    alphas = {f"alpha {alpha}": by_method(decisive.each(alpha=alpha)) for alpha in decisive.suite.axes["alpha"]}
+    alphas = {f"alpha {alpha}": compared(decisive.each(alpha=alpha)) for alpha in decisive.suite.axes["alpha"]}
     yield "forest", forests(alphas), (3.6, 4)
     means = {
-        "rounds 4 to 6": by_method(longer.after(6).each("last", k=3, alpha="0.05")),
-        "rounds 56 to 60": by_method(longer.each("last", k=5, alpha="0.05")),
+        "rounds 4 to 6": compared(longer.after(6).each("last", k=3, alpha="0.05")),
+        "rounds 56 to 60": compared(longer.each("last", k=5, alpha="0.05")),
     }
     yield "forest_of_rounds", forests(means), (3.6, 2.6)
 
 
 def courses(at: Stored, labels: Mapping[str, str]) -> Iterator[Curve]:
     """Yield the accuracy of each method by round: mean, lowest and highest of the seeds; dotted, as published."""
-    iid = [quote for quote in at.each("final", method="FedAvg") if "IID" in quote.labels.values()]
-    for number, quote in enumerate([*at.each("final", **labels), *iid]):
-        seeds = [list(result.values.values()) for result in quote.results.values()]
-        if seeds:
-            values, rounds = 100 * np.array(seeds), np.arange(1, len(seeds[0]) + 1)
-            name = "FedAvg, IID clients" if quote in iid else quote.labels["method"]
-            yield Curve(number, values.mean(0), name, rounds, (values.min(0), values.max(0)))
-            if quote.published is not None:
-                flat = np.full(len(rounds), quote.published)
-                yield Curve(number, flat, f"{name}, published", rounds, style={"linestyle": ":", "linewidth": 1.0})
+    quotes = at.each("final", **labels)
+    quotes += [quote for quote in at.each("final", method="FedAvg") if "IID" in quote.labels.values()]
+    for number, quote in enumerate(quotes):
+        seeds = 100 * np.array([list(result.values.values()) for result in quote.results.values()])
+        name = "FedAvg, IID clients" if "IID" in quote.labels.values() else quote.labels["method"]
+        rounds = np.arange(1, seeds.shape[1] + 1)
+        yield Curve(number, seeds.mean(0), name, rounds, (seeds.min(0), seeds.max(0)))
+    for number, method in enumerate(at.suite.axes["method"]):
+        published = at("final", method=method, **labels).published
+        if published is not None:
+            style = {"linestyle": (0, (1, 4)), "linewidth": 1.2}
+            yield Curve(number, np.full(len(rounds), published), f"{method}, published", rounds, style=style)
 
 
-def by_method(quotes: Sequence[Quote]) -> dict[str, tuple[float, float, float]]:
-    """Return difference to the baseline and both ends of its interval, by method."""
-    compared = [quote for quote in quotes if quote.compared is not None and quote.compared.interval]
-    return {quote.labels["method"]: (quote.difference, *quote.interval) for quote in compared}
+def compared(quotes: Sequence[Quote]) -> dict[str, Quote]:
+    """Return the quotes that have an interval of the difference to the baseline, by method."""
+    return {quote.labels["method"]: quote for quote in quotes if quote.compared and quote.compared.interval}
 
 
-def forests(panels: Mapping[str, Mapping[str, tuple[float, float, float]]]) -> list[Draw]:
-    """Return a forest plot for each panel; the rows are sorted by the first panel."""
+def forests(panels: Mapping[str, Mapping[str, Quote]]) -> list[Draw]:
+    """Return a forest plot for each panel, on equal axes; the rows are sorted by the first panel.
+
+    Marks are filled where the p-value that Holm's correction gives is below 0.05.
+    """
     first = next(iter(panels.values()))
-    names = sorted(first, key=lambda name: -first[name][0])
-    return [
-        forest(names, [estimates.get(name) for name in names], title=title, xlabel="points above FedAvg")
-        for title, estimates in panels.items()
-    ]
+    names = sorted(first, key=lambda name: -first[name].difference)
+    ends = [end for quotes in panels.values() for quote in quotes.values() for end in quote.interval]
+    axes = {"xlabel": "points above FedAvg", "xlim": (min(ends) - 1, max(ends) + 1)}
+    drawings = []
+    for title, quotes in panels.items():
+        estimates = [(quotes[name].difference, *quotes[name].interval) if name in quotes else None for name in names]
+        shown = [name for name, quote in quotes.items() if quote.holm is not None and quote.holm < 0.05]
+        drawings.append(forest(names, estimates, shown, title=title, **axes))
+    return drawings
 
 
 def draw(folder: Path) -> None:
@@ -130,7 +138,7 @@ def stored(name: str, papers: Path = PAPERS) -> Stored:
     require(file is not None, "stored", name, f"lacks a file of cells in {folders[0]}, such as {name}{ENDING}")
     assert file is not None
     suite = suite_of(file, papers)
-    return Stored(suite, stored_cells(file, suite), read_cells(file))
+    return Stored(suite, *stored_cells(file, suite))
 
 
 def text_of(file: Path, papers: Path) -> str:
@@ -149,7 +157,7 @@ def text_of(file: Path, papers: Path) -> str:
 def of_suite(file: Path, papers: Path) -> Iterator[str]:
     """Yield the lines of the page of one file of cells: the suite, the tables, and our conclusions."""
     suite = suite_of(file, papers)
-    cells, results = stored_cells(file, suite), read_cells(file)
+    cells, results = stored_cells(file, suite)
     title, *rest = render(suite, cells, results).splitlines()
     path = f"{suite.path.parent.name}/{suite.path.name}"
     yield from (title, "", f"Suite: [`{path}`](../{path}); its cells: [`{file.name}`]({file.name})", "")

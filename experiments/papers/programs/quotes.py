@@ -23,12 +23,13 @@ from statistics import stdev
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from protocol_variants import consistency, fits  # next to this file
 from scipy.stats import spearmanr
 
 from fl_lightning.bench import Cell, Suite
-from fl_lightning.bench.comparison import CellNumber, Comparison
-from fl_lightning.bench.protocol_variants import consistency, fits
+from fl_lightning.bench.comparison import Comparison, suite_comparison
 from fl_lightning.bench.results import CellResult
+from fl_lightning.bench.shows import SHOWS, Last, RunNumber
 from fl_lightning.bench.statistics import Difference, decision, paired_difference, verdict
 from fl_lightning.storage.metric_format import fixed
 from fl_lightning.utilities.errors import require
@@ -168,7 +169,7 @@ class Stored:
         suite, made = self.suite, []
         assert suite.open is not None
         margin = suite.open.margin
-        comparisons = [Comparison(suite, table, self.cells, self.results) for table in suite.tables]
+        comparisons = [suite_comparison(suite, table, self.cells, self.results) for table in suite.tables]
         for (reading, score), parts in fits(comparisons).items():
             of_numbers, of_gains = (part.distances for part in parts)
             if of_numbers:
@@ -211,24 +212,24 @@ class Stored:
         return [quote for quote in self._quotes(show, k, labels) if quote.values]
 
     def _quotes(self, show: str | None, k: int | None, labels: Mapping[str, object]) -> list[Quote]:
-        comparison = self._comparison(show or self.suite.tables[0].show, k)
+        comparison = self._comparison(show or self.suite.tables[0].show.name, k)
         wanted = {axis: str(label) for axis, label in labels.items()}
-        alike: dict[tuple[str, ...], list[CellNumber]] = {}
+        alike: dict[tuple[str, ...], list[RunNumber]] = {}
         for number in comparison.numbers:
-            if wanted.items() <= number.cell.labels.items():
-                alike.setdefault(tuple(number.cell.labels.values()), []).append(number)
+            if wanted.items() <= number.run.labels.items():
+                alike.setdefault(tuple(number.run.labels.values()), []).append(number)
         return [self._quote(numbers, comparison) for numbers in alike.values()]
 
     def _compare(self, show: str, k: int | None) -> Comparison:
-        first = self.suite.tables[0]
-        known = (table for table in self.suite.tables if table.show == show and k in (None, table.k))
+        shown = Last(k) if k is not None else SHOWS[show]()
+        alike = (table for table in self.suite.tables if table.show.name == show and (k is None or table.show == shown))
         # scores and other numbers of the same cells need no separate table
-        made = replace(first, show=show, k=k or first.k, published={})  # type: ignore[arg-type]
-        return Comparison(self.suite, next(known, made), self.cells, self.results)
+        table = next(alike, replace(self.suite.tables[0], show=shown, published={}))
+        return suite_comparison(self.suite, table, self.cells, self.results)
 
     @staticmethod
-    def _quote(numbers: list[CellNumber], comparison: Comparison) -> Quote:
-        labels, table = numbers[0].cell.labels, comparison.table
+    def _quote(numbers: list[RunNumber], comparison: Comparison) -> Quote:
+        labels, table = numbers[0].run.labels, comparison.table
         row, column = (tuple(labels[axis] for axis in axes) for axes in (table.rows, table.columns))
         entry = comparison.entries[row, column]
         verdict = entry.verdict or (decision(entry.difference) if entry.difference else "")
@@ -236,14 +237,14 @@ class Stored:
             verdict = verdict and "undecided"
         return Quote(
             labels,
-            {number.cell.seed: number.value for number in numbers if number.value is not None},
-            {number.cell.seed: number.pair[0] - number.pair[1] for number in numbers if number.pair},
+            {number.run.seed: number.value for number in numbers if number.value is not None},
+            {number.run.seed: number.pair[0] - number.pair[1] for number in numbers if number.pair},
             entry.difference,
             verdict,
             entry.seeds,
             entry.published[0] if entry.published else None,
             entry.published_difference,
-            {number.cell.seed: number.result for number in numbers if number.state == "done"},
+            {number.run.seed: number.run.result for number in numbers if number.state == "done"},
             entry.baseline,
             entry.student.interval if entry.student else None,
             entry.holm,

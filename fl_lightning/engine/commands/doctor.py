@@ -77,7 +77,7 @@ def diagnose(
     lengths = [run.local_training.batches(k) for k in range(number)]
     visits = {length: sum(replace(fit_progress, batches=length).passes) for length in set(lengths)}
     batches = [visits[length] for length in lengths]
-    done = min(checkpoint["round"], trainer.max_rounds)
+    rounds_done = min(checkpoint["round"], trainer.max_rounds)
     cohort_size = size_of_cohort(number, trainer.participation, trainer.cohort_size)
     frozen = set(client.frozen)
     entries = {
@@ -93,7 +93,7 @@ def diagnose(
     return {
         "run": {
             "rounds": trainer.max_rounds,
-            "rounds_done": done,
+            "rounds_done": rounds_done,
             "cohort": cohort_size,
             "workers": run.workers.size,
             "threads": torch.get_num_threads(),
@@ -135,16 +135,19 @@ def diagnose(
             "without_batches": batches.count(0),
             **{kind: ends[kind] for kind in ("short", "single", "dropped")},
         },
-        **costs(run, done, cohort_size, batches),
+        **costs(run, rounds_done, cohort_size, batches),
     }
 
 
 def described(optimizer: Optimizer) -> str:
     """Return an optimizer as text, with its learning rate and the options that differ from the defaults."""
-    defaults = {name: p.default for name, p in inspect.signature(type(optimizer).__init__).parameters.items()}
-    options = {name: value for name, value in optimizer.param_groups[0].items() if name in optimizer.defaults}
-    shown = [f"{name}={value}" for name, value in options.items() if name == "lr" or value != defaults.get(name, value)]
-    return f"{type(optimizer).__name__}({', '.join(shown)})"
+    parameters = inspect.signature(type(optimizer).__init__).parameters
+    texts = []
+    for name, value in optimizer.param_groups[0].items():
+        default = parameters[name].default if name in parameters else value
+        if name in optimizer.defaults and (name == "lr" or value != default):
+            texts.append(f"{name}={value}")
+    return f"{type(optimizer).__name__}({', '.join(texts)})"
 
 
 def spread(values: Sequence[int]) -> list[float]:
@@ -171,7 +174,8 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     run.server.begin_round(done, draw_cohort(run, done))
     run.worker_module.begin_round(done)
     run.methods.on_round_start(run.server)
-    parts = run.runner.divide(run, {k: trained[k] for k in run.server.cohort if k in trained} or trained)
+    in_cohort = {k: trained[k] for k in run.server.cohort if k in trained}
+    parts = run.runner.divide(run, in_cohort or trained)
     part = sorted(parts, key=lambda part: (parts[part], part))[len(parts) // 2]
     for _ in range(3):  # the first two warm up; the third is measured
         with patched(fit_progress, limit=min(BATCHES, fit_progress.limit or BATCHES)):
@@ -183,7 +187,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
                 raise update
             client.memories().commit_visit(k)
             results.close()
-            taken = sum(sum(fit_progress.at(done, training.batches(k)).passes) for k in part)
+            num_batches = sum(sum(fit_progress.at(done, training.batches(k)).passes) for k in part)
     sums = []
     if run.trainer.buffers in RECALIBRATES:  # counts, inputs and squares of each BatchNorm layer
         for path in client.batch_norms:
@@ -191,35 +195,41 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
             sums.append(TensorSpec(f"recalibration/{path}.count", "float64", ()))
             sums.append(TensorSpec(f"recalibration/{path}.sums", "float64", (2, numbers)))
     leaving = [*list_tensors(encode_update(client, update)), *sums]
+    leaves = [{**spec._asdict(), "shape": [*spec.shape], "bytes": spec.num_bytes} for spec in leaving]
     state = num_bytes(client.memories().get(part[0], {}))
-    measured = run.workers.gather((seconds / taken, worker_peak_memory()))
-    visit = statistics.fmean(batches) * statistics.fmean(one for one, _ in measured)
+    measured = run.workers.gather((seconds / num_batches, worker_peak_memory()))
+    seconds_of_batch = [seconds_of_worker for seconds_of_worker, _ in measured]
+    visit = statistics.fmean(batches) * statistics.fmean(seconds_of_batch)
     peak = max(peak for _, peak in measured)  # 0 if the system does not measure it
     # client state beyond the limit is on disk
-    kept = min(number * state / run.workers.size, client.memories().limit)
+    client_memory = min(number * state / run.workers.size, client.memories().limit)
     up = update.num_bytes + sum(entry.num_bytes for entry in sums)
     in_round = visit * cohort_size / run.workers.size
     return {
         "bytes": {"down": cohort_size * broadcast_bytes(run), "up": cohort_size * up},
         # tensors of an update, without weight and logged values
-        "leaves": [{**entry._asdict(), "shape": [*entry.shape], "bytes": entry.num_bytes} for entry in leaving],
+        "leaves": leaves,
         "client_state": {"each": state, "all": number * state},
-        "memory": {"worker": int(peak + kept) if peak else None, "clients": int(kept)},
+        "memory": {"worker": int(peak + client_memory) if peak else None, "clients": int(client_memory)},
         "seconds": {"visit": visit, "round": in_round, "run": in_round * rounds},
     }
 
 
 def as_text(plan: Outline) -> str:
     """Return a plan as aligned lines, each with its subject."""
-    run, methods, model, optimizers, clients = (plan[k] for k in ("run", "methods", "model", "optimizers", "clients"))
-    kept, done = model["kept_by_clients"], f", {run['rounds_done']} of them done" if run["rounds_done"] else ""
+    run, methods, model = plan["run"], plan["methods"], plan["model"]
+    optimizers, clients = plan["optimizers"], plan["clients"]
+    kept_numbers = model["kept_by_clients"]
+    rounds_done = f", {run['rounds_done']} of them done" if run["rounds_done"] else ""
     calls = [f"{method['class']}({pairs(method['arguments'])})" for method in methods.values()]
     where = f"{count(run['workers'], 'worker')} on {run['device']}, {count(run['threads'], 'thread')} each"
     systems = pairs({key: value for key, value in (run["systems"] or {}).items() if value})
-    read = {name: tap for name, tap in plan["taps"].items() if tap["readers"]}
-    taps = [f"{k} = {tap['output']} ({tap['class']}), read by {', '.join(tap['readers'])}" for k, tap in read.items()]
-    others = [name for name in plan["taps"] if name not in read]
-    taps += [f"read by nothing: {few(others, TAPS_SHOWN)}"] * bool(others)
+    taps = []
+    for name, tap in plan["taps"].items():
+        if tap["readers"]:
+            taps.append(f"{name} = {tap['output']} ({tap['class']}), read by {', '.join(tap['readers'])}")
+    if unread := [name for name, tap in plan["taps"].items() if not tap["readers"]]:
+        taps.append(f"read by nothing: {few(unread, TAPS_SHOWN)}")
     kinds = {
         "without_batches": "train nothing",
         "short": "end with a short batch",
@@ -232,19 +242,19 @@ def as_text(plan: Outline) -> str:
     # an empty head continues the line above
     rows = [
         ("methods", ", ".join(calls) or "none, which is FedAvg"),
-        ("rounds", f"{run['rounds']}{done}; {run['cohort']} of {count(clients['number'], 'client')} in each"),
+        ("rounds", f"{run['rounds']}{rounds_done}; {run['cohort']} of {count(clients['number'], 'client')} in each"),
         *([("", f"simulated: {systems}; the costs below are without it")] if run["systems"] is not None else []),
         ("workers", f"{where}, precision {run['precision']}, seed {run['seed']}"),
         ("side by side", f"{order}: {run['side_by_side']}"),
         ("model", model["class"]),
         ("parameters", f"{model['trained']:,} trained, {model['frozen']:,} frozen; {model['buffers']:,} in buffers"),
-        *([("", f"{kept:,} of these numbers stay with each client")] if kept else []),
+        *([("", f"{kept_numbers:,} of these numbers stay with each client")] if kept_numbers else []),
         ("client optimizer", ", ".join([optimizers["client"], *optimizers["schedulers"]])),
         ("server optimizer", optimizers["server"] or "none: nothing travels"),
         *headed("taps", taps or ["none"]),
         ("callbacks", ", ".join(run["callbacks"]) or "none"),
         *([] if "SpectrumMonitor" in run["callbacks"] else [("", f"no spectra: {SPECTRA}")]),
-        *((name, f"{numbers[name]} a {each} (min, median, max)") for name, each in EACH.items()),
+        *((name, f"{numbers[name]} a {unit} (min, median, max)") for name, unit in EACH.items()),
         ("", f"of {count(clients['number'], 'client')}, {ends or 'all end with a full batch'}"),
         *(rows_of_costs(plan) if "seconds" in plan else [("time", "none: no round trains anything")]),
         *headed("warnings", plan["warnings"] or ["none"]),
@@ -272,10 +282,11 @@ def rows_of_costs(plan: Outline) -> list[tuple[str, str]]:
         names = entry["name"].split("/")
         parts.setdefault("/".join(names[: 2 if names[0] == "payload" else 1]), []).append(entry)
     leaves = []
-    for part, several in parts.items():
-        tensors = [f"{entry['name'].removeprefix(part)[1:]} {entry['shape']} {entry['dtype']}" for entry in several]
-        whole = f"{part}, {as_bytes(sum(entry['bytes'] for entry in several))}: {few(tensors, TENSORS_SHOWN)}"
-        leaves.append(truncate(whole, LONGEST))
+    for part, entries in parts.items():
+        size, tensors = sum(entry["bytes"] for entry in entries), []
+        for entry in entries:
+            tensors.append(f"{entry['name'].removeprefix(part)[1:]} {entry['shape']} {entry['dtype']}")
+        leaves.append(truncate(f"{part}, {as_bytes(size)}: {few(tensors, TENSORS_SHOWN)}", LONGEST))
     visit, in_round, in_run = (duration(seconds[part]) for part in ("visit", "round", "run"))
     return [
         ("traffic", f"{as_bytes(sent['down'])} down and {as_bytes(sent['up'])} up a round"),

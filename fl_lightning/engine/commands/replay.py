@@ -46,8 +46,8 @@ def replay(
         run.worker_module.begin_round(round_)
         # the cohort of a changed run may differ
         simulated = simulate_systems(run, round_, draw_cohort(run, round_))
-        simulated |= {k: SystemOutcome() for k in (*run.server.cohort, client) if k not in simulated}
-        work = {k: one.work for k, one in simulated.items()}
+        simulated = dict.fromkeys((*run.server.cohort, client), SystemOutcome()) | simulated
+        work = {k: system.work for k, system in simulated.items()}
         steps = {k: run.local_training.steps(k, work[k]) for k in run.server.cohort}
         run.runner.repeat(run, client, round_, steps, work)
     if "failure" in contents:
@@ -111,12 +111,13 @@ def restore_round(
     run: Run, path: Path, checkpoint: dict[str, Any], round_: int, client: int, allow_changes: bool
 ) -> None:
     """Restore the checkpoint after ``round_`` rounds, and begin the next round."""
-    done = checkpoint["round"]
-    hint = f"{str(path)!r} has {count(done, 'round')} done; pass round {done}, or another checkpoint"
-    require(done == round_, "round", round_, hint)
+    rounds_done = checkpoint["round"]
+    hint = f"{str(path)!r} has {count(rounds_done, 'round')} done; pass round {rounds_done}, or another checkpoint"
+    require(rounds_done == round_, "round", round_, hint)
     restore_run(run, path, allow_changes)
     simulated = simulate_systems(run, round_, draw_cohort(run, round_))
-    run.server.begin_round(round_, [k for k, one in simulated.items() if one.lost != "before"])
+    cohort = [k for k, system in simulated.items() if system.lost != "before"]
+    run.server.begin_round(round_, cohort)
     clients = ", ".join(map(str, sorted(run.server.cohort)))
     require(client in run.server.cohort, "client", client, f"the clients of round {round_} are {clients}")
     run.methods.on_round_start(run.server)

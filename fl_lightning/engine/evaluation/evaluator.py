@@ -10,8 +10,8 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from fl_lightning.callbacks.context import BatchIndex, Observed
 from fl_lightning.client import Client, targets_of
+from fl_lightning.client.run_context import BatchIndex, Observed
 from fl_lightning.client.taps import Taps, resolve_taps, with_paths
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.core.state import State, copy_into, tensors
@@ -70,11 +70,15 @@ class Evaluator:
         sums = Sums()
         with self.workers.local_only():
             for of_client in metrics:
-                sums.add({tag: Weighted.of(value) for tag, value in of_client.items() if is_defined(tag, value)})
+                defined = [tag for tag, value in of_client.items() if is_defined(tag, value)]
+                sums.add({tag: Weighted.of(of_client[tag]) for tag in defined})
         sums.all_reduce(self.workers)
         numbers = {tag: float(total.weight) for tag, total in sums.totals.items()}
-        fewer = {f"{tag}/clients": one for tag, one in numbers.items() if one < max(numbers.values())}
-        return {**{tag: float(mean) for tag, mean in sums.means().items()}, **fewer}
+        means = {tag: float(mean) for tag, mean in sums.means().items()}
+        for tag, number in numbers.items():
+            if number < max(numbers.values()):
+                means[f"{tag}/clients"] = number
+        return means
 
     def check(self) -> None:
         """Refuse steps and hooks without ``dataloader_idx`` if there are several data loaders, as Lightning does.
@@ -88,9 +92,10 @@ class Evaluator:
                 check_loader_index(module, evaluation_hooks(module, step), len(loaders))
             used_up = [loader for loader in map(inner, loaders) if isinstance(loader, Iterator)]
             again = set(map(id, map(inner, self.loaders.evaluation(phase)))) if used_up else set()
-            kept = next((type(loader).__name__ for loader in used_up if id(loader) in again), "")
+            iterators = [type(loader).__name__ for loader in used_up if id(loader) in again]
+            key = f"data={type(own_module_of(self.loaders.data)).__name__}: {phase}_dataloader"
             hint = "the first evaluation exhausts it; create it in this function, or return a list of batches"
-            require(not kept, f"data={type(own_module_of(self.loaders.data)).__name__}: {phase}_dataloader", kept, hint)
+            require(not iterators, key, ", ".join(iterators[:1]), hint)
 
     def has_data(self, phase: str) -> bool:
         """Return whether this phase has data."""
@@ -106,11 +111,11 @@ class Evaluator:
             return {}
 
         def observe(batch: Any) -> None:
-            seen = {"batch": batch, "targets": targets_of(batch), "taps": self.worker_module.taps.values}
-            self.call("on_evaluation_batch_end", phase=phase, **seen)
+            taps = self.worker_module.taps.values
+            self.call("on_evaluation_batch_end", phase=phase, batch=batch, targets=targets_of(batch), taps=taps)
 
         loop = EvaluationLoop(self.client, self.loaders, self.workers, phase, step, observe if observed else None)
-        self.worker_module.trainer_shim.evaluated_batches = [self.loaders.length(loader) for loader in loaders]
+        self.worker_module.trainer_shim.evaluated_batches = [*map(self.loaders.length, loaders)]
         if observed and phase == "val":
             # Lightning calls this hook within a fit only
             self.worker_module.call("on_validation_model_zero_grad")
@@ -167,9 +172,9 @@ class Representations:
         domain: str | None = None,
     ) -> Iterator[Observed]:
         """Yield the batches of this worker, each with its index, its targets and the taps called ``names``."""
-        asked = dict.fromkeys(names, "trainer.representations")
+        readers = dict.fromkeys(names, "trainer.representations")
         extra = with_paths(self._copy, self.extra, names)
-        taps, key = Taps(self._copy, resolve_taps(self._copy, extra, asked)), (data, *names)
+        taps, key = Taps(self._copy, resolve_taps(self._copy, extra, readers)), (data, *names)
         try:
             batches = self._train(client, round_) if data == "train" else self._test(client, examples, domain)
             for index, seed, step, batch in batches:
@@ -201,10 +206,10 @@ class Representations:
     ) -> Iterator[tuple[BatchIndex, tuple, Any, Any]]:
         """Yield this worker's share of the test batches."""
         name = step_name(self._copy, "test") or "training_step"
-        rank, size, last = self.workers.rank, self.workers.size, self.loaders.channels_last
+        rank, size, channels_last = self.workers.rank, self.workers.size, self.loaders.channels_last
         for number, (loader, limit) in enumerate(self.loaders.probe(examples, client, domain)):
             step = bound_step(self._copy, name, number)
-            for index, batch in loader.share(rank, size, limit, last):
+            for index, batch in loader.share(rank, size, limit, channels_last):
                 yield BatchIndex(client, index, number), ("test", number, index), step, batch
 
 

@@ -62,7 +62,7 @@ class EvaluationLoop:
         self.phase, self.step, self.stage, self.observe = phase, step, stage_of(step), observe
         self.shared = can_share(client, self.stage)
         # the step may require the index although this evaluation has one loader
-        self._needs_loader = any(needs_loader(hook) for hook in evaluation_hooks(client.module, step))
+        self._needs_loader = any(map(needs_loader, evaluation_hooks(client.module, step)))
         self._takes_index = is_param_in_hook_signature(getattr(client.module, step), "batch_idx", min_args=2)
         self._states = MetricStates(client.module)
         self._sums, self._extremes = Sums(), dict[str, Reduced]()
@@ -101,7 +101,8 @@ class EvaluationLoop:
                 self._call("batch_end", output, batch, batch_idx, *which)
             if self.shared:
                 # values logged in this batch, and the states of torchmetrics objects
-                values = {str(key): value for key, value in self.worker_module.logged.take().items()}
+                logged = self.worker_module.logged.take()
+                values = {str(key): value for key, value in logged.items()}
                 self._sums.add({**addable(values), "states": self._states.take((index, batch_idx))})
                 update_extremes(self._extremes, values)
             if self.observe is not None:
@@ -123,10 +124,12 @@ class EvaluationLoop:
         for _, extremes, _ in notes:
             update_extremes(self._extremes, extremes)
         # the first worker has the first batch of each loader, so its order is the order of one process
-        specs = {key: spec for theirs, *_ in reversed(notes) for key, spec in theirs.items()}
-        specs = {**notes[0][0], **specs}
+        specs = dict(notes[0][0])
+        for specs_of_worker, *_ in reversed(notes):
+            specs |= specs_of_worker
         results = reduced(self._sums.totals, self._extremes)
-        values = {key: Reduced(spec.kind, results[str(key)]) for key, spec in specs.items() if str(key) in results}
+        keys_with_result = [key for key in specs if str(key) in results]
+        values = {key: Reduced(specs[key].kind, results[str(key)]) for key in keys_with_result}
         metrics = {key: spec.metric for key, spec in specs.items() if spec.metric is not None}
         states = [states for *_, states in notes]
         logged.assign(specs, {**values, **self._computed(metrics, states)})
@@ -153,7 +156,8 @@ def stage_of(step: str) -> str:
 
 def evaluation_hooks(module: LightningModule, step: str) -> list[Any]:
     """Return the module's step, and its hooks around a batch."""
-    return [getattr(module, name) for name in (step, *(f"on_{stage_of(step)}_{hook}" for hook in BATCH_HOOKS))]
+    hooks = [f"on_{stage_of(step)}_{hook}" for hook in BATCH_HOOKS]
+    return [getattr(module, name) for name in (step, *hooks)]
 
 
 def needs_loader(function: Any) -> bool:

@@ -106,7 +106,9 @@ class MetricStates:
         updated = {name: metric for name, metric in self.metrics.items() if metric.update_called}
         if not updated:
             return {}
-        sums = {name: self.take_states(name, metric.metric_state, place) for name, metric in updated.items()}
+        sums = {}
+        for name, metric in updated.items():
+            sums[name] = self.take_states(name, metric.metric_state, place)
         # after all were read, since objects of one group share their states
         self.reset()
         return {str(place[0]): sums}
@@ -125,14 +127,17 @@ class MetricStates:
         types = {where: dtype for note in notes for where, dtype in note.types.items()}
         values = {where: value.to(types[where]) for where, value in values.items()}
         for name, state in dict.fromkeys(where for note in notes for where in note.parts):
-            places = [item for note in notes for item in note.parts.get((name, state), {}).items()]
-            before = sorted((item for item in places if item[0][0] <= loader), key=itemgetter(0))
-            parts, metric = [part for _, tensors in before for part in tensors], self.metrics[name]
+            tensors = [pair for note in notes for pair in note.parts.get((name, state), {}).items()]
+            parts, metric = [], self.metrics[name]
+            for place, tensors_of_place in sorted(tensors, key=itemgetter(0)):
+                if place[0] <= loader:
+                    parts += tensors_of_place
             extreme = EXTREMES.get(metric._reductions[state])
             if parts and extreme:
                 values[name, state] = reduce(extreme, parts)
             elif parts:
-                parts = [part if metric.compute_on_cpu else part.to(metric.device) for part in parts]
+                if not metric.compute_on_cpu:
+                    parts = [part.to(metric.device) for part in parts]
                 values[name, state] = torch.cat(parts) if isinstance(metric._defaults[state], Tensor) else parts
         for (name, state), value in values.items():
             metric = self.metrics[name]
@@ -149,10 +154,11 @@ class MetricStates:
                 sums[state] = Weighted.summed(value.detach().cpu(), 1.0)
             elif reduction is dim_zero_cat:
                 parts = value if isinstance(value, list) else [value]
-                self.note.parts.setdefault(where, {})[place] = [part.detach().cpu() for part in parts]
+                tensors = [part.detach().cpu() for part in parts]
+                self.note.parts.setdefault(where, {})[place] = tensors
             else:
-                so_far, new, key = self.note.parts.setdefault(where, {}), value.detach().cpu(), (place[0], 0)
-                so_far[key] = [EXTREMES[reduction](so_far[key][0], new) if key in so_far else new]
+                so_far, extreme, key = self.note.parts.setdefault(where, {}), value.detach().cpu(), (place[0], 0)
+                so_far[key] = [EXTREMES[reduction](so_far[key][0], extreme) if key in so_far else extreme]
         return sums
 
     def reset(self) -> None:
@@ -190,8 +196,9 @@ class VisitMetrics:
         if not self._states.metrics:
             return {}
         gathered = self._sums.all_reduce(workers, (self._paths, self._states.note))
-        apart = {name for paths, _ in gathered for name, path in paths.items() if not path}
-        paths = {name: path for theirs, _ in gathered for name, path in theirs.items() if name not in apart}
+        pairs = [pair for paths_of_worker, _ in gathered for pair in paths_of_worker.items()]
+        unmergeable_names = {name for name, path in pairs if not path}
+        paths = {name: path for name, path in pairs if name not in unmergeable_names}
         self._states.load(0, {"0": self._sums.totals}, [note for _, note in gathered])
         values = {name: computed(name, self._states.metrics[path]) for name, path in paths.items()}
         self._states.reset()

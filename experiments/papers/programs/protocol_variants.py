@@ -4,6 +4,8 @@ Papers seldom state all details that their numbers depend on. The key ``open`` o
 details, and ways of scoring. ``bench --readings`` runs all rows of its tables under each reading, and counts the
 published numbers, and the published differences to the baseline, that it reaches within a margin. A reading is
 consistent with the tables if it reaches all of them; a reading that fits only the baseline proves nothing.
+
+The package runs this file by its path, see ``fl_lightning.bench.suite_file.with_readings``.
 """
 
 from __future__ import annotations
@@ -11,13 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from fl_lightning.bench.comparison import Comparison, TableEntry
+from fl_lightning.bench.shows import OF_METRIC, ByScore
 from fl_lightning.bench.statistics import Difference, SeedSummary
-from fl_lightning.bench.suite import OF_METRIC, READING, Suite, without_data
-from fl_lightning.bench.suite_file import load_suite
+from fl_lightning.bench.suite import READING, Suite
 from fl_lightning.bench.table_rendering import NONE, TextTable, plain_table
 from fl_lightning.utilities.errors import UsageError, require
 
@@ -27,11 +28,11 @@ def with_readings(suite: Suite) -> Suite:
     if suite.open is None:
         hint = "add the key open, with readings of the details that its source does not state"
         raise UsageError(f"{suite.path}: open=None: {hint}")
-    of_metric = [table for table in suite.tables if table.published and table.show in OF_METRIC]
+    of_metric = [table for table in suite.tables if table.published and table.show.is_of_metric]
     hint = f"readings need published numbers; add them to a table that shows {', '.join(OF_METRIC)}"
     require(bool(of_metric), f"{suite.path}: tables.published", None, hint)
     # a suite with a table of scores has this callback
-    lacks = suite.open.scores and all(table.show != "scores" for table in suite.tables)
+    lacks = suite.open.scores and not any(isinstance(table.show, ByScore) for table in suite.tables)
     scored = ({"trainer": {"callbacks+": [{"class_path": "Scores"}]}},) if lacks else ()
     hint = "would replace the method of every row; use overrides with when: {reading: ...} for single rows"
     for key, parts in {"config": suite.open.config, **suite.open.readings}.items():
@@ -42,9 +43,8 @@ def with_readings(suite: Suite) -> Suite:
     tables = []
     for table in of_metric:
         numbers = {(name, *labels): number for name in axis for labels, number in table.published.items()}
-        show = "scores" if suite.open.scores else table.show
-        rows = (READING, *table.rows)
-        tables.append(replace(table, rows=rows, published=numbers, scores=suite.open.scores, show=show))
+        show = ByScore(suite.open.scores) if suite.open.scores else table.show
+        tables.append(replace(table, rows=(READING, *table.rows), published=numbers, show=show))
     fixed: dict[str, Any] = {"interval": "t", "decide": None} if suite.decide else {}
     return replace(
         suite,
@@ -52,14 +52,9 @@ def with_readings(suite: Suite) -> Suite:
         axes={**suite.axes, READING: axis},
         tables=tuple(tables),
         seeds=suite.open.seeds,
+        summary=summary,
         **fixed,
     )
-
-
-def suites_in(path: str | Path) -> list[Suite]:
-    """Return the suite of a file, its offline form and, if it has the key ``open``, the suite of its readings."""
-    suite = load_suite(path)
-    return [suite, without_data(suite), *([with_readings(suite)] if suite.open else [])]
 
 
 @dataclass
@@ -90,7 +85,7 @@ def fits(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], tuple[Fit, 
     made: dict[tuple[str, str], tuple[Fit, Fit]] = {}
     for comparison in comparisons:
         for (row, column), entry in comparison.entries.items():
-            score = column[-1] if comparison.table.show == "scores" else comparison.table.show
+            score = column[-1] if comparison.table.show.added_axis else comparison.table.show.name
             numbers, differences = made.setdefault((row[0], score), (Fit(), Fit()))
             numbers.add(entry, entry.ours, entry.published and entry.published[0])
             differences.add(entry, entry.difference, entry.published_difference)
@@ -110,6 +105,12 @@ def consistency(parts: Sequence[Fit], margin: float) -> tuple[str, ...]:
     return tuple(word for word, possible in (("all", all_so_far), ("some", True), ("none", none_so_far)) if possible)
 
 
+def summary(suite: Suite, comparisons: Sequence[Comparison]) -> tuple[TextTable, list[str]]:
+    """Return the table of the readings, and the sentences below it."""
+    sentences = [line for text in conclusions(suite, comparisons) for line in (text, "")]
+    return readings_table(suite, comparisons), sentences
+
+
 def readings_table(suite: Suite, comparisons: Sequence[Comparison]) -> TextTable:
     """Return a table with a row for each reading and score: the number of published values it fits, and its verdict."""
     assert suite.open is not None
@@ -123,10 +124,8 @@ def readings_table(suite: Suite, comparisons: Sequence[Comparison]) -> TextTable
         words = consistency(parts, margin)
         state = "unknown so far" if len(words) == 3 else " or ".join(words)
         rows.append([reading, score, *texts, state])
-    caption = (
-        f"Number of published numbers, and of published differences to {comparisons[0].baseline}, that each reading "
-        f"reaches within {margin:g}."
-    )
+    caption = f"Number of published numbers, and of published differences to {suite.baseline_name}, "
+    caption += f"that each reading reaches within {margin:g}."
     heads = ["numbers", "farthest", "differences", "farthest", "consistent with"]
     return plain_table(caption, (READING, "score"), heads, rows, key=f"{suite.name}-readings")
 

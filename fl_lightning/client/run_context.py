@@ -224,11 +224,12 @@ class RunContext:
                 (Validation data are not divided among clients.) None uses all data.
             domain: domain from :meth:`domains_of` on whose data the state is evaluated; None for all.
         """
-        known = phase == "test" or (phase == "val" and client is None)
-        require(known, "trainer.evaluate: phase", phase, "use val or test; with client, use test")
-        whole, before = self._whole(state, client, domain, phase if client is None else ""), self.client.state()
+        fits = phase == "test" or (phase == "val" and client is None)
+        require(fits, "trainer.evaluate: phase", phase, "use val or test; with client, use test")
+        complete = self._complete(state, client, domain, phase if client is None else "")
+        before, evaluate = self.client.state(), self.run.evaluator.evaluate_global_model
         try:
-            return self.run.evaluator.evaluate_global_model(phase, whole, observed=False, data_of=client, domain=domain)
+            return evaluate(phase, complete, observed=False, data_of=client, domain=domain)
         finally:
             self.client.worker_module.load(before)
 
@@ -268,9 +269,9 @@ class RunContext:
             data,
             "a probe needs test data; remove examples",
         )
-        whole = self._whole(state, client, domain, "test" if data == "test" and client is None else "")
+        complete = self._complete(state, client, domain, "test" if data == "test" and client is None else "")
         # in the batch order of the next round, not in the order of the training that just ended
-        return self.run.representations.observe(whole, taps, data, client, self.server.round + 1, examples, domain)
+        return self.run.representations.observe(complete, taps, data, client, self.server.round + 1, examples, domain)
 
     def recalibrated(
         self, state: State | None = None, clients: Sequence[int] | None = None, once: bool = False
@@ -284,8 +285,8 @@ class RunContext:
             clients: ids of clients whose training data are used; None for all.
             once: approximate by one pass for all layers, as ``trainer.buffers=recalibrate_once``.
         """
-        some = range(self.data.num_clients) if clients is None else clients
-        return self.run.recalibration.statistics(self._whole(state), some, self.server.round, once)
+        ids = range(self.data.num_clients) if clients is None else clients
+        return self.run.recalibration.statistics(self._complete(state), ids, self.server.round, once)
 
     def personal_state(self, client: int) -> State:
         """Return the state that is evaluated for a client: the global model with the client's own entries.
@@ -317,8 +318,8 @@ class RunContext:
         owner = self._owner(client)
         hint = f"worker {owner} owns its local entries; fine-tune the clients in trainer.client.memories()"
         require(owner == self.global_rank, "trainer.fine_tune: client", client, hint)
-        whole = {**self.personal_state(client), **(state or {})}
-        return self.run.local_training.fine_tune(client, self.server.round, whole, steps)
+        complete = {**self.personal_state(client), **(state or {})}
+        return self.run.local_training.fine_tune(client, self.server.round, complete, steps)
 
     def training_logits(self, client: int, logits: Tensor) -> Tensor:
         """Return logits ``(B, C)`` as the loss of a client's training step sees them, changed by ``transform_logits``.
@@ -330,11 +331,11 @@ class RunContext:
             logits: raw logits, returned unchanged if no method of the run transforms logits.
         """
         self._check(client)
-        some = MethodList(self.methods.having("transform_logits"))
-        if not some.methods:
+        transforming_methods = MethodList(self.methods.having("transform_logits"))
+        if not transforming_methods.methods:
             return logits
         state = self.methods.evaluated_state(self.server)
-        return self.run.local_training.transformed(client, self.server.round, state, some, logits)
+        return self.run.local_training.transformed(client, self.server.round, state, transforming_methods, logits)
 
     def rehearse(self, client: int, methods: Sequence[str] | None = None) -> int:
         """Take the first local step of a client's next visit, and restore all state, to measure the cost of a step.
@@ -349,10 +350,13 @@ class RunContext:
             Number of forward passes of reference models in the step.
         """
         self._check(client)
-        some = MethodList([one for one in self.methods.methods if methods is None or one.name in methods])
-        return self.run.local_training.rehearse(client, self.server.round, self.server.state, some)
+        participants = self.methods.methods
+        if methods is not None:
+            participants = [method for method in participants if method.name in methods]
+        state = self.server.state
+        return self.run.local_training.rehearse(client, self.server.round, state, MethodList(participants))
 
-    def _whole(
+    def _complete(
         self, state: State | None, client: int | None = None, domain: str | None = None, phase: str = ""
     ) -> State:
         """Return the global model, updated by the local entries of ``client``, from its owner, and by ``state``.
@@ -361,18 +365,18 @@ class RunContext:
         """
         self._check(client, state)
         if domain is not None:
-            known = self.domains_of(phase) if phase else []
-            hint = f"unknown domain; available in these data: {', '.join(known) or 'none'}"
-            require(domain in known, "domain", domain, f"{hint}; pass no client")
-        own, evaluated = State(), self.methods.evaluated_state(self.server)
+            domains = self.domains_of(phase) if phase else []
+            hint = f"unknown domain; available in these data: {', '.join(domains) or 'none'}"
+            require(domain in domains, "domain", domain, f"{hint}; pass no client")
+        personal, evaluated = State(), self.methods.evaluated_state(self.server)
         if client is not None and self.client.has_own_models:
             if self._owner(client) == self.global_rank:
-                own = on_cpu(self.client.lifecycle.personal_entries(self.data.info(client), evaluated))
-            asked = self.gather((client, own))
-            same = all(k == client for k, _ in asked)
-            require(same, "client", client, "differs between workers; pass the same client on all workers")
-            own = next((entries for _, entries in asked if entries), {})
-        return {**evaluated, **own, **(state or {})}
+                personal = on_cpu(self.client.lifecycle.personal_entries(self.data.info(client), evaluated))
+            gathered = self.gather((client, personal))
+            agrees = all(k == client for k, _ in gathered)
+            require(agrees, "client", client, "differs between workers; pass the same client on all workers")
+            personal = next((entries for _, entries in gathered if entries), {})
+        return {**evaluated, **personal, **(state or {})}
 
     def _owner(self, client: int) -> int:
         """Rank of the worker that has a client's memory, where its model depends on it; this worker if none has."""
