@@ -197,9 +197,11 @@ class Updates(Mapping[int, ClientUpdate]):
         missing = {*self.names, *self.float_buffers} - {*rows} if ids != list(self) else {}
         require(not missing, "updates.replaced", sorted(missing), "give rows of all entries, for other clients")
         for k, entries in new.items():
-            parts = ({n: entries[n] for n in names if n in entries} for names in (self.names, self.float_buffers))
-            change, buffers = map(ChainMap, parts, (own[k].change, own[k].buffers))
-            own[k] = replace(own[k], change=change, buffers=buffers)
+            changes = {name: value for name, value in entries.items() if name in self.names}
+            buffers = {name: value for name, value in entries.items() if name not in changes}
+            # a chain reads the first of its parts that has an entry
+            change, others = ChainMap(changes, own[k].change), ChainMap(buffers, own[k].buffers)  # type: ignore[arg-type]
+            own[k] = replace(own[k], change=change, buffers=others)
         made = Updates(own, self._state, self.names, self.float_buffers, self._workers, self._device)
         return made.as_seen_by(self._method)
 

@@ -6,6 +6,7 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -272,8 +273,8 @@ class FlowerBackend:
                 raise BadMessageError("its answer lacks the measurements of the visit") from None
             if steps:
                 if run.methods.seeing_updates:
-                    parts = {"change": update.delta, "buffers": update.others, "payload": update.payload}
-                    outcome.updates[k] = ClientUpdate(k, update.weight, facts.num_examples, steps, **parts)
+                    single = ClientUpdate(k, update.weight, facts.num_examples, steps, 0, update.delta, update.others)
+                    outcome.updates[k] = replace(single, payload=update.payload)
                 totals.add(update)
                 outcome.arrived.append(k)
                 outcome.rates.append(rate)
