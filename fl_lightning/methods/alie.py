@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 from torch import Tensor
 
-from fl_lightning.methods.attack import ColludingAttack
+from fl_lightning.methods.attack import Clients, ColludingAttack
 
 
 class ALIE(ColludingAttack):
@@ -23,20 +23,18 @@ class ALIE(ColludingAttack):
     latter with their number less 1. The a attackers among m clients need s honest ones farther away than they are.
 
     Args:
-        clients: ids of the attackers; null draws them.
-        share: share of all clients that attack, in [0, 1], where ``clients`` is null; 0 changes nothing.
+        clients: ids of the attackers; null draws a ``share`` of all clients.
+        share: in [0, 1]; 0 changes nothing.
         start: the round from which they attack.
         z: distance in standard deviations; null computes it from m and a, with s at least 1.
 
     Raises:
-        UsageError: an argument is out of range, the clients are real sites, or a method before it mixes the updates.
+        UsageError: an argument is out of range, clients are real sites, or a method before it mixes updates.
     """
 
     name = "alie"
 
-    def __init__(
-        self, clients: list[int] | None = None, share: float = 0.2, start: int = 0, z: float | None = None
-    ) -> None:
+    def __init__(self, clients: Clients = None, share: float = 0.2, start: int = 0, z: float | None = None) -> None:
         super().__init__(clients, share, start)
         self.z = z
 

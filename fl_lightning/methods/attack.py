@@ -14,6 +14,7 @@ from fl_lightning.core.server import Server
 from fl_lightning.core.updates import LazyEntries, Updates
 from fl_lightning.utilities.errors import require
 
+Clients = list[int] | None
 # methods after which the updates are no longer those of single clients
 MIXING = ("NNM", "Bucketing")
 

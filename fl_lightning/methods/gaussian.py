@@ -12,7 +12,7 @@ import torch
 from fl_lightning.core.client_context import ClientContext
 from fl_lightning.core.seeding import torch_rng
 from fl_lightning.core.state import State
-from fl_lightning.methods.attack import Attack
+from fl_lightning.methods.attack import Attack, Clients
 from fl_lightning.utilities.errors import require
 
 
@@ -20,22 +20,22 @@ class Gaussian(Attack):
     r"""Attackers send normal noise.
 
     Args:
-        clients: ids of the attackers; null draws them.
-        share: share of all clients that attack, in [0, 1], where ``clients`` is null; 0 changes nothing.
+        clients: ids of the attackers; null draws a ``share`` of all clients.
+        share: in [0, 1]; 0 changes nothing.
         start: the round from which they attack.
         std: standard deviation :math:`\sigma \ge 0` of each number.
         mean: its mean :math:`\mu`.
         add: add the noise to the change instead.
 
     Raises:
-        UsageError: an argument is out of range, the clients are real sites, or a method before it mixes the updates.
+        UsageError: an argument is out of range, clients are real sites, or a method before it mixes updates.
     """
 
     name = "gaussian"
 
     def __init__(
         self,
-        clients: list[int] | None = None,
+        clients: Clients = None,
         share: float = 0.2,
         start: int = 0,
         std: float = 1.0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fl_lightning.methods.attack import ColludingAttack
+from fl_lightning.methods.attack import Clients, ColludingAttack
 from fl_lightning.utilities.errors import require
 
 
@@ -19,20 +19,18 @@ class IPM(ColludingAttack):
     With a attackers among m clients, the mean of all turns around for :math:`\epsilon > (m - a) / a`.
 
     Args:
-        clients: ids of the attackers; null draws them.
-        share: share of all clients that attack, in [0, 1], where ``clients`` is null; 0 changes nothing.
+        clients: ids of the attackers; null draws a ``share`` of all clients.
+        share: in [0, 1]; 0 changes nothing.
         start: the round from which they attack.
         epsilon: :math:`\epsilon \ge 0`.
 
     Raises:
-        UsageError: an argument is out of range, the clients are real sites, or a method before it mixes the updates.
+        UsageError: an argument is out of range, clients are real sites, or a method before it mixes updates.
     """
 
     name = "ipm"
 
-    def __init__(
-        self, clients: list[int] | None = None, share: float = 0.2, start: int = 0, epsilon: float = 0.1
-    ) -> None:
+    def __init__(self, clients: Clients = None, share: float = 0.2, start: int = 0, epsilon: float = 0.1) -> None:
         super().__init__(clients, share, start)
         require(epsilon >= 0, "IPM.epsilon", epsilon, "give 0 or more")
         self.epsilon = epsilon

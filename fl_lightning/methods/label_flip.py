@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core.client_context import ClientContext
-from fl_lightning.methods.attack import Attack
+from fl_lightning.methods.attack import Attack, Clients
 
 
 class LabelFlip(Attack):
@@ -24,24 +24,20 @@ class LabelFlip(Attack):
     same for a cross-entropy. Label counts, penalties of other methods and test data keep the true labels.
 
     Args:
-        clients: ids of the attackers; null draws them.
-        share: share of all clients that attack, in [0, 1], where ``clients`` is null; 0 changes nothing.
+        clients: ids of the attackers; null draws a ``share`` of all clients.
+        share: in [0, 1]; 0 changes nothing.
         start: the round from which they attack.
         to: ``reverse``, C - 1 - y among C classes, or ``next``, y + 1, and 0 for the last class.
 
     Raises:
-        UsageError: an argument is out of range, the clients are real sites, or a method before it mixes the updates.
+        UsageError: an argument is out of range, clients are real sites, or a method before it mixes updates.
     """
 
     name = "labelflip"
     requires = ("logits",)
 
     def __init__(
-        self,
-        clients: list[int] | None = None,
-        share: float = 0.2,
-        start: int = 0,
-        to: Literal["reverse", "next"] = "reverse",
+        self, clients: Clients = None, share: float = 0.2, start: int = 0, to: Literal["reverse", "next"] = "reverse"
     ) -> None:
         super().__init__(clients, share, start)
         self.to = to

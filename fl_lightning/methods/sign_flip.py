@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.core.client_context import ClientContext
 from fl_lightning.core.state import State
-from fl_lightning.methods.attack import Attack
+from fl_lightning.methods.attack import Attack, Clients
 from fl_lightning.utilities.errors import require
 
 
@@ -23,21 +23,21 @@ class SignFlip(Attack):
     """Attackers send their change turned around, or climb their loss.
 
     Args:
-        clients: ids of the attackers; null draws them.
-        share: share of all clients that attack, in [0, 1], where ``clients`` is null; 0 changes nothing.
+        clients: ids of the attackers; null draws a ``share`` of all clients.
+        share: in [0, 1]; 0 changes nothing.
         start: the round from which they attack.
         scale: factor s of what they send, above 0.
         where: ``update``, or ``steps``: each gradient is turned around. For one step of plain SGD both are the same.
 
     Raises:
-        UsageError: an argument is out of range, the clients are real sites, or a method before it mixes the updates.
+        UsageError: an argument is out of range, clients are real sites, or a method before it mixes updates.
     """
 
     name = "signflip"
 
     def __init__(
         self,
-        clients: list[int] | None = None,
+        clients: Clients = None,
         share: float = 0.2,
         start: int = 0,
         scale: float = 1.0,
