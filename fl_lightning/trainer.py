@@ -136,6 +136,7 @@ class FederatedTrainer(RunArguments):
         min_clients: fewest clients of a cohort that must succeed under ``on_client_error=skip``.
         systems: simulates clients that drop out, stragglers, and clients that are sometimes absent, as in the papers of
             FedProx and FedNova; None lets all clients do all of their work.
+        clock: simulated seconds of the clients' visits, so that methods can be compared by time; None has no clock.
         fast_dev_run: True (or a number n) runs 1 (n) rounds of 1 (n) batches and writes nothing.
         enable_progress_bar: report progress on stderr: a line for each evaluation, a table at the end, and on a
             terminal a bar over the rounds and, in long ones, over the local steps.

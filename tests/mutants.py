@@ -284,7 +284,6 @@ def judge_all(mutants: list[Mutant], tier: str, jobs: int) -> Iterator[tuple[Mut
 def import_libraries() -> None:
     """Import the libraries that forked processes use, with one thread each."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    import hypothesis  # noqa: F401
     import lightning.pytorch  # noqa: F401
     import optuna  # noqa: F401
     import scipy.stats  # noqa: F401

@@ -34,23 +34,16 @@ def names_in(folder):
     return sorted(path.stem for path in (CONFIGS / folder).glob("*.yaml") if path.name != "suite.yaml")
 
 
-def parse(folder, name):
+CASES = [(folder, name) for folder in BASE for name in names_in(folder)]
+
+
+@pytest.mark.parametrize("case", sample(CASES, *((folder, names_in(folder)[0]) for folder in BASE)), ids="/".join)
+def test_a_config_is_parsed(case):
+    folder, name = case
     parts = [*BASE[folder], f"{folder}/{name}"]
     with pytest.raises(SystemExit) as ended:
         main(["fit", *(f"--config={CONFIGS / part}.yaml" for part in parts), "--print_config"])
-    assert ended.value.code == 0, name
-
-
-@pytest.mark.parametrize("folder", BASE)
-def test_a_config_of_each_folder_is_parsed(folder):
-    parse(folder, names_in(folder)[0])
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("folder", BASE)
-def test_every_config_is_parsed(folder):
-    for name in names_in(folder):
-        parse(folder, name)
+    assert ended.value.code == 0
 
 
 def test_every_folder_of_configs_is_known():

@@ -1,4 +1,4 @@
-"""The help of the programs that measure speed, and comparisons with other frameworks."""
+"""Comparisons with other frameworks, and the figures of the pages on speed."""
 
 import json
 import math
@@ -14,8 +14,6 @@ from fl_lightning import methods
 
 SPEED = Path(__file__).resolve().parent.parent / "experiments" / "speed"
 
-GPU = SPEED.parent / "gpu"
-
 
 @pytest.fixture(autouse=True)
 def _found(monkeypatch):
@@ -27,15 +25,6 @@ def run(script, monkeypatch, capsys, *args):
     monkeypatch.setattr(sys, "argv", [script, *args])
     runpy.run_path(str(SPEED / script), run_name="__main__")
     return capsys.readouterr().out
-
-
-def test_a_program_says_what_it_measures(monkeypatch, capsys):
-    monkeypatch.syspath_prepend(GPU)
-    programs = [f"speed/{path.name}" for path in sorted(SPEED.glob("*.py"))]
-    for script in (*programs, "gpu/check.py", "gpu/evidence.py", "gpu/speed.py"):
-        with pytest.raises(SystemExit, match="0"):
-            run(f"../{script}", monkeypatch, capsys, "--help")
-        assert f"experiments/{script}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("accuracy", [0.9, math.nan])

@@ -77,10 +77,6 @@ def test_the_bound_is_least_with_margins_by_the_fourth_root(counts):
         assert label_margins.bound(margins, counts) > label_margins.bound(best, counts)
 
 
-def test_tau_follows_from_the_sum_of_the_margins():
-    assert label_margins.best_tau((20, 320)) == pytest.approx(1 / (20**-0.25 + 320**-0.25), rel=1e-4)
-
-
 def test_the_numbers_of_the_margins_are_those_of_the_document():
     assert_stated(label_margins.numbers(50), part=1)
 

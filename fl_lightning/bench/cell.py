@@ -32,7 +32,8 @@ class Cell:
     @property
     def name(self) -> str:
         """Its address within the suite, such as ``alpha=0.1,method=FedAvg,seed=0``."""
-        return ",".join([*(f"{axis}={file_part(label)}" for axis, label in self.labels.items()), f"seed={self.seed}"])
+        labels = [f"{axis}={file_part(label)}" for axis, label in self.labels.items()]
+        return ",".join([*labels, f"seed={self.seed}"])
 
     @cached_property
     def digest(self) -> str:

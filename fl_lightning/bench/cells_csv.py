@@ -45,8 +45,9 @@ def column(axis: str) -> str:
 
 def _cell_line(cell: Cell, result: CellResult) -> dict[str, Any]:
     """The line of one cell. It has the name of the run's folder alone, and a config without paths."""
+    labels = {column(axis): label for axis, label in cell.labels.items()}
     return {
-        **{"cell": cell.name, **{column(axis): label for axis, label in cell.labels.items()}, "seed": cell.seed},
+        **{"cell": cell.name, **labels, "seed": cell.seed},
         **{"digest": cell.digest, "state": result.state, "reason": truncate(result.reason)},
         "value": result.values[max(result.values)] if result.values else None,
         **{"seconds": result.seconds, "scale": result.scale, "machine": result.machine, "plan": result.plan},

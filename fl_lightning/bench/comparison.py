@@ -114,7 +114,9 @@ class Comparison:
             table, axes, runs = with_added_axis(table, axes, runs)
         self.criteria, self.table, self.axes = criteria, table, axes
         self.settings = unequal_settings(criteria, axes, runs)
-        by_place = {(tuple(run.labels.values()), run.seed): RunNumber(run, run.result.state) for run in runs}
+        by_place: dict[tuple[Part, int], RunNumber] = {}
+        for run in runs:
+            by_place[tuple(run.labels.values()), run.seed] = RunNumber(run, run.result.state)
         self.numbers = list(by_place.values())
         of_local = {
             (without_method(number.run.labels), number.run.seed): number
@@ -142,7 +144,8 @@ class Comparison:
             of_column = {row: places[row, column] for row in self.rows if (row, column) in places}
             entries = {row: self._entry(numbers) for row, numbers in of_column.items()}
             best = self._best(entries, of_column)
-            self.entries |= {(row, column): replace(entry, best=row in best) for row, entry in entries.items()}
+            for row, entry in entries.items():
+                self.entries[row, column] = replace(entry, best=row in best)
         self._correct()
 
     @property
@@ -157,7 +160,8 @@ class Comparison:
 
     def _in_order(self, axes: Sequence[str], parts: set[Part]) -> list[Part]:
         """Return labels on some axes in the order of the axes."""
-        return [part for part in itertools.product(*(self.axes[axis] for axis in axes)) if part in parts]
+        combinations = itertools.product(*(self.axes[axis] for axis in axes))
+        return [part for part in combinations if part in parts]
 
     def _correct(self) -> None:
         """Correct the p-values of the differences for their number, and the verdicts of a suite with fixed seeds."""
@@ -205,12 +209,13 @@ class Comparison:
         partner = number.partner
         if partner is None or number.value is None or partner.value is None or (number.missed and partner.missed):
             return None
-        ours, theirs = number.run.result, partner.run.result
-        if ours.plan != theirs.plan:
-            why = f"the hashes of the partitions differ ({ours.plan[:8] or 'none'}, {theirs.plan[:8] or 'none'})"
-        elif not ours.plan:
+        result, of_partner = number.run.result, partner.run.result
+        if result.plan != of_partner.plan:
+            hashes = f"{result.plan[:8] or 'none'}, {of_partner.plan[:8] or 'none'}"
+            why = f"the hashes of the partitions differ ({hashes})"
+        elif not result.plan:
             why = "the hash of the partition is unknown"
-        elif self.table.show.same_machine and ours.machine != theirs.machine:
+        elif self.table.show.same_machine and result.machine != of_partner.machine:
             why = "they ran on different machines"
         else:
             return number.value, partner.value
@@ -224,7 +229,8 @@ class Comparison:
         if decide:
             # in the order of the seeds, up to the first seed without a pair: skipping slow or failed runs would make
             # the order of the looks depend on the results
-            order = {seed: at for at, seed in enumerate(first_seeds(criteria.seeds, decide.max_seeds))}
+            seeds = first_seeds(criteria.seeds, decide.max_seeds)
+            order = {seed: index for index, seed in enumerate(seeds)}
             numbers = sorted(numbers, key=lambda number: (order.get(number.run.seed, len(order)), number.run.seed))
             pairs = list(itertools.takewhile(bool, (number.pair for number in numbers)))
         else:
@@ -245,7 +251,7 @@ class Comparison:
         word: str = verdict(difference, published_difference, margin) or ""
         if published_difference is None and margin is not None and is_compared:
             word = decision(difference, margin)
-        if word and not any(number.pair for number in numbers) and any(number.unequal for number in numbers):
+        if word and not compared and any(number.unequal for number in numbers):
             word = NOT_COMPARED
         undecided = decision(difference, margin) == "undecided"
         notes = notes_by_seed(numbers)
@@ -265,7 +271,7 @@ class Comparison:
             seeds=seeds_to_decide(difference, *how, margin) if undecided else None,
             notes=tuple(notes),
             scale=scales[0] if scales else 1.0,
-            baseline=math.fsum(of_partner for _, of_partner in compared) / len(compared) if compared else None,
+            baseline=mean_of_baseline(compared),
             student=student,
         )
 
@@ -300,6 +306,11 @@ class Comparison:
         return {row for row, mean in means.items() if mean == best(means.values())}
 
 
+def mean_of_baseline(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Return the mean of the second numbers of pairs; None without a pair."""
+    return math.fsum(number for _, number in pairs) / len(pairs) if pairs else None
+
+
 def bound_of(number: RunNumber) -> str:
     """Return the side on which a pair is a bound; empty if both runs have reached the target."""
     if number.missed:
@@ -313,7 +324,11 @@ def notes_by_seed(numbers: Sequence[RunNumber]) -> list[str]:
     for number in numbers:
         for note in number.notes:
             seeds[note].append(str(number.run.seed))
-    return [f"seed{'s' if len(of_note) > 1 else ''} {', '.join(of_note)}: {note}" for note, of_note in seeds.items()]
+    texts = []
+    for note, with_note in seeds.items():
+        word = "seeds" if len(with_note) > 1 else "seed"
+        texts.append(f"{word} {', '.join(with_note)}: {note}")
+    return texts
 
 
 def holm_by_place(differences: Mapping[Place, Difference], kind: str, prior_scale: float = 1.0) -> dict[Place, float]:
@@ -328,9 +343,12 @@ def with_added_axis(table: Table, axes: Axes, runs: Sequence[ComparedRun]) -> tu
     Each run becomes one run for each label of the axis, to which the published numbers apply, too.
     """
     axis, added = table.show.added_axis, table.show.added_labels(runs)
-    published = {(*place, label): number for place, number in table.published.items() for label in added}
+    published, runs_by_label = dict[Part, Published](), list[ComparedRun]()
+    for place, number in table.published.items():
+        published |= {(*place, label): number for label in added}
+    for run in runs:
+        runs_by_label += (replace(run, labels={**run.labels, axis: label}) for label in added)
     wider = replace(table, columns=(*table.columns, axis), published=published)
-    runs_by_label = [replace(run, labels={**run.labels, axis: label}) for run in runs for label in added]
     return wider, {**axes, axis: added}, runs_by_label
 
 
@@ -355,12 +373,12 @@ def unequal_settings(criteria: Criteria, axes: Axes, runs: Sequence[ComparedRun]
         of_reference = configs.get(tuple({**run.labels, "method": reference}.values()))
         if of_reference is None or of_reference is run:
             continue
-        ours, theirs = settings_of(run), settings_of(of_reference)
+        settings, expected = settings_of(run), settings_of(of_reference)
         differences = []
-        for key in {**theirs, **ours}:
-            if ours.get(key) != theirs.get(key) and not is_of_method(key):
-                value, of_other = (truncate(settings.get(key, "not set")) for settings in (ours, theirs))
-                differences.append(f"{key} {value} instead of {of_other}")
+        for key in {**expected, **settings}:
+            if settings.get(key) != expected.get(key) and not is_of_method(key):
+                value, instead = truncate(settings.get(key, "not set")), truncate(expected.get(key, "not set"))
+                differences.append(f"{key} {value} instead of {instead}")
         if differences:
             texts[labels] = printable(f"not the settings of {reference}: {', '.join(differences)}")
     return texts

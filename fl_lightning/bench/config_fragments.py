@@ -124,7 +124,7 @@ def in_classes(fragment: Fragment, classes: int | None) -> Fragment:
             raise UsageError(f"method: {value!r}: give model.init_args.num_classes, which C stands for")
         return classes * float(factors[1] or 1) / float(factors[2] or 1)
 
-    return {key: resolve(value) if key.rstrip("+") == "method" else value for key, value in fragment.items()}
+    return {**fragment, **{key: resolve(fragment[key]) for key in ("method", "method+") if key in fragment}}
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
@@ -143,18 +143,19 @@ def of_result(config: Fragment) -> Fragment:
     """A config without the keys that change no bit of a result, and with digests of files instead of their names."""
 
     def without_paths(value: Any) -> Any:
-        if isinstance(value, Mapping):  # numbers of these keys are not paths
-            is_path = {
-                key: key in PLACES_OF_DATA and isinstance(inner, str | bool | None) for key, inner in value.items()
-            }
-            value = {key: inner for key, inner in value.items() if not is_path[key]}
+        if isinstance(value, Mapping):
+            # numbers of these keys are not paths
+            paths = [key for key in PLACES_OF_DATA if isinstance(value.get(key), str | bool | None)]
+            value = {key: inner for key, inner in value.items() if key not in paths}
         return mapped(without_paths, value)
 
     def with_contents(value: Any) -> Any:
-        held = file_digest(value) if isinstance(value, str) else None
-        return mapped(with_contents, value) if held is None else f"sha256 {held}"
+        digest = file_digest(value) if isinstance(value, str) else None
+        return mapped(with_contents, value) if digest is None else f"sha256 {digest}"
 
-    trainer = config.get("trainer")
-    if isinstance(trainer, Mapping):
-        config = {**config, "trainer": {key: value for key, value in trainer.items() if key not in WAYS_OF_TRAINER}}
-    return {str(key): (without_paths if key == "data" else with_contents)(value) for key, value in config.items()}
+    parts: Fragment = {}
+    for key, value in config.items():
+        if key == "trainer" and isinstance(value, Mapping):
+            value = {name: argument for name, argument in value.items() if name not in WAYS_OF_TRAINER}
+        parts[str(key)] = without_paths(value) if key == "data" else with_contents(value)
+    return parts

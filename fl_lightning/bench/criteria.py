@@ -66,8 +66,8 @@ class Criteria:
     @property
     def baseline_name(self) -> str:
         """The name of the baseline."""
-        labels = self.baseline.items()
-        return ", ".join(label if axis == "method" else f"{axis}={label}" for axis, label in labels)
+        words = [label if axis == "method" else f"{axis}={label}" for axis, label in self.baseline.items()]
+        return ", ".join(words)
 
     def is_baseline(self, labels: Mapping[str, str]) -> bool:
         """Return whether a run with these labels belongs to the baseline."""

@@ -63,23 +63,30 @@ def waiting(cell: Cell) -> CellResult:
 
 def changed_code(results: Mapping[str, CellResult]) -> dict[str, list[str]]:
     """Return the modules that have changed or disappeared since finished cells ran, by digest of the cell."""
-    done = {digest: result.code for digest, result in results.items() if result.state == "done" and result.code}
-    now = {module: digest_now(module) for module in {module for code in done.values() for module in code}}
-    changed = {digest: [name for name, then in code.items() if now[name] != then] for digest, code in done.items()}
-    return {digest: names for digest, names in changed.items() if names}
+    present, changed = dict[str, str | None](), dict[str, list[str]]()
+    for digest, result in results.items():
+        for module, of_run in (result.code or {}).items() if result.state == "done" else ():
+            if module not in present:
+                present[module] = digest_now(module)
+            if present[module] != of_run:
+                changed.setdefault(digest, []).append(module)
+    return changed
 
 
 def with_notes(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> dict[str, CellResult]:
     """Results with a note on those that may not be of the present code, or whose run has warned."""
-    notes = {digest: f"run with another version of {', '.join(m)}" for digest, m in changed_code(results).items()}
+    notes: dict[str, str] = {}
+    for digest, modules in changed_code(results).items():
+        notes[digest] = f"run with another version of {', '.join(modules)}"
     for cell in cells:
         result = results.get(cell.digest)
         if result is not None and result.state == "done" and result.code is None:
-            modules = set(re.findall(r'"class_path": "(\w+)\.', json.dumps(cell.config, default=str)))
-            unknown = [top for top in sorted(modules) if is_own_module(top)]
-            if unknown:
-                notes[cell.digest] = f"run with an unknown version of {', '.join(unknown)}"
-    return {
-        digest: replace(result, note="; ".join(filter(None, [notes.get(digest), *map(printable, result.warnings)])))
-        for digest, result in results.items()
-    }
+            packages = set(re.findall(r'"class_path": "(\w+)\.', json.dumps(cell.config, default=str)))
+            of_user = [package for package in sorted(packages) if is_own_module(package)]
+            if of_user:
+                notes[cell.digest] = f"run with an unknown version of {', '.join(of_user)}"
+    noted = {}
+    for digest, result in results.items():
+        texts = [notes.get(digest, ""), *map(printable, result.warnings)]
+        noted[digest] = replace(result, note="; ".join(filter(None, texts)))
+    return noted

@@ -30,7 +30,7 @@ POLL = 2.0
 # seconds between two rounds of a running cell that its trial records, for the study's charts
 PACE = 1.0
 # the signals that stop the program, which resumes later: SLURM sends the last one before the end of a job
-STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+STOPPING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 
 
 class Failed(Exception):
@@ -107,9 +107,8 @@ class Scheduler:
                     return
                 if any(self._run_next(study, client) for study in self.studies):
                     continue
-                elsewhere = sum(
-                    one.state == TrialState.RUNNING for study in self.studies for one in study.last_trials()
-                )
+                trials = [trial for study in self.studies for trial in study.last_trials()]
+                elsewhere = sum(trial.state == TrialState.RUNNING for trial in trials)
                 if not elsewhere:
                     return
                 self._say_once("waits", f"no cell to start; running here or in other processes: {elsewhere}")
@@ -190,7 +189,9 @@ class SuiteStudy(CellStudy):
 
     def wanted(self) -> Collection[str]:
         """The digests of the cells to run by now."""
-        return self.cells if self.choose is None else [cell.digest for cell in self.choose(self.results())]
+        if self.choose is None:
+            return self.cells
+        return [cell.digest for cell in self.choose(self.results())]
 
     def objective(self, trial: Trial, run: Any) -> float:
         """The last value of the cell's metric."""
@@ -210,13 +211,14 @@ class SuiteStudy(CellStudy):
     def outcome(self, trial: FrozenTrial) -> str:
         """A line about a cell that has ended."""
         results, digests = self.results(), set(self.wanted())
-        done = sum(results[digest].state == "done" for digest in digests)
+        finished = sum(results[digest].state == "done" for digest in digests)
         text = f"failed: {trial.user_attrs.get('reason')}"
         if trial.state == TrialState.COMPLETE and trial.duration is not None:
             value = format_value(self.suite.metric, trial.values[0])
             text = f"{self.suite.metric} {value}, {trial.duration.total_seconds():.1f} s"
         name = self.cells[trial.user_attrs["digest"]].name
-        return f"{name}: {text} ({done} of {len(digests)} done{' so far' * (self.choose is not None)})"
+        so_far = "" if self.choose is None else " so far"
+        return f"{name}: {text} ({finished} of {len(digests)} done{so_far})"
 
 
 def last_value(result: Mapping[str, Any]) -> float:

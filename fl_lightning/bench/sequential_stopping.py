@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from fl_lightning.bench.cell import Cell
 from fl_lightning.bench.comparison import suite_comparison
-from fl_lightning.bench.results import CellResult, waiting
+from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.suite import Suite, selected_cells
 from fl_lightning.utilities.errors import require
 
@@ -38,10 +38,9 @@ def shown_cells(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellR
     """The cells that a table shows: of a suite that decides, those that have been asked for or begun; else all."""
     if suite.decide is None:
         return list(cells)
-    wanted = {cell.digest for cell in pending_cells(suite, cells, results)}
-    return [
-        cell for cell in cells if cell.digest in wanted or results.get(cell.digest, waiting(cell)).state != "waiting"
-    ]
+    digests = {cell.digest for cell in pending_cells(suite, cells, results)}
+    digests |= {digest for digest, result in results.items() if result.state != "waiting"}
+    return [cell for cell in cells if cell.digest in digests]
 
 
 def paired_cells(suite: Suite, cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
@@ -49,8 +48,11 @@ def paired_cells(suite: Suite, cells: Sequence[Cell], only: Sequence[str]) -> li
     for pattern in only:
         seeds = [term for term in pattern.split(",") if term.startswith("seed=")]
         require(not seeds, "--only", pattern, "--until-decided takes the seeds in their order: leave seed out")
-    chosen = {tuple(cell.labels.values()): {**cell.labels, **suite.baseline} for cell in selected_cells(cells, only)}
-    paired = {base for labels, of in chosen.items() if (base := tuple(of.values())) != labels}
+    selected, paired = set[tuple[str, ...]](), set[tuple[str, ...]]()
+    for cell in selected_cells(cells, only):
+        labels, of_baseline = tuple(cell.labels.values()), tuple({**cell.labels, **suite.baseline}.values())
+        selected.add(labels)
+        paired |= {of_baseline} - {labels}
     hint = "these are cells of the baseline alone, which are half of a pair: give those to compare with it"
     require(bool(paired), "--only", " ".join(only), hint)
-    return [cell for cell in cells if tuple(cell.labels.values()) in chosen.keys() | paired]
+    return [cell for cell in cells if tuple(cell.labels.values()) in selected | paired]

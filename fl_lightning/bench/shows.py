@@ -85,6 +85,10 @@ class Show:
     callback: ClassVar[str] = ""
     # whether runs of different machines are not compared
     same_machine: ClassVar[bool] = False
+    # number of decimals; None for those of the metric, as papers print them
+    num_decimals: ClassVar[int | None] = None
+    # whether smaller numbers are better; None for what holds for the metric
+    minimize: ClassVar[bool | None] = None
 
     def title(self, criteria: Criteria) -> str:
         """Return the name of the numbers."""
@@ -92,6 +96,11 @@ class Show:
 
     def value(self, number: RunNumber, criteria: Criteria) -> float | None:
         """Return the number of a finished run with values of the metric; adds notes, such as why it is None."""
+        values = self.shown_values(number, criteria)
+        return criteria.unit * math.fsum(values) / len(values) if values else None
+
+    def shown_values(self, number: RunNumber, criteria: Criteria) -> list[float]:
+        """Return the values of the metric whose mean is shown."""
         raise NotImplementedError
 
     def compare_rows(self, numbers: Sequence[RunNumber], columns: Sequence[str], criteria: Criteria) -> None:
@@ -101,8 +110,9 @@ class Show:
         """Change numbers by the baseline's."""
 
     def decimals(self, criteria: Criteria) -> int:
-        """Return the number of decimals, as papers print them."""
-        return 2 if criteria.percent else 4
+        """Return the number of decimals."""
+        of_metric = 2 if criteria.percent else 4
+        return of_metric if self.num_decimals is None else self.num_decimals
 
     def text(self, value: float, criteria: Criteria) -> str:
         """Return a number as text."""
@@ -110,7 +120,7 @@ class Show:
 
     def lower_is_better(self, criteria: Criteria) -> bool:
         """Return whether smaller numbers are better."""
-        return criteria.minimize
+        return criteria.minimize if self.minimize is None else self.minimize
 
     def best(self, labels: Labels, criteria: Criteria) -> Callable[[Iterable[float]], float] | None:
         """Return the function that chooses the best number of the column with these labels; None for none."""
@@ -125,30 +135,17 @@ class Show:
         return ()
 
 
-class MetricShow(Show):
-    """A number of the metric's values."""
-
-    is_of_metric = True
-
-    def value(self, number: RunNumber, criteria: Criteria) -> float | None:
-        values = self.shown_values(number, criteria)
-        return criteria.unit * math.fsum(values) / len(values) if values else None
-
-    def shown_values(self, number: RunNumber, criteria: Criteria) -> list[float]:
-        """Return the values whose mean is shown."""
-        raise NotImplementedError
-
-
 def in_order(values: Mapping[int, float]) -> list[float]:
     """Return values by round in the order of the rounds."""
     return [values[round_] for round_ in sorted(values)]
 
 
 @dataclass(frozen=True)
-class Final(MetricShow):
+class Final(Show):
     """The value of the last round."""
 
     name = "final"
+    is_of_metric = True
 
     def title(self, criteria: Criteria) -> str:
         return f"final {criteria.metric_name}"
@@ -158,10 +155,11 @@ class Final(MetricShow):
 
 
 @dataclass(frozen=True)
-class Best(MetricShow):
+class Best(Show):
     """The best value of all rounds."""
 
     name = "best"
+    is_of_metric = True
 
     def title(self, criteria: Criteria) -> str:
         return f"best {criteria.metric_name} of all rounds"
@@ -171,10 +169,11 @@ class Best(MetricShow):
 
 
 @dataclass(frozen=True)
-class Last(MetricShow):
+class Last(Show):
     """The mean of the last ``k`` values."""
 
     name = "last"
+    is_of_metric = True
     k: int = 5
 
     def title(self, criteria: Criteria) -> str:
@@ -185,21 +184,22 @@ class Last(MetricShow):
 
 
 @dataclass(frozen=True)
-class Mean(MetricShow):
+class Mean(Show):
     """The mean from the first to the last of ``rounds``, counted from 0."""
 
     name = "mean"
+    is_of_metric = True
     rounds: tuple[int, int] = (0, 0)
 
     def title(self, criteria: Criteria) -> str:
         return f"mean {criteria.metric_name} of rounds {' to '.join(map(str, self.rounds))}"
 
     def shown_values(self, number: RunNumber, criteria: Criteria) -> list[float]:
-        (first, last), values = self.rounds, number.run.result.values
-        shown = [value for round_, value in values.items() if first <= round_ <= last]
-        if shown and max(values) >= last:
-            return shown
-        number.notes.append(f"lacks values of rounds {first} to {last}")
+        (start, end), values = self.rounds, number.run.result.values
+        between = [value for round_, value in values.items() if start <= round_ <= end]
+        if between and max(values) >= end:
+            return between
+        number.notes.append(f"lacks values of rounds {start} to {end}")
         return []
 
 
@@ -208,6 +208,8 @@ class RoundsTo(Show):
     """The number of rounds after which the metric has reached ``target``, in the metric's own unit."""
 
     name = "rounds_to"
+    num_decimals = 1
+    minimize = True
     target: float = math.nan
 
     def title(self, criteria: Criteria) -> str:
@@ -215,22 +217,16 @@ class RoundsTo(Show):
         return f"rounds until {criteria.metric} is {'at most' if criteria.minimize else 'at least'} {target}"
 
     def value(self, number: RunNumber, criteria: Criteria) -> float | None:
-        values, better = number.run.result.values, min if criteria.minimize else max
-        reached = [round_ for round_, value in values.items() if better(value, self.target) == value]
+        values, sign = number.run.result.values, -1 if criteria.minimize else 1
+        reached = [round_ for round_, value in values.items() if sign * value >= sign * self.target]
         if reached:
             return float(min(reached) + 1)
         number.missed = True
         number.notes.append(f"missed the target in {max(values) + 1} rounds")
         return float(max(values) + 1)
 
-    def decimals(self, criteria: Criteria) -> int:
-        return 1
-
     def text(self, value: float, criteria: Criteria) -> str:
         return super().text(value, criteria).removesuffix(".0")
-
-    def lower_is_better(self, criteria: Criteria) -> bool:
-        return True
 
 
 @dataclass(frozen=True)
@@ -239,6 +235,8 @@ class Seconds(Show):
 
     name = "seconds"
     same_machine = True
+    num_decimals = 2
+    minimize = True
 
     def title(self, criteria: Criteria) -> str:
         ratio = f", divided by the seconds of {criteria.baseline_name}" if criteria.baseline else ""
@@ -258,12 +256,6 @@ class Seconds(Show):
             else:
                 number.value = number.pair[0] if number.pair else None
 
-    def decimals(self, criteria: Criteria) -> int:
-        return 2
-
-    def lower_is_better(self, criteria: Criteria) -> bool:
-        return True
-
     def published(self, number: Published, of_baseline: Published | None, criteria: Criteria) -> Published | None:
         if not criteria.baseline:
             return number
@@ -274,21 +266,22 @@ class Seconds(Show):
 
 
 @dataclass(frozen=True)
-class Rank(Show):
+class Rank(Final):
     """The rank by the final value among the rows of a column, where 1 is best."""
 
     name = "rank"
+    is_of_metric = False
+    num_decimals = 2
+    minimize = True
 
     def title(self, criteria: Criteria) -> str:
         return f"rank by final {criteria.metric} among the rows of a column"
 
-    def value(self, number: RunNumber, criteria: Criteria) -> float | None:
-        return criteria.unit * in_order(number.run.result.values)[-1]
-
     def compare_rows(self, numbers: Sequence[RunNumber], columns: Sequence[str], criteria: Criteria) -> None:
         groups: dict[tuple[object, ...], list[RunNumber]] = defaultdict(list)
         for number in numbers:
-            groups[(*(number.run.labels[axis] for axis in columns), number.run.seed)].append(number)
+            labels = tuple(number.run.labels[axis] for axis in columns)
+            groups[labels, number.run.seed].append(number)
         for group in groups.values():
             ranked = [(number, number.value) for number in group if number.value is not None]
             pending = any(number.state in ("running", "waiting") for number in group)
@@ -300,12 +293,6 @@ class Rank(Show):
                 if differ:
                     number.notes.append("not ranked: the hashes of the partitions of this column differ")
 
-    def decimals(self, criteria: Criteria) -> int:
-        return 2
-
-    def lower_is_better(self, criteria: Criteria) -> bool:
-        return True
-
 
 @dataclass(frozen=True)
 class ByScore(Show):
@@ -314,6 +301,7 @@ class ByScore(Show):
     name = "scores"
     added_axis = "score"
     callback = "Scores"
+    minimize = False
     scores: tuple[str, ...] = ()
 
     def title(self, criteria: Criteria) -> str:
@@ -326,12 +314,10 @@ class ByScore(Show):
             return None
         return criteria.unit * value
 
-    def lower_is_better(self, criteria: Criteria) -> bool:
-        return False
-
     def added_labels(self, runs: Iterable[ComparedRun]) -> tuple[str, ...]:
         logged = {tag for run in runs for tag in run.result.metrics}
-        return self.scores or tuple(score for score in SCORES if f"scores/{score}" in logged) or SCORES[:1]
+        logged_scores = tuple(score for score in SCORES if f"scores/{score}" in logged)
+        return self.scores or logged_scores or SCORES[:1]
 
 
 @dataclass(frozen=True)
@@ -341,6 +327,8 @@ class Fair(Show):
     name = "fair"
     added_axis = "fair"
     callback = "PersonalAccuracy"
+    num_decimals = 2
+    minimize = False
 
     def title(self, criteria: Criteria) -> str:
         return "accuracies of the clients on their own test data, in %, variance and noise in squared %"
@@ -358,12 +346,6 @@ class Fair(Show):
             number.notes.append("does not log this; add the callback PersonalAccuracy")
         in_squares = column in ("variance", "noise")
         return None if value is None else (1e4 if in_squares else 100.0) * value
-
-    def decimals(self, criteria: Criteria) -> int:
-        return 2
-
-    def lower_is_better(self, criteria: Criteria) -> bool:
-        return False
 
     def best(self, labels: Labels, criteria: Criteria) -> Callable[[Iterable[float]], float] | None:
         column = labels[self.added_axis]

@@ -107,28 +107,29 @@ def half_width(n: Any, deviation: float, kind: str, confidence: float, prior_sca
         return stats.t.ppf((1 + confidence) / 2, n - 1) * deviation / np.sqrt(n)
     c2 = prior_scale**-2
     gap = -np.expm1((2 * math.log1p(-confidence) + np.log(c2 / (n + c2))) / n)
-    rest = n / (n + c2) - gap
+    denominator = n / (n + c2) - gap
     with np.errstate(all="ignore"):
-        return np.where(rest > 0, deviation * np.sqrt((n - 1) / n * gap / rest), np.inf)
+        return np.where(denominator > 0, deviation * np.sqrt((n - 1) / n * gap / denominator), np.inf)
 
 
-def p_value(ours: Difference, kind: str, prior_scale: float = 1.0) -> float:
+def p_value(difference: Difference, kind: str, prior_scale: float = 1.0) -> float:
     """Return the two-sided p-value in [0, 1] of "no difference"; 1 if the difference is a bound.
 
     For a ``sequence``, it is the least alpha at which the interval of :func:`half_width` excludes 0, and valid at any
     look; for any other kind, the p-value of Student's paired t-test.
 
     Args:
-        ours: the mean difference of n pairs, with its deviation.
+        difference: the mean difference of n pairs, with its deviation.
         kind: kind of interval, as in :func:`half_width`.
         prior_scale: scale of the differences that are expected, in deviations, above 0, as in :func:`half_width`.
     """
-    if not ours.deviation or ours.bound:
+    n, mean, deviation = difference.n, difference.mean, difference.deviation
+    if not deviation or difference.bound:
         return 1.0
     if kind != "sequence":
-        return float(2 * stats.t.sf(abs(ours.mean) * math.sqrt(ours.n) / ours.deviation, ours.n - 1))
-    n, c2, variance = ours.n, prior_scale**-2, ours.deviation**2 * (ours.n - 1) / ours.n
-    shrunk = (variance + ours.mean**2 * c2 / (n + c2)) / (variance + ours.mean**2)
+        return float(2 * stats.t.sf(abs(mean) * math.sqrt(n) / deviation, n - 1))
+    c2, variance = prior_scale**-2, deviation**2 * (n - 1) / n
+    shrunk = (variance + mean**2 * c2 / (n + c2)) / (variance + mean**2)
     return min(1.0, math.sqrt((n + c2) / c2) * shrunk ** (n / 2))
 
 
@@ -140,7 +141,8 @@ def holm(values: Sequence[float]) -> list[float]:
     """
     places, many = np.argsort(np.argsort(values)), len(values)
     rising = np.maximum.accumulate(np.sort(values) * np.arange(many, 0, -1))
-    return [float(one) for one in np.minimum(rising, 1.0)[places]]
+    corrected: list[float] = np.minimum(rising, 1.0)[places].tolist()
+    return corrected
 
 
 def paired_difference(
@@ -160,7 +162,7 @@ def paired_difference(
         return None
     n = len(pairs)
     with np.errstate(all="ignore"):  # overflow makes the interval infinite
-        values = np.array([round(ours - theirs, DECIMALS) for ours, theirs in pairs])
+        values = np.array([round(number - of_baseline, DECIMALS) for number, of_baseline in pairs])
         mean = float(values.mean())
         if n == 1:
             return Difference(mean, None, n)
@@ -201,18 +203,19 @@ def bounded(difference: Difference | None, bounds: Collection[str]) -> Differenc
     return replace(difference, interval=None, bound=sides.pop(), why="") if len(sides) == 1 else None
 
 
-def decision(ours: Difference | None, margin: float | None = None) -> Decision:
+def decision(difference: Difference | None, margin: float | None = None) -> Decision:
     """Return the decision on a difference to the baseline.
 
     Args:
-        ours: the difference.
+        difference: the difference.
         margin: greatest difference that does not matter; None if not stated.
 
     Returns:
         ``no difference`` if the interval lies within the margin, ``above`` or ``below`` if it lies on one side of 0,
         and ``undecided`` otherwise, or without an interval.
     """
-    low, high = ours.interval if ours is not None and ours.interval is not None else (math.nan, math.nan)
+    interval = difference.interval if difference is not None else None
+    low, high = interval or (math.nan, math.nan)
     if not low < high:  # also for nan
         return "undecided"
     if margin is not None and -margin <= low and high <= margin:
@@ -220,11 +223,11 @@ def decision(ours: Difference | None, margin: float | None = None) -> Decision:
     return "above" if low > 0 else "below" if high < 0 else "undecided"
 
 
-def verdict(ours: Difference | None, published: float | None, margin: float | None = None) -> Verdict | None:
+def verdict(difference: Difference | None, published: float | None, margin: float | None = None) -> Verdict | None:
     """Return the verdict on a published difference: the first of five that applies.
 
     Args:
-        ours: our difference to the baseline, with its interval.
+        difference: our difference to the baseline, with its interval.
         published: the published difference to the baseline.
         margin: as for :func:`decision`.
 
@@ -236,19 +239,19 @@ def verdict(ours: Difference | None, published: float | None, margin: float | No
     """
     if not published or math.isnan(published):
         return None
-    decided = decision(ours, margin)
+    decided = decision(difference, margin)
     if decided in ("no difference", "undecided"):
         return decided
     if (decided == "above") != (published > 0):
         return "reversed"
-    assert ours is not None
-    assert ours.interval is not None
-    low, high = ours.interval
+    assert difference is not None
+    assert difference.interval is not None
+    low, high = difference.interval
     return "reproduced" if low <= published <= high and high - low < abs(published) else "same sign"
 
 
 def seeds_to_decide(
-    ours: Difference | None, kind: str, confidence: float, prior_scale: float = 1.0, margin: float | None = None
+    difference: Difference | None, kind: str, confidence: float, prior_scale: float = 1.0, margin: float | None = None
 ) -> int | None:
     """Estimate the number of seeds that decide an undecided difference, if its mean and deviation do not change.
 
@@ -259,17 +262,18 @@ def seeds_to_decide(
     Returns:
         The number; ``MOST_SEEDS`` + 1 for any greater one; None without a deviation.
     """
-    if ours is None or ours.deviation is None or ours.bound:
+    if difference is None or difference.deviation is None or difference.bound:
         return None
-    n = np.arange(ours.n + 1, MOST_SEEDS + 1)
-    needed = max(abs(ours.mean), (margin or 0.0) - abs(ours.mean))
-    enough = n[half_width(n, ours.deviation, kind, confidence, prior_scale) < needed]
+    n = np.arange(difference.n + 1, MOST_SEEDS + 1)
+    width = max(abs(difference.mean), (margin or 0.0) - abs(difference.mean))
+    enough = n[half_width(n, difference.deviation, kind, confidence, prior_scale) < width]
     return int(enough[0]) if len(enough) else MOST_SEEDS + 1
 
 
 def ranks(values: Sequence[float], minimize: bool) -> list[float]:
     """Return the rank of each value, where 1 is best; equal values share the mean of their ranks."""
-    return [float(rank) for rank in stats.rankdata(values if minimize else [-value for value in values])]
+    rising: list[float] = stats.rankdata(np.array(values) if minimize else -np.array(values)).tolist()
+    return rising
 
 
 def fairness(metrics: Mapping[str, float], local: Mapping[str, float]) -> dict[str, float]:
@@ -286,16 +290,18 @@ def fairness(metrics: Mapping[str, float], local: Mapping[str, float]) -> dict[s
     """
     names = ("accuracy", "worst_tenth", "spread")
     point = point_of(metrics)
-    found = {name: metrics[f"{point}{name}"] for name in names if f"{point}{name}" in metrics}
-    found |= {"variance": found["spread"] ** 2} if "spread" in found else {}
-    found |= {"noise": metrics["fair/noise"]} if "fair/noise" in metrics else {}
-    alone = {tag.removeprefix("personal/client/"): value for tag, value in local.items()}
+    values = {name: metrics[f"{point}{name}"] for name in names if f"{point}{name}" in metrics}
+    if "spread" in values:
+        values["variance"] = values["spread"] ** 2
+    if "fair/noise" in metrics:
+        values["noise"] = metrics["fair/noise"]
+    of_local = {tag.removeprefix("personal/client/"): value for tag, value in local.items()}
     of_clients = {tag.removeprefix(f"{point}client/"): value for tag, value in metrics.items()}
-    gains = [value - alone[k] for k, value in of_clients.items() if k.isdecimal() and k in alone]
+    gains = [value - of_local[k] for k, value in of_clients.items() if k.isdecimal() and k in of_local]
     if gains:
         helped = sum(gain > 0 for gain in gains) / len(gains)
-        found |= dict(zip(GAINS, (math.fsum(gains) / len(gains), min(gains), helped), strict=True))
-    return found
+        values |= dict(zip(GAINS, (math.fsum(gains) / len(gains), min(gains), helped), strict=True))
+    return values
 
 
 def point_of(metrics: Mapping[str, float]) -> str:

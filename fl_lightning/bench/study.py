@@ -97,23 +97,24 @@ class CellStudy(Study):
         fail_stale_trials(self)
         # processes that died between their claim and its first sign of life; the attribute `process` comes after both
         late = datetime.now() - timedelta(seconds=2 * GRACE)
-        for one in self.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if "process" not in one.user_attrs and one.datetime_start is not None and one.datetime_start < late:
-                self.tell(one.number, state=TrialState.FAIL, skip_if_finished=True)
+        for trial in self.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            start = trial.datetime_start
+            if "process" not in trial.user_attrs and start is not None and start < late:
+                self.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
         for attributes, parameters in self.missing():
             fixed = {"fixed_params": parameters} if parameters else {}
             running = create_trial(state=TrialState.RUNNING, user_attrs=attributes, system_attrs=fixed)
             # numbers of the database are consecutive, so the second of two claims sees the first
             trial_id = self.database.create_new_trial(self.database.get_study_id_from_name(self.study_name), running)
             self.beat(trial_id)
-            trial, digest = Trial(self, trial_id), attributes["digest"]
+            claimed, digest = Trial(self, trial_id), attributes["digest"]
             holder = decisive(by_digest(self, [digest])[digest])
             with suppress(UpdateFinishedTrialError):  # of a process that was paused, and counts as dead
-                if holder is not None and holder.number == trial.number:
-                    trial.set_user_attr("process", f"{os.getpid()} on {socket.gethostname()}")
-                    return trial
-                trial.set_user_attr("repeats", None if holder is None else holder.number)
-                self.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
+                if holder is not None and holder.number == claimed.number:
+                    claimed.set_user_attr("process", f"{os.getpid()} on {socket.gethostname()}")
+                    return claimed
+                claimed.set_user_attr("repeats", None if holder is None else holder.number)
+                self.tell(claimed, state=TrialState.PRUNED, skip_if_finished=True)
         return None
 
     def beat(self, trial_id: int) -> None:
@@ -143,10 +144,12 @@ class CellStudy(Study):
         failed = [trial for trial in self.last_trials() if trial.state == TrialState.FAIL]
         self.free([trial.user_attrs["digest"] for trial in failed])
 
-    def free(self, digests: Iterable[str], **more: bool) -> None:
+    def free(self, digests: Iterable[str], **attributes: bool) -> None:
         """Make cells claimable again; with ``anew=True``, their earlier trials no longer count."""
         for digest in digests:
-            self.add_trial(create_trial(state=TrialState.FAIL, user_attrs={**self.trials_by_cell[digest][0], **more}))
+            self.add_trial(
+                create_trial(state=TrialState.FAIL, user_attrs={**self.trials_by_cell[digest][0], **attributes})
+            )
 
 
 def cause_of(error: BaseException) -> str:
@@ -219,8 +222,8 @@ def wait_less_for_disk(connection: Any, record: Any) -> None:
 def hidden(url: str) -> str:
     """A URL without its password."""
     head, at, tail = url.rpartition("@")
-    scheme, _, rest = head.partition("://")
-    return f"{scheme}://{rest.split(':')[0]}{at}{tail}" if at else url
+    scheme, _, login = head.partition("://")
+    return f"{scheme}://{login.split(':')[0]}{at}{tail}" if at else url
 
 
 def exists(url: str) -> bool:
@@ -232,20 +235,20 @@ def exists(url: str) -> bool:
 # ------------------------------------------------------------------ the study of a suite
 def find_study(suite: Suite, database: RDBStorage, output: Path | None = None) -> Study | None:
     """Return the study of a suite; None if it does not exist."""
-    summaries = {one.study_name: one for one in optuna.get_all_study_summaries(database, include_best_trial=False)}
-    own = summaries.get(suite.name)
-    if own is not None and own.n_trials:
-        metric, margin = own.user_attrs.get("metric"), own.user_attrs.get("margin")
+    summaries = optuna.get_all_study_summaries(database, include_best_trial=False)
+    of_suite = next((summary for summary in summaries if summary.study_name == suite.name), None)
+    if of_suite is not None and of_suite.n_trials:
+        metric, margin = of_suite.user_attrs.get("metric"), of_suite.user_attrs.get("margin")
         hint = f"the database has a study of this name by {metric}, and this one is by {suite.metric}; "
         hint += "use another --output or --storage, or rename the suite's file"
         require(metric == suite.metric, "suite", suite.name, hint)
         now = suite.decide and suite.decide.margin
         hint = f"the first cell was run with {margin}; restore it, or use another --output or --storage"
         require(None in (margin, now) or margin == now, f"{suite.path}: decide.margin", now, hint)
-    others = {one.user_attrs.get("suite", suite.name) for one in summaries.values()} - {suite.name}
-    hint = f"it has the study of the suite {', '.join(sorted(others))}, not of {suite.name}; use another folder"
-    require(output is None or not others, "--output", str(output), hint)
-    return None if own is None else optuna.load_study(study_name=suite.name, storage=database)
+    foreign = {summary.user_attrs.get("suite", suite.name) for summary in summaries} - {suite.name}
+    hint = f"it has the study of the suite {', '.join(sorted(foreign))}, not of {suite.name}; use another folder"
+    require(output is None or not foreign, "--output", str(output), hint)
+    return None if of_suite is None else optuna.load_study(study_name=suite.name, storage=database)
 
 
 def trial_digest(trial: FrozenTrial) -> str | None:
@@ -273,32 +276,39 @@ def decisive(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
 
 def attributes_of(cell: Cell) -> dict[str, Any]:
     """The attributes of a cell's trial."""
-    return {key: getattr(cell, key) for key in ("digest", "labels", "seed", "scale")} | {"cell": cell.name}
+    of_cell = {"digest": cell.digest, "labels": cell.labels, "seed": cell.seed, "scale": cell.scale}
+    return {**of_cell, "cell": cell.name}
 
 
-def load_results(study: Study, cells: Sequence[Cell], known: Mapping[str, CellResult]) -> int:
+def load_results(study: Study, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> int:
     """Mark cells as done whose results, by digest, come from elsewhere; return the number of new results."""
     worst = math.inf if study.direction == StudyDirection.MINIMIZE else -math.inf
-    alike = {cell.digest: cell for cell in cells if cell.digest in known}
-    own = by_digest(study, alike)
-    lacking = [digest for digest in alike if all(trial.state != TrialState.COMPLETE for trial in own[digest])]
-    for digest in lacking:
-        values = known[digest].values
-        last, kept = values[max(values)], {key: getattr(known[digest], key) for key in KEPT_OF_RESULT}
+    loadable = {cell.digest: cell for cell in cells if cell.digest in results}
+    num_new = 0
+    for digest, trials in by_digest(study, loadable).items():
+        if any(trial.state == TrialState.COMPLETE for trial in trials):
+            continue
+        result = results[digest]
+        final = result.values[max(result.values)]
+        stored = {key: getattr(result, key) for key in KEPT_OF_RESULT}
         study.add_trial(
             create_trial(
-                value=worst if math.isnan(last) else last,  # Optuna takes no nan
-                intermediate_values=dict(values),
-                user_attrs={**attributes_of(alike[digest]), "result": kept},
+                value=worst if math.isnan(final) else final,  # Optuna takes no nan
+                intermediate_values=dict(result.values),
+                user_attrs={**attributes_of(loadable[digest]), "result": stored},
             )
         )
-    return len(lacking)
+        num_new += 1
+    return num_new
 
 
 def results_of(study: Study | None, cells: Sequence[Cell]) -> dict[str, CellResult]:
     """The result of each cell, by its digest; a cell that is not in the study waits."""
     trials_of = by_digest(study, [cell.digest for cell in cells]) if study is not None else {}
-    return {cell.digest: result_of_trial(cell, decisive(trials_of.get(cell.digest, ()))) for cell in cells}
+    results = {}
+    for cell in cells:
+        results[cell.digest] = result_of_trial(cell, decisive(trials_of.get(cell.digest, ())))
+    return results
 
 
 def read_study(study: Study) -> Iterator[StoredCell]:
@@ -317,13 +327,13 @@ def result_of_trial(cell: Cell, trial: FrozenTrial | None) -> CellResult:
         return waiting(cell)
     states: Mapping[TrialState, CellState]
     states = {TrialState.COMPLETE: "done", TrialState.FAIL: "failed", TrialState.RUNNING: "running"}
-    kept: Mapping[str, Any] = trial.user_attrs.get("result", {})
-    values = kept.get("values") or trial.intermediate_values
+    stored: Mapping[str, Any] = trial.user_attrs.get("result", {})
+    values = stored.get("values") or trial.intermediate_values
     return replace(
         waiting(cell),
         state=states.get(trial.state, "waiting"),
         reason=trial.user_attrs.get("reason", ""),
         scale=trial.user_attrs.get("scale", cell.scale),
-        **{key: kept[key] for key in KEPT_OF_RESULT[1:] if key in kept},
+        **{key: stored[key] for key in KEPT_OF_RESULT[1:] if key in stored},
         values={int(round_): float(value) for round_, value in values.items()},
     )

@@ -155,27 +155,33 @@ class Suite(Criteria):
         hint = "would replace every row's method; add a label on the axis method, or use method+"
         replaced = [part["method"] for part in extra if "method" in part and "method" in self.axes]
         require(not replaced, "--config: method", next(iter(replaced), None), hint)
-        taken = self.seeds if seeds is None else seeds
-        cells = [self.cell(labels, seed, scale, extra) for seed in taken for labels in self.combinations()]
-        first: dict[str, Cell] = {}
+        cells = list[Cell]()
+        for seed in self.seeds if seeds is None else seeds:
+            cells += (self.cell(labels, seed, scale, extra) for labels in self.combinations())
+        by_digest: dict[str, Cell] = {}
         for cell in cells:
-            other = first.setdefault(cell.digest, cell)
+            earlier = by_digest.setdefault(cell.digest, cell)
             hint = "these cells differ only in where their files are or in how they are run, so that the result of one "
             hint += "would stand for the other; use a suite for each"
-            require(cell.config == other.config, f"{self.path}: axes", f"{other.name} and {cell.name}", hint)
+            require(cell.config == earlier.config, f"{self.path}: axes", f"{earlier.name} and {cell.name}", hint)
         return cells
 
     def cell(self, labels: Labels, seed: int, scale: float = 1.0, extra: Sequence[Fragment] = ()) -> Cell:
         """The cell of some labels and a seed."""
-        parts = [DEFAULTS, *self.base, *(part for axis, label in labels.items() for part in self.axes[axis][label])]
-        for when, more in self.overrides:
-            parts += more if matches(labels, when) else ()
-        parts += [scaled_work(merged_config(parts), scale)] if scale != 1 else []
+        parts = [DEFAULTS, *self.base]
+        for axis, label in labels.items():
+            parts += self.axes[axis][label]
+        for when, fragments in self.overrides:
+            if matches(labels, when):
+                parts += fragments
+        if scale != 1:
+            parts.append(scaled_work(merged_config(parts), scale))
         parts += extra
-        parts += [offline_work(merged_config(parts))] if self.offline else []
-        parts += [{"seed_everything": seed}]
-        classes = look_up(merged_config(parts), "model.init_args.num_classes")
-        return Cell(labels, seed, tuple(in_classes(part, classes) for part in parts if part), scale)
+        if self.offline:
+            parts.append(offline_work(merged_config(parts)))
+        parts.append({"seed_everything": seed})
+        num_classes = look_up(merged_config(parts), "model.init_args.num_classes")
+        return Cell(labels, seed, tuple(in_classes(part, num_classes) for part in parts if part), scale)
 
 
 def scaled_work(config: Fragment, scale: float) -> Fragment:
@@ -187,18 +193,19 @@ def scaled_work(config: Fragment, scale: float) -> Fragment:
     """
     require(0 < scale <= 1, "--scale", scale, "use a share of the work above 0, up to 1")
     share = scale ** (1 / 3)
-    trainer, data = config.get("trainer") or {}, (config.get("data") or {}).get("init_args") or {}
+    trainer, of_data = config.get("trainer") or {}, (config.get("data") or {}).get("init_args") or {}
     work = "local_steps" if trainer.get("local_steps") else "local_epochs"
-    whole = {"max_rounds": trainer.get("max_rounds", 10), work: trainer.get(work, 1)}
-    fewer: Fragment = {key: max(1, round(share * value)) for key, value in whole.items()}
-    if look_up(trainer, OVER_ROUNDS) == whole["max_rounds"]:
+    full = {"max_rounds": trainer.get("max_rounds", 10), work: trainer.get(work, 1)}
+    fewer: Fragment = {key: max(1, round(share * value)) for key, value in full.items()}
+    if look_up(trainer, OVER_ROUNDS) == full["max_rounds"]:
         fewer |= nested_config(OVER_ROUNDS, fewer["max_rounds"])
-    if "train_size" not in data:
+    if "train_size" not in of_data:
         return {"trainer": fewer}
-    size = data["train_size"]
+    size = of_data["train_size"]
     examples: Any = share * size if size else round(share, 4)
     if isinstance(size, int):
-        batches = math.prod(n for key in ("batch_size", "num_clients") if isinstance(n := data.get(key), int))
+        factors = (of_data.get(key) for key in ("batch_size", "num_clients"))
+        batches = math.prod(factor for factor in factors if isinstance(factor, int))
         examples = min(size, max(batches, round(share * size)))
     return {"trainer": fewer, "data": {"init_args": {"train_size": examples}}}
 
@@ -207,8 +214,10 @@ def without_data(suite: Suite) -> Suite:
     """Return a suite whose cells need no data set: tiny runs of one seed, without published numbers beside them."""
     note = f"Run with --offline: {OFFLINE_ROUNDS} rounds on a few generated or embedded examples. This shows that the "
     note += "suite runs; its numbers mean nothing."
-    captions = [": ".join(filter(None, [f"Offline, {NO_MEANING}", table.caption])) for table in suite.tables]
-    tables = [replace(table, caption=text, published={}) for table, text in zip(suite.tables, captions, strict=True)]
+    tables = []
+    for table in suite.tables:
+        caption = ": ".join(filter(None, [f"Offline, {NO_MEANING}", table.caption]))
+        tables.append(replace(table, caption=caption, published={}))
     fixed: dict[str, Any] = {"interval": "t", "decide": None} if suite.decide else {}
     title = f"{suite.title} (offline: {NO_MEANING})"
     seeds, notes = suite.seeds[:1], (note, *suite.notes)
@@ -220,27 +229,29 @@ def offline_work(config: Fragment) -> Fragment:
 
     Every client has examples for a batch, so that each step of a method is taken. Initial weights are dropped.
     """
-    trainer, data = config.get("trainer") or {}, config.get("data") or {}
-    given = data.get("init_args") or {}
-    kind = class_name(given.get("partitioner"))
-    most = MORE_CLIENTS.get(kind, OFFLINE_CLIENTS)
-    clients = min(given.get("num_clients") or most, most)
+    trainer, of_data = config.get("trainer") or {}, (config.get("data") or {}).get("init_args") or {}
+    partitioner = class_name(of_data.get("partitioner"))
+    max_clients = MORE_CLIENTS.get(partitioner, OFFLINE_CLIENTS)
+    clients = min(of_data.get("num_clients") or max_clients, max_clients)
     rounds = min(trainer.get("max_rounds", 10), OFFLINE_ROUNDS)
     fewer: Fragment = {"max_rounds": rounds, "local_epochs": 1}
     fewer |= {key: min(trainer[key], limit) for key, limit in SMALLER.items() if trainer.get(key)}
     if look_up(trainer, OVER_ROUNDS) == trainer.get("max_rounds", 10):
         fewer |= nested_config(OVER_ROUNDS, rounds)
     small: Fragment = {"num_clients": clients, "batch_size": OFFLINE_BATCH}
-    name = class_name(data)
+    name = class_name(config.get("data"))
     if name in GENERATED:
         small |= {"largest": 5 * OFFLINE_BATCH}
     else:
         small |= {"train_size": 2 * clients * OFFLINE_BATCH, "test_size": 5 * OFFLINE_BATCH, "drop_last": "singletons"}
-        small |= {"offline": True} if name not in EMBEDDED else {}
-        small |= {"val_fraction": 0.25} if given.get("val_fraction") else {}
-        if kind in SMALLEST:
-            small |= nested_config("partitioner.init_args", SMALLEST[kind])
-    return {"trainer": fewer, "data": {"init_args": small}, **({"weights": None} if config.get("weights") else {})}
+        if name not in EMBEDDED:
+            small["offline"] = True
+        if of_data.get("val_fraction"):
+            small["val_fraction"] = 0.25
+        if partitioner in SMALLEST:
+            small |= nested_config("partitioner.init_args", SMALLEST[partitioner])
+    weights = {"weights": None} if config.get("weights") else {}
+    return {"trainer": fewer, "data": {"init_args": small}, **weights}
 
 
 def class_name(part: Any) -> str:
@@ -254,7 +265,7 @@ def selected_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
 
     A pattern has labels of any axes and ``seed``, as the suite has them or as the names of cells do.
     """
-    wanted: set[str] = set()
+    selected: set[str] = set()
     # a label may contain commas
     axes = "|".join(re.escape(axis) for cell in cells[:1] for axis in (*cell.labels, "seed"))
     for pattern in only:
@@ -263,16 +274,16 @@ def selected_cells(cells: Sequence[Cell], only: Sequence[str]) -> list[Cell]:
         matching = {cell.name for cell in cells if terms <= set(cell.name.split(","))}
         hint = f"no cell matches; one is called {cells[0].name if cells else ''}: use one or more of its parts"
         require(bool(matching), "--only", pattern, hint)
-        wanted |= matching
-    return [cell for cell in cells if not only or cell.name in wanted]
+        selected |= matching
+    return [cell for cell in cells if not only or cell.name in selected]
 
 
 def first_seeds(seeds: Sequence[int], number: int | None) -> list[int]:
     """The first few of some seeds, and the smallest others where there are not enough; None for those themselves."""
-    more = (seed for seed in itertools.count() if seed not in seeds)
-    return list(itertools.islice(itertools.chain(seeds, more), number or len(seeds)))
+    unused = (seed for seed in itertools.count() if seed not in seeds)
+    return list(itertools.islice(itertools.chain(seeds, unused), number or len(seeds)))
 
 
 def matches(labels: Labels, when: Choice) -> bool:
     """Whether labels have one of the labels of ``when`` on each of its axes, where they have that axis."""
-    return all(labels.get(axis) in chosen for axis, chosen in when.items())
+    return all(labels.get(axis) in allowed for axis, allowed in when.items())

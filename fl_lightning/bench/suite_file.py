@@ -39,6 +39,11 @@ def strings(labels: Mapping[Any, Any]) -> Labels:
     return {str(axis): str(label) for axis, label in labels.items()}
 
 
+def label_tuple(labels: Any) -> tuple[str, ...]:
+    """Return a label, or a list of labels, as strings."""
+    return tuple(map(str, labels if isinstance(labels, list) else [labels]))
+
+
 ANY = Kind(lambda value: True, "a suite needs this key")
 TEXT = ANY._replace(form=lambda value: printable(str(value)))
 BOOL = Kind(lambda value: isinstance(value, bool), "give true or false")
@@ -53,7 +58,7 @@ SHARE = Kind(lambda value: isinstance(value, float) and 0 < value < 1, "use a va
 SEEDS = Kind(
     lambda value: (
         COUNT.passes(value)
-        or (VALUES.passes(value) and all(type(seed) is int and value.count(seed) == 1 for seed in value))
+        or (VALUES.passes(value) and len({*map(str, value)}) == len(value) and {*map(type, value)} == {int})
     ),
     "use the number of seeds, or a list of distinct integers",
     lambda value: tuple(range(value) if isinstance(value, int) else value),
@@ -69,16 +74,12 @@ ROUNDS = Kind(
     tuple,
 )
 SOME_SCORES = Kind(
-    lambda value: isinstance(value, list) and all(one in SCORES and value.count(one) == 1 for one in value),
+    lambda value: isinstance(value, list) and all(name in SCORES for name in value) and len({*value}) == len(value),
     f"use a list of some of {', '.join(SCORES)}, each once",
     tuple,
 )
 # labels on each axis, given as one label or a list
-CHOICE = MAPPING._replace(
-    form=lambda when: {
-        str(axis): tuple(map(str, labels if isinstance(labels, list) else [labels])) for axis, labels in when.items()
-    }
-)
+CHOICE = MAPPING._replace(form=lambda when: {str(axis): label_tuple(labels) for axis, labels in when.items()})
 KEYS_OF_SUITE = {
     **{"title": TEXT, "source": TEXT, "notes": LIST, "base": ANY, "axes": NOT_EMPTY, "seeds": SEEDS},
     **{"overrides": LIST, "exclude": LIST, "metric": NAME, "minimize": BOOL, "percent": BOOL, "baseline": MAPPING},
@@ -103,44 +104,45 @@ def load_suite(path: str | Path) -> Suite:
     Raises:
         UsageError: the file or one that it names cannot be read, or a key or label is not known.
     """
-    found = Path(path) if os.path.exists(path) else packaged_config(path)
+    file = Path(path) if os.path.exists(path) else packaged_config(path)
     hint = "no such file; use another, or a suite of the package, such as feduv/table1"
-    require(found is not None, "SUITE", str(path), hint)
-    path = found or Path(path)
+    require(file is not None, "SUITE", str(path), hint)
+    path = file or Path(path)
     raw = read_yaml(path)
     if isinstance(raw, Mapping) and "axes" not in raw and {"data", "model", "method", "trainer"} & set(raw):
         raise UsageError(f"{path}: is a config, not a suite; run it with fit --config {path}")
-    given = read_keys(raw, KEYS_OF_SUITE, f"{path}: ", ["base", "axes"])
-    axes = {str(axis): read_axis(str(axis), value, path) for axis, value in given["axes"].items()}
+    keys = read_keys(raw, KEYS_OF_SUITE, f"{path}: ", ["base", "axes"])
+    axes = {str(axis): read_axis(str(axis), value, path) for axis, value in keys["axes"].items()}
     overrides = []
-    for override in given.get("overrides", ()):
-        one = read_keys(override, {"when": CHOICE, "config": ANY}, f"{path}: overrides.", ["when", "config"])
-        overrides.append((one["when"], seedless(one["config"], path, f"{path}: overrides.config")))
-    for when in given.get("exclude", ()):
+    for raw_override in keys.get("overrides", ()):
+        override = read_keys(raw_override, {"when": CHOICE, "config": ANY}, f"{path}: overrides.", ["when", "config"])
+        overrides.append((override["when"], seedless(override["config"], path, f"{path}: overrides.config")))
+    for when in keys.get("exclude", ()):
         require(CHOICE.passes(when), f"{path}: exclude", when, CHOICE.remedy)
     decide = None
-    if given.get("decide") is not None:
-        decide = read_decide(given["decide"], len(given.get("seeds", [0])), path)
+    if keys.get("decide") is not None:
+        decide = read_decide(keys["decide"], len(keys.get("seeds", [0])), path)
         for key in ("interval", "confidence"):
             hint = "leave it out: decide has its own interval, and alpha"
-            require(key not in given, f"{path}: {key}", given.get(key), hint)
-        given |= {"interval": "sequence", "confidence": 1 - decide.alpha}
-    percent = given.get("percent", True)
-    read = {
-        "title": given.get("title", printable(path.stem)),
-        "notes": tuple(map(TEXT.form, given.get("notes", ()))),
-        "base": tuple(fragments_of(given["base"], path, f"{path}: base")),
+            require(key not in keys, f"{path}: {key}", keys.get(key), hint)
+        keys |= {"interval": "sequence", "confidence": 1 - decide.alpha}
+    percent = keys.get("percent", True)
+    tables = [parse_table(table, axes, percent, path) for table in keys.get("tables", [{}])]
+    arguments = {
+        "title": keys.get("title", printable(path.stem)),
+        "notes": tuple(map(TEXT.form, keys.get("notes", ()))),
+        "base": tuple(fragments_of(keys["base"], path, f"{path}: base")),
         "axes": axes,
-        "seeds": given.get("seeds", (0,)),
+        "seeds": keys.get("seeds", (0,)),
         "overrides": tuple(overrides),
-        "exclude": tuple(map(CHOICE.form, given.get("exclude", ()))),
-        "names": {known: printable(shown) for known, shown in given.get("names", {}).items()},
-        "baseline": given.get("baseline", {"method": "FedAvg"} if "FedAvg" in axes.get("method", {}) else {}),
-        "tables": tuple(parse_table(table, axes, percent, path) for table in given.get("tables", [{}])),
+        "exclude": tuple(map(CHOICE.form, keys.get("exclude", ()))),
+        "names": {name: printable(other_name) for name, other_name in keys.get("names", {}).items()},
+        "baseline": keys.get("baseline", {"method": "FedAvg"} if "FedAvg" in axes.get("method", {}) else {}),
+        "tables": tuple(tables),
         "decide": decide,
-        "open": None if given.get("open") is None else read_open(given["open"], path),
+        "open": None if keys.get("open") is None else read_open(keys["open"], path),
     }
-    suite = Suite(path=path, **{**given, **read})
+    suite = Suite(path=path, **{**keys, **arguments})
     require(suite.name.isprintable(), "SUITE", str(path), "use printable names for the file and its folder")
     check_labels(suite)
     return suite
@@ -160,17 +162,18 @@ def with_readings(suite: Suite) -> Suite:
         UsageError: there is no copy of the repository, or the suite has no readings to compare.
     """
     require(PROTOCOL_VARIANTS.is_file(), "--readings", True, "needs a copy of the repository; use one")
-    made: Suite = run_path(str(PROTOCOL_VARIANTS))["with_readings"](suite)
-    return made
+    functions = run_path(str(PROTOCOL_VARIANTS))
+    with_axis: Suite = functions["with_readings"](suite)
+    return with_axis
 
 
-def read_keys(raw: Any, kinds: Mapping[str, Kind], where: str, needed: Sequence[str] = ()) -> dict[str, Any]:
-    """The values of a mapping in the form of their kinds; refuses unknown keys, and a lack of those ``needed``."""
+def read_keys(raw: Any, kinds: Mapping[str, Kind], where: str, required: Sequence[str] = ()) -> dict[str, Any]:
+    """The values of a mapping in the form of their kinds; refuses unknown keys, and a lack of those ``required``."""
     require(isinstance(raw, Mapping), where.rstrip(".: "), raw, "use a mapping")
     for key, value in raw.items():
         require(key in kinds, f"{where}{key}", value, f"unknown key; available: {', '.join(kinds)}")
         require(kinds[key].passes(value), f"{where}{key}", value, kinds[key].remedy)
-    for key in needed:
+    for key in required:
         require(key in raw, f"{where}{key}", None, kinds[key].remedy)
     return {key: kinds[key].form(value) for key, value in raw.items()}
 
@@ -190,31 +193,34 @@ def labelled_fragments(value: Any, path: Path, where: str) -> dict[str, tuple[Fr
     require(NOT_EMPTY.passes(value), where, value, hint)
     pairs = [(str(label), config) for label, config in value.items()]
     if "key" in value:
-        given = read_keys(value, {"key": NAME, "values": VALUES}, f"{where}.", ["values"])
-        pairs = [(str(one), nested_config(given["key"], one)) for one in given["values"]]
+        keys = read_keys(value, {"key": NAME, "values": VALUES}, f"{where}.", ["values"])
+        pairs = [(str(argument), nested_config(keys["key"], argument)) for argument in keys["values"]]
     labels = [label for label, _ in pairs]
     for label in labels:
         require(label.isprintable(), where, label, "give labels of one line, without control characters")
     distinct = len(set(map(file_part, labels))) == len(labels)
     require(distinct, where, labels, "give labels whose letters and digits differ")
-    return {label: seedless(config, path, where if "key" in value else f"{where}.{label}") for label, config in pairs}
+    fragments = {}
+    for label, config in pairs:
+        fragments[label] = seedless(config, path, where if "key" in value else f"{where}.{label}")
+    return fragments
 
 
 def seedless(value: Any, path: Path, where: str) -> tuple[Fragment, ...]:
     """Fragments of some cells, which have the seeds of the suite."""
     parts = tuple(fragments_of(value, path, where))
-    seeds, hint = [part[SEED] for part in parts if SEED in part], "is ignored; remove it, and use the key seeds"
-    require(not seeds, f"{where}.{SEED}", next(iter(seeds), None), hint)
+    for part in parts:
+        require(SEED not in part, f"{where}.{SEED}", part.get(SEED), "is ignored; remove it, and use the key seeds")
     return parts
 
 
-def read_decide(raw: Any, own: int, path: Path) -> Decide:
+def read_decide(raw: Any, num_seeds: int, path: Path) -> Decide:
     """Return the key ``decide`` of a suite with a number of seeds."""
     where = f"{path}: decide."
     decide = Decide(**read_keys(raw, KEYS_OF_DECIDE, where, ["margin"]))
     seeds = decide.max_seeds
-    hint = f"use a number of seeds, not below the {own} of the key seeds, with which a pair begins"
-    require(seeds >= own, f"{where}max_seeds", seeds, hint)
+    hint = f"use a number of seeds, not below the {num_seeds} of the key seeds, with which a pair begins"
+    require(seeds >= num_seeds, f"{where}max_seeds", seeds, hint)
     ends = seeds > 1 and math.isfinite(half_width(seeds, 1.0, "sequence", 1 - decide.alpha, decide.prior_scale))
     require(ends, f"{where}max_seeds", seeds, "so few pairs have no interval, and decide nothing; give more, as 20")
     return decide
@@ -223,19 +229,19 @@ def read_decide(raw: Any, own: int, path: Path) -> Decide:
 def read_open(raw: Any, path: Path) -> ProtocolVariants:
     """The key ``open`` of a suite."""
     where = f"{path}: open."
-    given = read_keys(raw, KEYS_OF_OPEN, where, ["readings", "margin"])
-    readings = labelled_fragments(given["readings"], path, f"{where}readings")
-    config = seedless(given.get("config"), path, f"{where}config")
-    return ProtocolVariants(**{**given, "readings": readings, "config": config, "margin": float(given["margin"])})
+    keys = read_keys(raw, KEYS_OF_OPEN, where, ["readings", "margin"])
+    readings = labelled_fragments(keys["readings"], path, f"{where}readings")
+    config = seedless(keys.get("config"), path, f"{where}config")
+    return ProtocolVariants(**{**keys, "readings": readings, "config": config, "margin": float(keys["margin"])})
 
 
 def parse_table(raw: Any, axes: Mapping[str, Any], percent: bool, path: Path) -> Table:
     """A table; by default the methods are its rows and the other axes its columns."""
     where = f"{path}: tables."
-    given = read_keys(raw, KEYS_OF_TABLE, where)
+    keys = read_keys(raw, KEYS_OF_TABLE, where)
     show = read_show(raw, percent, where)
-    rows = given.get("rows", ("method",) if "method" in axes else (next(iter(axes)),))
-    columns = given.get("columns", tuple(axis for axis in axes if axis not in rows))
+    rows = keys.get("rows", ("method",) if "method" in axes else (next(iter(axes)),))
+    columns = keys.get("columns", tuple(axis for axis in axes if axis not in rows))
     for axis in (*rows, *columns, *axes):
         if axis not in axes or (*rows, *columns).count(axis) != 1:
             hint = f"rows and columns take each axis once; the axes are {', '.join(axes)}"
@@ -243,26 +249,26 @@ def parse_table(raw: Any, axes: Mapping[str, Any], percent: bool, path: Path) ->
     hint = f"is an axis of a table of {show.name}: give this one another name"
     require(show.added_axis not in axes, f"{path}: axes", show.added_axis, hint)
     require(
-        "published" not in given or not isinstance(show, Fair),
+        "published" not in keys or not isinstance(show, Fair),
         f"{where}published",
         "given",
         "is ignored by a table of fair; leave it out",
     )
-    published = dict(read_published(given.get("published"), len(rows) + len(columns), path))
+    published = dict(read_published(keys.get("published"), len(rows) + len(columns), path))
     for labels, (mean, _) in published.items():
         place = f"{path}: {'.'.join(('published', *labels))}"
         require(mean > 0 or not isinstance(show, Seconds), place, mean, "give seconds above 0")
-    return Table(rows, columns, show, given.get("page"), given.get("caption", ""), published)
+    return Table(rows, columns, show, keys.get("page"), keys.get("caption", ""), published)
 
 
 def read_show(raw: Mapping[str, Any], percent: bool, where: str) -> Show:
     """The number that a table shows, from its key ``show`` and the keys that belong to it."""
     kind = SHOWS[raw.get("show", "final")]
     arguments = {}
-    for name, other in SHOWS.items():
-        for key in raw.keys() & {field.name for field in fields(other)}:
+    for name, owner in SHOWS.items():
+        for key in raw.keys() & {field.name for field in fields(owner)}:
             hint = f"is ignored by a table of {kind.name}; leave it out, or give show: {name}"
-            require(other is kind, f"{where}{key}", raw[key], hint)
+            require(owner is kind, f"{where}{key}", raw[key], hint)
             arguments[key] = KEYS_OF_TABLE[key].form(raw[key])
     require("rounds" in raw or kind is not Mean, f"{where}rounds", None, ROUNDS.remedy)
     if kind is RoundsTo:
@@ -297,31 +303,36 @@ def check_labels(suite: Suite) -> None:
     clash = suite.open is not None and READING in suite.axes
     require(not clash, f"{suite.path}: axes", READING, "is the axis of the readings: give this one another name")
     # an override or exclusion may be of one reading
-    with_readings = {**suite.axes, READING: suite.open.readings} if suite.open else suite.axes
+    axes_with_readings = {**suite.axes, READING: suite.open.readings} if suite.open else suite.axes
     named = [("baseline", axis, label, suite.axes) for axis, label in suite.baseline.items()]
-    choices = [("overrides.when", when) for when, _ in suite.overrides] + [("exclude", when) for when in suite.exclude]
+    choices = [("overrides.when", when) for when, _ in suite.overrides]
+    choices += [("exclude", when) for when in suite.exclude]
     for key, when in choices:
-        named += [(key, axis, label, with_readings) for axis, labels in when.items() for label in labels]
+        for axis, labels in when.items():
+            named += [(key, axis, label, axes_with_readings) for label in labels]
     for table in suite.tables:
         axes = (*table.rows, *table.columns)
         for labels in table.published:
             named += [("published", *pair, suite.axes) for pair in zip(axes, labels, strict=True)]
     for key, axis, label, axes_of_key in named:
-        where, order = f"{suite.path}: {key}", "; published nests by rows, then columns" * (key == "published")
+        where = f"{suite.path}: {key}"
+        order = "; published nests by rows, then columns" if key == "published" else ""
         require(axis in axes_of_key, where, axis, f"is not an axis; available: {', '.join(axes_of_key)}")
         hint = f"is not a label; available: {', '.join(axes_of_key[axis])}{order}"
         require(label in axes_of_key[axis], f"{where}.{axis}", label, hint)
-    named_things = [suite.metric, *suite.axes, *(label for labels in suite.axes.values() for label in labels)]
+    nameable = [suite.metric, *suite.axes]
+    for labels_of_axis in suite.axes.values():
+        nameable += labels_of_axis
     for name in suite.names:
-        hint = f"is neither the metric nor an axis nor a label; there are {', '.join(named_things)}"
-        require(name in named_things, f"{suite.path}: names", name, hint)
+        hint = f"is neither the metric nor an axis nor a label; there are {', '.join(nameable)}"
+        require(name in nameable, f"{suite.path}: names", name, hint)
     if suite.decide is not None:
         require(
             bool(suite.baseline), f"{suite.path}: baseline", None, "decide needs a baseline, such as {method: FedAvg}"
         )
-        first = suite.tables[0].show.name if suite.tables else None
+        show = suite.tables[0].show.name if suite.tables else None
         hint = f"decide uses the first table, which must show {', '.join(OF_METRIC)}"
-        require(first in OF_METRIC, f"{suite.path}: tables.show", first, hint)
+        require(show in OF_METRIC, f"{suite.path}: tables.show", show, hint)
         ranked = any(isinstance(table.show, Rank) for table in suite.tables)
         hint = "with decide, rows have different seeds, which cannot be ranked: leave the table out"
         require(not ranked, f"{suite.path}: tables.show", "rank", hint)

@@ -13,7 +13,7 @@ from fl_lightning.bench.cell import Cell
 from fl_lightning.bench.cells_csv import cells_csv, in_columns
 from fl_lightning.bench.comparison import NOT_COMPARED, Comparison, Part, TableEntry, suite_comparison
 from fl_lightning.bench.config_fragments import write_text
-from fl_lightning.bench.results import CellResult, with_notes
+from fl_lightning.bench.results import CellResult, CellState, waiting, with_notes
 from fl_lightning.bench.shows import ByScore, Fair, Rank, Seconds
 from fl_lightning.bench.statistics import MOST_SEEDS, Decision, Difference, Verdict
 from fl_lightning.bench.suite import Suite
@@ -62,13 +62,16 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
     if form == "csv":
         return comparisons_csv(comparisons)
     lines = list(about(suite, cells, results))
+    parts = suite_tables(suite, comparisons, suite.names)
     if form == "tex":
-        plain = [line.lstrip("#- ") for line in lines]
-        tables = latex_tables(table for _, some, _ in suite_tables(suite, comparisons, suite.names) for table in some)
-        return "\n".join([PACKAGES, *(f"% {line}" for line in plain if line), *tables])
-    for title, some, below in suite_tables(suite, comparisons, suite.names):
-        lines += [f"## {in_markdown(title)}", ""] if title else []
-        lines += [line for table in some for line in markdown(table)]
+        comments = filter(None, (line.lstrip("#- ") for line in lines))
+        tables = latex_tables(table for _, of_part, _ in parts for table in of_part)
+        return "\n".join([PACKAGES, *(f"% {comment}" for comment in comments), *tables])
+    for title, of_part, below in parts:
+        if title:
+            lines += [f"## {in_markdown(title)}", ""]
+        for table in of_part:
+            lines += markdown(table)
         lines += map(in_markdown, below)
     return "\n".join(lines)
 
@@ -94,8 +97,10 @@ def suite_tables(
             tables.append(renamed(replace(text_table, key=f"{suite.name}-{text_table.key}"), names))
         below = [with_names(line, names) for line in summary_lines(comparison)]
         table = comparison.table
-        page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
-        title = f"{table.caption or first_upper(comparison.title)}{f' ({page})' if page is not None else ''}"
+        title = table.caption or first_upper(comparison.title)
+        if table.page is not None:
+            page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
+            title = f"{title} ({page})"
         yield with_names(title, names), tables, below
 
 
@@ -122,7 +127,8 @@ def about(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]
     if suite.source:
         yield from (f"Source: {in_markdown(suite.source)}", "")
     yield from (f"{len(cells)} cells: {count_states(cells, results)}.", "")
-    machines = sorted({results[cell.digest].machine for cell in cells if cell.digest in results} - {""})
+    results_of_cells = [results[cell.digest] for cell in cells if cell.digest in results]
+    machines = sorted({result.machine for result in results_of_cells} - {""})
     if machines:
         yield from (f"Run on {in_markdown('; '.join(machines))}.", "")
     if suite.notes:
@@ -132,8 +138,9 @@ def about(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]
 
 def count_states(cells: Sequence[Cell], results: Mapping[str, CellResult]) -> str:
     """Return the number of cells in each state."""
-    states = Counter(results[cell.digest].state if cell.digest in results else "waiting" for cell in cells)
-    return ", ".join(f"{states[state]} {state}" for state in ("done", "running", "waiting", "failed") if states[state])
+    states = Counter(results.get(cell.digest, waiting(cell)).state for cell in cells)
+    order: tuple[CellState, ...] = ("done", "running", "waiting", "failed")
+    return ", ".join(f"{states[state]} {state}" for state in order if states[state])
 
 
 def text_tables(comparison: Comparison) -> Iterator[TextTable]:
@@ -150,9 +157,7 @@ def text_tables(comparison: Comparison) -> Iterator[TextTable]:
             entry = comparison.entries.get((row, column))
             line.append(ours(entry, comparison, footnotes(entry.notes, notes)) if entry else StyledText(NONE))
             if published:
-                numbers = entry.published if entry and entry.published else ()
-                texts = [number_text(number, comparison) for number in numbers if number is not None]
-                line.append(StyledText(" ± ".join(texts) or NONE))
+                line.append(StyledText(published_text(entry, comparison)))
         lines.append(line)
     mean = overall(comparison) if isinstance(comparison.table.show, Rank) and len(groups) > 1 else {}
     if mean:
@@ -165,6 +170,15 @@ def text_tables(comparison: Comparison) -> Iterator[TextTable]:
         yield differences_table(comparison, notes)
 
 
+def published_text(entry: TableEntry | None, comparison: Comparison) -> str:
+    """Return the published mean and its deviation, if it is known; a dash without a published number."""
+    if entry is None or entry.published is None:
+        return NONE
+    mean, deviation = entry.published
+    text = number_text(mean, comparison)
+    return text if deviation is None else f"{text} ± {number_text(deviation, comparison)}"
+
+
 def footnotes(texts: Iterable[str], notes: dict[str, str]) -> tuple[str, ...]:
     """Return the numbers of footnotes, and add the footnotes to ``notes``; equal footnotes share a number."""
     numbers = {note: number for number, note in notes.items()}
@@ -175,19 +189,23 @@ def footnotes(texts: Iterable[str], notes: dict[str, str]) -> tuple[str, ...]:
 
 def ours(entry: TableEntry, comparison: Comparison, marks: tuple[str, ...]) -> StyledText:
     """Return our mean and deviation, with the number of seeds if some are missing, or the states of the cells."""
-    pending = [f"{entry.states[state]} {state}" for state in STATES_OF_CELLS[1:] if entry.states[state]]
+    states = [state for state in STATES_OF_CELLS[1:] if entry.states[state]]
+    pending = [f"{entry.states[state]} {state}" for state in states]
     if entry.ours is None:
-        alone = pending[0].split()[1] if len(pending) == 1 else ", ".join(pending)
-        return StyledText(alone or NONE, marks=marks)
+        text = states[0] if len(states) == 1 else ", ".join(pending)
+        return StyledText(text or NONE, marks=marks)
     text = number_text(entry.ours.mean, comparison, entry.bound)
     if entry.ours.deviation is not None and not entry.bound:
         text += f" ± {number_text(entry.ours.deviation, comparison)}"
     if comparison.criteria.decide is not None:
-        of = [count(entry.ours.n, "seed"), *(states for states in pending if "waiting" not in states)]
-        text += f" ({', '.join(of)})"
+        begun = [text_of_state for text_of_state in pending if "waiting" not in text_of_state]
+        text += f" ({', '.join([count(entry.ours.n, 'seed'), *begun])})"
     elif entry.ours.n < entry.cells:
         text += f" ({', '.join([f'{entry.ours.n} of {entry.cells} seeds', *pending])})"
-    return StyledText(text, entry.best, (*[DAGGER] * (entry.scale != 1), *[STAR] * significant(entry), *marks))
+    signs = [DAGGER] if entry.scale != 1 else []
+    if significant(entry):
+        signs.append(STAR)
+    return StyledText(text, entry.best, (*signs, *marks))
 
 
 def significant(entry: TableEntry) -> bool:
@@ -204,13 +222,13 @@ def number_text(value: float, comparison: Comparison, bound: bool = False) -> st
 
 def overall(comparison: Comparison) -> dict[Part, str]:
     """Return the mean rank of each row over the columns, for rows with a rank in each column."""
-    made = {}
+    texts = {}
     for row in comparison.rows:
         entries = [comparison.entries.get((row, column)) for column in comparison.columns]
         means = [entry.ours.mean for entry in entries if entry and entry.ours]
         if len(means) == len(entries):
-            made[row] = number_text(sum(means) / len(means), comparison)
-    return made
+            texts[row] = number_text(sum(means) / len(means), comparison)
+    return texts
 
 
 def differs(entry: TableEntry) -> bool:
@@ -221,68 +239,93 @@ def differs(entry: TableEntry) -> bool:
 def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextTable:
     """Return the differences to the baseline, one line for each row and column; footnotes continue ``notes``."""
     criteria, table, decide = comparison.criteria, comparison.table, comparison.criteria.decide
-    both = dict(notes)
-    judged = bool(table.published) or any(entry.verdict for entry in comparison.entries.values())
+    all_notes = dict(notes)
+    has_verdicts = bool(table.published) or any(entry.verdict for entry in comparison.entries.values())
     heads = ["difference", f"{100 * criteria.confidence:g} % interval", "pairs = looks" if decide else "pairs"]
     if decide:
         heads += [f"Student's, {decide.max_seeds} pairs, post hoc", "its p by Holm"]
-    corrected = criteria.interval != "bootstrap"
-    heads += ["p by Holm"] * corrected + [f"{comparison.criteria.baseline_name}, same seeds"] * bool(decide)
-    heads += ["paper's difference"] * bool(table.published) + ["verdict"] * judged
+    if criteria.interval != "bootstrap":
+        heads.append("p by Holm")
+    if decide:
+        heads.append(f"{criteria.baseline_name}, same seeds")
+    if table.published:
+        heads.append("paper's difference")
+    if has_verdicts:
+        heads.append("verdict")
     lines = []
     for row, column in itertools.product(comparison.rows, comparison.columns):
         entry = comparison.entries.get((row, column))
         if entry is None or not differs(entry):
             continue
-        line = [StyledText(label) for label in (*row, *(label for _, label in of_columns(comparison, column)))]
-        line += difference_texts(entry, comparison, both)
-        line += [StyledText(signed(entry.published_difference, comparison))] * bool(table.published)
-        text = verdict_at_scale(entry) or NONE
-        if entry.published_difference == 0:
-            text = "none: equal in the paper"
-        elif entry.verdict == "undecided" and entry.seeds is not None:
-            number = f"more than {MOST_SEEDS}" if entry.seeds > MOST_SEEDS else f"about {entry.seeds}"
-            text += f", {number} seeds"  # that decide it
-        lines.append(line + [StyledText(text)] * judged)
+        labels = [*row, *(label for _, label in of_columns(comparison, column))]
+        line = [*map(StyledText, labels), *difference_texts(entry, comparison, all_notes)]
+        if table.published:
+            line.append(StyledText(signed(entry.published_difference, comparison)))
+        if has_verdicts:
+            line.append(StyledText(verdict_text(entry)))
+        lines.append(line)
+    axes = (*table.rows, *(axis for axis, _ in of_columns(comparison, comparison.columns[0])))
+    new_notes = {number: note for number, note in all_notes.items() if number not in notes}
+    caption = caption_of_differences(comparison)
+    return plain_table(caption, axes, heads, lines, notes=new_notes, key=f"{table.show.name}-differences")
+
+
+def caption_of_differences(comparison: Comparison) -> str:
+    """Return the caption of a table of differences."""
+    criteria, decide = comparison.criteria, comparison.criteria.decide
     compared = sum(entry.difference is not None for entry in comparison.entries.values())
-    about = f"Difference to {comparison.criteria.baseline_name} on the same seeds and partitions, mean over the pairs"
-    texts = [f"{about}; interval: {INTERVALS[criteria.interval]}, from two pairs on, for each pair by itself."]
-    if corrected:
-        texts += [f"p by Holm is for all {compared} comparisons of this table together."]
-    if decide:
-        texts = [
-            f"{about} in the order of the seeds; the interval is a confidence sequence, which is valid at each look, "
-            f"one after each pair. Its error of {100 * decide.alpha:g} % is per pair of rows in one setting, not per "
-            f"table. Post hoc, since the plan names the sequence: Student's interval of {decide.max_seeds} pairs, "
-            f"which is not valid with looks, and missing for pairs that ended earlier. p by Holm is for all "
-            f"{compared} comparisons of this table together."
-        ]
-        texts += [f"No difference: within {decide.margin:g}."] * table.show.is_of_metric
-    names = (*table.rows, *(axis for axis, _ in of_columns(comparison, comparison.columns[0])))
-    own = {number: note for number, note in both.items() if number not in notes}
-    return plain_table(" ".join(texts), names, heads, lines, notes=own, key=f"{table.show.name}-differences")
+    by_holm = f"p by Holm is for all {compared} comparisons of this table together."
+    about = f"Difference to {criteria.baseline_name} on the same seeds and partitions, mean over the pairs"
+    if not decide:
+        text = f"{about}; interval: {INTERVALS[criteria.interval]}, from two pairs on, for each pair by itself."
+        return text if criteria.interval == "bootstrap" else f"{text} {by_holm}"
+    text = (
+        f"{about} in the order of the seeds; the interval is a confidence sequence, which is valid at each look, "
+        f"one after each pair. Its error of {100 * decide.alpha:g} % is per pair of rows in one setting, not per "
+        f"table. Post hoc, since the plan names the sequence: Student's interval of {decide.max_seeds} pairs, "
+        f"which is not valid with looks, and missing for pairs that ended earlier. {by_holm}"
+    )
+    return f"{text} No difference: within {decide.margin:g}." if comparison.table.show.is_of_metric else text
+
+
+def verdict_text(entry: TableEntry) -> str:
+    """Return the verdict on a published difference, with the number of seeds that would decide it."""
+    if entry.published_difference == 0:
+        return "none: equal in the paper"
+    text = verdict_at_scale(entry) or NONE
+    if entry.verdict == "undecided" and entry.seeds is not None:
+        number = f"more than {MOST_SEEDS}" if entry.seeds > MOST_SEEDS else f"about {entry.seeds}"
+        text += f", {number} seeds"
+    return text
 
 
 def difference_texts(entry: TableEntry, comparison: Comparison, notes: dict[str, str]) -> list[StyledText]:
     """Return our difference, its interval, number of pairs and p-value, with footnotes; dashes without a pair."""
-    criteria, apart = comparison.criteria, entry.difference
+    criteria, difference = comparison.criteria, entry.difference
     marks = footnotes((note for note in entry.notes if NOT_COMPARED in note), notes)
-    mean = NONE if apart is None else f"{apart.bound} {signed(apart.mean, comparison)}".strip()
-    own, student = (
-        f"[{', '.join(signed(end, comparison) for end in of.interval)}]" if of and of.interval else NONE
-        for of in (apart, entry.student)
-    )
-    daggers = [DAGGER] * (apart is not None and entry.scale != 1)
-    texts = [StyledText(mean, marks=(*daggers, *marks))]
-    texts += [StyledText(own, marks=footnotes(apart.notes if apart else (), notes))]
-    texts += [StyledText(str(apart.n if apart else 0))]
+    mean, num_pairs = NONE, 0
+    if difference is not None:
+        mean, num_pairs = f"{difference.bound} {signed(difference.mean, comparison)}".strip(), difference.n
+        if entry.scale != 1:
+            marks = (DAGGER, *marks)
+    texts = [StyledText(mean, marks=marks)]
+    interval_marks = footnotes(difference.notes if difference else (), notes)
+    texts += [StyledText(interval_text(difference, comparison), marks=interval_marks), StyledText(str(num_pairs))]
     if criteria.decide:
-        texts += [StyledText(student), StyledText(p_text(entry.student_holm, entry.student))]
+        student_p = p_text(entry.student_holm, entry.student)
+        texts += [StyledText(interval_text(entry.student, comparison)), StyledText(student_p)]
     if criteria.interval != "bootstrap":
-        texts += [StyledText(p_text(entry.holm, apart))]
+        texts.append(StyledText(p_text(entry.holm, difference)))
     if criteria.decide:
-        texts += [StyledText(NONE if entry.baseline is None else number_text(entry.baseline, comparison))]
+        texts.append(StyledText(NONE if entry.baseline is None else number_text(entry.baseline, comparison)))
     return texts
+
+
+def interval_text(difference: Difference | None, comparison: Comparison) -> str:
+    """Return the interval of a difference; a dash without one."""
+    if difference is None or difference.interval is None:
+        return NONE
+    return f"[{', '.join(signed(end, comparison) for end in difference.interval)}]"
 
 
 def p_text(value: float | None, difference: Difference | None) -> str:
@@ -299,8 +342,9 @@ def signed(value: float | None, comparison: Comparison) -> str:
 
 def verdict_at_scale(entry: TableEntry) -> str:
     """Return the verdict with a remark on the scale; empty without a verdict."""
-    judged = entry.verdict not in ("", NOT_COMPARED)
-    return entry.verdict + AT_THIS_SCALE * (judged and entry.scale != 1)
+    if entry.scale == 1 or entry.verdict in ("", NOT_COMPARED):
+        return entry.verdict
+    return f"{entry.verdict}{AT_THIS_SCALE}"
 
 
 def column_name(comparison: Comparison, column: Part) -> str:
@@ -313,8 +357,8 @@ def column_name(comparison: Comparison, column: Part) -> str:
 def of_columns(comparison: Comparison, column: Part) -> list[tuple[str, str]]:
     """Return the axes and labels of a column, without axes on which all columns have one label."""
     pairs = list(zip(comparison.table.columns, column, strict=True))
-    labels = list(zip(*comparison.columns, strict=True))
-    return [pair for pair, of_axis in zip(pairs, labels, strict=True) if len(set(of_axis)) > 1] or pairs
+    num_labels = [len(set(labels)) for labels in zip(*comparison.columns, strict=True)]
+    return [pair for pair, number in zip(pairs, num_labels, strict=True) if number > 1] or pairs
 
 
 def caption_of(comparison: Comparison) -> str:
@@ -335,10 +379,8 @@ def caption_of(comparison: Comparison) -> str:
         interval = f"{100 * criteria.confidence:g} % interval of the difference to {criteria.baseline_name}"
         texts.append(f"Star: the {interval} excludes 0, for each pair separately.")
     for column in comparison.columns[:1]:
-        named = of_columns(comparison, column)
-        common = [
-            f"{axis}={label}" for axis, label in zip(table.columns, column, strict=True) if (axis, label) not in named
-        ]
+        pairs, named = zip(table.columns, column, strict=True), of_columns(comparison, column)
+        common = [f"{axis}={label}" for axis, label in pairs if (axis, label) not in named]
         if common:
             texts.append(f"All with {', '.join(common)}.")
     if any(entry.bound for entry in entries):
@@ -386,35 +428,41 @@ def seconds_of_baseline(comparison: Comparison) -> Iterator[str]:
 def order_by_score(comparison: Comparison) -> Iterator[str]:
     """Yield the pairs of methods whose order by our means depends on the score, if there are any."""
     means = {place: entry.ours.mean for place, entry in comparison.entries.items() if entry.ours}
-    pairs = []
-    by_method = [axis != "method" for axis in comparison.table.rows]
-    for first, second in itertools.combinations(comparison.rows, 2):
-        # rows of one setting differ only in the method
-        if not all(by_method) and any(a != b for a, b, same in zip(first, second, by_method, strict=True) if same):
-            continue
-        for column in dict.fromkeys(column[:-1] for column in comparison.columns):
-            both = [
-                means[first, other] - means[second, other]
-                for other in comparison.columns
-                if other[:-1] == column and {(first, other), (second, other)} <= means.keys()
-            ]
-            if any(gap > 0 for gap in both) and any(gap < 0 for gap in both):
-                pairs.append(f"{', '.join(first)} and {', '.join(second)}")
-    if pairs:
-        named = list(dict.fromkeys(pairs))
-        more = [f"{len(named) - MOST_PAIRS} more pairs"] if len(named) > MOST_PAIRS else []
-        yield f"The order depends on the score of: {'; '.join([*named[:MOST_PAIRS], *more])}."
+    columns_of: dict[Part, list[Part]] = {}
+    for column in comparison.columns:
+        columns_of.setdefault(column[:-1], []).append(column)
+    names: dict[str, None] = {}
+    for row_a, row_b in itertools.combinations(comparison.rows, 2):
+        for columns in columns_of.values() if differ_in_method(row_a, row_b, comparison.table.rows) else ():
+            places = [((row_a, column), (row_b, column)) for column in columns]
+            gaps = [means[at_a] - means[at_b] for at_a, at_b in places if at_a in means and at_b in means]
+            if any(gap > 0 for gap in gaps) and any(gap < 0 for gap in gaps):
+                names[f"{', '.join(row_a)} and {', '.join(row_b)}"] = None
+    if names:
+        texts = [*names][:MOST_PAIRS]
+        if len(names) > MOST_PAIRS:
+            texts.append(f"{len(names) - MOST_PAIRS} more pairs")
+        yield f"The order depends on the score of: {'; '.join(texts)}."
+
+
+def differ_in_method(row_a: Part, row_b: Part, axes: Sequence[str]) -> bool:
+    """Return whether two rows are of one setting, and so differ in the method alone; true for rows without methods."""
+    if "method" not in axes:
+        return True
+    return all(a == b for axis, a, b in zip(axes, row_a, row_b, strict=True) if axis != "method")
 
 
 def summary_lines(comparison: Comparison) -> Iterator[str]:
     """Yield the number of columns with each verdict, by row."""
     lines = []
     for row in comparison.rows:
-        counts = Counter(entry.verdict for (labels, _), entry in comparison.entries.items() if labels == row)
+        entries = [entry for (labels, _), entry in comparison.entries.items() if labels == row]
+        counts = Counter(entry.verdict for entry in entries)
         texts = [f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict]]
-        lines += [f"- {', '.join(row)}: {', '.join(texts)}"] if texts else []
+        if texts:
+            lines.append(f"- {', '.join(row)}: {', '.join(texts)}")
     if lines:
-        scaled = AT_THIS_SCALE * any(entry.scale != 1 for entry in comparison.entries.values())
+        scaled = AT_THIS_SCALE if any(entry.scale != 1 for entry in comparison.entries.values()) else ""
         yield f"Verdicts relative to {comparison.criteria.baseline_name}{scaled}, as numbers of columns:"
         yield from ("", *lines, "")
 
@@ -422,8 +470,8 @@ def summary_lines(comparison: Comparison) -> Iterator[str]:
 def conclusion(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> str:
     """Return the first table in one sentence: the best row, its difference to the baseline, and the number of seeds."""
     if suite.offline:
-        done = count_states(cells, results)
-        return f"The suite was tried offline ({done}): its numbers mean nothing, and say nothing about a method."
+        states = count_states(cells, results)
+        return f"The suite was tried offline ({states}): its numbers mean nothing, and say nothing about a method."
     if not suite.tables:
         return "The suite has no table."
     comparison = suite_comparison(suite, suite.tables[0], cells, results)
@@ -431,9 +479,7 @@ def conclusion(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellRe
     if not won:
         return "No row is best: there are fewer than two with numbers, or they differ in partitions or seeds."
     best = max(comparison.rows, key=lambda row: won[row])
-    column = next(
-        column for column in comparison.columns if (entry := comparison.entries.get((best, column))) and entry.best
-    )
+    column = next(column for (row, column), entry in comparison.entries.items() if row == best and entry.best)
     text = f"{', '.join(best)} has the best {comparison.title}"
     if len(comparison.columns) > 1:
         columns = count(len(comparison.columns), "column")
@@ -441,13 +487,17 @@ def conclusion(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellRe
     entry = comparison.entries[best, column]
     assert entry.ours is not None  # only a number is best
     text += f": {number_text(entry.ours.mean, comparison)} over {count(entry.ours.n, 'seed')}"
-    others = {row: other for (row, at), other in comparison.entries.items() if at == column and row != best}
     if entry.difference is not None:
         text += f", {difference_in_words(entry, comparison)} to {comparison.criteria.baseline_name}"
-    elif compared := {row: other.difference.mean for row, other in others.items() if other.difference}:
-        sign = 1 if comparison.table.show.lower_is_better(comparison.criteria) else -1
-        near = min(compared, key=lambda row: sign * compared[row])
-        text += f"; to it, {', '.join(near)} has {difference_in_words(others[near], comparison)}"
+    else:
+        # the baseline is best: the row nearest to it
+        rows = [row for row in comparison.rows if row != best]
+        entries = {row: comparison.entries[row, column] for row in rows if (row, column) in comparison.entries}
+        means = {row: entry.difference.mean for row, entry in entries.items() if entry.difference}
+        if means:
+            sign = 1 if comparison.table.show.lower_is_better(comparison.criteria) else -1
+            near = min(means, key=lambda row: sign * means[row])
+            text += f"; to it, {', '.join(near)} has {difference_in_words(entries[near], comparison)}"
     return with_names(f"{text}.", suite.names)
 
 
@@ -468,34 +518,38 @@ def difference_in_words(entry: TableEntry, comparison: Comparison) -> str:
 
 def comparisons_csv(comparisons: Sequence[Comparison]) -> str:
     """Return CSV with a line for each row and column of each table, numbers unrounded."""
-    return entries_csv(line for at, table in enumerate(comparisons, 1) for line in csv_lines(at, table))
+    lines = list[dict[str, Any]]()
+    for number, table in enumerate(comparisons, 1):
+        lines += csv_lines(number, table)
+    return entries_csv(lines)
 
 
 def titled_csv(comparisons: Sequence[tuple[str, Comparison]]) -> str:
     """Return the same CSV with a first column for the titles of the tables."""
-    tables = enumerate(comparisons, 1)
-    return entries_csv({"title": title, **line} for at, (title, table) in tables for line in csv_lines(at, table))
+    lines = list[dict[str, Any]]()
+    for number, (title, table) in enumerate(comparisons, 1):
+        lines += ({"title": title, **line} for line in csv_lines(number, table))
+    return entries_csv(lines)
 
 
-def entries_csv(lines: Iterable[dict[str, Any]]) -> str:
+def entries_csv(lines: Sequence[dict[str, Any]]) -> str:
     """Return the lines of tables as CSV."""
-    entries = list(lines)
     # a table of scores has an additional column, and other suites have other axes
-    longest: Mapping[str, Any] = max(entries, key=len, default={})
-    columns = dict.fromkeys(column for entry in (longest, *entries) for column in entry)
-    return in_columns(list(columns), entries)
+    longest: Mapping[str, Any] = max(lines, key=len, default={})
+    columns = dict.fromkeys(column for line in (longest, *lines) for column in line)
+    return in_columns(list(columns), lines)
 
 
 def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
     """Yield the lines of one table for a CSV file."""
     criteria = comparison.criteria
     for entry in comparison.entries.values():
-        apart, published = entry.difference, entry.published or (None, None)
-        low, high = apart.interval if apart and apart.interval else (None, None)
-        ends = (entry.student.interval if entry.student else None) or (None, None)
-        of_pairs = dict(zip(("student_low", "student_high"), ends, strict=True))
+        difference, published = entry.difference, entry.published or (None, None)
+        low, high = difference.interval if difference and difference.interval else (None, None)
+        student_low, student_high = (entry.student.interval if entry.student else None) or (None, None)
+        of_pairs = {"student_low": student_low, "student_high": student_high}
         of_pairs |= {"student_p_holm": entry.student_holm, "baseline_mean": entry.baseline}
-        notes = "; ".join([*entry.notes, *(apart.notes if apart else ())])
+        notes = "; ".join([*entry.notes, *(difference.notes if difference else ())])
         yield {
             **{"table": at, "caption": comparison.table.caption, "shows": comparison.title},
             **{axis: entry.labels[axis] for axis in comparison.axes},
@@ -504,8 +558,10 @@ def csv_lines(at: int, comparison: Comparison) -> Iterator[dict[str, Any]]:
             "mean": entry.ours.mean if entry.ours else None,
             "deviation": entry.ours.deviation if entry.ours else None,
             "lower_bound": entry.bound,
-            **{"pairs": apart.n if apart else 0, "difference": apart.mean if apart else None, "low": low, "high": high},
-            "bound": apart.bound if apart else "",
+            "pairs": difference.n if difference else 0,
+            "difference": difference.mean if difference else None,
+            **{"low": low, "high": high},
+            "bound": difference.bound if difference else "",
             **{"interval": criteria.interval, "confidence": criteria.confidence},
             **{"published": published[0], "published_deviation": published[1]},
             "published_difference": entry.published_difference,

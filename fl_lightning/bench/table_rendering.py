@@ -32,7 +32,7 @@ IN_LATEX = str.maketrans(
 )
 LETTERS = "alpha beta gamma delta epsilon eta kappa lambda mu nu rho sigma tau theta"
 GREEK = {**{name: f"\\{name}" for name in LETTERS.split(" ")}, "lambda_": r"\lambda"}
-GREEK_LETTERS = {letter: GREEK[name] for letter, name in zip("αβγδεηκλμνρστθ", GREEK, strict=False)} | {"µ": r"\mu"}
+GREEK_LETTERS = {**dict(zip("αβγδεηκλμνρστθ", GREEK.values(), strict=False)), "µ": r"\mu"}
 NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 # parts that LaTeX sets as mathematics: a coefficient, a mean with its deviation or bound, an interval, a number with
 # a sign, a Greek letter
@@ -97,12 +97,17 @@ def plain_table(
     names: Sequence[str],
     heads: Iterable[str | tuple[str, Sequence[str]]],
     rows: Iterable[Sequence[object]],
-    **more: Any,
+    **arguments: Any,
 ) -> TextTable:
     """Return a table of texts in one style, from its heads, which may be groups, and its rows."""
     groups = [(head, []) if isinstance(head, str) else head for head in heads]
-    lines = [[one if isinstance(one, StyledText) else StyledText(str(one)) for one in row] for row in rows]
-    return TextTable(caption, names, groups, lines, **more)
+    lines = [[*map(styled, row)] for row in rows]
+    return TextTable(caption, names, groups, lines, **arguments)
+
+
+def styled(text: object) -> StyledText:
+    """Return a text in the plain style, unless it has a style."""
+    return text if isinstance(text, StyledText) else StyledText(str(text))
 
 
 def renamed(table: TextTable, names: Mapping[str, str]) -> TextTable:
@@ -128,18 +133,19 @@ def with_names(text: str, names: Mapping[str, str]) -> str:
     """Return a text in which whole words, or groups of words, have other names."""
     longest_first = sorted(map(re.escape, names), key=len, reverse=True)
     words = rf"(?<![\w/.])(?:{'|'.join(longest_first)})(?![\w/])"
-    return re.sub(words, lambda found: names[found[0]], text) if names else text
+    return re.sub(words, lambda match: names[match[0]], text) if names else text
 
 
 def markdown(table: TextTable) -> Iterator[str]:
     """Yield the lines of a table in Markdown, with the name of the group in the head of each of its columns."""
     heads = [*table.names]
     for name, inner in table.groups:
-        heads += [f"{name}: {one}" if one else name for one in (inner or [""])]
+        heads += [f"{name}: {head}" if head else name for head in (inner or [""])]
     yield from (in_markdown(table.caption), "")
     if table.lines:
         yield f"| {' | '.join(map(in_markdown, heads))} |"
-        yield f"|{' --- |' * len(table.names)}{' ---: |' * (len(heads) - len(table.names))}"
+        rules = ["---"] * len(table.names) + ["---:"] * (len(heads) - len(table.names))
+        yield f"| {' | '.join(rules)} |"
         yield from (f"| {' | '.join(map(marked, line))} |" for line in table.lines)
         yield ""
     for number, note in table.notes.items():
@@ -150,9 +156,10 @@ def markdown(table: TextTable) -> Iterator[str]:
 
 def marked(text: StyledText) -> str:
     """Return a text in Markdown, with its marks."""
-    shown = f"**{in_markdown(text.text)}**" if text.bold else in_markdown(text.text)
+    escaped = f"**{in_markdown(text.text)}**" if text.bold else in_markdown(text.text)
     signs = "".join({DAGGER: DAGGER, STAR: r"\*"}.get(mark, "") for mark in text.marks)
-    return " ".join([shown + signs, *(f"[{mark}]" for mark in text.marks if mark not in (DAGGER, STAR))])
+    notes = [f"[{mark}]" for mark in text.marks if mark not in (DAGGER, STAR)]
+    return " ".join([escaped + signs, *notes])
 
 
 def in_markdown(text: str) -> str:
@@ -163,11 +170,11 @@ def in_markdown(text: str) -> str:
 # ------------------------------------------------------------------ LaTeX
 def latex_tables(tables: Iterable[TextTable]) -> Iterator[str]:
     """Yield the lines of tables in LaTeX with the packages booktabs and graphicx; their labels differ."""
-    taken = Counter[str]()
+    counts = Counter[str]()
     for table in tables:
         key = "-".join(re.findall("[a-z0-9]+", table.key.lower())) or "table"
-        taken[key] += 1
-        yield from latex(table, f"tab:{key}" if taken[key] == 1 else f"tab:{key}-{taken[key]}")
+        counts[key] += 1
+        yield from latex(table, f"tab:{key}" if counts[key] == 1 else f"tab:{key}-{counts[key]}")
 
 
 def latex(table: TextTable, label: str) -> Iterator[str]:
@@ -179,10 +186,11 @@ def latex(table: TextTable, label: str) -> Iterator[str]:
     names = [name for group, inner in table.groups for name in (inner or [group])]
     columns = [[text.text for text in column] for column in zip(*table.lines, strict=True)]
     heads = [*table.names, *names]
-    wide = sum(2 + max(map(len, (head, *column))) for head, column in zip(heads, columns, strict=True))
-    environment = "table" if wide <= ONE_COLUMN else "table*"
-    numeric = [any(map(NUMERIC.match, column)) for column in columns[len(table.names) :]]
-    aligned = "l" * len(table.names) + "".join("r" if one else "l" for one in numeric)
+    widths = [2 + max(map(len, (head, *column))) for head, column in zip(heads, columns, strict=True)]
+    environment = "table" if sum(widths) <= ONE_COLUMN else "table*"
+    aligned = "l" * len(table.names)
+    for column in columns[len(table.names) :]:
+        aligned += "r" if any(map(NUMERIC.match, column)) else "l"
     yield from (f"\\begin{{{environment}}}", r"\centering", f"\\caption{{{in_latex(without_slash(caption))}}}")
     yield from (f"\\label{{{label}}}", FIT)
     yield from (f"\\begin{{tabular}}{{{aligned}}}", r"\toprule")
@@ -191,7 +199,8 @@ def latex(table: TextTable, label: str) -> Iterator[str]:
     for line in table.lines:
         row = " & ".join(map(marked_in_latex, line))
         # otherwise it is an argument of the command before it
-        yield f"{'{}' * row.startswith(('[', '*'))}{row} \\\\"
+        start = "{}" if row.startswith(("[", "*")) else ""
+        yield f"{start}{row} \\\\"
     yield from (r"\bottomrule", r"\end{tabular}}")
     marked_notes = [f"$^{{{number}}}$ {in_latex(note)}" for number, note in table.notes.items()]
     yield from (f"\n\\smallskip{{\\footnotesize {text}}}" for text in marked_notes)
@@ -205,10 +214,10 @@ def latex_head(table: TextTable) -> Iterator[str]:
     if not any(inner for _, inner in table.groups):
         yield f"{' & '.join([*names, *(head_in_latex(name) for name, _ in table.groups)])} \\\\"
         return
-    spans = [
-        f"\\multicolumn{{{w}}}{{c}}{{{head_in_latex(name)}}}" for w, (name, _) in zip(widths, table.groups, strict=True)
-    ]
-    yield f"{' & '.join([*[''] * len(names), *spans])} \\\\"
+    spans = ["" for _ in names]
+    for width, (name, _) in zip(widths, table.groups, strict=True):
+        spans.append(f"\\multicolumn{{{width}}}{{c}}{{{head_in_latex(name)}}}")
+    yield f"{' & '.join(spans)} \\\\"
     at = len(names) + 1
     for width in widths:
         yield f"\\cmidrule(lr){{{at}-{at + width - 1}}}"
@@ -224,36 +233,37 @@ def head_in_latex(text: str) -> str:
 
 def without_slash(text: str) -> str:
     """Return a text with words in place of tags: ``test accuracy`` for ``test/accuracy``."""
-    return TAG.sub(lambda found: f"{found[1]} {found[2].replace('_', ' ')}", text)
+    return TAG.sub(lambda match: f"{match[1]} {match[2].replace('_', ' ')}", text)
 
 
 def marked_in_latex(text: StyledText) -> str:
     """Return a text in LaTeX, with its marks raised."""
-    plain = "--" if text.text == NONE else in_latex(text.text)
-    # mathematics needs another command for bold
-    shown = f"\\textbf{{\\boldmath {plain}}}" if text.bold else plain
+    escaped = "--" if text.text == NONE else in_latex(text.text)
+    if text.bold:
+        # mathematics needs another command for bold
+        escaped = f"\\textbf{{\\boldmath {escaped}}}"
     marks = ",".join({DAGGER: r"\dagger", STAR: r"\ast"}.get(mark, mark) for mark in text.marks)
-    return f"{shown}$^{{{marks}}}$" if marks else shown
+    return f"{escaped}$^{{{marks}}}$" if marks else escaped
 
 
 def in_latex(text: str) -> str:
     """Return a text escaped for LaTeX, with numbers and Greek letters as mathematics."""
-    made, end, text = [], 0, printable(text)
-    for found in IN_MATHS.finditer(text):
-        made += [text[end : found.start()].translate(IN_LATEX), formula_in_latex(found)]
-        end = found.end()
-    return "".join([*made, text[end:].translate(IN_LATEX)])
+    parts, end, text = [], 0, printable(text)
+    for match in IN_MATHS.finditer(text):
+        parts += [text[end : match.start()].translate(IN_LATEX), formula_in_latex(match)]
+        end = match.end()
+    return "".join([*parts, text[end:].translate(IN_LATEX)])
 
 
-def formula_in_latex(found: re.Match[str]) -> str:
+def formula_in_latex(match: re.Match[str]) -> str:
     """Return a match of :data:`IN_MATHS` as a formula."""
-    if found["letter"]:
-        return f"${GREEK_LETTERS[found['letter']]}$"
-    formula = f"{GREEK[found['name']]} = {found['value']}" if found["name"] else found[0].replace("±", r"\pm")
+    if match["letter"]:
+        return f"${GREEK_LETTERS[match['letter']]}$"
+    formula = f"{GREEK[match['name']]} = {match['value']}" if match["name"] else match[0].replace("±", r"\pm")
 
-    def power(found: re.Match[str]) -> str:
-        sign = found["sign"].replace("+", "")
-        factor = "" if found["factor"] == "1" else rf"{found['factor']} \cdot "
-        return f"{factor}10^{{{sign}{found['power']}}}"
+    def power(number: re.Match[str]) -> str:
+        sign = number["sign"].replace("+", "")
+        factor = "" if number["factor"] == "1" else rf"{number['factor']} \cdot "
+        return f"{factor}10^{{{sign}{number['power']}}}"
 
     return f"${EXPONENT.sub(power, formula)}$"

@@ -93,25 +93,25 @@ def read_tuning_spec(suite: Suite) -> TuningSpec:
     where = f"{suite.path}: tune"
     hint = "the suite has no such key; add one with search: {METHOD: {ARGUMENT: [values]}}"
     require(bool(suite.tune), where, None, hint)
-    given = read_keys(suite.tune, KEYS_OF_TUNE, f"{where}.", ["search"])
-    known, search = suite.axes.get(AXIS, {}), dict[str, dict[str, Space]]()
-    for label, keys in given["search"].items():
-        hint = f"is not a label of the axis {AXIS}; they are {', '.join(known) or 'none'}"
-        require(str(label) in known, f"{where}.search", label, hint)
+    spec = read_keys(suite.tune, KEYS_OF_TUNE, f"{where}.", ["search"])
+    methods, search = suite.axes.get(AXIS, {}), dict[str, dict[str, Space]]()
+    for label, keys in spec["search"].items():
+        hint = f"is not a label of the axis {AXIS}; they are {', '.join(methods) or 'none'}"
+        require(str(label) in methods, f"{where}.search", label, hint)
         require(NOT_EMPTY.passes(keys), f"{where}.search.{label}", keys, "give {ARGUMENT: [values]}")
         for key, space in keys.items():
             hint = "use a list of values, or {low: ..., high: ..., log: true} with 0 < low < high"
             require(is_space(space), f"{where}.search.{label}.{key}", space, hint)
         search[str(label)] = {str(key): space for key, space in keys.items()}
-    chosen, at = given.get("at", {}), {}
+    setting, at = spec.get("at", {}), {}
     for axis, labels in suite.axes.items():
         if axis != AXIS:
-            at[axis] = chosen.get(axis, next(iter(labels)) if len(labels) == 1 else None)
+            at[axis] = setting.get(axis, next(iter(labels)) if len(labels) == 1 else None)
             hint = f"choose the setting to tune in: {', '.join(labels)}"
             require(at[axis] in labels, f"{where}.at.{axis}", at[axis], hint)
-    for axis in chosen:
+    for axis in setting:
         require(axis in at, f"{where}.at", axis, f"is not an axis to choose on; available: {', '.join(at) or 'none'}")
-    return TuningSpec(**{**given, "search": search, "at": at})
+    return TuningSpec(**{**spec, "search": search, "at": at})
 
 
 def is_space(space: Any) -> bool:
@@ -120,8 +120,9 @@ def is_space(space: Any) -> bool:
         ends = [space.get(name) for name in ("low", "high")]
         low, high = (end if isinstance(end, (int, float)) else 0 for end in ends)
         return {*space} <= {"low", "high", "log"} and low < high and (low > 0 or not space.get("log"))
-    plain = isinstance(space, list) and all(isinstance(value, bool | int | float | str | None) for value in space)
-    return plain and len(space) > 0
+    if not isinstance(space, list) or not space:
+        return False
+    return all(isinstance(value, bool | int | float | str | None) for value in space)
 
 
 class Search:
@@ -145,10 +146,13 @@ class Search:
         self.rounds = int(look_up(self.base, "trainer.max_rounds", 10))
         self.digest = config_digest({"config": of_result(self.base), "spaces": self.spaces, "seeds": tuning.seeds})
         trials = trials or tuning.trials
-        self.slots: dict[str, dict[str, Any]] = {f"trial {number}": {} for number in range(trials or TRIALS)}
+        self.slots: dict[str, dict[str, Any]] = {}
         if all(isinstance(space, list) for space in self.spaces.values()):
-            grid = [dict(zip(self.spaces, point, strict=True)) for point in itertools.product(*self.spaces.values())]
-            self.slots = {config_digest({"point": point}): point for point in grid[:trials]}
+            for values in itertools.islice(itertools.product(*self.spaces.values()), trials):
+                point = dict(zip(self.spaces, values, strict=True))
+                self.slots[config_digest({"point": point})] = point
+        else:
+            self.slots = {f"trial {number}": {} for number in range(trials or TRIALS)}
 
     def cells(self, values: Mapping[str, Any]) -> list[Cell]:
         """The runs of a trial, one for each seed."""
@@ -156,17 +160,18 @@ class Search:
 
     def first_cell(self) -> Cell:
         """A run with the first value of each key."""
-        return self.cells(
-            {key: space[0] if isinstance(space, list) else space["low"] for key, space in self.spaces.items()}
-        )[0]
+        values = {}
+        for key, space in self.spaces.items():
+            values[key] = space[0] if isinstance(space, list) else space["low"]
+        return self.cells(values)[0]
 
     def fragment(self, values: Mapping[str, Any]) -> Fragment:
         """The config that gives keys their values, with all methods of the label."""
-        methods, rest = copy.deepcopy(self.base.get("method") or []), []
+        methods, fragments = copy.deepcopy(self.base.get("method") or []), []
         for key, value in values.items():
-            first, _, inner = key.partition(".")
-            if first != "method" and inner:
-                rest.append(nested_config(key, value))
+            section, _, inner = key.partition(".")
+            if section != "method" and inner:
+                fragments.append(nested_config(key, value))
                 continue
             place, _, argument = (inner or f"{len(methods) - 1}.init_args.{key}").partition(".")
             if not (place.isdigit() and int(place) < len(methods) and argument.startswith("init_args.")):
@@ -177,8 +182,9 @@ class Search:
             method = methods[int(place)]
             entry = {"init_args": {}, **({"class_path": method} if isinstance(method, str) else method)}
             methods[int(place)] = merged_config([entry, nested_config(argument, value)])
-        classes = look_up(self.base, "model.init_args.num_classes")
-        return in_classes(merged_config([*rest, *([{"method": methods}] if methods else [])]), classes)
+        if methods:
+            fragments.append({"method": methods})
+        return in_classes(merged_config(fragments), look_up(self.base, "model.init_args.num_classes"))
 
     def _cell(self, seed: int, tuned: Sequence[Fragment] = ()) -> Cell:
         labels = {axis: self.tuning.at.get(axis, self.label) for axis in self.suite.axes}
@@ -191,14 +197,16 @@ class SearchStudy(CellStudy):
     def __init__(self, search: Search, database: RDBStorage) -> None:
         tuning = search.tuning
         about = {"suite": search.suite.name, "metric": tuning.metric}
-        trials = {digest: ({"digest": digest}, parameters) for digest, parameters in search.slots.items()}
+        trials: dict[str, Any] = {}
+        for digest, parameters in search.slots.items():
+            trials[digest] = ({"digest": digest}, parameters)
         by_median = MedianPruner(n_warmup_steps=round(WARM_UP * search.rounds))
         pruner = NopPruner() if tuning.pruner == "none" else by_median
         super().__init__(search.study, database, tuning.minimize, trials, about, pruner)
         self.search = search
-        known = self.user_attrs.get("digest", search.digest)
+        digest = self.user_attrs.get("digest", search.digest)
         hint = f"the study {search.study!r} there has another config, search or seeds; "
-        require(known == search.digest, "--storage", known, f"{hint}use another --output or --storage")
+        require(digest == search.digest, "--storage", digest, f"{hint}use another --output or --storage")
         self.set_user_attr("digest", search.digest)
 
     def objective(self, trial: Trial, run: Any) -> float:
@@ -212,8 +220,8 @@ class SearchStudy(CellStudy):
             if isinstance(space, list):
                 values[key] = trial.suggest_categorical(key, space)
             else:
-                whole = isinstance(space["low"], int) and isinstance(space["high"], int)
-                suggest: Any = trial.suggest_int if whole else trial.suggest_float
+                of_integers = isinstance(space["low"], int) and isinstance(space["high"], int)
+                suggest: Any = trial.suggest_int if of_integers else trial.suggest_float
                 values[key] = suggest(key, space["low"], space["high"], log=bool(space.get("log")))
         finals, pruned = [], list[int]()
         for number, cell in enumerate(search.cells(values)):
@@ -237,9 +245,10 @@ class SearchStudy(CellStudy):
         search, text = self.search, trial.user_attrs.get("reason", "")
         if trial.state == TrialState.COMPLETE:
             text = f"{search.tuning.metric} {format_value(search.tuning.metric, trial.values[0])}"
-        over = sum(one.state.is_finished() for one in self.last_trials())
-        failed = "failed: " * (trial.state == TrialState.FAIL)
-        return f"{search.label}: {parameters_text(trial)}: {failed}{text} ({over} of {len(search.slots)})"
+        elif trial.state == TrialState.FAIL:
+            text = f"failed: {text}"
+        num_ended = sum(ended.state.is_finished() for ended in self.last_trials())
+        return f"{search.label}: {parameters_text(trial)}: {text} ({num_ended} of {len(search.slots)})"
 
     def write_best(self, output: Path, url: str) -> Path | None:
         """Write the best values as a config with their origin in its head; None without a complete trial."""
@@ -251,14 +260,16 @@ class SearchStudy(CellStudy):
         complete.sort(key=lambda trial: trial.values[0], reverse=not tuning.minimize)
         states = Counter(trial.state for trial in trials)
         names = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
-        counts = ", ".join(f"{states[state]} {name}" for name, state in names.items() if states[state])
+        counts = [f"{states[state]} {name}" for name, state in names.items() if states[state]]
         setting = [f"{axis}={label}" for axis, label in tuning.at.items()]
-        setting += [f"seed{'s' * (len(tuning.seeds) > 1)} {', '.join(map(str, tuning.seeds))}"]
+        word = "seeds" if len(tuning.seeds) > 1 else "seed"
+        setting.append(f"{word} {', '.join(map(str, tuning.seeds))}")
         if tuning.val_fraction is not None:
-            setting += [f"{tuning.val_fraction:g} of the training examples held out"]
-        setting += [f"scale {search.scale:g}"] * (search.scale != 1)
+            setting.append(f"{tuning.val_fraction:g} of the training examples held out")
+        if search.scale != 1:
+            setting.append(f"scale {search.scale:g}")
         head = [
-            f"{search.label}, tuned: the best of {len(trials)} trials ({counts})",
+            f"{search.label}, tuned: the best of {len(trials)} trials ({', '.join(counts)})",
             f"study {search.study} in {hidden(url)}",
             ", ".join(setting),
             f"{tuning.metric} after {search.rounds} rounds:",
@@ -271,5 +282,7 @@ class SearchStudy(CellStudy):
 
 def parameters_text(trial: FrozenTrial) -> str:
     """A trial's parameters on one line, since they stand in a comment, too."""
-    texts = {key: f"{v:.4g}" if isinstance(v, float) else printable(str(v)) for key, v in trial.params.items()}
-    return ", ".join(f"{key} {text}" for key, text in texts.items())
+    texts = []
+    for key, value in trial.params.items():
+        texts.append(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {printable(str(value))}")
+    return ", ".join(texts)

@@ -113,17 +113,23 @@ class WorkerClient:
             return answer
         if self.interrupted or "stopped" in answer:
             raise Interrupt
-        status, names = process.exitcode, {int(one): one.name for one in signal.Signals}
-        how = (
-            f"ended with status {status}" if status >= 0 else f"was killed by {names.get(-status, f'signal {-status}')}"
-        )
-        often = " (often for lack of memory)" * (-status == signal.SIGKILL)
-        return {"failed": f"its process {how}{often}; see {task['log']}"}
+        how = exit_text(process.exitcode)
+        return {"failed": f"its process {how}; see {task['log']}"}
 
     def _send(self, message: str) -> None:
         if self._pipe is not None:
             with suppress(OSError):  # it has ended
                 self._pipe.send(message)
+
+
+def exit_text(status: int) -> str:
+    """How a process with this exit status ended."""
+    if status >= 0:
+        return f"ended with status {status}"
+    if -status == signal.SIGKILL:
+        return "was killed by SIGKILL (often for lack of memory)"
+    names = {int(number): number.name for number in signal.Signals}
+    return f"was killed by {names.get(-status, f'signal {-status}')}"
 
 
 @contextmanager
@@ -210,8 +216,8 @@ def answer_of(program: str, function: str, task: Task, report: RoundReport) -> A
 
 def reason_of(error: Exception) -> str:
     """An error on one line; the text of an error of this package says enough without its type."""
-    own = type(error).__module__ == UsageError.__module__
-    return truncate(text_of(error) if own else with_location(error))
+    of_package = type(error).__module__ == UsageError.__module__
+    return truncate(text_of(error) if of_package else with_location(error))
 
 
 @contextmanager
@@ -219,10 +225,8 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a run's folder, which a process that was paused, and counts as dead, may still have."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a") as file:
-        told = False
-        while lock(file) is False:
-            if not told:
-                print(f"waiting for another process, which has {folder}", file=sys.stderr, flush=True)
-            told = True
-            time.sleep(0.5)
+        if lock(file) is False:
+            print(f"waiting for another process, which has {folder}", file=sys.stderr, flush=True)
+            while lock(file) is False:
+                time.sleep(0.5)
         yield

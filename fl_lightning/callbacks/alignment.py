@@ -70,7 +70,8 @@ class LayerAlignment(Measurement):
         pairs = pairwise(self.layers or linear)
         self._pairs = [(a, b) for a, b in pairs if linear[a].out_features == linear[b].in_features]
         if self.layers is not None and len(self._pairs) < len(self.layers) - 1:
-            earlier, later = next(pair for pair in pairwise(self.layers) if pair not in self._pairs)
+            consecutive = pairwise(self.layers)
+            earlier, later = next(pair for pair in consecutive if pair not in self._pairs)
             numbers = f"{linear[earlier].out_features} outputs, {linear[later].in_features} inputs"
             raise UsageError(
                 f"LayerAlignment.layers: {earlier!r}, {later!r}: {numbers}; name layers that follow directly"
@@ -96,11 +97,11 @@ class LayerAlignment(Measurement):
             if kept_entries.isdisjoint(weights(pair)):
                 of_global[place] = matrices[place]
         measured = {"pairs": np.array(self._pairs)}
-        for model, matrices in (("global", of_global), ("local", local)):
-            measured[model] = np.full((len(self._pairs), self.number, self.number), np.nan)
+        for model_name, matrices in (("global", of_global), ("local", local)):
+            measured[model_name] = np.full((len(self._pairs), self.number, self.number), np.nan)
             for place, matrix in matrices.items():
-                measured[model][place, : matrix.shape[0], : matrix.shape[1]] = matrix.numpy()
-                trainer.log(f"alignment/{self._pairs[place][1]}/{model}", float(matrix.diagonal().mean()))
+                measured[model_name][place, : matrix.shape[0], : matrix.shape[1]] = matrix.numpy()
+                trainer.log(f"alignment/{self._pairs[place][1]}/{model_name}", float(matrix.diagonal().mean()))
         self.keep(trainer, measured)
 
     def _of(self, state: State) -> dict[int, Tensor]:

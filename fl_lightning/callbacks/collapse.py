@@ -158,7 +158,7 @@ class NeuralCollapse(EvaluationMeasurement):
 
 
 def of_absent(rows: Tensor, occurs: Tensor) -> dict[str, Tensor]:
-    """Return the values of the rows ``(C, d)`` of classes that are not in ``present (C,)``; nan without such rows."""
+    """Return the values of the rows ``(C, d)`` of classes outside the mask ``occurs (C,)``; nan without such rows."""
     between, absent, norms = cosines(rows), ~occurs, rows.norm(dim=1)
     pairs = absent[:, None] & absent & ~torch.eye(len(rows), dtype=torch.bool)
     return {

@@ -139,14 +139,16 @@ class PersonalAccuracy(Measurement):
         values = measure_clients(trainer, self.clients, lambda k: self._of_client(trainer, k, tune))
         examples = np.array([of_client.pop("examples") for of_client in values.values()])
         measured: dict[str, Any] = {"clients": np.array(self.clients), "examples": examples}
-        for model in next(iter(values.values())):
-            measured[model] = np.array([of_client[model] for of_client in values.values()])
-            prefix = f"personal/{trainer.methods.evaluation_point}" if model == "own" else f"personal/{model}/"
-            log_finite(trainer, spread_over_clients(measured[model]), prefix)
-            if model == "own":
-                by_client = {str(k): of_client[model] for k, of_client in values.items()}
+        for model_name in next(iter(values.values())):
+            of_model = [of_client[model_name] for of_client in values.values()]
+            measured[model_name] = np.array(of_model)
+            point = trainer.methods.evaluation_point
+            prefix = f"personal/{point}" if model_name == "own" else f"personal/{model_name}/"
+            log_finite(trainer, spread_over_clients(measured[model_name]), prefix)
+            if model_name == "own":
+                by_client = {str(k): of_client[model_name] for k, of_client in values.items()}
                 log_finite(trainer, by_client if len(by_client) <= MOST_TAGS else {}, f"{prefix}client/")
-                log_finite(trainer, {"fair/noise": finite_mean(sampling_variance(measured[model], examples))})
+                log_finite(trainer, {"fair/noise": finite_mean(sampling_variance(measured[model_name], examples))})
         shared = trainer.client.has_global_model and not trainer.methods.having("personal_state")
         labels = {**MODELS, "own": "global model"} if shared else MODELS
         heads = [labels[name] for name in measured if name in labels]

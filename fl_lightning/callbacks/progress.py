@@ -144,7 +144,7 @@ def round_line(metrics: Mapping[str, float], round_: int, rounds: int, seconds: 
 def final_table(history: list[dict[str, float]], seconds: float, rounds_before: int, folder: Path | None) -> str:
     """Return a table of the best and the final value of each metric, the folder of the run, and how to see its curves.
 
-    The run started or resumed in the round ``first``, ``seconds`` ago.
+    The run started or resumed in the round ``rounds_before``, ``seconds`` ago.
     """
     all_metrics = {name: value for row in history for name, value in row.items()}
     names = list(dict.fromkeys([*final_names(all_metrics)[:MOST_SHOWN], *names_to_show(all_metrics)]))

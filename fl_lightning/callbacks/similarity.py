@@ -108,13 +108,13 @@ class LayerSimilarity(Measurement):
         # the global model first, then the clients; nan for a missing model
         table, between_rounds = np.full((number, width + 1, width + 1), np.nan), np.full(number, np.nan)
         models = [after, *grams] if after else [*grams]
-        rows = slice(0 if after else 1, 1 + len(grams))
+        present_rows = slice(0 if after else 1, 1 + len(grams))
         above = np.triu_indices(width, 1)
         for i, layer in enumerate(self._layers):
             if after:
                 between_rounds[i] = layer_similarities([before, after], i)[0, 1]
             if models:
-                table[i, rows, rows] = layer_similarities(models, i)
+                table[i, present_rows, present_rows] = layer_similarities(models, i)
             means = {"clients": finite_mean(table[i, 1:, 1:][above]), "global": finite_mean(table[i, 0, 1:])}
             name = layer.replace(":", ".")
             log_finite(trainer, {**means, "rounds": float(between_rounds[i])}, f"similarity/{name}/")

@@ -141,9 +141,9 @@ class SpectrumMonitor(EvaluationMeasurement):
         if not self.local_due(trainer.server.round):
             return
         spectra = self._measure(self._probed(trainer, client.state()))
-        for matrix, values in spectra.items():
-            trainer.log(f"rank/{matrix}/local/{client.info.id}", float(effective_rank(values)))
-        arrays = {matrix: values.cpu().numpy() for matrix, values in spectra.items()}
+        for matrix_name, values in spectra.items():
+            trainer.log(f"rank/{matrix_name}/local/{client.info.id}", float(effective_rank(values)))
+        arrays = {matrix_name: values.cpu().numpy() for matrix_name, values in spectra.items()}
         self._local[client.info.id] = arrays
 
     def see(self, targets: Tensor | None, taps: dict[str, Tensor]) -> None:
@@ -161,9 +161,9 @@ class SpectrumMonitor(EvaluationMeasurement):
             self.save(trainer)
 
     def measure(self, trainer: RunContext) -> None:
-        for matrix, values in (self.measured(trainer) or self._measure(Sums())).items():
-            self._log(trainer, matrix, values)
-            self.append(matrix, values.cpu().numpy())
+        for matrix_name, values in (self.measured(trainer) or self._measure(Sums())).items():
+            self._log(trainer, matrix_name, values)
+            self.append(matrix_name, values.cpu().numpy())
         self.keep(trainer)
 
     def plot(self, runs: Runs) -> Iterable[Plot]:
@@ -183,35 +183,37 @@ class SpectrumMonitor(EvaluationMeasurement):
         spectra = {"classifier": singular_values(self._classifier.weight), "representation": spectrum_of_rows(sums)}
         for adapter in self._adapters:
             spectra[f"lora/{adapter.path}"] = adapter.singular_values(self._live)
-        return {matrix: values for matrix, values in spectra.items() if values is not None}
+        return {name: values for name, values in spectra.items() if values is not None}
 
-    def _log(self, trainer: RunContext, matrix: str, values: Tensor) -> None:
+    def _log(self, trainer: RunContext, matrix_name: str, values: Tensor) -> None:
         digits = max(2, len(str(len(values) - 1)))
         spread = np.linspace(0, len(values) - 1, min(self.max_scalars, len(values)))
         for index in np.unique(spread.round().astype(int)).tolist():
-            trainer.log(f"spectrum/{matrix}/{index:0{digits}d}", float(values[index]))
+            trainer.log(f"spectrum/{matrix_name}/{index:0{digits}d}", float(values[index]))
         for which, index in {"largest": 0, "median": len(values) // 2, "smallest": -1}.items() if values.any() else ():
             value = max(float(values[index]), VISIBLE * float(values[0]))
-            trainer.log(f"spectrum/log10/{matrix}/{which}", math.log10(value))
+            trainer.log(f"spectrum/log10/{matrix_name}/{which}", math.log10(value))
         ranks = {
             **{"effective": effective_rank(values), "stable": stable_rank(values), "numerical": numerical_rank(values)},
             **{"condition": condition_number(values), "above_threshold": (values > self.threshold).sum()},
         }
         for name, rank in ranks.items():
-            trainer.log(f"rank/{matrix}/{name}", float(rank))
+            trainer.log(f"rank/{matrix_name}/{name}", float(rank))
         if not values.any():
-            trainer.warn(f"round {trainer.server.round}: the {matrix} has collapsed: all its singular values are 0")
+            trainer.warn(
+                f"round {trainer.server.round}: the {matrix_name} has collapsed: all its singular values are 0"
+            )
 
     def _keep_local(self, trainer: RunContext) -> None:
         local = merge_sorted(trainer.gather(self._local))
-        for matrix in next(iter(local.values()), {}):
-            spectra = np.stack([of_client[matrix] for of_client in local.values()])
+        for matrix_name in next(iter(local.values()), {}):
+            spectra = np.stack([of_client[matrix_name] for of_client in local.values()])
             table = np.full((trainer.data.num_clients, spectra.shape[1]), np.nan)
             table[list(local)] = spectra
-            self.append(f"local_{matrix}", table)
+            self.append(f"local_{matrix_name}", table)
             ranks = [float(effective_rank(torch.from_numpy(values))) for values in spectra]
-            trainer.log(f"rank/{matrix}/local/mean", math.fsum(ranks) / len(ranks))
-            if matrix == "representation" and trainer.client.has_global_model:
+            trainer.log(f"rank/{matrix_name}/local/mean", math.fsum(ranks) / len(ranks))
+            if matrix_name == "representation" and trainer.client.has_global_model:
                 probed = self._probed(trainer, None)
                 trainer.all_reduce(probed)
                 self.append("probe_representation", spectrum_of_rows(probed))

@@ -108,9 +108,10 @@ def run(args: Sequence[str]) -> int:
     options = bench_parser(args[0]).parse_args(args[1:])
     suite = load_suite(options.suite)
     if getattr(options, "offline", False):
-        given = {"scale": options.scale != 1, "until-decided": options.until_decided, "readings": options.readings}
-        for name, value in given.items():
-            require(not value, f"--{name}", getattr(options, name.replace("-", "_")), "leave it out with --offline")
+        hint = "leave it out with --offline"
+        require(options.scale == 1, "--scale", options.scale, hint)
+        require(not options.until_decided, "--until-decided", True, hint)
+        require(not options.readings, "--readings", True, hint)
         suite = without_data(suite)
     if getattr(options, "readings", False):
         hint = "the readings have the seeds of open.seeds: leave it out"
@@ -135,73 +136,89 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     seeds = first_seeds(suite.seeds, most_seeds(options, suite))
     # written tables always contain the whole suite
     number = max(len(suite.seeds), options.seeds or 0, suite.decide.max_seeds if suite.decide else 0)
-    whole = suite.cells(options.scale, extra, first_seeds(suite.seeds, number))
+    all_cells = suite.cells(options.scale, extra, first_seeds(suite.seeds, number))
     select = partial(paired_cells, suite) if options.until_decided else selected_cells
-    cells = select([cell for cell in whole if cell.seed in seeds], options.only)
+    cells = select([cell for cell in all_cells if cell.seed in seeds], options.only)
     check_jobs(options.jobs, cells)
     loaded: dict[Path, dict[str, CellResult]] = {}
     for path in options.load:
-        stored = [result for _, result in read_cells(path, suite.axes)]
-        loaded[path] = {result.digest: result for result in stored if result.state == "done"}
+        results = {result.digest: result for _, result in read_cells(path, suite.axes)}
+        loaded[path] = finished(results)
         hint = f"none of its {len(loaded[path])} finished cells is one of this suite with this --scale, --seeds and "
         hint += "--config; leave the file out, or give those that it was made with"
-        require(any(cell.digest in loaded[path] for cell in whole), "--load", str(path), hint)
+        require(any(cell.digest in loaded[path] for cell in all_cells), "--load", str(path), hint)
     only_look = options.status or options.dry_run
     database = open_database(options.storage) if exists(options.storage) else None
     before = find_study(suite, database, options.output if options.own_output else None) if database else None
     # results of the study take precedence over files
-    done = {digest: result for results in loaded.values() for digest, result in results.items()}
-    done |= {digest: result for digest, result in results_of(before, cells).items() if result.state == "done"}
+    done: dict[str, CellResult] = {}
+    for results in (*loaded.values(), results_of(before, cells)):
+        done |= finished(results)
     changed = changed_code(done)
     dropped = set(changed) if options.stale == "run" else set()
-    stale = [cell for cell in cells if cell.digest in changed] if not only_look and options.stale is None else []
-    for cell in stale:
-        say(f"{cell.name}: run with another version of {', '.join(changed[cell.digest])}")
-    modules = ", ".join(sorted({name for cell in stale for name in changed[cell.digest]}))
-    hint = f"{modules} changed since {len({cell.digest for cell in stale})} finished cells were run; give run to run "
-    require(not stale, "--stale", None, f"{hint}these again, or keep to keep them, as the tables then state")
+    if not only_look and options.stale is None:
+        refuse_changed([cell for cell in cells if cell.digest in changed], changed)
     if not options.status:
         check_settings(suite, cells)
         # of each kind of cell, so that a config that is not valid is refused before any cell runs
-        left = kinds_of(cell for cell in cells if cell.digest not in done.keys() - dropped)
-        check_cells(suite.metric, {alike[0].name.rpartition(",")[0]: alike[0] for alike in left})
+        to_run = [cell for cell in cells if cell.digest not in done.keys() - dropped]
+        first_cells = [cells_of_kind[0] for cells_of_kind in kinds_of(to_run)]
+        check_cells(suite.metric, {cell.name.rpartition(",")[0]: cell for cell in first_cells})
     if loaded or not only_look:
         make_folder(options.output, "--output")
     if options.save is not None:
         make_folder(options.save, "--save")
     if only_look and not loaded:
-        return look(suite, cells, whole, options, before, dropped)
+        return look(suite, cells, all_cells, options, before, dropped)
     database = database or open_database(options.storage)
     study = SuiteStudy(suite, database, cells, partial(pending_cells, suite, cells) if options.until_decided else None)
     for path, results in loaded.items():
-        kept = {digest: result for digest, result in results.items() if digest not in dropped}
-        strange = len(kept.keys() - {cell.digest for cell in whole})
-        others = f"; {strange} others are not cells of this suite, or have another config or scale" if strange else ""
-        say(f"{path}: {load_results(study, whole, kept)} of {len(kept)} finished cells are new here{others}")
+        valid = {digest: result for digest, result in results.items() if digest not in dropped}
+        text = f"{load_results(study, all_cells, valid)} of {len(valid)} finished cells are new here"
+        foreign = len(valid.keys() - {cell.digest for cell in all_cells})
+        if foreign:
+            text += f"; {foreign} others are not cells of this suite, or have another config or scale"
+        say(f"{path}: {text}")
     if only_look:
-        return look(suite, cells, whole, options, study, dropped)
+        return look(suite, cells, all_cells, options, study, dropped)
     if options.retry:
         study.retry()
-    study.free(dropped & {digest for digest, result in study.results().items() if result.state == "done"}, anew=True)
+    study.free(dropped & finished(study.results()).keys(), anew=True)
     scheduler = Scheduler([study], suite.metric, options.output.resolve(), options.jobs, say, hours=options.hours)
     scheduler.run()
     if status := why_ended(scheduler, options.again):
         return status
     # before they are printed: who reads them may close the pipe, as `head` does
-    written = [write_shown(suite, whole, study, "--output", options.output)]
+    files = [write_shown(suite, all_cells, study, "--output", options.output)]
     if options.save is not None:
-        written += [write_shown(suite, whole, study, "--save", options.save)]
-    own = study.results()
-    print(in_words(suite, cells, own))
-    for first, *beside in written:
-        say(f"Tables: {first}, {', '.join(path.name for path in beside)}")
+        files.append(write_shown(suite, all_cells, study, "--save", options.save))
+    results = study.results()
+    print(in_words(suite, cells, results))
+    for table, *beside in files:
+        say(f"Tables: {table}, {', '.join(path.name for path in beside)}")
     if scheduler.late:
         say(f"the {options.hours:g} hours are spent; continue: {options.again}")
-    failed = sum(result.state == "failed" for result in own.values())
-    if failed:
-        some = f"{failed} of {len(own)} cells failed"
-        print(f"error: {some}; the table says why, and --retry runs them again", file=sys.stderr)
-    return 1 if failed else 0
+    num_failed = sum(result.state == "failed" for result in results.values())
+    if num_failed:
+        text = f"{num_failed} of {len(results)} cells failed"
+        print(f"error: {text}; the table says why, and --retry runs them again", file=sys.stderr)
+    return 1 if num_failed else 0
+
+
+def finished(results: Mapping[str, CellResult]) -> dict[str, CellResult]:
+    """The results of the cells that are done."""
+    return {digest: result for digest, result in results.items() if result.state == "done"}
+
+
+def refuse_changed(cells: Sequence[Cell], changed: Mapping[str, Sequence[str]]) -> None:
+    """Refuse finished cells of which modules have changed, by digest."""
+    names = set[str]()
+    for cell in cells:
+        names |= {*changed[cell.digest]}
+        say(f"{cell.name}: run with another version of {', '.join(changed[cell.digest])}")
+    number = len({cell.digest for cell in cells})
+    hint = f"{', '.join(sorted(names))} changed since {number} finished cells were run; give run to run "
+    require(not cells, "--stale", None, f"{hint}these again, or keep to keep them, as the tables then state")
 
 
 def check_settings(suite: Suite, cells: Sequence[Cell]) -> None:
@@ -210,32 +227,36 @@ def check_settings(suite: Suite, cells: Sequence[Cell]) -> None:
     method = list(suite.axes).index("method") if "method" in suite.axes else 0
     for label, text in sorted({(labels[method], text) for labels, text in settings}):
         print(f"warning: {label}: {text}", file=sys.stderr)
-    callbacks = {table.show.callback: table.show.name for table in suite.tables if table.show.callback}
-    for callback, show in callbacks.items():
+    shows = {table.show.name: table.show.callback for table in suite.tables}
+    for show, callback in shows.items():
         logged = any(callback in str(look_up(cell.config, "trainer.callbacks")) for cell in cells)
         hint = "no cell has the callback that logs this: add to the base trainer: "
         hint += f"{{callbacks+: [{{class_path: {callback}}}]}}"
-        require(logged, f"{suite.path}: tables.show", show, hint)
+        require(logged or not callback, f"{suite.path}: tables.show", show, hint)
 
 
 def check_cells(metric: str, cells: Mapping[str, Cell]) -> None:
     """Build the objects of cells by name."""
-    wrong = WorkerClient().check(metric, {name: cell.fragments for name, cell in cells.items()}) if cells else {}
-    if wrong:
-        remedy = "; give null as val_fraction, and the data module a val_dataloader"
-        raise UsageErrors([line + remedy * ("no 'val_fraction'" in line) for line in grouped(wrong.items())])
+    configs = {name: cell.fragments for name, cell in cells.items()}
+    lines = []
+    for line in grouped(WorkerClient().check(metric, configs).items()) if configs else ():
+        if "no 'val_fraction'" in line:
+            line += "; give null as val_fraction, and the data module a val_dataloader"
+        lines.append(line)
+    if lines:
+        raise UsageErrors(lines)
 
 
 def check_jobs(jobs: int, cells: Iterable[Cell]) -> None:
     """Refuse more jobs than the cores can run at once."""
-    cores, most = cpu_count(), 1
+    cores, max_threads = cpu_count(), 1
     for cell in cells:
+        devices = look_up(cell.config, "trainer.devices", 1)
         # a worker for each of several GPUs in a list
-        devices, threads = (look_up(cell.config, f"trainer.{key}", 1) for key in ("devices", "threads_per_worker"))
         workers = cores if devices == "auto" else len(devices) if isinstance(devices, list) else int(devices)
-        most = max(most, workers * (threads or 1))
-    hint = f"a job of this suite has {count(most, 'thread')}, and there are {count(cores, 'core')}; use at most "
-    require(jobs == 1 or jobs * most <= cores, "--jobs", jobs, f"{hint}{max(1, cores // most)}")
+        max_threads = max(max_threads, workers * (look_up(cell.config, "trainer.threads_per_worker", 1) or 1))
+    hint = f"a job of this suite has {count(max_threads, 'thread')}, and there are {count(cores, 'core')}; use at most "
+    require(jobs == 1 or jobs * max_threads <= cores, "--jobs", jobs, f"{hint}{max(1, cores // max_threads)}")
 
 
 def kinds_of(cells: Iterable[Cell]) -> Collection[list[Cell]]:
@@ -248,17 +269,21 @@ def kinds_of(cells: Iterable[Cell]) -> Collection[list[Cell]]:
 
 def grouped(pairs: Iterable[tuple[str, str]]) -> list[str]:
     """Names and texts as a line for each text, with the first few of its names."""
-    groups = defaultdict[str, dict[str, None]](dict)
+    groups, lines = defaultdict[str, dict[str, None]](dict), []
     for name, text in pairs:
         groups[text][name] = None
-    more = {text: f" and {len(names) - MOST_NAMES} more" * (len(names) > MOST_NAMES) for text, names in groups.items()}
-    return [f"{'; '.join([*names][:MOST_NAMES])}{more[text]}: {text}" for text, names in groups.items()]
+    for text, names in groups.items():
+        listed = "; ".join([*names][:MOST_NAMES])
+        if len(names) > MOST_NAMES:
+            listed += f" and {len(names) - MOST_NAMES} more"
+        lines.append(f"{listed}: {text}")
+    return lines
 
 
 def look(
     suite: Suite,
     cells: Sequence[Cell],
-    whole: Sequence[Cell],
+    all_cells: Sequence[Cell],
     options: argparse.Namespace,
     study: Study | None,
     dropped: Collection[str],
@@ -266,27 +291,34 @@ def look(
     """Print the tables so far, or the remaining work with its estimated time; return 0."""
     results = results_of(study, cells)
     if options.save is not None:
-        write_shown(suite, whole, study, "--save", options.save)
+        write_shown(suite, all_cells, study, "--save", options.save)
     if options.status:
         print(in_words(suite, cells, results))
         return 0
-    states = {digest: "waiting" if digest in dropped else result.state for digest, result in results.items()}
-    lines, total, unknown = list[tuple[str, str]](), 0.0, 0
-    for alike in kinds_of(cells):
-        left = sum(states[cell.digest] in ("waiting", "running") for cell in alike)
-        known = [seconds for cell in alike if (seconds := results[cell.digest].seconds) is not None]
-        rounds = int(look_up(alike[0].config, "trainer.max_rounds", 10))
-        seconds = sum(known) / len(known) if known else 0.0
-        total += left * rounds * seconds
-        unknown += 0 if known else left
-        text = f"{left} to run, {rounds} rounds{f' of {as_time(seconds)}' * bool(known)}" if left else "done"
-        lines.append((alike[0].name.rpartition(",")[0], text))
+    states: dict[str, str] = {digest: result.state for digest, result in results.items()}
+    states |= dict.fromkeys(dropped & states.keys(), "waiting")
+    lines, total, num_unknown = list[tuple[str, str]](), 0.0, 0
+    for cells_of_kind in kinds_of(cells):
+        num_waiting = sum(states[cell.digest] in ("waiting", "running") for cell in cells_of_kind)
+        measured = [results[cell.digest].seconds for cell in cells_of_kind]
+        seconds = [value for value in measured if value is not None]
+        rounds = int(look_up(cells_of_kind[0].config, "trainer.max_rounds", 10))
+        text = f"{num_waiting} to run, {rounds} rounds"
+        if seconds:
+            mean = sum(seconds) / len(seconds)
+            total += num_waiting * rounds * mean
+            text += f" of {as_time(mean)}"
+        else:
+            num_unknown += num_waiting
+        lines.append((cells_of_kind[0].name.rpartition(",")[0], text if num_waiting else "done"))
     print("\n".join(grouped(lines)))
     counts = Counter(states.values())
     parts = [f"{len(states)} cells, {counts['done']} done, {counts['failed']} failed"]
-    about = f"{'at most ' * options.until_decided}about {as_time(total / options.jobs)} with --jobs {options.jobs}"
-    parts += [f"the others take {about}"] if total else []
-    parts += [f"no time estimate for {unknown}, as no similar cell has finished"] if unknown else []
+    if total:
+        bound = "at most about" if options.until_decided else "about"
+        parts.append(f"the others take {bound} {as_time(total / options.jobs)} with --jobs {options.jobs}")
+    if num_unknown:
+        parts.append(f"no time estimate for {num_unknown}, as no similar cell has finished")
     print("; ".join(parts))
     return 0
 
@@ -301,15 +333,15 @@ def as_time(seconds: float) -> str:
 
 def in_words(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> str:
     """The tables of a suite, followed by their conclusion."""
-    shown = shown_cells(suite, cells, results)
-    return f"{render(suite, shown, results)}\n{conclusion(suite, shown, results)}"
+    cells = shown_cells(suite, cells, results)
+    return f"{render(suite, cells, results)}\n{conclusion(suite, cells, results)}"
 
 
-def write_shown(suite: Suite, whole: Sequence[Cell], study: Study | None, key: str, folder: Path) -> list[Path]:
+def write_shown(suite: Suite, cells: Sequence[Cell], study: Study | None, key: str, folder: Path) -> list[Path]:
     """Write the tables of the whole suite into the folder that ``key`` names; return the files."""
-    results = results_of(study, whole)
+    results = results_of(study, cells)
     with writing_into(key, folder, LATER):
-        return write_tables(suite, shown_cells(suite, whole, results), results, folder)
+        return write_tables(suite, shown_cells(suite, cells, results), results, folder)
 
 
 def why_ended(scheduler: Scheduler, again: str) -> int:
@@ -337,25 +369,29 @@ def most_seeds(options: argparse.Namespace, suite: Suite) -> int:
     if suite.decide is None:
         hint = "has no rule; add the key decide, such as decide: {margin: 1.6, max_seeds: 20}"
         raise UsageError(f"--until-decided: {suite.path} {hint}")
-    most, own = suite.decide.max_seeds, len(suite.seeds)
-    given: int = options.max_seeds or most
-    hint = f"the suite says {most} in decide.max_seeds, before the first run: give {own} to {most}"
-    require(own <= given <= most, "--max-seeds", given, hint)
-    return given
+    limit, num_seeds = suite.decide.max_seeds, len(suite.seeds)
+    max_seeds: int = options.max_seeds or limit
+    hint = f"the suite says {limit} in decide.max_seeds, before the first run: give {num_seeds} to {limit}"
+    require(num_seeds <= max_seeds <= limit, "--max-seeds", max_seeds, hint)
+    return max_seeds
 
 
 def tune(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -> int:
     """Tune the methods of a suite and write the best values of each as a config; returns the exit status."""
     tuning, output = read_tuning_spec(suite), options.output
     tuning = replace(tuning, seeds=tuple(first_seeds(tuning.seeds, options.seeds)))
-    known = {f"{AXIS}={file_part(label)}": label for label in tuning.search}
+    tuned = {f"{AXIS}={file_part(label)}": label for label in tuning.search}
     for pattern in options.only:
-        require(pattern in known, "--only", pattern, f"is not tuned; tuned methods: {', '.join(known)}")
-    wanted = [known[name] for name in known if name in (options.only or known)]
-    searches = [Search(suite, tuning, label, options.scale, extra, options.trials) for label in wanted]
-    check_jobs(options.jobs, [one.first_cell() for one in searches])
+        require(pattern in tuned, "--only", pattern, f"is not tuned; tuned methods: {', '.join(tuned)}")
+    searches, cells = list[Search](), dict[str, Cell]()
+    for name, label in tuned.items():
+        if name in (options.only or tuned):
+            search = Search(suite, tuning, label, options.scale, extra, options.trials)
+            searches.append(search)
+            cells[f"{suite.path}: tune.search.{label}"] = search.first_cell()
+    check_jobs(options.jobs, cells.values())
     # a key or a metric that is not valid is refused before any trial runs
-    check_cells(tuning.metric, {f"{suite.path}: tune.search.{one.label}": one.first_cell() for one in searches})
+    check_cells(tuning.metric, cells)
     make_folder(output, "--output")
     database = open_database(options.storage)
     find_study(suite, database, output if options.own_output else None)

@@ -31,6 +31,7 @@ from fl_lightning.storage.checkpoint import newest_checkpoint
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.utilities.errors import ChangedCodeError, ClientError, require
 
+PHASES = ("train", "val", "test")
 # distinct warnings that a cell keeps
 MOST_WARNINGS = 5
 
@@ -107,7 +108,7 @@ def run_cell(cell: Mapping[str, Any], report: RoundReport) -> dict[str, Any]:
 def check_configs(task: Mapping[str, Any], report: RoundReport) -> dict[str, str]:
     """Build the objects of the configs in ``task["configs"]``; returns the reasons of those that cannot be run."""
     wrong, metric = {}, task["metric"]
-    known = {f"{phase}/{name}" for phase in ("train", "val", "test") for name in ("loss", "accuracy")}
+    usual = {f"{phase}/loss" for phase in PHASES} | {f"{phase}/accuracy" for phase in PHASES}
     for name, fragments in task["configs"].items():
         try:
             with tempfile.TemporaryDirectory(prefix="fl_lightning-") as folder:
@@ -115,9 +116,9 @@ def check_configs(task: Mapping[str, Any], report: RoundReport) -> dict[str, str
             # a metric that the run cannot log, as far as its objects tell
             no_step = metric.startswith(("val/", "val_")) and step_name(cli.model, "val") is None
             # callbacks and modules of the user may log more
-            plain = type(cli.model) is ImageClassifier and not cli.config["fit"]["trainer"]["callbacks"]
-            unknown = plain and metric.startswith(("val/", "test/")) and metric not in known
-            require(not (no_step or unknown), "metric", metric, hint_of_metric(metric, cli.model, known))
+            logs_usual = type(cli.model) is ImageClassifier and not cli.config["fit"]["trainer"]["callbacks"]
+            unknown = logs_usual and metric.startswith(("val/", "test/")) and metric not in usual
+            require(not (no_step or unknown), "metric", metric, hint_of_metric(metric, cli.model, usual))
         except Exception as error:
             wrong[name] = reason_of(error)
     return wrong
@@ -186,8 +187,8 @@ def hint_of_metric(metric: str, module: LightningModule, metrics: Iterable[str])
     """The remedy where a run does not log the metric of a suite."""
     if metric.startswith("val") and step_name(module, "val") is None:
         return f"{type(module).__name__} has no validation_step; define one that logs it"
-    known = sorted(tag for tag in metrics if re.match("(train|val|test)[/_]", tag))
-    return f"the run does not log it; among others it logs {', '.join(known)}; name one of these in the suite"
+    tags = sorted(tag for tag in metrics if re.match("(train|val|test)[/_]", tag))
+    return f"the run does not log it; among others it logs {', '.join(tags)}; name one of these in the suite"
 
 
 def machine() -> str:

@@ -67,26 +67,27 @@ class ConfigFile(ActionConfigFile):
 def forget_lists(before: Any, entries: Any) -> None:
     """Empty the lists of classes of a config that new entries replace."""
     for key, value in entries.items() if isinstance(entries, Mapping) else ():
-        old = before.get(key)
-        if isinstance(value, list) and isinstance(old, list):
+        earlier = before.get(key)
+        if isinstance(value, list) and isinstance(earlier, list):
             before[key] = []
-        elif isinstance(old, (Namespace, dict)):
-            forget_lists(old, value)
+        elif isinstance(earlier, (Namespace, dict)):
+            forget_lists(earlier, value)
 
 
 def values_of(words: Any, option: str) -> list[str]:
     """The values that a command line gives to an option, as ``--key value`` or ``--key=value``."""
-    return [value for name, value in pairs_of(words) if name == option] if isinstance(words, list) else []
+    pairs = pairs_of(words) if isinstance(words, list) else ()
+    return [value for name, value in pairs if name == option]
 
 
 class HelpFormatter(DefaultHelpFormatter):
     """Lists the classes of this package alone where a key takes very many, as each layer of torch is a Module."""
 
     def _expand_help(self, action: Any) -> str:
-        def shortened(found: re.Match[str]) -> str:
-            names = found[1].split(", ")
-            own = [name for name in names if re.fullmatch(r"fl_lightning\.\w+\.\w+", name)]
-            return found[0] if len(names) <= MOST_CLASSES else f"classes of this package: {', '.join(own)}"
+        def shortened(match: re.Match[str]) -> str:
+            names = match[1].split(", ")
+            of_package = [name for name in names if re.fullmatch(r"fl_lightning\.\w+\.\w+", name)]
+            return match[0] if len(names) <= MOST_CLASSES else f"classes of this package: {', '.join(of_package)}"
 
         return re.sub(r"known subclasses: ([\w., ]+)", shortened, super()._expand_help(action) or "")
 
@@ -102,11 +103,12 @@ class Parser(LightningArgumentParser):
             kwargs["action"] = ConfigFile
         return super().add_argument(*args, **kwargs)
 
-    def parse_args(self, args: Any = None, *others: Any, **how: Any) -> Any:
+    def parse_args(self, args: Any = None, *positional: Any, **how: Any) -> Any:
         if not self.exit_on_error and args is not None:
             # an outer parser passes the value for an argument of a class on as Python writes it
-            args = [re.sub(r"(^--[\w.]+=(?=None$)|[\[ ](?=None[,\]}]))None", r"\1null", word) for word in args]
-        return super().parse_args(args, *others, **how)
+            none = re.compile(r"(^--[\w.]+=(?=None$)|[\[ ](?=None[,\]}]))None")
+            args = [none.sub(r"\1null", word) for word in args]
+        return super().parse_args(args, *positional, **how)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         # nested parsers raise instead of exiting, and add the key's path on the way up
@@ -193,10 +195,10 @@ class FederatedCLI(LightningCLI):
         if self._command not in (None, subcommand):
             return self.init_parser(**kwargs)
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
-        own = {"self", "model", "datamodule", *self._subcommand_method_arguments[subcommand]}
+        taken_names = {"self", "model", "datamodule", *self._subcommand_method_arguments[subcommand]}
         types, about = get_type_hints(FederatedTrainer.fit), "an argument of fit, so that its config serves here too"
         for name, parameter in signature(FederatedTrainer.fit).parameters.items():
-            if name not in own:
+            if name not in taken_names:
                 parser.add_argument(f"--{name}", type=types[name], default=parameter.default, help=about)
         return parser
 
@@ -210,17 +212,17 @@ class FederatedCLI(LightningCLI):
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs, config = super()._prepare_subcommand_kwargs(subcommand), self.config_init[subcommand]
-        idle = [name for name in ("ckpt_path", "weights", "allow_changes") if name not in kwargs and config[name]]
-        for name in idle:
-            self.trainer.warn(f"{name}={config[name]} has no part in {subcommand}")
+        for name in ("ckpt_path", "weights", "allow_changes"):
+            if name not in kwargs and config[name]:
+                self.trainer.warn(f"{name}={config[name]} has no part in {subcommand}")
         return kwargs
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         words = sys.argv[1:] if args is None else args
         for key in LISTS:
-            given = values_of(words, f"--{key}")
+            values = values_of(words, f"--{key}")
             hint = f"the last would replace the others; add to a list by --{key}+=NAME"
-            require(len(given) < 2, f"--{key}", given, hint)
+            require(len(values) < 2, f"--{key}", values, hint)
         if self._command in ("validate", "test", "predict"):
             paths = [Path(value) for value in values_of(words, "--ckpt_path")]
             of_run = paths[-1].parents[1] / "config.yaml" if paths and in_place(paths[-1]) else None
@@ -256,8 +258,8 @@ class FederatedCLI(LightningCLI):
     def after_fit(self) -> None:
         """Print the last metrics and the run's folder, on one line."""
         metrics, where = self.trainer.metrics, self.trainer.run_dir or "no folder (fast_dev_run)"
-        last = [f"{name} {format_value(name, metrics[name])}" for name in final_names(metrics)]
-        self._print(", ".join([count(len(self.trainer.history), "round"), *last, f"in {where}"]))
+        texts = [f"{name} {format_value(name, metrics[name])}" for name in final_names(metrics)]
+        self._print(", ".join([count(len(self.trainer.history), "round"), *texts, f"in {where}"]))
 
     def validate(self, **kwargs: Any) -> None:
         self._print_metrics(self.trainer.validate, kwargs)
@@ -291,8 +293,9 @@ class FederatedCLI(LightningCLI):
             cause: Any = error.__cause__
             add_note(cause, f"client {kwargs['client']}, round {kwargs['round']}")
         else:
-            values = ", ".join(f"{name} {value:.4g}" for name, value in logged.items() if name != "steps")
-            print(f"client {kwargs['client']}, round {kwargs['round']}: {logged['steps']} local steps, {values}")
+            steps = f"{logged['steps']} local steps"
+            values = [f"{name} {value:.4g}" for name, value in logged.items() if name != "steps"]
+            print(f"client {kwargs['client']}, round {kwargs['round']}: {', '.join([steps, *values])}")
             return
         # after the block, so that the user's own exception is the last one, and a debugger stops at its line
         raise cause
@@ -312,10 +315,11 @@ class FederatedCLI(LightningCLI):
 
     def _print_metrics(self, evaluate: Callable[..., Mapping[str, float]], kwargs: Mapping[str, Any]) -> None:
         self._warn_of_weights(kwargs)
-        values = evaluate(**kwargs).items()
-        # the callbacks have shown the domains as a table
-        shown = [f"{name} {format_value(name, value)}" for name, value in values if "domain/" not in name]
-        self._print(", ".join(shown))
+        texts = []
+        for name, value in evaluate(**kwargs).items():
+            if "domain/" not in name:  # the callbacks have shown the domains as a table
+                texts.append(f"{name} {format_value(name, value)}")
+        self._print(", ".join(texts))
 
     def _print(self, line: str) -> None:
         if self.trainer.global_rank == 0:
@@ -333,11 +337,11 @@ def plain_warnings() -> Iterator[None]:
 
     Python forgets which warnings it has shown whenever a filter changes.
     """
-    before, shown = warnings.formatwarning, set[str]()
+    before, printed = warnings.formatwarning, set[str]()
 
     def line(message: Warning | str, *_: Any, **__: Any) -> str:
-        text = "" if str(message) in shown else f"warning: {message}\n"
-        shown.add(str(message))
+        text = "" if str(message) in printed else f"warning: {message}\n"
+        printed.add(str(message))
         return text
 
     warnings.formatwarning = line
@@ -345,6 +349,12 @@ def plain_warnings() -> Iterator[None]:
         yield
     finally:
         warnings.formatwarning = before
+
+
+def from_own_files(error: BaseException) -> bool:
+    """Whether a file of the user's is among the frames of an error."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(is_user_code(frame.f_code.co_filename) for frame, _ in frames)
 
 
 def from_users_code(error: ClientError) -> bool:
@@ -356,10 +366,13 @@ def command_that_resumes(stopped: Stopped, words: list[str]) -> str:
     """The command that resumes a run from its last checkpoint, or begins it again where it has none."""
     if stopped.checkpoint is not None:
         keys = ("--ckpt_path", "--weights")
-        pairs = zip(words, ["", *words], strict=False)
-        words = [word for word, before in pairs if before not in keys and word.split("=")[0] not in keys]
-        # weights of a config would begin the run from scratch
-        words += ["--ckpt_path", str(stopped.checkpoint), *["--weights=null"] * stopped.weights]
+        pairs, words = zip(words, ["", *words], strict=False), []
+        for word, before in pairs:
+            if before not in keys and word.split("=")[0] not in keys:
+                words.append(word)
+        words += ["--ckpt_path", str(stopped.checkpoint)]
+        if stopped.weights:
+            words.append("--weights=null")  # weights of a config would begin the run from scratch
     return f"{program()} {shlex.join(words)}"
 
 
@@ -391,9 +404,7 @@ def main(args: list[str] | None = None) -> None:
             print_usage_error(usage)
             sys.exit(2)
         # a parser wraps errors from the constructor of a user's class
-        walked = ((cause, traceback.walk_tb(cause.__traceback__)) for cause in causes_of(error))
-        ours = (cause for cause, frames in walked if any(is_user_code(frame.f_code.co_filename) for frame, _ in frames))
-        cause = next(ours, error)
+        cause = next(filter(from_own_files, causes_of(error)), error)
         print("; ".join([f"error: {with_location(cause)}", *getattr(error, "__notes__", [])]), file=sys.stderr)
     else:
         return

@@ -18,13 +18,13 @@ from fl_lightning import callbacks, data, methods, models, optim
 from fl_lightning.cli.bench import bench_parser
 from fl_lightning.cli.entry_point import COMMANDS, OneLineParser, end_with_status
 from fl_lightning.cli.report import report_parser
-from fl_lightning.core import sampling, systems
+from fl_lightning.core import clock, sampling, systems
 from fl_lightning.core.method import Method
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.utilities.errors import UsageError
 
 PROGRAM = "fl-lightning"
-PARTS = (callbacks, data, methods, models, optim, sampling, systems)
+PARTS = (callbacks, data, methods, models, optim, sampling, systems, clock)
 
 
 def is_class(value: Any) -> bool:
@@ -63,16 +63,16 @@ def completion_parser() -> argparse.ArgumentParser:
 
 def parser_of_all(file: Any) -> argparse.ArgumentParser:
     """A parser of argparse with all commands and options; ``file`` marks a value that is a path."""
-    whole = argparse.ArgumentParser(prog=PROGRAM)
-    whole.add_argument("--version", action="store_true")
-    whole.add_argument("--config").complete = file  # type: ignore[attr-defined]
-    parsers = whole.add_subparsers()
-    own = {"report": report_parser(), "completion": completion_parser()}
-    own |= {name: bench_parser(name) for name in ("bench", "tune")}
+    program_parser = argparse.ArgumentParser(prog=PROGRAM)
+    program_parser.add_argument("--version", action="store_true")
+    program_parser.add_argument("--config").complete = file  # type: ignore[attr-defined]
+    commands = program_parser.add_subparsers()
+    parsers = {"report": report_parser(), "completion": completion_parser()}
+    parsers |= {name: bench_parser(name) for name in ("bench", "tune")}
     for command, about in COMMANDS.items():
-        parents = [own[command]] if command in own else []
-        parser = parsers.add_parser(command, parents=parents, add_help=not parents, help=about.replace("%", "%%"))
-        if command not in own:
+        parents = [parsers[command]] if command in parsers else []
+        parser = commands.add_parser(command, parents=parents, add_help=not parents, help=about.replace("%", "%%"))
+        if command not in parsers:
             for name in ("config", "print_config"):
                 parser.add_argument(f"--{name}")
             add_option(parser, "seed_everything", int)
@@ -84,7 +84,7 @@ def parser_of_all(file: Any) -> argparse.ArgumentParser:
         for action in parser._actions:
             if action.type is Path or action.dest in ("config", "suite", "sources", "ckpt_path", "weights"):
                 action.complete = file  # type: ignore[attr-defined]
-    return whole
+    return program_parser
 
 
 def add_arguments(parser: argparse.ArgumentParser, prefix: str, function: Any, above: tuple[type, ...] = ()) -> None:
@@ -104,12 +104,19 @@ def add_option(parser: argparse.ArgumentParser, key: str, hint: Any, above: tupl
     parts = [*nested_types(hint)]
     # any part of a network is a Module
     kinds = [kind for kind in parts if is_class(kind) and kind not in (*above, Module, object)]
-    fitting = {n: c for n, c in CLASSES.items() if any(issubclass(c, kind) and kind is not c for kind in kinds)}
-    literals = [str(value) for part in parts if get_origin(part) is Literal for value in get_args(part)]
-    values = sorted(fitting) or literals + ["true", "false"] * (bool in parts and Any not in parts)
+    fitting = {}
+    for name, subclass in CLASSES.items():
+        if any(issubclass(subclass, kind) and kind is not subclass for kind in kinds):
+            fitting[name] = subclass
+    values = sorted(fitting)
+    if not values:
+        for part in parts:
+            values += map(str, get_args(part)) if get_origin(part) is Literal else ()
+        if bool in parts and Any not in parts:
+            values += ["true", "false"]
     is_list = any(get_origin(part) is list for part in (hint, *get_args(hint)))
     # flags of one action would be one entry to shtab, but each has its own name
-    for flag in [f"--{key}", *[f"--{key}+"] * is_list]:
+    for flag in [f"--{key}", f"--{key}+"] if is_list else [f"--{key}"]:
         if flag not in parser._option_string_actions:
             parser.add_argument(flag, choices=values or None)
     for value in fitting.values():

@@ -59,10 +59,14 @@ def check_nulls(kind: Any, arguments: Mapping[str, Any], name: str) -> None:
             checked.add(p.name)
             union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
             parts = typing.get_args(annotation) if union else (annotation,)
-            takes_none = any(one in (None, type(None), Any, object) or isinstance(one, typing.TypeVar) for one in parts)
-            if not kept_null and not takes_none:
-                wanted = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace(" | ", " or ")
-                raise UsageError(f"{name}.{p.name}=null: pass a value of type {wanted}, or leave the key out")
+            if not kept_null and not any(map(takes_none, parts)):
+                text = annotation.__name__ if isinstance(annotation, type) else str(annotation).replace(" | ", " or ")
+                raise UsageError(f"{name}.{p.name}=null: pass a value of type {text}, or leave the key out")
+
+
+def takes_none(hint: Any) -> bool:
+    """Whether a type, which is no union, takes None."""
+    return hint in (None, type(None), Any, object) or isinstance(hint, typing.TypeVar)
 
 
 def constructors(kind: Any) -> Iterator[tuple[Any, list[inspect.Parameter]]]:
@@ -109,12 +113,17 @@ def causes_of(error: BaseException) -> list[BaseException]:
         causes.append(cause)
         frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
         union = frames[-1:] if frames and frames[-1].f_code.co_name == "raise_union_unexpected_value" else []
-        tried = [one for frame in union for one in frame.f_locals["exceptions"]]
-        own = (one for one in tried if "jsonargparse" not in traceback.extract_tb(one.__traceback__)[-1].filename)
+        of_types = [of_type for frame in union for of_type in frame.f_locals["exceptions"]]
+        not_of_parser = (of_type for of_type in of_types if not from_parser(of_type))
         # a type that fits, but whose class could not be built, as one of a list, has a cause
-        built = (one for one in tried if one.__cause__ is not None)
-        cause = next(own, None) or next(built, None) or cause.__cause__ or cause.__context__
+        with_cause = (of_type for of_type in of_types if of_type.__cause__ is not None)
+        cause = next(not_of_parser, None) or next(with_cause, None) or cause.__cause__ or cause.__context__
     return causes
+
+
+def from_parser(error: BaseException) -> bool:
+    """Whether jsonargparse has raised an error."""
+    return "jsonargparse" in traceback.extract_tb(error.__traceback__)[-1].filename
 
 
 def constructor_of(frames: list[types.FrameType]) -> str:
@@ -122,13 +131,17 @@ def constructor_of(frames: list[types.FrameType]) -> str:
 
     Arguments with their default value do not appear.
     """
-    inside = [frame for frame in frames if frame.f_code.co_name == "__init__" and "self" in frame.f_locals]
-    ours = [frame for frame in inside if frame.f_code.co_filename.startswith(str(Path(__file__).parents[1]))]
-    if not inside:
+    constructor, package = None, str(Path(__file__).parents[1])
+    for frame in frames:
+        is_constructor = frame.f_code.co_name == "__init__" and "self" in frame.f_locals
+        if is_constructor and (constructor is None or frame.f_code.co_filename.startswith(package)):
+            constructor = frame
+    if constructor is None:
         return "config"
-    values = (ours[-1] if ours else inside[0]).f_locals
-    kind = type(values["self"])
-    parameters = inspect.signature(kind).parameters
-    plain = [name for name in parameters if isinstance(values.get(name), (int, float, str, list))]
-    given = [name for name in plain if values[name] != parameters[name].default]
-    return f"{kind.__name__}({', '.join(f'{name}={truncate(repr(values[name]), 40)}' for name in given)})"
+    values = constructor.f_locals
+    kind, arguments = type(values["self"]), []
+    for name, parameter in inspect.signature(kind).parameters.items():
+        value = values.get(name)
+        if isinstance(value, (int, float, str, list)) and value != parameter.default:
+            arguments.append(f"{name}={truncate(repr(value), 40)}")
+    return f"{kind.__name__}({', '.join(arguments)})"

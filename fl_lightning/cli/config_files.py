@@ -33,18 +33,18 @@ def check_command(words: Sequence[str]) -> None:
         UsageError: a config does not exist or is not YAML, or a key of it or of the command line is unknown.
     """
     command, *options = words
-    keys, given = keys_of(command), dict[str, Any]()
+    keys, values = keys_of(command), dict[str, Any]()
     for option, value in pairs_of(options):
         if option == "--config":
             entries = config_and_entries(value)[1]
             check_keys(entries, keys)
-            given.update(entries)
+            values.update(entries)
         else:
             check_key(option, keys)
-            given[option.removeprefix("--")] = value
-    check_methods(given)
+            values[option.removeprefix("--")] = value
+    check_methods(values)
     if command in OF_CHECKPOINTS:
-        check_checkpoint(given)
+        check_checkpoint(values)
 
 
 def pairs_of(words: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -84,14 +84,14 @@ def config_and_entries(value: str) -> tuple[str, Mapping[str, Any]]:
     return value, entries
 
 
-def check_methods(given: Mapping[str, Any]) -> None:
+def check_methods(values: Mapping[str, Any]) -> None:
     """Refuse an argument that a method of the package lacks, and a short name that is neither its nor a user's."""
     text = (PACKAGE / "methods/__init__.py").read_text("utf-8")
     exports = re.findall(r"^from fl_lightning\.methods\.(\w+) import (\w+)", text, re.MULTILINE)
     files = {name: f"methods/{file}.py" for file, name in exports}
-    modules = re.findall(r"([A-Za-z_]\w*)(?:\.[A-Za-z_]\w*)+", str([*given.values()]))
+    modules = re.findall(r"([A-Za-z_]\w*)(?:\.[A-Za-z_]\w*)+", str([*values.values()]))
     imports_own = "torch" in sys.modules or not LIBRARIES.issuperset(modules)
-    for value in (given.get("method"), given.get("method+")):
+    for value in (values.get("method"), values.get("method+")):
         with suppress(UsageError):  # text that is not YAML
             value = parse_yaml(value, "method") if isinstance(value, str) else value
         for method in value if isinstance(value, list) else [value]:
@@ -109,11 +109,13 @@ def check_methods(given: Mapping[str, Any]) -> None:
                         raise UsageError(no_argument("method", name, argument, names))
 
 
-def class_hint(value: str, names: Sequence[str], others: Sequence[str] = ()) -> str:
-    """A hint to a class of a user's own, and to the nearest of names and others, or else to all names."""
-    suggestion = near(value, [*names, *others]) if value else ""
-    ours = f", or one of {choices(names, value)}" if names and not suggestion else ""
-    return f"MODULE.CLASS of your own{ours}{suggestion and f'; {suggestion}'}"
+def class_hint(value: str, names: Sequence[str], more_names: Sequence[str] = ()) -> str:
+    """A hint to a class of a user's own, and to the nearest of all of them, or else to all names."""
+    suggestion = near(value, [*names, *more_names]) if value else ""
+    hint = "MODULE.CLASS of your own"
+    if suggestion:
+        return f"{hint}; {suggestion}"
+    return f"{hint}, or one of {choices(names, value)}" if names else hint
 
 
 def no_argument(key: str, kind: str, name: str, names: Sequence[str]) -> str:
@@ -121,14 +123,17 @@ def no_argument(key: str, kind: str, name: str, names: Sequence[str]) -> str:
     return f"{key}: {kind} has no {name!r}; {near(name, [*names, 'class_path']) or f'it takes {choices(names, name)}'}"
 
 
-def check_checkpoint(given: Mapping[str, Any]) -> None:
+def check_checkpoint(values: Mapping[str, Any]) -> None:
     """Refuse a checkpoint, or else initial weights, without a file; a run's last checkpoint has a predecessor."""
-    key = next((key for key in ("ckpt_path", "weights") if given.get(key) not in (None, "null")), "")
-    path = Path(str(given.get(key, ".")))
-    there = path.exists() or (key == "ckpt_path" and (path.name == "last" or path.with_name("previous.ckpt").exists()))
-    if not there:
-        hint = "give RUN/checkpoints/last.ckpt" + " or model.ckpt, or a file of a state dict" * (key == "weights")
-        raise UsageError(f"{key}={str(path)!r}: file not found; {hint}")
+    for key in ("ckpt_path", "weights"):
+        if values.get(key) not in (None, "null"):
+            path, hint = Path(str(values[key])), "give RUN/checkpoints/last.ckpt"
+            has_predecessor = path.name == "last" or path.with_name("previous.ckpt").exists()
+            if key == "weights":
+                hint, has_predecessor = f"{hint} or model.ckpt, or a file of a state dict", False
+            if not (path.exists() or has_predecessor):
+                raise UsageError(f"{key}={str(path)!r}: file not found; {hint}")
+            return
 
 
 def check_keys(entries: Mapping[str, Any], keys: Sequence[str]) -> None:
@@ -141,9 +146,9 @@ def check_keys(entries: Mapping[str, Any], keys: Sequence[str]) -> None:
 
 def check_key(name: str, keys: Sequence[str]) -> None:
     """Refuse an unknown key; of the keys below ``model``, ``data`` and ``method`` only classes know."""
-    first, *rest = name.removeprefix("--").split(".")
-    key = f"trainer.{rest[0]}" if first == "trainer" and rest else first
-    if key.removesuffix("+") not in keys and rest != ["help"]:
+    section, *inner = name.removeprefix("--").split(".")
+    key = f"trainer.{inner[0]}" if section == "trainer" and inner else section
+    if key.removesuffix("+") not in keys and inner != ["help"]:
         raise UsageError(unknown_key(name, keys))
 
 
@@ -155,13 +160,16 @@ def unknown_key(name: str, keys: Sequence[str]) -> str:
 def keys_of(command: str) -> list[str]:
     """The keys of a command, with those of ``fit``, whose configs serve all; keys of a section as ``trainer.NAME``."""
     names = dict.fromkeys([*arguments_of("trainer.py", command), *arguments_of("trainer.py", "fit")])
-    return [*COMMON_KEYS, *names, *(f"trainer.{name}" for name in arguments_of("engine/run_arguments.py", "__init__"))]
+    of_trainer = arguments_of("engine/run_arguments.py", "__init__")
+    return [*COMMON_KEYS, *names, *(f"trainer.{name}" for name in of_trainer)]
 
 
 @cache
 def arguments_of(file: str, function: str) -> tuple[str, ...]:
     """The arguments of a function of the package, read from its source: importing it takes seconds."""
     tree = ast.parse((PACKAGE / file).read_text("utf-8"))
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == function]
-    arguments = [argument.arg for node in nodes[:1] for argument in (*node.args.args, *node.args.kwonlyargs)]
-    return tuple(name for name in arguments if name not in ("self", "model", "datamodule"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            names = [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
+            return tuple(name for name in names if name not in ("self", "model", "datamodule"))
+    return ()

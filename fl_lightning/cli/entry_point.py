@@ -48,10 +48,10 @@ def main(args: list[str] | None = None) -> None:
     words = sys.argv[1:] if args is None else args
     asks = words[:1] in (["-h"], ["--help"], ["--version"])
     # options of configs may stand before the command
-    known = not asks and COMMANDS.keys() & set(words if words and words[0].startswith("-") else words[:1])
+    commands = not asks and COMMANDS.keys() & set(words if words and words[0].startswith("-") else words[:1])
     try:
         end_with_status(check_encoding)
-        if not known:
+        if not commands:
             end_with_status(lambda: without_command(words))
         elif words[0] in APART:
             import_module(f"fl_lightning.cli.{APART[words[0]]}").main(words)
@@ -82,8 +82,8 @@ def without_command(words: list[str]) -> int | None:
     """Print the commands or the version; refuse another word. An empty command line has the status of bad input."""
     if words[:1] in ([], ["-h"], ["--help"]):
         about = "Federated learning on heterogeneous clients, on PyTorch Lightning and Fabric."
-        more = "COMMAND --help lists the arguments of a command, such as fit --help."
-        parser = argparse.ArgumentParser(prog=program(), description=about, epilog=more, usage="%(prog)s COMMAND ...")
+        end = "COMMAND --help lists the arguments of a command, such as fit --help."
+        parser = argparse.ArgumentParser(prog=program(), description=about, epilog=end, usage="%(prog)s COMMAND ...")
         parser.add_argument("--version", action="store_true", help="print the version of fl_lightning")
         commands = parser.add_subparsers(title="commands", metavar="")
         for name, does in COMMANDS.items():
@@ -92,13 +92,13 @@ def without_command(words: list[str]) -> int | None:
         return 0 if words else 2
     if words[:1] == ["--version"]:
         return print(__version__)
-    given = words[0] if words and not words[0].startswith("-") else ""
-    if not given or given.endswith((".yaml", ".yml")):
-        fit = ["fit", *(["--config"] if given else []), *words]
+    word = words[0] if words and not words[0].startswith("-") else ""
+    if not word or word.endswith((".yaml", ".yml")):
+        fit = ["fit", "--config", *words] if word else ["fit", *words]
         raise UsageError(f"the command is missing; add one, such as {program()} {shlex.join(fit)}, or --help")
-    near = get_close_matches(given.lower(), COMMANDS, 1)
+    near = get_close_matches(word.lower(), COMMANDS, 1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise UsageError(f"{given}: no such command; pass one of {', '.join(COMMANDS)}{hint}")
+    raise UsageError(f"{word}: no such command; pass one of {', '.join(COMMANDS)}{hint}")
 
 
 # messages of argparse, and the key, value and remedy that replace them
@@ -158,6 +158,6 @@ def find_own_classes() -> None:
 def program() -> str:
     """The beginning of the command line, ``python cli.py`` or ``fl-lightning``, without the folders of programs."""
     # a program may have put other arguments into sys.argv
-    interpreter, *rest = sys.orig_argv[: max(1, len(sys.orig_argv) - len(sys.argv[1:]))]
-    installed = bool(rest) and Path(rest[-1]).stem == "fl-lightning"
-    return "fl-lightning" if installed else shlex.join([Path(interpreter).name, *rest])
+    interpreter, *words = sys.orig_argv[: max(1, len(sys.orig_argv) - len(sys.argv[1:]))]
+    installed = bool(words) and Path(words[-1]).stem == "fl-lightning"
+    return "fl-lightning" if installed else shlex.join([Path(interpreter).name, *words])

@@ -22,10 +22,11 @@ def server_app(config: Path) -> Any:
         # imports torch when the run begins, not when Flower inspects the app
         from fl_lightning.federation import server
 
-        given = context.run_config
-        command = ["fit", "--config", str(config)]
-        command += ["--trainer.default_root_dir", given["root"]] if given.get("root") else []
-        command += ["--ckpt_path", given["ckpt-path"]] if given.get("ckpt-path") else []
+        command, run_config = ["fit", "--config", str(config)], context.run_config
+        if run_config.get("root"):
+            command += ["--trainer.default_root_dir", run_config["root"]]
+        if run_config.get("ckpt-path"):
+            command += ["--ckpt_path", run_config["ckpt-path"]]
         # the command line of Flower's process holds a token, and does not concern this program
         with patched(sys, argv=[*sys.argv[:1], *command]), patched(server, link=server.FlowerLink(grid)):
             try:

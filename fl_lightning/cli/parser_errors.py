@@ -93,7 +93,7 @@ def shorten(message: str) -> str:
     as_list = causes[0]["type"] == "<class 'list'>" and second in ("import", "spec")
     as_one = causes[0].lastgroup == "spec" and given_value(text[causes[0].end() :])[1][:1] == "["
     match = causes[bool(second) and (as_list or as_one)]
-    kind, found = str(match.lastgroup), match[str(match.lastgroup)]
+    kind, part = str(match.lastgroup), match[str(match.lastgroup)]
     before, after = text[: match.start()], text[match.end() :]
     # the help of a class is an option of its own
     keys = re.findall(r'Parser key "([^"]+)"', before) or re.findall(r"--([\w.]+\.help): $", before)
@@ -104,26 +104,26 @@ def shorten(message: str) -> str:
         # of a class in the place of a function, such as an optimizer, the path comes last
         owner = (re.findall(r"class_path='([\w.]+)'", after) or [owner])[0]
     of_class = f"{last_part(owner)}." if owner else ""
-    if kind == "word" and found[:2] != "--":
-        hint = f"--config {found}" if found.endswith((".yaml", ".yml")) else "--KEY before its value"
-        return f"{found}: no key stands before it; give {hint}"
+    if kind == "word" and part[:2] != "--":
+        hint = f"--config {part}" if part.endswith((".yaml", ".yml")) else "--KEY before its value"
+        return f"{part}: no key stands before it; give {hint}"
     if kind in ("word", "unknown"):
         # an argument of a class that the config names has another cause
-        return unknown_key(found.partition("=")[0], keys_of("fit"))
+        return unknown_key(part.partition("=")[0], keys_of("fit"))
     if kind == "option":
-        name, names = found.split(".")[0], parameters(owner)
+        name, names = part.split(".")[0], parameters(owner)
         if name in ("class_path", "init_args"):
             return f"{key}: arguments stand under init_args; give {{class_path: CLASS, init_args: {{NAME: VALUE}}}}"
         return no_argument(key, last_part(owner), name, names)
     if kind == "required":
-        name = last_part(found)
+        name = last_part(part)
         if not owner and name in ("model", "data"):
             return f"{name}: it is required; pass a config by --config FILE, or a class by --{name}"
-        return f"{of_class}{found}: it is required; pass a value"
+        return f"{of_class}{part}: it is required; pass a value"
     if kind == "import":
-        named = re.match(r": ([\w.]+)", after) or re.search(r"^(?:Import path |Multiple.*?name |\")([\w.]+\b)", found)
+        named = re.match(r": ([\w.]+)", after) or re.search(r"^(?:Import path |Multiple.*?name |\")([\w.]+\b)", part)
         path = named[1] if named and named[1] != "does" else value if re.fullmatch(r"[\w.]+", value) else owner or value
-        return about_class(key, path, found)
+        return about_class(key, path, part)
     if kind == "spec":
         entries = re.findall(r"'(\w+)': ", value)[:1]
         hint = near(entries[0], ["class_path", "init_args"]) if entries else ""
@@ -132,10 +132,10 @@ def shorten(message: str) -> str:
     if kind == "type":
         below = "" if key.endswith(nested) else f".{nested}"
         where = key + below if below else f"{of_class}{(keys or [key])[-1]}"
-        return about_type(where, key + below, value, found, before)
+        return about_type(where, key + below, value, part, before)
     if kind == "file":
         path = os.path.relpath(after.strip("'"))
-        return f"{key}={path!r}: {found.lower()}; pass another one, or a config of the package: {names_near(path)}"
+        return f"{key}={path!r}: {part.lower()}; pass another one, or a config of the package: {names_near(path)}"
     value = re.split(r" - | Parser key", after)[0].strip("'\"")
     return f"{key}={brief(value)}: pass a mapping of its arguments, or a file that holds one"
 
@@ -151,17 +151,18 @@ def given_value(text: str) -> tuple[str, str]:
 def about_class(key: str, path: str, why: str) -> str:
     """The line about a class that cannot be imported or does not suit its key."""
     module, _, name = path.rpartition(".")
-    theirs = getattr(sys.modules.get(module or "lightning.pytorch.callbacks"), name, None)
-    if "callbacks" in key and isinstance(theirs, type) and issubclass(theirs, classes("Callback")):
-        return f"{key}={path!r}: it is a callback of Lightning's Trainer; {replacement_of_callback(theirs)}"
+    callback = getattr(sys.modules.get(module or "lightning.pytorch.callbacks"), name, None)
+    if "callbacks" in key and isinstance(callback, type) and issubclass(callback, classes("Callback")):
+        return f"{key}={path!r}: it is a callback of Lightning's Trainer; {replacement_of_callback(callback)}"
     for pattern, words in IN_WORDS:
         why = re.sub(pattern, words, why)
     builder = getattr(sys.modules.get(module), name, None)
     if inspect.isfunction(builder) and "return" not in builder.__annotations__:
         kind = why.rpartition(" ")[2]
         return f"{key}={path!r}: the function does not say what it returns; write def {name}(...) -> {kind}"
-    others = [n for n, kind in vars(sys.modules.get(module, object)).items() if isinstance(kind, type)]
-    return f"{key}={path!r}: {why}; give {known_for(key, path, others)}"
+    members = vars(sys.modules.get(module, object)).items()
+    of_module = [member for member, value in members if isinstance(value, type)]
+    return f"{key}={path!r}: {why}; give {known_for(key, path, of_module)}"
 
 
 def about_type(where: str, key: str, value: str, kind: str, before: str) -> str:
@@ -169,7 +170,8 @@ def about_type(where: str, key: str, value: str, kind: str, before: str) -> str:
     if re.fullmatch(r"[A-Za-z_]\w*", value) and value != "None" and known_classes(key):
         return about_class(key, value, "no such class")
     # the types stand before the error of the first, or of null, which comes last
-    several = re.search(r"Subtypes: \[((?:(?!Subtypes: ).)*?)\] Errors: - " + ".*" * ("NoneType" in kind) + "$", before)
+    errors = r".*$" if "NoneType" in kind else r"$"
+    several = re.search(r"Subtypes: \[((?:(?!Subtypes: ).)*?)\] Errors: - " + errors, before)
     kind = re.sub(r"<class '|'>", "", several[1] if several else kind).replace("NoneType", "null")
     quote = re.fullmatch(r"True|False|None|[-+.\d]+", value) and re.search(r"\bstr\b", kind) and "float" not in kind
     hint = "; quote each text that YAML reads otherwise, such as no, 1 and null" if quote else ""
@@ -187,12 +189,15 @@ def brief(value: str) -> str:
 def parameters(path: str) -> list[str]:
     """The arguments of the constructor of the class at ``path``, with those that ``**kwargs`` passes to its bases."""
     module, name = path.rsplit(".", 1)
-    taken = [parameter for _, own in constructors(getattr(import_module(module), name)) for parameter in own]
-    names = (p.name for p in taken if p.name not in ("self", "params") and p.kind is not p.VAR_KEYWORD)
-    return list(dict.fromkeys(names))
+    names: dict[str, None] = {}
+    for _, of_constructor in constructors(getattr(import_module(module), name)):
+        for parameter in of_constructor:
+            if parameter.name not in ("self", "params") and parameter.kind is not parameter.VAR_KEYWORD:
+                names[parameter.name] = None
+    return list(names)
 
 
-def known_for(key: str, value: str = "", others: Sequence[str] = ()) -> str:
+def known_for(key: str, value: str = "", more_names: Sequence[str] = ()) -> str:
     """A hint to a class for a key: the one whose name is nearest to a value's, or all of this package.
 
     A class of another key, such as an encoder as the model, has the option of that key.
@@ -200,17 +205,22 @@ def known_for(key: str, value: str = "", others: Sequence[str] = ()) -> str:
     name, names = last_part(value), known_classes(key)
     for part, option in PARTS.items() if name not in names else ():
         if name in known_classes(part):
-            return f"{option}{'.help' * key.endswith('.help')}={name}, since it is of the key {option.split('--')[-1]}"
-    return class_hint(name, names, others)
+            ending = ".help" if key.endswith(".help") else ""
+            return f"{option}{ending}={name}, since it is of the key {option.split('--')[-1]}"
+    return class_hint(name, names, more_names)
 
 
 def known_classes(key: str) -> list[str]:
-    """The names of the classes of this package that a key takes."""
+    """The names of the classes of this package, or of Fabric's loggers, that a key takes."""
+    if last_part(key) == "logger":
+        return ["CSVLogger", "TensorBoardLogger"]
     base = BASES.get(last_part(key.removesuffix(".help")))
     pending, names = [] if base is None else [base], list[str]()
     while pending:
         children: list[type] = pending.pop().__subclasses__()
         pending += children
-        ours = (kind for kind in children if kind.__module__.startswith(FOLDERS_OF_CLASSES))
-        names += [kind.__name__ for kind in ours if not inspect.isabstract(kind) and kind.__name__[0] != "_"]
+        for kind in children:
+            of_package = kind.__module__.startswith(FOLDERS_OF_CLASSES)
+            if of_package and not inspect.isabstract(kind) and kind.__name__[0] != "_":
+                names.append(kind.__name__)
     return sorted({*names})

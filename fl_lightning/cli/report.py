@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fl_lightning.cli.entry_point import COMMANDS, OneLineParser, end_with_status, program
 from fl_lightning.utilities.errors import choices, count, printable, require, truncate, writing_into
+
+if TYPE_CHECKING:
+    from fl_lightning.report.figures import Card
 
 BESIDE = (".md", ".tex", ".csv", ".runs.csv", ".paper.csv")
 # stands in the head of each page
@@ -63,39 +68,49 @@ def report(options: argparse.Namespace, command: str) -> None:
     names: dict[str, str] = {}
     for pair in options.names:
         # the old name may contain =, such as alpha=0.1
-        old, _, new = pair.rpartition("=")
-        require(bool(old and new), "--names", pair, "use OLD=NEW, such as test/accuracy=Accuracy")
-        require(old not in names, "--names", pair, f"{old} has the name {names.get(old)} already; remove one")
-        names[old] = new
+        name, _, new_name = pair.rpartition("=")
+        require(bool(name and new_name), "--names", pair, "use OLD=NEW, such as test/accuracy=Accuracy")
+        require(name not in names, "--names", pair, f"{name} has the name {names.get(name)} already; remove one")
+        names[name] = new_name
     # slow imports, which bad arguments do not need
     from fl_lightning.bench.config_fragments import write_text
     from fl_lightning.plotting.figures import laid_out
     from fl_lightning.report.page import make_report
     from fl_lightning.report.sources import read_sources
 
-    how = {key: getattr(options, key) for key in ("metric", "minimize", "baseline", "target", "title")}
-    made = make_report(read_sources(options.sources, options.suite), names=names, command=command, **how)
-    cards = {card.name: card for cards in made.cards for card in cards} if options.figure or options.figures else {}
+    page = make_report(
+        read_sources(options.sources, options.suite),
+        options.metric,
+        options.minimize,
+        options.baseline,
+        options.target,
+        names,
+        title=options.title,
+        command=command,
+    )
+    cards: dict[str, Card] = {}
+    if options.figure or options.figures:
+        cards = {card.name: card for card in itertools.chain(*page.cards)}
     if options.figure:
         name = options.figure
         require(name in cards, "--figure", name, f"no such figure; available: {choices(cards, name)}")
         with writing_into("--output", output):
             output.parent.mkdir(parents=True, exist_ok=True)
             drawings = list(cards[name].drawings.values())
-            whole = laid_out(drawings, columns=len(drawings))
-            whole.savefig(output, dpi=200, metadata=UNDATED[output.suffix], bbox_inches="tight")
+            drawn = laid_out(drawings, columns=len(drawings))
+            drawn.savefig(output, dpi=200, metadata=UNDATED[output.suffix], bbox_inches="tight")
         print(output)
         return
     output = output.with_suffix(".html")
-    files = made.files(output.stem)
+    files = page.files(output.stem)
     with writing_into("--output", output.parent):
         for name, text in files.items():
             write_text(output.parent / name, text)
-    for warning in made.warnings[:5]:
+    for warning in page.warnings[:5]:
         print(f"warning: {truncate(warning)}", file=sys.stderr)
-    if len(made.warnings) > 5:
-        print(f"warning: {len(made.warnings) - 5} more are on the page", file=sys.stderr)
-    runs = sum(len(section.runs) for section in made.sections)
+    if len(page.warnings) > 5:
+        print(f"warning: {len(page.warnings) - 5} more are on the page", file=sys.stderr)
+    runs = sum(len(section.runs) for section in page.sections)
     print(printable(f"{count(runs, 'run')}: {output}, and {', '.join(list(files)[1:])} beside it"))
     if options.figures is not None:
         with writing_into("--figures", options.figures):
@@ -116,8 +131,8 @@ def check_output(output: Path, endings: Sequence[str]) -> None:
     if output.suffix not in (".html", ".htm"):
         return
     if page.is_file():
-        ours = GENERATOR in page.read_text(encoding="utf-8", errors="replace")[:2000]
-        require(ours, "--output", str(page), "exists and is not a report; use another name")
+        is_report = GENERATOR in page.read_text(encoding="utf-8", errors="replace")[:2000]
+        require(is_report, "--output", str(page), "exists and is not a report; use another name")
         return
     beside = [path for ending in BESIDE if (path := page.with_suffix(ending)).exists()]
     require(not beside, "--output", str(page), f"{', '.join(map(str, beside))} exists; use another name")

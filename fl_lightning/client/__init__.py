@@ -2,6 +2,6 @@
 
 from fl_lightning.client.client import Client, targets_of
 from fl_lightning.client.client_state import ClientStateStore
-from fl_lightning.client.metric_log import count_examples
+from fl_lightning.client.lightning.metric_log import count_examples
 
 __all__ = ["Client", "ClientStateStore", "count_examples", "targets_of"]

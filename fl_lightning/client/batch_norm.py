@@ -13,8 +13,11 @@ from fl_lightning.core.weighted import Weighted
 
 def batch_norms(module: nn.Module) -> list[str]:
     """Paths of the BatchNorm layers that update running statistics: those that have some and are in training mode."""
-    layers = ((path, part) for path, part in module.named_modules() if isinstance(part, _BatchNorm))
-    return [path for path, layer in layers if layer.running_mean is not None and layer.training]
+    paths = []
+    for path, layer in module.named_modules():
+        if isinstance(layer, _BatchNorm) and layer.running_mean is not None and layer.training:
+            paths.append(path)
+    return paths
 
 
 def statistics_of(path: str) -> tuple[str, str]:

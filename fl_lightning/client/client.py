@@ -13,21 +13,20 @@ import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch import LightningModule
 from torch import Tensor
-from torch.optim import Optimizer
 
 from fl_lightning.client.batch_norm import batch_norms, statistics_of
 from fl_lightning.client.client_state import ClientStateStore
 from fl_lightning.client.lightning.fit_progress import FitProgress
+from fl_lightning.client.lightning.module_snapshot import MethodSnapshot
 from fl_lightning.client.lightning.trainer_shim import TrainerShim
-from fl_lightning.client.module_snapshot import MethodSnapshot
 from fl_lightning.client.reference_models import ReferenceModels
 from fl_lightning.client.taps import submodule
 from fl_lightning.client.visit import Visit
 from fl_lightning.client.worker_module import WorkerModule
 from fl_lightning.core import foreach
 from fl_lightning.core.client_info import ClientInfo
-from fl_lightning.core.lazy_copies import share_memory
-from fl_lightning.core.method import Method, MethodList, Step, call_hook, check_returned, overrides
+from fl_lightning.core.lazy_copies import written_entries
+from fl_lightning.core.method import Method, MethodList, Payload, Step, call_hook, check_returned
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.core.state import (
     Gradients,
@@ -132,8 +131,9 @@ class Client(LightningModule):
         clips = worker_module.trainer_shim.setting.gradient_clip_val is not None
         self.clips_gradients = clips or "configure_gradient_clipping" in worker_module.hooks
         self.shares_buffers = buffers not in ("keep", "local")
-        layers = self.batch_norms if buffers == "recalibrate" else []
-        self.recomputed = [name for path in layers for name in statistics_of(path) if name in self.live]
+        self.recomputed: list[str] = []
+        for path in self.batch_norms if buffers == "recalibrate" else ():
+            self.recomputed += [name for name in statistics_of(path) if name in self.live]
         self.references = ReferenceModels(taps, worker_module.takes_index, cache_limit)
         self._memories = memories if memories is not None else ClientStateStore()
         self.visit = Visit(info or ClientInfo(0, 0, None), {}, worker_module.fit_progress, worker_module.logged)
@@ -159,14 +159,15 @@ class Client(LightningModule):
     @cached_property
     def sent_others(self) -> list[str]:
         """Names of the buffers that travel."""
+        if not self.shares_buffers:
+            return []
         silent = {*self.frozen, *self.recomputed}
-        buffers = [name for name in self.others if name not in silent] if self.shares_buffers else []
-        return [name for name in buffers if self.methods.exchanges(name)]
+        return [name for name in self.others if name not in silent and self.methods.exchanges(name)]
 
     @cached_property
     def sent_frozen(self) -> list[str]:
         """Names of the frozen parameters that travel once a client changes them."""
-        return [name for name in self.frozen if self.shares_buffers and self.methods.exchanges(name)]
+        return [name for name in self.frozen if self.methods.exchanges(name)] if self.shares_buffers else []
 
     @property
     def bytes_of_number(self) -> int:
@@ -285,19 +286,23 @@ class Client(LightningModule):
 
         A parameter without gradient (unused, or frozen by another method) keeps none. A sparse gradient becomes dense.
         """
-        live = [(self.live[name], value) for name, value in values.items()]
-        for parameter, _ in live:
-            if parameter.grad is not None and parameter.grad.is_sparse:
+        gradients, addends = list[Tensor](), list[Tensor]()
+        for name, value in values.items():
+            parameter = self.live[name]
+            if parameter.grad is None:
+                continue
+            if parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.to_dense()
-        pairs = [(parameter.grad, value) for parameter, value in live if parameter.grad is not None]
-        foreach.add_([gradient for gradient, _ in pairs], [addend for _, addend in pairs], scale)
+            gradients.append(parameter.grad)
+            addends.append(value)
+        foreach.add_(gradients, addends, scale)
 
     @torch.no_grad()
     def add_gradients_to(self, totals: Mapping[str, Tensor], scale: float = 1.0) -> None:
         """Add ``scale`` times the gradients to ``totals``, in place, by name."""
-        pairs = [(total, self.live[name].grad) for name, total in totals.items()]
-        present = [(total, gradient) for total, gradient in pairs if gradient is not None]
-        foreach.add_([total for total, _ in present], [gradient for _, gradient in present], scale)
+        names = [name for name in totals if self.live[name].grad is not None]
+        gradients: list[Any] = [self.live[name].grad for name in names]
+        foreach.add_([totals[name] for name in names], gradients, scale)
 
     @torch.no_grad()
     def add_to_parameters(self, values: Mapping[str, Tensor], scale: float = 1.0) -> None:
@@ -307,7 +312,8 @@ class Client(LightningModule):
     @torch.no_grad()
     def drift_so_far(self, names: list[str]) -> State:
         """The change y - w^t of the parameters called ``names`` at the present step, in their own precision."""
-        gaps = foreach.subtract([self.live[name] for name in names], [self.received[name] for name in names])
+        received = self.received
+        gaps = foreach.subtract([self.live[name] for name in names], [received[name] for name in names])
         return dict(zip(names, gaps, strict=True))
 
     def gradients(
@@ -435,9 +441,12 @@ class Client(LightningModule):
         if loss is not None and loss.ndim and loss.numel() != 1:
             raise ClientError(f"training_step returned a loss of shape {tuple(loss.shape)}; return its mean or its sum")
         if "on_train_batch_end" in worker_module.hooks:
-            rest = {k: v for k, v in output.items() if k != "loss"} if isinstance(output, Mapping) else {}
-            # Lightning's scaled loss: the losses of a step's batches add up to their mean
-            visit.outputs = {} if loss is None else {"loss": loss.detach() / visit.fit_progress.accumulate, **rest}
+            visit.outputs = {}
+            if loss is not None:
+                # Lightning's scaled loss: the losses of a step's batches add up to their mean
+                scaled = loss.detach() / visit.fit_progress.accumulate
+                extras = output if isinstance(output, Mapping) else {}
+                visit.outputs = {"loss": scaled, **{key: extras[key] for key in extras if key != "loss"}}
         if loss is None:
             return None
         add_term("loss", loss)
@@ -459,16 +468,27 @@ class ClientLifecycle:
     def __init__(self, client: Client) -> None:
         self.client, self._idle = client, client.visit
 
+    def begin(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> Visit:
+        """Begin a visit of client ``info.id`` with the received state and the client's own entries; load nothing."""
+        client = self.client
+        local_entries = client.memories().visited(info.id).get("state", {}) if client.kept else {}
+        logged = client.worker_module.begin_logging(info.num_examples)
+        attributes = client.methods.attributes
+        server = () if attributes is None else attributes.server
+        client.visit = Visit(info, {**received, **local_entries}, fit_progress, logged, server)
+        return client.visit
+
     @contextmanager
     def visiting(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> Iterator[Visit]:
-        """A visit of client ``info.id``: load the received state and its own entries, then call the methods.
+        """A visit of client ``info.id``: begin it, load its state, then call the methods.
 
         At the end of the block what methods keep on themselves is as the server has left it. The visit is still there,
         for callbacks, until the next one begins or the round ends.
         """
         client = self.client
         with self.attributes_restored():
-            visit, _ = self.begin(info, received, fit_progress)
+            client.worker_module.trainer_shim.fit_progress = fit_progress
+            visit = self.begin(info, received, fit_progress)
             client.references.start(repeats=len(fit_progress.passes_now) > 1)
             client.worker_module.load_and_reset(visit.received)
             client.methods.call("on_client_start", client)
@@ -487,112 +507,103 @@ class ClientLifecycle:
         finally:
             attributes.restore()
 
-    def begin(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> tuple[Visit, State]:
-        """The visit that begins, and the entries of its received state that stay with the client."""
-        client = self.client
-        client.worker_module.trainer_shim.fit_progress = fit_progress
-        logged = client.worker_module.begin_logging(info.num_examples)
-        own = client.memories().visited(info.id).get("state", {}) if client.kept else {}
-        client.visit = visit = Visit(info, {**received, **own}, fit_progress, logged, client.methods.attributes.server)
-        return visit, own
+    @contextmanager
+    def rehearsing(self, methods: MethodList | None = None, k: int | None = None) -> Iterator[None]:
+        """Return a context for any training with only these ``methods``, which restores all state at its end.
+
+        Without ``methods``, the module alone is trained, and taps record nothing. Memories are restored, too. With
+        ``k``, visits see the present memory of this client.
+        """
+        client, worker_module = self.client, self.client.worker_module
+        before, visit, runs = client.methods, client.visit, client.references.num_runs
+        paused = nullcontext() if methods is not None else worker_module.taps.recorded(False)
+        try:
+            with worker_module.unchanged(), client.memories().unchanged(k), paused, worker_module.training():
+                # with the run's methods, which say what stays with a client
+                self.begin(visit.info, visit.received, worker_module.trainer_shim.fit_progress)
+                client.methods = methods or MethodList([])
+                yield
+        finally:
+            client.methods, client.visit, client.references.num_runs = before, visit, runs
+            client.references.end()
 
     def personal_entries(self, info: ClientInfo, state: State) -> State:
         """The entries in which the model of a client differs from the evaluated global ``state``, from its memory.
 
         They are the entries that stay with the client, or the result of a method's ``personal_state``.
         """
-        client, memories, worker_module = self.client, self.client.memories(), self.client.worker_module
+        client, memories, fit_progress = self.client, self.client.memories(), self.client.visit.fit_progress
         if not client.methods.having("personal_state"):
             return memories.own_entries(info.id)
         with (
+            self.rehearsing(client.methods, info.id),
             self.attributes_restored(),
-            memories.unchanged(info.id),
-            worker_module.unchanged(),
-            worker_module.training(),
             rng_scope(client.seed, "personal_state", info.id),
         ):
-            before, own = client.visit, memories.visited(info.id).get("state", {})
-            received, server = {**state, **own}, client.methods.attributes.server
-            client.visit = Visit(info, received, before.fit_progress, worker_module.logged, server)
-            try:
-                worker_module.load_and_reset(received)
-                return {**own, **clone(client.methods.personal_state(client))}
-            finally:
-                client.visit = before
-
-    @contextmanager
-    def rehearsing(self, methods: MethodList | None = None) -> Iterator[None]:
-        """Return a context for any training with only these ``methods``, which restores all state at its end.
-
-        Without ``methods``, the module alone is trained, and taps record nothing. Memories are restored, too.
-        """
-        client, worker_module = self.client, self.client.worker_module
-        before, visit, runs = client.methods, client.visit, client.references.num_runs
-        paused = nullcontext() if methods is not None else worker_module.taps.recorded(False)
-        try:
-            with worker_module.unchanged(), client.memories().unchanged(), paused, worker_module.training():
-                client.methods = methods or MethodList([])
-                client.visit = Visit(
-                    visit.info, visit.received, worker_module.trainer_shim.fit_progress, worker_module.logged
-                )
-                yield
-        finally:
-            client.methods, client.visit, client.references.num_runs = before, visit, runs
-            client.references.end()
-
-    def end_step(self, optimizer: Optimizer, lost: bool = False) -> None:
-        """The optimizer has stepped: call the methods, and count the step; one that it has left out is only counted."""
-        client, visit = self.client, self.client.visit
-        if lost:
-            visit.num_lost += 1
-            return
-        counts = visit.counts
-        counts.lr = float(optimizer.param_groups[0]["lr"])  # a tensor may change later
-        counts.lr_total += counts.lr
-        if client.methods.having("on_after_optimizer_step"):
-            client.methods.call("on_after_optimizer_step", client, optimizer)
-        counts.num_steps += 1
+            visit = self.begin(info, state, fit_progress)
+            client.worker_module.load_and_reset(visit.received)
+            return {**memories.own_entries(info.id), **clone(client.methods.personal_state(client))}
 
     def finish(self) -> Update:
         """End the visit: store the client-local entries, and return the client's update."""
-        client, visit, worker_module, live = self.client, self.client.visit, self.client.worker_module, self.client.live
+        client, visit = self.client, self.client.visit
+        self._end_training()
+        self._check_trained()
+        if client.kept:
+            client.memories().visited(visit.info.id)["state"] = clone(select(client.live, client.kept))
+        visit.weight = self._weight()
+        return self._update(*self._sent())
+
+    def _end_training(self) -> None:
+        """Release what only local steps need, and take the values of rebound buffers into the state."""
+        client, visit, worker_module = self.client, self.client.visit, self.client.worker_module
         worker_module.taps.clear()
-        visit.outputs = {}
-        visit.present = None
+        visit.outputs, visit.present = {}, None
         client.references.end()
         worker_module.commit_buffers()
         worker_module.clear_gradients()
+
+    def _check_trained(self) -> None:
+        """Refuse a loss or a state that became nan or infinite, and set the drift."""
+        client, visit, live = self.client, self.client.visit, self.client.live
         self.check_terms()
         visit.drift = float(norm(client.change))
         if not math.isfinite(visit.drift):
-            bad = next(name for name, value in client.change.items() if not torch.isfinite(value).all())
+            bad = next(name for name in client.change if not torch.isfinite(client.change[name]).all())
             raise ClientError(f"the weights of {bad} became nan or infinite after local step {client.num_steps - 1}")
-        others = [name for name in client.others if not share_memory(live[name], visit.received[name])]
-        entry = first_not_finite(select(live, others), visit.received) if others else None
+        candidates = written_entries(live, visit.received, client.others)
+        entry = first_not_finite(select(live, candidates), visit.received) if candidates else None
         if entry is not None:
             kind = "frozen parameter" if entry in client.frozen else "buffer"
             raise ClientError(f"the {kind} {entry} became nan or infinite within {client.num_steps} local steps")
-        if client.kept:
-            client.memories().visited(visit.info.id)["state"] = clone(select(live, client.kept))
-        visit.weight = self._weight()
-        payload = client.methods.on_client_end(client)
-        change: Mapping[str, Tensor] = LazyDifference(live, visit.received, client.sent)
+
+    def _sent(self) -> tuple[Mapping[str, Tensor], dict[str, Payload], float]:
+        """The change and the payloads that the methods send, and a number that no magnitude in the change exceeds."""
+        client, visit, methods = self.client, self.client.visit, self.client.methods
+        payload = methods.on_client_end(client)
+        change: Mapping[str, Tensor] = LazyDifference(client.live, visit.received, client.sent)
         if not client.has_large_model:
             change = select(client.change, client.sent)
-        delta = client.methods.transform_client_update(client, change)
+        delta = methods.transform_client_update(client, change)
         largest = check_finite({} if delta is change else delta, payload)
         # no entry of a change exceeds its norm
         bound = visit.drift if delta is change else largest
-        if client.methods.attributes is not None and client.methods.attributes.in_place:
+        if methods.attributes is not None and methods.attributes.in_place:
             # these may refer to objects that are restored in place at the end of the visit
             delta, payload, memory = clone(delta), cloned(payload), client.memories().visited(visit.info.id)
             memory.update(with_tensors(memory, torch.clone))
+        return delta, payload, bound
+
+    def _update(self, delta: Mapping[str, Tensor], payload: dict[str, Payload], bound: float) -> Update:
+        """The update with what the client sends beside this change and these payloads."""
+        client, visit, live = self.client, self.client.visit, self.client.live
         # copies, so that later changes of the module do not change the update
         buffers = clone(select(live, client.sent_others))
         leave_out_large_integers(buffers, visit.received)
         frozen = dict(LazyDifference(live, visit.received, changed_entries(live, visit.received, client.sent_frozen)))
         numbers = sum(value.shape.numel() for value in flatten(payload).values())
-        size = sum(live[name].nbytes for name in (*client.sent, *buffers, *frozen)) + numbers * client.bytes_of_number
+        size = sum(live[name].nbytes for name in (*client.sent, *buffers, *frozen))
+        size += numbers * client.bytes_of_number
         visit.values = visit.logged.sums()
         return Update(delta, buffers, visit.weight, payload, visit.values, visit.drift, frozen, size, bound)
 
@@ -617,8 +628,8 @@ class ClientLifecycle:
         weight = methods.client_weight(client)
         if weight is not None and weight != 0 and not LEAST_WEIGHT <= weight <= LARGEST_WEIGHT:
             # beyond this range the sums over the cohort would round
-            kinds = [type(method).__name__ for method in methods.methods if overrides(method, "client_weight")]
-            hint = f"return 0, or a number from {LEAST_WEIGHT} to {LARGEST_WEIGHT}, from {kinds[0]}.client_weight"
+            kind = type(methods.having("client_weight")[0]).__name__
+            hint = f"return 0, or a number from {LEAST_WEIGHT} to {LARGEST_WEIGHT}, from {kind}.client_weight"
             raise ClientError(f"its weight is {weight}; {hint}; only the ratios of weights count")
         examples = float(client.info.num_examples) if client.weighting == "examples" else 1.0
         return examples if weight is None else weight
@@ -640,10 +651,12 @@ def targets_of(batch: Any) -> Tensor | None:
 
 def leave_out_large_integers(values: State, received: State) -> None:
     """Leave out integers beyond 2^53 that have not changed: a mean in float64 would round them."""
-    whole = [name for name, value in values.items() if value.dtype == torch.int64]
-    if not whole or are_exact(torch.cat([tensor[name].reshape(-1) for name in whole for tensor in (values, received)])):
+    integers = [name for name, value in values.items() if value.dtype == torch.int64]
+    if not integers or are_exact(
+        torch.cat([tensor[name].reshape(-1) for name in integers for tensor in (values, received)])
+    ):
         return
-    for name in whole:
+    for name in integers:
         if not (are_exact(values[name]) and are_exact(received[name])):
             if not torch.equal(values[name], received[name]):
                 hint = "register it with persistent=False, or keep smaller numbers in it"
@@ -663,7 +676,8 @@ def check_finite(delta: Mapping[str, Tensor], payload: Mapping[str, Mapping[str,
         The largest magnitude in ``delta``. Those of the payload's totals are noted as their bounds.
     """
     values = flatten(payload)
-    largest = [size for value in values.values() for size in foreach.norms([value.total], math.inf)]
+    # one after another, since a lazy total is computed when it is read
+    largest = [foreach.norms([value.total], math.inf)[0] for value in values.values()]
     sizes = as_floats([*entry_norms(delta, math.inf), *largest])
     for name, size in zip([*delta, *map("/".join, values)], sizes, strict=True):
         if not math.isfinite(size):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,8 @@ class ClientStateStore(Mapping[int, Memory]):
 
         A file stays on disk.
         """
-        held = self._visited if k in self._visited else self._held
-        return held[k] if k in held else load(self._on_disk[k])
+        memories = self._visited if k in self._visited else self._held
+        return memories[k] if k in memories else load(self._on_disk[k])
 
     def own_entries(self, k: int) -> State:
         """The state entries that stay with client ``k``, as its last visit left them; none before its first."""
@@ -93,12 +93,12 @@ class ClientStateStore(Mapping[int, Memory]):
 
         With ``k``, visits see the present memory of this client, even while it trains.
         """
-        there = {} if k is None else {k: with_tensors(self.get(k, {}), lambda tensor: tensor.to(self.device))}
-        begun, self._visited = self._visited, there
+        memories = {} if k is None else {k: with_tensors(self.get(k, {}), lambda tensor: tensor.to(self.device))}
+        outer_visits, self._visited = self._visited, memories
         try:
             yield
         finally:
-            self._visited = begun
+            self._visited = outer_visits
 
     def visited(self, k: int) -> Memory:
         """The memory of client ``k`` during its visit, to read and to change; an empty one if it has none yet."""
@@ -112,13 +112,8 @@ class ClientStateStore(Mapping[int, Memory]):
         return self._visited[k]
 
     def drop(self, k: int) -> None:
-        """Drop the changes of client ``k``'s visit."""
+        """Drop the changes of client ``k``'s visit that have not been committed."""
         self._visited.pop(k, None)
-
-    def drop_all(self, clients: Iterable[int]) -> None:
-        """Drop the changes of these clients' visits that have not been committed."""
-        for k in clients:
-            self.drop(k)
 
     def commit_visit(self, k: int) -> None:
         """Commit the changes of client ``k``'s visit, count the size of its memory, and enforce the limit."""
@@ -141,21 +136,21 @@ class ClientStateStore(Mapping[int, Memory]):
 
     def follow(self, placed: list[list[int]], workers: Collectives) -> None:
         """Send memories to the workers on which their clients are ``placed``, by rank; all workers call this."""
-        there = {k: rank for rank, clients in enumerate(placed) for k in clients}
-        for k in sorted(there.keys() & self.owners.keys()):
-            if self.owners[k] == there[k]:
+        target_ranks = {k: rank for rank, clients in enumerate(placed) for k in clients}
+        for k in sorted(target_ranks.keys() & self.owners.keys()):
+            if self.owners[k] == target_ranks[k]:
                 continue
             if workers.rank == self.owners[k]:
-                workers.send(packed((self[k], k in self._changed)), there[k])
+                workers.send(packed((self[k], k in self._changed)), target_ranks[k])
                 self._changed.discard(k)
                 self._held.pop(k, None)
                 self._count(k, 0)
                 self._forget_file(k)
-            elif workers.rank == there[k]:
+            elif workers.rank == target_ranks[k]:
                 self._held[k], changed = unpacked(workers.receive(self.owners[k]).numpy().tobytes())
                 self._changed |= {k} if changed else set()
                 self._enforce_limit(k)
-            self.owners[k] = there[k]
+            self.owners[k] = target_ranks[k]
 
     # ------------------------------------------------------------------ checkpoints
     def write(self, folder: Path, done: int, workers: Collectives) -> None:
@@ -177,8 +172,10 @@ class ClientStateStore(Mapping[int, Memory]):
         if names:
             flush_folder(folder)
         self._changed.clear()
-        written = workers.gather(dict(zip(names, zip(names.values(), digests, strict=True), strict=True)))
-        self.files = self.files | {k: file for files in written for k, file in files.items()}
+        files = dict(zip(names, zip(names.values(), digests, strict=True), strict=True))
+        files_of_workers = workers.gather(files, "files of memories")
+        for files in files_of_workers:
+            self.files = self.files | files
 
     def restore(
         self, paths: Mapping[int, Path], workers: Collectives, files: Mapping[int, tuple[str, str]] | None

@@ -49,7 +49,8 @@ class LoRAAdapter(NamedTuple):
     def singular_values(self, state: Mapping[str, Tensor]) -> Tensor:
         """Return the singular values of B A ``(min(out, r, in),)``, descending, in float64; the others are 0."""
         # B A has the singular values of the small product of the triangular factors of B and A^T
-        b, a = (torch.linalg.qr(factor.double()).R for factor in (state[self.b].flatten(1), state[self.a].flatten(1).T))
+        factors = (state[self.b].flatten(1), state[self.a].flatten(1).T)
+        b, a = (torch.linalg.qr(factor.double()).R for factor in factors)
         return torch.linalg.svdvals(b @ a.T)
 
 
@@ -60,12 +61,12 @@ def lora_adapters(module: nn.Module) -> list[LoRAAdapter]:
         match = FACTOR.fullmatch(name)
         if match is None:
             continue
-        path, kind, rest = match[1], match[2] or "", match[3]
-        b, layer = f"{path}.lora_{kind}B{rest}", module.get_submodule(path)
+        path, kind, suffix = match[1], match[2] or "", match[3]
+        b, layer = f"{path}.lora_{kind}B{suffix}", module.get_submodule(path)
         base = next((w for w in (f"{path}.base_layer.weight", f"{path}.weight") if w in state), "")
         scaling = getattr(layer, "scaling", None)
         if isinstance(scaling, Mapping):
-            scaling = scaling.get(rest.removesuffix(".weight").removeprefix("."))
+            scaling = scaling.get(suffix.removesuffix(".weight").removeprefix("."))
         transposed = bool(kind or getattr(layer, "fan_in_fan_out", False))
         if b in state:
             adapters.append(LoRAAdapter(name, b, base, float("nan" if scaling is None else scaling), transposed))

@@ -15,7 +15,7 @@ from lightning.fabric.utilities.apply_func import apply_to_collection
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from fl_lightning.client.module_snapshot import ModuleSnapshot, StateBinding, uncopyable
+from fl_lightning.client.lightning.module_snapshot import ModuleSnapshot, StateBinding, uncopyable
 from fl_lightning.client.taps import Taps
 from fl_lightning.core.lazy_copies import is_lazy, lazy_copy
 from fl_lightning.core.state import State, copy_into, tensors
@@ -119,8 +119,8 @@ class ReferenceModels:
         time it is also filled up to a full batch, which is run for the cache.
         """
         full, cache = len(rows.index) == rows.batch_size, self._caches.get(name)
-        known = cache is not None and cache.holds(rows.index)
-        if cache is not None and known and full:
+        is_cached = cache is not None and cache.holds(rows.index)
+        if cache is not None and is_cached and full:
             return cache.get(rows.index)
         observation = self._run(name, self._batch)
         if cache is None:
@@ -129,7 +129,7 @@ class ReferenceModels:
                 return observation
             cache = self._caches[name] = Cache(rows.number)
             self._room -= size
-        if not known:
+        if not is_cached:
             filled = observation if full else self._run(name, (fill(self._batch[0], rows), self._batch[1]))
             cache.put(rows.index, filled)
         return observation
@@ -161,9 +161,11 @@ class Cache:
 
     def get(self, index: Tensor) -> Observation:
         """The taps of these examples, in the memory format in which they came."""
-        # faster than value[index]
-        chosen = {tap: value.index_select(0, transferred(index, value.device)) for tap, value in self._values.items()}
-        return {tap: rows.permute(0, 3, 1, 2) if self._channels_last[tap] else rows for tap, rows in chosen.items()}
+        observation: Observation = {}
+        for tap, value in self._values.items():
+            rows = value.index_select(0, transferred(index, value.device))  # faster than value[index]
+            observation[tap] = rows.permute(0, 3, 1, 2) if self._channels_last[tap] else rows
+        return observation
 
 
 def tensor_versions(batch: Any) -> list[tuple[int, int]]:
@@ -176,8 +178,11 @@ def tensor_versions(batch: Any) -> list[tuple[int, int]]:
 def fill(batch: Any, rows: ExampleIndices) -> Any:
     """A batch of tensors repeated up to the size of a full one, each in its memory format."""
     repeats = torch.arange(rows.batch_size) % len(rows.index)
-    pairs = [(part[transferred(repeats, part.device)], is_channels_last(part)) for part in batch]
-    return [new.contiguous(memory_format=torch.channels_last) if last else new for new, last in pairs]
+    filled = []
+    for part in batch:
+        examples = part[transferred(repeats, part.device)]
+        filled.append(examples.contiguous(memory_format=torch.channels_last) if is_channels_last(part) else examples)
+    return filled
 
 
 def is_channels_last(images: Tensor) -> bool:
@@ -191,7 +196,8 @@ def frozen_copy(module: LightningModule, shared: object) -> LightningModule:
     Raises:
         UsageError: the module cannot be copied, although its parts can.
     """
-    lazy = {id(part): nn.Parameter(lazy_copy(part), False) for part in module.parameters() if is_lazy(part)}
+    lazy_parameters = filter(is_lazy, module.parameters())
+    lazy = {id(part): nn.Parameter(lazy_copy(part), False) for part in lazy_parameters}
     compiled = module.__dict__.pop("forward", None)  # it is bound to the module, so the copy must not call it
     try:
         frozen: Any = copy.deepcopy(module, uncopyable(module, shared) | lazy)

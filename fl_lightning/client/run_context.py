@@ -172,7 +172,7 @@ class RunContext:
 
     def gather(self, value: Gathered) -> list[Gathered]:
         """Return the values of all workers by rank; all workers call this, with small values."""
-        return self.run.workers.gather(value)
+        return self.run.workers.gather(value, "trainer.gather")
 
     def all_reduce(self, sums: Sums) -> None:
         """Add the sums of all workers in place, exactly; all workers call this."""

@@ -81,32 +81,34 @@ class Taps:
         self._until: Mapping[str, int] = {}
         self._module, self._transform = module, transform
         if transform is not None:
-            whole, binding = ":" not in self.paths["logits"], self.paths["logits"]
+            is_whole, binding = ":" not in self.paths["logits"], self.paths["logits"]
             hint = "a method changes the logits, which must be a whole output; bind the tap to the classifier inside it"
-            require(whole, "trainer.taps: logits", binding, hint)
+            require(is_whole, "trainer.taps: logits", binding, hint)
         self.install()
 
     def install(self) -> None:
         """Hook the model."""
         # the tap whose output is replaced comes last: others of the same submodule record the raw one
         names = sorted(self.paths, key="logits".__eq__)
-        self._handles = [
-            self._module.get_submodule(submodule(self.paths[n])).register_forward_hook(self._hook(n)) for n in names
-        ]
+        self._handles = []
+        for name in names:
+            part = self._module.get_submodule(submodule(self.paths[name]))
+            self._handles.append(part.register_forward_hook(self._hook(name)))
 
     def _hook(self, name: str) -> Callable[[nn.Module, tuple, Any], Any]:
         output_of = FieldSelector(name, self.paths[name])
-        whole = not output_of.fields
+        is_whole = not output_of.fields
 
         @torch.compiler.disable  # a compiler would keep the values of the forward pass that it traced
         def record(module: nn.Module, args: tuple, output: Any) -> Any:
             if not self.recording:
                 return None
-            value, values = output if whole and isinstance(output, Tensor) else output_of.get(output), self.values
+            value, values = output if is_whole and isinstance(output, Tensor) else output_of.get(output), self.values
             call = values.calls[name] = values.calls.get(name, 0) + 1
             if (torch.is_grad_enabled() or not self.trains) and call <= self._until.get(name, call):
                 values[name], values.places[name], self.shapes[name] = value, call, value.shape[1:]
-            if self._until and all(values.calls.get(tap, 0) >= last for tap, last in self._until.items()):
+            until = self._until
+            if until and all(values.calls.get(tap, 0) >= until[tap] for tap in until):
                 raise StopForward
             if self._transform is None or name != "logits":
                 return None
@@ -220,29 +222,33 @@ def resolve_taps(module: nn.Module, extra: Mapping[str, str], wanted: Mapping[st
     Raises:
         UsageError: unbound taps, all in one message; a path without a submodule; a colon without a field.
     """
-    known = {**getattr(module, "taps", {}), **extra}
+    bindings = {**getattr(module, "taps", {}), **extra}
     paths = paths_of(module)
     submodules = [path for path in paths if uncompiled_name(path) == path]
     for name, binding in extra.items():
         hint = f"no submodule of {type(module).__name__} has this path; available: "
         near = choices(submodules, submodule(binding))
         require(submodule(binding) in paths or name in wanted, f"trainer.taps: {name}", binding, hint + near)
-    missing = {name: asker for name, asker in wanted.items() if submodule(known.get(name, "")) not in paths}
+    missing = [name for name in wanted if submodule(bindings.get(name, "")) not in paths]
     if missing:
-        needed: dict[str, list[str]] = {}
-        for name, asker in missing.items():
-            bound = f" (bound to {known[name]!r})" if name in known else ""
-            needed.setdefault(asker, []).append(f"{name!r}{bound}")
-        asked = " and ".join(f"{asker} needs {', '.join(names)}" for asker, names in needed.items())
-        first = next(iter(missing))
+        names_by_user: dict[str, list[str]] = {}
+        for name in missing:
+            bound = f" (bound to {bindings[name]!r})" if name in bindings else ""
+            names_by_user.setdefault(wanted[name], []).append(f"{name!r}{bound}")
+        needs = [f"{user} needs {', '.join(names)}" for user, names in names_by_user.items()]
+        requests, example = " and ".join(needs), missing[0]
         raise UsageError(
-            f"trainer.taps: {asked}, of which {type(module).__name__} has none; "
+            f"trainer.taps: {requests}, of which {type(module).__name__} has none; "
             f"set trainer.taps to {dict.fromkeys(missing, 'SUBMODULE')}, SUBMODULE being one of "
-            f"{choices(submodules, submodule(known.get(first, first)))}"
+            f"{choices(submodules, submodule(bindings.get(example, example)))}"
         )
     for name in wanted:
-        require(all(known[name].split(":")), f"trainer.taps: {name}", known[name], "name a field after the colon")
-    return {name: ":".join([paths[submodule(known[name])], *known[name].split(":")[1:]]) for name in wanted}
+        require(all(bindings[name].split(":")), f"trainer.taps: {name}", bindings[name], "name a field after the colon")
+    resolved: dict[str, str] = {}
+    for name in wanted:
+        path, *fields = bindings[name].split(":")
+        resolved[name] = ":".join([paths[path], *fields])
+    return resolved
 
 
 def paths_of(module: nn.Module) -> dict[str, str]:
@@ -251,10 +257,11 @@ def paths_of(module: nn.Module) -> dict[str, str]:
     for path, _ in module.named_modules():
         paths.setdefault(uncompiled_name(path), path)
         paths[path] = path
-    return {path: own for path, own in paths.items() if path}
+    return {path: actual for path, actual in paths.items() if path}
 
 
 def with_paths(module: nn.Module, extra: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
     """Return ``extra`` and the ``names`` that are paths of submodules instead of taps, bound to them."""
-    known, paths = {**getattr(module, "taps", {}), **extra}, paths_of(module)
-    return {**extra, **{name: name for name in names if name not in known and submodule(name) in paths}}
+    bindings, paths = {**getattr(module, "taps", {}), **extra}, paths_of(module)
+    unbound = [name for name in names if name not in bindings and submodule(name) in paths]
+    return {**extra, **dict(zip(unbound, unbound, strict=True))}

@@ -12,23 +12,30 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fl_lightning.client.lightning.fit_progress import FitProgress
-    from fl_lightning.client.metric_log import MetricLog
+    from fl_lightning.client.lightning.metric_log import MetricLog
     from fl_lightning.core.client_info import ClientInfo
     from fl_lightning.core.reduced import Reduced
     from fl_lightning.core.state import State
+    from fl_lightning.data.client_loaders import ExampleIndices
 
 
-class PresentBatch(NamedTuple):
-    """The batch of the present step, for :meth:`.Client.gradients`.
+class TrainingBatch(NamedTuple):
+    """A batch of a visit on the device, with its index in the pass.
 
-    ``rows`` are as in :meth:`.Client.training_step`; ``states`` of the random generators, and ``versions`` of the
-    batch's tensors, are those before its forward pass.
+    Args:
+        batch: the batch.
+        index: its index; of clients side by side a tensor.
+        rows: which of the client's examples it holds, where that is known.
+        ends_step: whether the optimizer steps after it.
+        states: states of the random generators before its forward pass, for :meth:`.Client.gradients`.
+        versions: versions of its tensors then.
     """
 
     batch: Any
     index: Any
-    rows: Any
-    states: Any
+    rows: ExampleIndices | None = None
+    ends_step: bool = True
+    states: Any = None
     versions: Any = None
 
 
@@ -71,7 +78,7 @@ class Visit:
         self.scratch: dict[str, SimpleNamespace] = {}
         self.counts: Any = SimpleNamespace(num_steps=0, lr=0.0, lr_total=0.0)
         self.num_skipped = self.num_lost = self.num_extra = 0
-        self.present: PresentBatch | None = None
+        self.present: TrainingBatch | None = None
         self.scalings: list[tuple[float, int]] = []
         self.drift, self.weight = 0.0, 1.0
         self.epochs: list[dict[str, Reduced]] = []
@@ -94,6 +101,6 @@ class Visit:
         versions = [tensor._version for tensor in tensors]
         if versions == self._versions:
             return None
-        names = [*(f"client.received[{name!r}]" for name in received), *(name for name, _ in self._others)]
+        names = [f"client.received[{name!r}]" for name in received] + [name for name, _ in self._others]
         changed = zip(names, versions, self._versions, strict=True)
         return next(name for name, now, before in changed if now != before)

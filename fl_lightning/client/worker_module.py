@@ -13,9 +13,9 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
+from fl_lightning.client.lightning.metric_log import MetricLog
+from fl_lightning.client.lightning.module_snapshot import ModuleSnapshot, StateBinding, check_state, temporary_hooks
 from fl_lightning.client.lightning.trainer_shim import TrainerShim
-from fl_lightning.client.metric_log import MetricLog
-from fl_lightning.client.module_snapshot import ModuleSnapshot, StateBinding, check_state, temporary_hooks
 from fl_lightning.client.reference_models import frozen_copy
 from fl_lightning.client.taps import Taps
 from fl_lightning.core.state import State, clone, copy_into, tensors
@@ -175,7 +175,8 @@ class WorkerModule:
     def keep_attributes(self, workers: int) -> None:
         """Let the user's module keep the attributes that an evaluation sets, unless several workers each set a part."""
         # objects of torchmetrics have the batches of all workers
-        owners = [vars(part) for part in self.module.modules() if not isinstance(part, (Metric, MetricCollection))]
+        parts = [part for part in self.module.modules() if not isinstance(part, (Metric, MetricCollection))]
+        owners = [*map(vars, parts)]
         if workers > 1 and self._start.changed(owners):
             text = f"the step sets attributes, and each of {workers} workers has a part, so they are dropped"
             rank_zero_warn(f"model={type(self.module).__name__}: {text}; pass trainer.devices=1")
@@ -191,7 +192,6 @@ class WorkerModule:
         state, now, logged = self.state(), ModuleSnapshot(self.module), self.logged
         try:
             self._start.restore()
-            self.begin_logging(1.0)
             with self.trainer_shim.preserved():
                 yield
         finally:
@@ -232,8 +232,8 @@ class WorkerModule:
         return self._transform(logits) if trains and self._transform is not None else logits
 
     def _install(self) -> None:
-        parts = self.module.modules()
-        self._lightning = [vars(part) for part in parts if isinstance(part, lightning_compat.LightningModule)]
+        kind = lightning_compat.LightningModule
+        self._lightning = [vars(part) for part in self.module.modules() if isinstance(part, kind)]
         self.trainer_shim.attach(self.module)
         self.trainer_shim.strategy._lightning_module = self.module
         self.begin_logging()
@@ -252,5 +252,5 @@ def overridden_hooks(module: LightningModule) -> frozenset[str]:
         if base.__module__.startswith(("lightning", "pytorch_lightning")):
             members |= vars(base)
     # forward is not a hook, and may be compiled here
-    names = [name for name, value in members.items() if name[0] != "_" and callable(value) and name != "forward"]
+    names = {name for name in members if name[0] != "_" and callable(members[name])} - {"forward"}
     return frozenset(name for name in names if lightning_compat.is_overridden(name, module))

@@ -20,8 +20,8 @@ class Collectives(Protocol):
     def size(self) -> int:
         """Return the number of workers."""
 
-    def gather(self, value: Shared) -> list[Shared]:
-        """Return the small value of each worker, by rank; all workers must call this."""
+    def gather(self, value: Shared, label: str) -> list[Shared]:
+        """Return the small value of each worker, by rank; all workers must call this with the same label."""
 
     def all_reduce(self, tensor: Tensor) -> None:
         """Add up the tensors of all workers in place; all workers must call this."""

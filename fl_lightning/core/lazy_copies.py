@@ -10,6 +10,7 @@ write to the shared memory (``const_data_ptr`` in ``MultiTensorApply.cuh`` of to
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -45,11 +46,22 @@ def share_memory(a: Tensor, b: Tensor) -> bool:
     return (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
 
 
+def lazy_entries(state: Mapping[str, Tensor]) -> set[str]:
+    """The names of the lazy copies in a state, as :func:`is_lazy` tells of each."""
+    return {name for name, value in state.items() if type(value) in (Tensor, nn.Parameter) and _is_lazy(value)}
+
+
+def written_entries(state: Mapping[str, Tensor], before: Mapping[str, Tensor], names: Iterable[str]) -> list[str]:
+    """The ``names`` of entries that may differ between two states: all but those that :func:`share_memory`."""
+    lazy = lazy_entries(state)
+    return [name for name in names if name not in lazy or not share_memory(state[name], before[name])]
+
+
 def readable(value: Tensor, memories: dict[int, Tensor]) -> Tensor:
     """The tensor, or in the place of a lazy copy another one in its memory, for code that only reads.
 
-    ``torch.save`` and NumPy ask for an address that they could write to, which would make an ordinary copy. ``known``
-    has the memory by address, so that tensors that share it do so in the result.
+    ``torch.save`` and NumPy ask for an address that they could write to, which would make an ordinary copy.
+    ``memories`` has the memory by address, so that tensors that share it do so in the result.
     """
     if not is_lazy(value):
         return value

@@ -311,8 +311,8 @@ class MethodList:
     different client weights are an error. Results of hooks are checked, and errors name the method.
 
     Attributes:
-        attributes: the :class:`~fl_lightning.client.module_snapshot.MethodSnapshot` at the start of visits; None after
-            a server hook.
+        attributes: the :class:`~fl_lightning.client.lightning.module_snapshot.MethodSnapshot` at the start of visits;
+            None after a server hook.
         having: methods that override a hook, in the order in which they are called, by name of the hook.
         needs_gradients: whether any of them calls ``client.gradients`` in a local step.
     """

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from fl_lightning.core.clock import MICROSECONDS
 from fl_lightning.core.lazy_copies import lazy_copy, share_memory
 from fl_lightning.core.state import State, first_not_finite, is_frozen, select
 from fl_lightning.utilities.errors import ClientError, require
@@ -41,6 +42,8 @@ class Server:
         state: the global state w^t that clients receive.
         optimized: names of the entries of it that the optimizer moves.
         round: t, from 0.
+        microseconds: simulated time from the start of the run to the end of the last round; 0 without
+            ``trainer.clock``.
         cohort: ids of the clients of this round.
         population: number of clients of a uniform draw; 0 for other samplers.
         cohort_size: number of clients of a round, as far as the trainer's arguments say.
@@ -66,7 +69,7 @@ class Server:
             self.state[name] = lazy_copy(value) if is_frozen(value) else value.detach().clone()
         self.num_clients, self.num_examples, self.seed = num_clients, num_examples, seed
         self.label_counts = label_counts
-        self.round = 0
+        self.round, self.microseconds = 0, 0
         self.cohort: list[int] = []
         self.population, self.cohort_size, self.at_sites = 0, num_clients, False
         self.metrics: dict[str, float] = {}
@@ -81,6 +84,11 @@ class Server:
         build = optimizer or (lambda parameters: SGD(parameters, lr=1.0))
         self.optimizer = build(list(self._parameters.values())) if moved else None
         self._empty_parameters()
+
+    @property
+    def time(self) -> float:
+        """Simulated seconds until the end of the last round."""
+        return self.microseconds / MICROSECONDS
 
     def zeros(self) -> State:
         """Zeros in the shapes of the entries :attr:`optimized`, in float64, for a method's server value."""
@@ -126,7 +134,7 @@ class Server:
                 self.state[name] = lazy_copy(value)
 
     def step(self, delta: State, means: State) -> None:
-        """Move the parameters by the mean change ``delta``; set the other entries to their means ``others``.
+        """Move the parameters by the mean change ``delta``; set the other entries to their means ``means``.
 
         Raises:
             ClientError: the optimizer made a parameter nan or infinite.
@@ -164,7 +172,8 @@ class Server:
         """The global state, the server optimizer's state and the number of the last round."""
         optimizer = self.optimizer.state_dict() if self.optimizer else {}
         receivers = {name: sorted(clients) for name, clients in self.known.items()}
-        return {"state": self.state, "optimizer": optimizer, "round": self.round, "known": receivers}
+        progress = {"round": self.round, "microseconds": self.microseconds}
+        return {"state": self.state, "optimizer": optimizer, "known": receivers, **progress}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of :meth:`state_dict`.
@@ -177,5 +186,5 @@ class Server:
         self.assign(state["state"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])
-        self.round = state["round"]
+        self.round, self.microseconds = state["round"], state["microseconds"]
         self.known = {name: {*clients} for name, clients in state["known"].items()}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.core import foreach
-from fl_lightning.core.lazy_copies import is_lazy, lazy_copy, share_memory
+from fl_lightning.core.lazy_copies import lazy_copy, lazy_entries, written_entries
 from fl_lightning.core.weighted import LazyDifference
 
 State = dict[str, Tensor]
@@ -55,16 +55,14 @@ def uncompiled_name(name: str) -> str:
 @torch.no_grad()
 def copy_into(live: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     """Copy ``state`` into the tensors of ``live`` in place; other entries do not change."""
-    names = [name for name in live if name in state and not share_memory(live[name], state[name])]
+    names = written_entries(live, state, [name for name in live if name in state])
     foreach.copy_([live[name] for name in names], [state[name] for name in names])
 
 
 def clone(state: Mapping[str, Tensor]) -> State:
     """A detached copy of a state, in which lazy copies stay lazy."""
-    copies: State = {}
-    for name, value in state.items():
-        copies[name] = lazy_copy(value) if is_lazy(value) else value.detach().clone()
-    return copies
+    lazy = lazy_entries(state)
+    return {name: lazy_copy(value) if name in lazy else value.detach().clone() for name, value in state.items()}
 
 
 def changed_entries(state: Mapping[str, Tensor], before: Mapping[str, Tensor], names: Iterable[str]) -> list[str]:
@@ -72,7 +70,7 @@ def changed_entries(state: Mapping[str, Tensor], before: Mapping[str, Tensor], n
 
     A GPU is waited for once.
     """
-    names = [name for name in names if not share_memory(state[name], before[name])]
+    names = written_entries(state, before, names)
     differ = [(state[name] != before[name]).any() for name in names]
     answers = torch.stack(differ).tolist() if names else []
     return [name for name, differs in zip(names, answers, strict=True) if differs]
@@ -94,9 +92,9 @@ def norm(state: Mapping[str, Tensor]) -> Tensor:
 
 
 def entry_norms(state: Mapping[str, Tensor], order: float = 2.0) -> list[Tensor]:
-    """The norm of each entry; those of a lazy :class:`LazyDifference` are computed one after another."""
+    """The norm of each entry; those of a lazy :class:`LazyDifference` are computed in blocks."""
     if isinstance(state, LazyDifference):
-        return [size for value in state.values() for size in foreach.norms([value], order)]
+        return [size for block in state.blocks() for size in foreach.norms(block, order)]
     return foreach.norms(list(state.values()), order)
 
 

@@ -122,6 +122,20 @@ class LazyDifference(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return self.new[name].detach().to(torch.float64, copy=True).sub_(self.old[name])
 
+    @torch.no_grad()
+    def blocks(self) -> Iterator[list[Tensor]]:
+        """The entries in lists of one entry, or of several with at most :data:`LARGE` numbers."""
+        block, size = list[Tensor](), 0
+        for name in self.names:
+            value = self.new[name].detach()
+            if block and size + value.numel() > LARGE:
+                yield block
+                block, size = [], 0
+            block.append(value.to(torch.float64, copy=True).sub_(self.old[name]))
+            size += value.numel()
+        if block:
+            yield block
+
     def times(self, name: str, factor: float) -> Tensor:
         """Return an entry, multiplied by ``factor``."""
         return self[name].mul_(factor)
@@ -218,12 +232,12 @@ class Sums:
         self._add_waiting()
         worker_exponents = {path: sum_.exponents for path, sum_ in self._large.items()}
         worker_exponents[()] = self._exact.exponents
-        gathered = workers.gather((self._layout, worker_exponents, note))
+        gathered = workers.gather((self._layout, worker_exponents, note), "sums")
         exponents: dict[Path, set[int]] = {}
         for layout, exponents_used, _ in gathered:
             self._extend(layout)
-            for path, of_worker in exponents_used.items():
-                exponents.setdefault(path, set()).update(of_worker)
+            for path, path_exponents in exponents_used.items():
+                exponents.setdefault(path, set()).update(path_exponents)
         for path in sorted(exponents):
             (self._large[path] if path else self._exact).all_reduce(workers, exponents[path])
         self._totals = None

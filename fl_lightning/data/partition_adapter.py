@@ -377,5 +377,5 @@ class SplitLoader:
 
 
 def own_module_of(datamodule: Any) -> Any:
-    """The data module that the user wrote: the one inside of a :class:`Partitioned`, else ``data``."""
+    """The data module that the user wrote: the one inside of a :class:`Partitioned`, else ``datamodule``."""
     return datamodule.datamodule if isinstance(datamodule, Partitioned) else datamodule

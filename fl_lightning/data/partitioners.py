@@ -162,10 +162,10 @@ class ClassesPerClient(Partitioner):
         owned[np.arange(num_clients), np.arange(num_clients) % number] = True
         spare = list(rng.permutation(np.flatnonzero(~owned.any(0))))
         for classes in owned:
-            missing = self.n - 1
-            unowned, spare = spare[:missing], spare[missing:]
+            num_more = self.n - 1
+            unowned, spare = spare[:num_more], spare[num_more:]
             classes[unowned] = True
-            classes[rng.permutation(np.flatnonzero(~classes))[: missing - len(unowned)]] = True
+            classes[rng.permutation(np.flatnonzero(~classes))[: num_more - len(unowned)]] = True
         return owned
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pickle
 import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn, TypeVar, cast
 
 import torch
@@ -51,7 +49,7 @@ class Workers:
         self._is_private = self._size > 1 and bool(self._strategy.is_private)
         launcher = fabric.strategy.launcher
         self._launcher = launcher if isinstance(launcher, ForkLauncher) else None
-        self._calls, self._waits, self._where = 0, False, ""
+        self._calls, self._waits, self._where, self._hook = 0, False, "", ""
         self.signals = Signals(speaks=self.rank == 0)
 
     @contextmanager
@@ -86,17 +84,23 @@ class Workers:
         if self.size > 1:
             self._finish(self._group.barrier())
 
-    def gather(self, value: Gathered) -> list[Gathered]:
-        """Return the small value of each worker, by rank; all workers must call this from the same functions."""
+    @contextmanager
+    def within(self, hook: str) -> Iterator[None]:
+        """In this block errors of :meth:`gather` name the ``hook`` of a callback."""
+        outer, self._hook = self._hook, f" in {hook}"
+        try:
+            yield
+        finally:
+            self._hook = outer
+
+    def gather(self, value: Gathered, label: str) -> list[Gathered]:
+        """Return the small value of each worker, by rank; all workers must call this with the same label.
+
+        Otherwise a gather on one worker only would receive the values of the others' next gather.
+        """
         if self.size == 1:
             return [value]
-        # otherwise a gather on one worker only would receive the values of the others' next gather
-        names, messages = list[str](), list[Any]()
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_name != "_work":
-            names.append(frame.f_code.co_name)
-            frame = frame.f_back
-        place = " < ".join(names)
+        place, messages = f"{label}{self._hook}", list[Any]()
         if self._is_private:
             messages += map(pickle.loads, self._gather_bytes(pickle.dumps((place, value))))
         else:
@@ -106,8 +110,8 @@ class Workers:
                 except Exception as error:  # torch raises errors of many types
                     unsafe = UNSAFE.search(str(error))
                     hint = "workers of several machines exchange only tensors, arrays and plain values"
-                    contents_of_worker = f"a {unsafe[1] if unsafe else 'value of another kind'} of worker {rank}"
-                    raise UsageError(f"{place}: {contents_of_worker}: {hint}") from error
+                    kind = unsafe[1] if unsafe else "value of another kind"
+                    raise UsageError(f"{place}: a {kind} of worker {rank}: {hint}") from error
         places, values = zip(*messages, strict=True)
         if len(set(places)) > 1:
             where = "; ".join(f"worker {rank} in {place}" for rank, place in enumerate(places))

@@ -71,7 +71,7 @@ def checkpoint_to_resume(run: Run, ckpt_path: str | Path | None) -> Path | None:
         UsageError: no run or checkpoint exists, or every checkpoint is damaged.
     """
     # each node counts its own restarts, and the first node may not have restarted
-    restarts = run.workers.gather(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))
+    restarts = run.workers.gather(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)), "restarts")
     if ckpt_path is None and any(restarts):
         ckpt_path = newest_checkpoint(run.folder.root)
     checkpoint = verified_checkpoint(run, ckpt_path, resumes=True)
@@ -99,7 +99,7 @@ def verified_checkpoint(run: Run, ckpt_path: str | Path | None, resumes: bool = 
             path = None if path is None else valid_checkpoint(path, run.trainer.warn)
         except UsageError as problem:
             error, changed = str(problem), isinstance(problem, ChangedCodeError)
-    path, error, changed = run.workers.gather((path, error, changed))[0]
+    path, error, changed = run.workers.gather((path, error, changed), "checkpoint to resume")[0]
     if error is not None:
         raise (ChangedCodeError if changed else UsageError)(error)
     return path

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Callback
+from fl_lightning.core.clock import MICROSECONDS
 from fl_lightning.core.sampling import UniformSampler, size_of_cohort
 from fl_lightning.core.state import clone, select
 from fl_lightning.core.systems import SystemOutcome
@@ -24,6 +25,7 @@ from fl_lightning.distributed.workers import schedule
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.run import Part, Run
 from fl_lightning.engine.run_state import recorded_state
+from fl_lightning.engine.update_codec import broadcast_bytes
 from fl_lightning.storage.atomic_io import save
 from fl_lightning.storage.checkpoint import FORMAT
 from fl_lightning.training.local_training import PARTS_OF_STEP
@@ -85,15 +87,41 @@ def draw_cohort(run: Run, round_: int) -> list[int]:
 
 
 def simulate_systems(run: Run, round_: int, clients: list[int]) -> dict[int, SystemOutcome]:
-    """Draw which clients of a cohort drop out or do less work, and log their numbers."""
+    """Draw which clients of a cohort drop out, do less work or miss the deadline, and log their numbers."""
     trainer = run.trainer
-    if trainer.systems is None:
-        return dict.fromkeys(clients, SystemOutcome())
-    simulated = trainer.systems.outcomes(run.seed, round_, clients, trainer.local_steps or trainer.local_epochs)
-    dropped = sum(system.lost is not None for system in simulated.values())
-    stragglers = sum(system.work is not None for system in simulated.values())
-    run.metrics.update({"clients/dropped": dropped, "clients/stragglers": stragglers})
+    simulated = dict.fromkeys(clients, SystemOutcome())
+    if trainer.systems is not None:
+        simulated = trainer.systems.outcomes(run.seed, round_, clients, trainer.local_steps or trainer.local_epochs)
+        dropped = sum(system.lost is not None for system in simulated.values())
+        stragglers = sum(system.work is not None for system in simulated.values())
+        run.metrics.update({"clients/dropped": dropped, "clients/stragglers": stragglers})
+    if trainer.clock is not None and trainer.clock.deadline is not None:
+        durations = visit_durations(run, round_, simulated)
+        late = [k for k, duration in durations.items() if duration > MICROSECONDS * trainer.clock.deadline]
+        simulated |= {k: replace(simulated[k], lost="after") for k in late}
+        run.metrics.update({"clients/late": len(late)})
     return simulated
+
+
+def visit_durations(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> dict[int, int]:
+    """Return the simulated microseconds of each client that trains in a round, which sends as much as it receives."""
+    clock, exchanged, durations = run.trainer.clock, 2 * broadcast_bytes(run), {}
+    assert clock is not None
+    for k, system in simulated.items():
+        if system.lost != "before":
+            steps = run.local_training.steps(k, system.work)
+            durations[k] = clock.duration(run.seed, k, round_, steps, exchanged)
+    return durations
+
+
+def advance_clock(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> None:
+    """Let a synchronous round take as long as its slowest client, and at most until the deadline."""
+    clock = run.trainer.clock
+    if clock is not None:
+        longest = max(visit_durations(run, round_, simulated).values(), default=0)
+        limit = math.inf if clock.deadline is None else MICROSECONDS * clock.deadline
+        run.server.microseconds += round(min(longest, limit))
+        run.metrics.update({"clock/seconds": run.server.time})
 
 
 def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[Totals, list[int]]:
@@ -122,7 +150,7 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
     keep_updates(run, outcome, totals)
     totals.merged = outcome.metrics.merged(run.workers)
     run.stopwatch.lap("wait")
-    seconds_of_workers = run.workers.gather(run.stopwatch.read())
+    seconds_of_workers = run.workers.gather(run.stopwatch.read(), "seconds of a cohort")
     for phase in VISIT_PHASES:
         if not (run.stopwatch.events and phase in PARTS_OF_STEP):
             seconds = [worker_seconds.get(phase, 0.0) for worker_seconds in seconds_of_workers]
@@ -317,7 +345,7 @@ def share_outcome(run: Run, round_: int, outcome: Outcome) -> list[int]:
     # clients without memory have no owner: a run whose methods keep no memories moves nothing
     owned = memories.owned(run.server.cohort)
     of_visits = (dict(outcome.counts), outcome.arrived, outcome.rates, outcome.scalings)
-    shared = run.workers.gather((failures, owned, run.metrics.current, *of_visits))
+    shared = run.workers.gather((failures, owned, run.metrics.current, *of_visits), "outcome of a cohort")
     all_failures, all_owned, metrics, all_counts, all_arrived, all_rates, scalings = zip(*shared, strict=True)
     memories.note_owners([*all_owned])
     for measured in metrics:

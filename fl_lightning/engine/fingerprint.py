@@ -255,9 +255,9 @@ def describe_object(value: Any, depth: int = 0, in_data: bool = False) -> dict[s
     """Describe an object by its class, arguments and, outside the data, public plain attributes."""
     kind, parts = type(value), constructor_args(value) if depth < DEPTH else {}
     if hasattr(kind, "__getitem__") and hasattr(kind, "__len__"):  # a data set, whose containers hold its examples
-        containers = {name: part for name, part in parts.items() if isinstance(part, CONTAINERS)}
-        examples = [name for name, part in containers.items() if not all(map(callable, part))]
-        parts = {name: parts[name] for name in parts if name not in examples}
+        for name, part in [*parts.items()]:
+            if isinstance(part, CONTAINERS) and not all(map(callable, part)):
+                del parts[name]
     elif not in_data and depth < DEPTH:
         parts = {**plain_attributes(value), **parts}
     parts = without_paths(parts) if in_data else parts
@@ -284,8 +284,8 @@ def constructor_args(value: Any) -> dict[str, Any]:
         for attribute in (f"_{name}", name):
             if attribute in attributes:
                 arguments[name] = attributes[attribute]
-    undescribed = (nn.Module, torch.Generator)
-    return {name: part for name, part in arguments.items() if not isinstance(part, undescribed)}
+    skipped = (nn.Module, torch.Generator)
+    return {name: part for name, part in arguments.items() if not isinstance(part, skipped)}
 
 
 @cache
@@ -303,8 +303,8 @@ def argument_names(kind: Any) -> tuple[str, ...]:
 
 def without_paths(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of data that may affect a result, unlike paths and options of loading."""
-    names = arguments.keys() - FREE_OF_DATA
-    return {n: v for n, v in arguments.items() if n in names and not isinstance(v, os.PathLike)}
+    names = [name for name in arguments if name not in FREE_OF_DATA]
+    return {name: arguments[name] for name in names if not isinstance(arguments[name], os.PathLike)}
 
 
 def path_of(kind: Any) -> str:
@@ -321,12 +321,8 @@ def digest(values: list[Any]) -> str:
 # ------------------------------------------------------------------ comparing
 def identity(run: Run) -> dict[str, Any]:
     """Return the identity of a run, which its checkpoints contain."""
-    return {
-        "seed_everything": run.seed,
-        "method": run.methods.names,
-        "plan_hash": run.data.plan.hash,
-        "description": description_of(run),
-    }
+    keys = {"seed_everything": run.seed, "method": run.methods.names, "plan_hash": run.data.plan.hash}
+    return {**keys, "description": description_of(run)}
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Change]:
@@ -397,8 +393,7 @@ def changes_of(
     changes = differences(ours, checkpoint)
     if "plan_hash" in changes:
         hint = "restore the data, num_clients and seed, or begin a new run with --weights"
-        keys = [key for key in changes if key.startswith(("seed_everything", "data."))]
-        causes = {key: changes[key] for key in keys}
+        causes = {key: changes[key] for key in changes if key.startswith(("seed_everything", "data."))}
         partition = {} if causes else {"plan_hash": changes["plan_hash"]}
         raise UsageError(message(f"{where}: the partition differs", causes or partition, hint))
     rounds_done, trainer, rounds = checkpoint["round"], checkpoint["description"]["trainer"], run.trainer.max_rounds

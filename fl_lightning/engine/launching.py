@@ -18,8 +18,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from fl_lightning.client import Client, ClientStateStore
 from fl_lightning.client.lightning.fit_progress import FitProgress
+from fl_lightning.client.lightning.reductions import LogSpec
 from fl_lightning.client.lightning.trainer_shim import ShimConfig, TrainerShim
-from fl_lightning.client.reductions import LogSpec
 from fl_lightning.client.run_context import BatchIndex
 from fl_lightning.client.taps import resolve_taps, submodule
 from fl_lightning.core.method import MethodList
@@ -335,7 +335,7 @@ def cache_limit(
 
 def memory_share(workers: Workers, device: torch.device, free: float) -> float:
     """The bytes for each worker where a device has ``free`` ones, the same on all workers, which all call this."""
-    places = workers.gather((platform.node(), str(device), free))
+    places = workers.gather((platform.node(), str(device), free), "memory of devices")
     sharing = [place[:2] for place in places]
     return SHARE * min(free / sharing.count((node, where)) for node, where, free in places)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.core.state import State, checksums, norm, num_bytes, select
 from fl_lightning.core.update import Totals
-from fl_lightning.engine.cohort_training import draw_cohort, simulate_systems, train_cohort
+from fl_lightning.engine.cohort_training import advance_clock, draw_cohort, simulate_systems, train_cohort
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.update_codec import broadcast_bytes
@@ -34,6 +34,7 @@ def run_round(run: Run, round_: int) -> bool:
     run.workers.signals.keeps_round = True  # the rest takes little time
     run.client.lifecycle.end_round()
     with run.metrics.timed("server"):
+        advance_clock(run, round_, simulated)
         aggregate(run, totals)
     if arrived and run.trainer.buffers in RECALIBRATES:
         with run.metrics.timed("recalibrate"):
@@ -145,11 +146,12 @@ def agree_to_stop(run: Run) -> bool:
     """
     trainer, workers = run.trainer, run.workers
     own_sums = checksums(run.server.state) if workers.size > 1 else {}
-    reports = workers.gather((bool(trainer.should_stop), workers.signals.caught, hash(tuple(own_sums.values()))))
+    report = (bool(trainer.should_stop), workers.signals.caught, hash(tuple(own_sums.values())))
+    reports = workers.gather(report, "end of a round")
     trainer.should_stop = any(stop for stop, _, _ in reports)
     workers.signals.agree(caught for _, caught, _ in reports)
     if len({digest for _, _, digest in reports}) > 1:
-        sums_of_workers = workers.gather((socket.gethostname(), own_sums))
+        sums_of_workers = workers.gather((socket.gethostname(), own_sums), "checksums")
         entry = next(name for name in own_sums if len({sums[name] for _, sums in sums_of_workers}) > 1)
         groups: dict[int, list[str]] = {}
         for rank, (host, sums) in enumerate(sums_of_workers):

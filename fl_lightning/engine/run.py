@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import Parameter, signature
 from typing import Any, Protocol
 
 from lightning.fabric import Fabric
@@ -165,17 +165,23 @@ class Run:
         """The observers of the run."""
         return self.trainer.callbacks
 
-    def call(self, hook: str, **kwargs: Any) -> None:
-        """Call a hook of all callbacks. An exception keeps its type and gets a note that names the callback."""
+    def call(self, hook: str, **arguments: Any) -> None:
+        """Call a hook of all callbacks, each with the arguments that it takes."""
+        if hook == "setup":  # in which they refuse runs that do not fit
+            check_all(partial(self._call_one, callback, hook, self.trainer) for callback in self.callbacks)
+            return
+        for callback in self.callbacks:
+            parameters = signature(getattr(callback, hook)).parameters
+            takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
+            named = {"trainer": self.trainer, **arguments}
+            self._call_one(callback, hook, **{key: named[key] for key in named if takes_all or key in parameters})
+
+    def _call_one(self, callback: Callback, hook: str, *args: Any, **kwargs: Any) -> None:
+        """Call a hook of a callback. An exception keeps its type and gets a note that names the callback."""
+        kind = type(callback).__name__
         try:
-            if hook == "setup":  # in which they refuse runs that do not fit
-                check_all(partial(callback.setup, self.trainer) for callback in self.callbacks)
-            else:
-                self.fabric.call(hook, trainer=self.trainer, **kwargs)
+            with self.workers.within(f"{hook} of {kind}"):
+                getattr(callback, hook)(*args, **kwargs)
         except Exception as error:
-            frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-            calls = [frame.f_locals for frame in frames if frame.f_code.co_name == hook]
-            owner = next((arguments["self"] for arguments in calls if "self" in arguments), None)
-            caller = hook if owner is None else f"{type(owner).__name__}.{hook}"
-            add_note(error, f"in {caller}, round {self.server.round}")
+            add_note(error, f"in {kind}.{hook}, round {self.server.round}")
             raise

@@ -11,6 +11,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from fl_lightning.callbacks import BestCheckpoint, Callback, DomainMetrics, EarlyStopping, ProgressBar, RunRecord
 from fl_lightning.client.client import Buffers, Weighting
 from fl_lightning.client.run_context import RunContext
+from fl_lightning.core.clock import Clock
 from fl_lightning.core.sampling import Sampler, UniformSampler
 from fl_lightning.core.server import Scope
 from fl_lightning.core.systems import SystemsHeterogeneity
@@ -70,6 +71,7 @@ class RunArguments(RunContext):
         on_client_error: Literal["raise", "skip"] = "raise",
         min_clients: int = 1,
         systems: SystemsHeterogeneity | None = None,
+        clock: Clock | None = None,
         fast_dev_run: bool | int = False,
         enable_progress_bar: bool = True,
     ) -> None:
@@ -96,7 +98,8 @@ class RunArguments(RunContext):
         self.channels_last, self.compile = channels_last, compile
         self.logger = logger if not fast_dev_run else False
         self.default_root_dir, self.name = Path(default_root_dir or "runs"), name
-        self.on_client_error, self.min_clients, self.systems = on_client_error, min_clients, systems
+        self.on_client_error, self.min_clients = on_client_error, min_clients
+        self.systems, self.clock = systems, clock
         progress = [ProgressBar()] if enable_progress_bar else []
         # these come last, so that they can monitor values that the others log
         observers = sorted(as_list(callbacks), key=lambda part: isinstance(part, (BestCheckpoint, EarlyStopping)))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable
 
 from fl_lightning.client import Client
@@ -64,6 +64,8 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
     require(trainer.min_clients <= largest, "trainer.min_clients", trainer.min_clients, hint)
     if trainer.systems is not None:
         trainer.systems.check(number, trainer.max_rounds, trainer.local_steps or trainer.local_epochs)
+    if trainer.clock is not None:
+        trainer.clock.check(number)
     if getattr(data, "is_remote", False):  # each site checks its data
         return
     idle = [k for k in range(number) if not num_batches(data, k)]
@@ -137,6 +139,8 @@ def check_module(model: LightningModule, stage: str = "fit") -> None:
     hint = "; ".join(remedies) or "pass them as trainer.callbacks"
     names = [type(part).__name__ for part in callbacks]
     require(not callbacks, f"model: {kind}.configure_callbacks()", names, hint)
+    hint = "it is data, and the model comes first, as in fit(model, data)"
+    require(not isinstance(model, LightningDataModule), "model", kind, hint)
     for name in REQUIRED_TO_TRAIN if stage == "fit" else ():
         require(is_overridden(name, model), "model", kind, f"it has no {name}; define one")
     takes = "dataloader_iter" not in signature(model.training_step).parameters

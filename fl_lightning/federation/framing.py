@@ -137,9 +137,10 @@ def client_app() -> Any:
         try:
             hint = "start its node with --node-config 'socket=\"/path/to/worker.sock\"'"
             request = of_records(message.content)
-            answer = (
-                relayed(str(path), request) if path else encoded_error("refused", f"its config names no socket; {hint}")
-            )
+            if path:
+                answer = relayed(str(path), request)
+            else:
+                answer = encoded_error("refused", f"its config names no socket; {hint}")
         except BadMessageError as error:
             answer = encoded_error("refused", str(error))
         return Message(as_records(answer), reply_to=message)

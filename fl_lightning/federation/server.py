@@ -266,9 +266,10 @@ class FlowerBackend:
                 steps, rate, skipped = int(answer["steps"]), float(answer["rate"]), int(answer["skipped"])
                 num_lost = int(answer["lost"])
                 scalings = [(float(scale), int(number)) for scale, number in answer["scalings"]]
-                by_phase = answer["seconds"]
-                phases = PHASES_OF_A_VISIT
-                seconds.append({phase: float(by_phase.get(phase, 0.0)) for phase in phases})
+                by_phase = {}
+                for phase in PHASES_OF_A_VISIT:
+                    by_phase[phase] = float(answer["seconds"].get(phase, 0.0))
+                seconds.append(by_phase)
             except (KeyError, TypeError, ValueError, AttributeError):
                 raise BadMessageError("its answer lacks the measurements of the visit") from None
             if steps:
@@ -302,7 +303,7 @@ class FlowerBackend:
         run: Run,
         kind: str,
         state: Mapping[str, Any],
-        of_clients: Mapping[int, Mapping[str, Any]],
+        client_messages: Mapping[int, Mapping[str, Any]],
         take: Callable[[int, Mapping[str, Any]], None],
         errors: dict[int, Exception],
     ) -> None:
@@ -325,10 +326,10 @@ class FlowerBackend:
             }
         )
         seconds, where = self.sites.seconds_to_answer, f"round {server.round}"
-        news = {k: select(server.state, server.news_for(k)) for k in of_clients}
+        news = {k: select(server.state, server.news_for(k)) for k in client_messages}
         waiting = {}
-        for k, of_client in of_clients.items():
-            waiting[self._send(k, shared, {**of_client, "rest": news[k]})] = k
+        for k, client_message in client_messages.items():
+            waiting[self._send(k, shared, {**client_message, "rest": news[k]})] = k
         end = None if seconds is None else time.monotonic() + seconds
         limit = TEXT_ROOM + sum(torch.Size(entry.shape).numel() * 8 for entry in self.declared)
         while waiting and (end is None or time.monotonic() < end):
@@ -339,7 +340,7 @@ class FlowerBackend:
                 try:
                     contents = self._read(answer, limit)
                     if contents.get("needs") == "whole":
-                        waiting[self._send(k, shared, {**of_clients[k], "rest": rest_of(run)})] = k
+                        waiting[self._send(k, shared, {**client_messages[k], "rest": rest_of(run)})] = k
                         continue
                     if "failed" in contents or "refused" in contents:
                         text = str(contents.get("failed") or f"it refuses: {contents.get('refused')}")
@@ -357,8 +358,8 @@ class FlowerBackend:
             text = f"no answer within {seconds:g} s"
             errors[k] = ClientError(f"client {k} (site {self.sites.names[k]}), {where}: {text}")
 
-    def _send(self, k: int, shared: bytes, of_client: Mapping[str, Any]) -> str:
-        message = joined(shared, encoded({"client": k, **of_client}))
+    def _send(self, k: int, shared: bytes, client_message: Mapping[str, Any]) -> str:
+        message = joined(shared, encoded({"client": k, **client_message}))
         self._bytes[0] += len(message)
         return self.link.send(self.nodes[k], message)
 
@@ -439,6 +440,7 @@ def check_suits(trainer: Any) -> None:
     """Refuse arguments that need the clients' data, or that simulate the behaviour of real sites."""
     hint = "it simulates dropout and delays, which real sites have anyway; remove it"
     require(trainer.systems is None, "trainer.systems", type(trainer.systems).__name__, hint)
+    require(trainer.clock is None, "trainer.clock", type(trainer.clock).__name__, hint)
     hint = "sites make no extra passes over their data; use average, keep or local"
     require(trainer.buffers not in RECALIBRATES, "trainer.buffers", trainer.buffers, hint)
     hint = "the server does not train; use 1"

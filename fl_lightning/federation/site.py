@@ -86,8 +86,8 @@ class Site:
     def answer(self, request: bytes) -> bytes:
         """Answer a message of the server; an error is reported in the answer, and in full on stderr."""
         try:
-            shared, of_client = (decoded(part, self.limit) for part in parted(request))
-            if not isinstance(shared, dict) or not isinstance(of_client, dict):
+            shared, client_message = (decoded(part, self.limit) for part in parted(request))
+            if not isinstance(shared, dict) or not isinstance(client_message, dict):
                 raise BadMessageError("a message consists of two dictionaries")
             kind = shared.get("kind")
             if kind == "join":
@@ -96,9 +96,10 @@ class Site:
                 raise BadMessageError(f"unknown kind of message: {kind!r}")
             if shared.get("agreed") != self.digest:
                 raise BadMessageError("the server runs another config than this site; restart the run")
-            if not self.restore(shared, of_client):
+            if not self.restore(shared, client_message):
                 return encoded({"needs": "whole"})
-            return encoded(self.train(shared, of_client) if kind == "train" else self.evaluate(shared, of_client))
+            respond = self.train if kind == "train" else self.evaluate
+            return encoded(respond(shared, client_message))
         except BadMessageError as error:
             return self.refusal(error)
         except (Exception, SystemExit) as error:
@@ -127,18 +128,18 @@ class Site:
             "declared": [[entry.name, entry.dtype, list(entry.shape)] for entry in self.declared],
         }
 
-    def restore(self, shared: Mapping[str, Any], of_client: Mapping[str, Any]) -> bool:
+    def restore(self, shared: Mapping[str, Any], client_message: Mapping[str, Any]) -> bool:
         """Set server state and methods to the start of the round; return False if the site lacks part of the state."""
         run, server = self.run, self.run.server
         names = ("round", "num_clients", "num_examples")
-        numbers: list[Any] = [*map(shared.get, names), of_client.get("client")]
+        numbers: list[Any] = [*map(shared.get, names), client_message.get("client")]
         counts = all(type(number) is int and 0 <= number < 2**40 for number in numbers)
         cohort: Any = shared.get("cohort")
         listed = isinstance(cohort, list) and all(type(k) is int for k in cohort)
         if not counts or not listed or not 0 <= numbers[0] < max(run.trainer.max_rounds, 1) or not numbers[1]:
             raise BadMessageError("the message has impossible numbers of rounds, clients or examples")
         state: Any = shared.get("state")
-        unsent = of_client.get("rest", {})
+        unsent = client_message.get("rest", {})
         check_tensors("the state", state, server.state, self.largest, broadcast_names(run))
         check_tensors("the rest of the state", unsent, server.state, self.largest, [*unsent])
         methods = shared.get("methods")
@@ -169,12 +170,12 @@ class Site:
         run.worker_module.evaluated = shared.get("evaluated", {})
         return True
 
-    def train(self, shared: Mapping[str, Any], of_client: Mapping[str, Any]) -> dict[str, Any]:
-        run, k, round_ = self.run, of_client["client"], shared["round"]
+    def train(self, shared: Mapping[str, Any], client_message: Mapping[str, Any]) -> dict[str, Any]:
+        run, k, round_ = self.run, client_message["client"], shared["round"]
         memories, client = run.client.memories(), run.client
         run.stopwatch.reset()
         with memories.unchanged():
-            memories.visited(k).update(move_data_to_device(self.memory(shared, of_client), memories.device))
+            memories.visited(k).update(move_data_to_device(self.memory(shared, client_message), memories.device))
             update = run.local_training.visit(k, round_, run.server.state)
             contents = encode_update(client, update)
             check_update(contents, self.declared, client.sent_frozen)
@@ -190,17 +191,18 @@ class Site:
                 "seconds": run.stopwatch.read(),
             }
             client.lifecycle.end_round()
-        self.forget(shared, {*of_client.get("keep", []), of_client.get("memory"), round_})
+        self.forget(shared, {*client_message.get("keep", []), client_message.get("memory"), round_})
         size = f"{num_bytes(contents):,} bytes of tensors"
         self.tell(f"round {round_}/{run.trainer.max_rounds - 1}: trained, sends {size}")
         return answer
 
-    def evaluate(self, shared: Mapping[str, Any], of_client: Mapping[str, Any]) -> dict[str, Any]:
+    def evaluate(self, shared: Mapping[str, Any], client_message: Mapping[str, Any]) -> dict[str, Any]:
         """Evaluate the global model, or the client's own one, on the site's data."""
-        run, k = self.run, of_client["client"]
-        entries = self.memory(shared, of_client).get("state", {})
+        run, k = self.run, client_message["client"]
+        entries = self.memory(shared, client_message).get("state", {})
         metrics: dict[str, dict[str, float]] = {}
-        for phase in (phase for phase in of_client.get("phases", []) if phase in self.evaluation):
+        phases = client_message.get("phases", [])
+        for phase in (phase for phase in phases if phase in self.evaluation):
             if run.client.has_global_model:
                 metrics[phase] = run.evaluator.evaluate_global_model(phase, run.server.state)
             elif entries:
@@ -232,9 +234,9 @@ class Site:
             raise BadMessageError("the id of the run is malformed")
         return self.folder / run_id / f"{int(round_)}.pt"
 
-    def memory(self, shared: Mapping[str, Any], of_client: Mapping[str, Any]) -> dict[str, Any]:
+    def memory(self, shared: Mapping[str, Any], client_message: Mapping[str, Any]) -> dict[str, Any]:
         """Load the client's memory after the last visit whose update the server received; empty before the first."""
-        last_round = of_client.get("memory")
+        last_round = client_message.get("memory")
         if last_round is None:
             return {}
         path = self.file(shared, last_round)

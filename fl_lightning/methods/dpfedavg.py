@@ -113,8 +113,10 @@ class DPFedAvg(Method):
         self.rounds = {**self.rounds, key: self.rounds.get(key, 0) + 1}
         server.metrics["dpfedavg/epsilon"] = self.spent(self.rounds)
         deviation = self.clip / number
-        noise = {name: self._normal(value, rng) * deviation for name, value in delta.items()}
-        return {name: value + noise[name] for name, value in delta.items()}
+        noisy = {}
+        for name, value in delta.items():
+            noisy[name] = value + self._normal(value, rng) * deviation
+        return noisy
 
     def _normal(self, like: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
         """Normal numbers of standard deviation sigma, in the shape of ``like``, drawn on the CPU."""

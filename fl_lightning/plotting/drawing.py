@@ -58,7 +58,8 @@ class Curve:
 def in_style() -> Iterator[None]:
     """Draw and save figures in the style of the package, in which ``$`` and ``^`` are ordinary characters."""
     installed = set(fontManager.get_font_names())
-    settings: Any = {**SETTINGS, "font.family": ["sans-serif", *(name for name in FALLBACKS if name in installed)]}
+    fallbacks = [name for name in FALLBACKS if name in installed]
+    settings: Any = {**SETTINGS, "font.family": ["sans-serif", *fallbacks]}
     with matplotlib.rc_context(settings):
         yield
 
@@ -105,11 +106,11 @@ def logarithmic(axes: Axes, which: str) -> None:
             axis.set_major_formatter("{x:g}")
 
 
-def few_numbers(axes: Axes, whole: bool = False) -> None:
+def few_numbers(axes: Axes, integers: bool = False) -> None:
     """Limit the numbers along the axes, which cost time and room on a phone."""
     for axis in (axes.xaxis, axes.yaxis):
         if isinstance(axis.get_major_locator(), AutoLocator):
-            integer = whole and axis.axis_name == "x"
+            integer = integers and axis.axis_name == "x"
             axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=integer))
 
 
@@ -147,17 +148,17 @@ def curves(lines: Sequence[Curve], log: str = "", ticks: Sequence[str] | None = 
     """
 
     def draw(axes: Axes) -> None:
-        whole = True
+        all_integers = True
         for place, line in enumerate(lines):
             x = np.arange(len(line.y)) if line.x is None else line.x
-            whole = whole and bool((x == np.round(x)).all())
+            all_integers = all_integers and bool((x == np.round(x)).all())
             style = line_style(line.number) | dict(line.style) | ({"marker": "o"} if len(x) == 1 else {})
             every = max(1, len(x) // 8)
             axes.plot(x, line.y, markevery=(place % every, every), label=in_legend(line.label), **style)
             if line.band is not None and (line.band[0] != line.band[1]).any():
                 axes.fill_between(x, *line.band, alpha=0.18, linewidth=0, color=style["color"])
         logarithmic(axes, log)
-        few_numbers(axes, whole)
+        few_numbers(axes, all_integers)
         if ticks is not None:
             name_ticks(axes.xaxis, ticks)
         axes.set(**labels)
@@ -212,12 +213,12 @@ def heat(
     """
 
     def draw(axes: Axes) -> None:
-        known = np.ma.masked_array(values, ~np.isfinite(values) | (log & (values <= 0)))
-        low, high = limits or ((float(known.min()), float(known.max())) if known.count() else (0.0, 1.0))
+        drawable = np.ma.masked_array(values, ~np.isfinite(values) | (log & (values <= 0)))
+        low, high = limits or ((float(drawable.min()), float(drawable.max())) if drawable.count() else (0.0, 1.0))
         ends = (max(low, 1e-12), max(high, 2 * low)) if log else (low, high if high > low else low + 1)
         norm = LogNorm(*ends) if log else Normalize(*ends)
         colours = "RdBu" if limits is not None and low < 0 else "viridis"  # white at 0
-        image = axes.imshow(known, aspect="auto", interpolation="none", cmap=colours, norm=norm)
+        image = axes.imshow(drawable, aspect="auto", interpolation="none", cmap=colours, norm=norm)
         bar = colour_scale(axes, image, unit)
         if log:
             bar.ax.yaxis.set_minor_locator(NullLocator())

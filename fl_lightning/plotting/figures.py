@@ -94,7 +94,8 @@ def last(seeds: Iterable[Arrays], name: str, reduce: Reduce = np.asarray, axes: 
     Raises:
         ValueError: the entries have another number of axes, or too many values.
     """
-    entries = [reduce(arrays[name][-1]) for arrays in seeds if name in arrays and len(arrays[name])]
+    measured = [arrays[name] for arrays in seeds if name in arrays and len(arrays[name])]
+    entries = [reduce(array[-1]) for array in measured]
     for entry in entries:
         if entry.ndim != axes or entry.size > LARGEST:
             raise ValueError(f"{name} has entries of shape {entry.shape}")
@@ -106,18 +107,21 @@ def last(seeds: Iterable[Arrays], name: str, reduce: Reduce = np.asarray, axes: 
 
 def names_in(runs: Runs, name: str) -> list[str] | None:
     """Return the names in an array, pairs joined by "to" and ids of -1 removed; None if no run has the array."""
-    known = next((arrays[name] for seeds in runs.values() for arrays in seeds if name in arrays), None)
-    if known is None or not known.ndim:
+    arrays_of_runs = [arrays for seeds in runs.values() for arrays in seeds]
+    array = next((arrays[name] for arrays in arrays_of_runs if name in arrays), None)
+    if array is None or not array.ndim:
         return None
-    entry = known[-1] if known.ndim > 1 and len(known) else known
-    entry = entry[entry >= 0] if entry.dtype.kind in "iu" else entry
-    return [" to ".join(map(str, one)) if isinstance(one, list) else str(one) for one in entry.tolist()]
+    entry = array[-1] if array.ndim > 1 and len(array) else array
+    if entry.dtype.kind in "iu":
+        entry = entry[entry >= 0]
+    names = entry.tolist()
+    return [" to ".join(map(str, pair)) for pair in names] if entry.ndim > 1 else [*map(str, names)]
 
 
 # ------------------------------------------------------------------ drawings
 def curve_panels(
     runs: Runs,
-    shown: Mapping[str, str],
+    arrays: Mapping[str, str],
     reduce: Reduce = np.asarray,
     names: Sequence[str] | str = (),
     spread: Mapping[str, int] | None = None,
@@ -132,7 +136,7 @@ def curve_panels(
 
     Args:
         runs: arrays of each seed by label.
-        shown: label of each array by its name; arrays that no run has are skipped.
+        arrays: label of each array by its name; arrays that no run has are skipped.
         reduce: maps an entry to (n,).
         names: names along the axis, or the name of their array; numbers by default.
         spread: axis of an array's entries for a mean in place of ``reduce``; a single run has a faint curve for each
@@ -141,41 +145,49 @@ def curve_panels(
         as_bars: whether to draw bars in place of curves, unless there are too many.
         labels: ``xlabel``, ``ylabel``, ``title``.
     """
-    alone, panels = single(runs), dict[str, list[Curve]]()
-    for at, (name, told) in enumerate(shown.items()):
+    run, panels = single(runs), dict[str, list[Curve]]()
+    for at, (name, text) in enumerate(arrays.items()):
         axis = (spread or {}).get(name)
         for number, (label, seeds) in enumerate(runs.items()):
             values = last(seeds, name, reduce if axis is None else over(axis))
             if values is None:
                 continue
-            if alone is None:
-                panels.setdefault(told, []).append(Curve(number, values, label))
+            if run is None:
+                panels.setdefault(text, []).append(Curve(number, values, label))
                 continue
-            thin: dict[str, Any] = {"alpha": 0.3, "linewidth": 0.8, "linestyle": "solid", "marker": None}
-            each = [] if axis is None or as_bars else np.moveaxis(alone[name][-1], axis, 0)
-            faint = [entry for entry in each if np.isfinite(entry).any()]
+            lines = panels.setdefault("", [])
+            if axis is not None and not as_bars:
+                lines += faint_curves(at, np.moveaxis(run[name][-1], axis, 0))
             marked = not log and len(values) <= MOST_NAMES
             marker: dict[str, Any] = {"marker": MARKS[at % len(MARKS)]} if marked else {}
-            lines = [Curve(at, y, "" if place else "each client", style=thin) for place, y in enumerate(faint)]
-            panels.setdefault("", []).extend([*lines, Curve(at, values, told, style=marker)])
-    along, made = names_in(runs, names) if isinstance(names, str) else names, list[Draw]()
+            lines.append(Curve(at, values, text, style=marker))
+    along, drawings = names_in(runs, names) if isinstance(names, str) else names, list[Draw]()
     for title, panel in panels.items():
         length = max(len(line.y) for line in panel)
         ticks = along if along and len(along) == length else None
-        own = {"ylabel": panel[-1].label if alone is not None and len(shown) == 1 else "", **labels}
-        own["title"] = "\n".join(filter(None, [labels.get("title"), title]))
+        of_panel = {"ylabel": panel[-1].label if run is not None and len(arrays) == 1 else "", **labels}
+        of_panel["title"] = "\n".join(filter(None, [labels.get("title"), title]))
         if as_bars and length <= MOST_NAMES:
             heights = [(line.number, line.y, line.label) for line in panel]
-            parts = [heights[first : first + MOST_BARS] for first in range(0, len(panel), MOST_BARS)]
-            made += [bars(part, ticks or [str(at) for at in range(length)], **own) for part in parts]
+            for start in range(0, len(panel), MOST_BARS):
+                bar_names = ticks or [*map(str, range(length))]
+                drawings.append(bars(heights[start : start + MOST_BARS], bar_names, **of_panel))
         else:
-            made.append(curves(panel, log, ticks, **own))
-    return made
+            drawings.append(curves(panel, log, ticks, **of_panel))
+    return drawings
+
+
+def faint_curves(number: int, entries: np.ndarray) -> list[Curve]:
+    """Return a faint curve for each client with finite values, the first one with a label."""
+    thin: dict[str, Any] = {"alpha": 0.3, "linewidth": 0.8, "linestyle": "solid", "marker": None}
+    finite = [entry for entry in entries if np.isfinite(entry).any()]
+    labels = ["each client", *[""] * len(finite)]
+    return [Curve(number, y, label, style=thin) for y, label in zip(finite, labels, strict=False)]
 
 
 def maps(
     runs: Runs,
-    shown: Mapping[str, str],
+    arrays: Mapping[str, str],
     unit: str,
     reduce: Reduce = np.asarray,
     limits: tuple[float, float] | None = None,
@@ -186,27 +198,31 @@ def maps(
 
     Args:
         runs: arrays of each seed by label.
-        shown: label of each array by its name.
+        arrays: label of each array by its name.
         unit: meaning of the values, shown next to the colour scale.
         reduce: converts an entry to a matrix (n, m).
         limits: ends of the colour scale; by default the least and the greatest value.
         names: names of the arrays that hold the names of the rows and of the columns; empty for numbers.
         labels: ``xlabel``, ``ylabel``.
     """
-    found = []
+    matrices = []
     for label, seeds in runs.items():
-        for name, told in shown.items():
+        for name, text in arrays.items():
             values = last(seeds, name, reduce, axes=2)
             if values is not None:
-                found.append((", ".join(filter(None, [label, told * (len(shown) > 1)])), values))
-    finite = np.concatenate([values[np.isfinite(values)] for _, values in found]) if found else np.zeros(1)
-    limits = limits or (float(finite.min()), float(finite.max()))
-    rows, columns = (names_in(runs, name) if name and single(runs) is not None else None for name in names)
-    made = []
-    for title, values in found:
+                title = ", ".join(filter(None, [label, text if len(arrays) > 1 else ""]))
+                matrices.append((title, values))
+    finite = [values[np.isfinite(values)] for _, values in matrices]
+    scale = np.concatenate(finite) if finite else np.zeros(1)
+    limits = limits or (float(scale.min()), float(scale.max()))
+    row_name, column_name = names if single(runs) is not None else ("", "")
+    rows = names_in(runs, row_name) if row_name else None
+    columns = names_in(runs, column_name) if column_name else None
+    drawings = []
+    for title, values in matrices:
         inner = values[: len(rows) if rows else None, : len(columns) if columns else None]
-        made.append(heat(inner, unit, (rows, columns), limits=limits, **{"title": title, **labels}))
-    return made
+        drawings.append(heat(inner, unit, (rows, columns), limits=limits, **{"title": title, **labels}))
+    return drawings
 
 
 # ------------------------------------------------------------------ layout
@@ -228,7 +244,8 @@ def laid_out(
         panels = [figure.add_subplot(rows, columns, place + 1) for place in range(len(drawings))]
         for axes, draw in zip(panels, drawings, strict=True):
             draw(axes)
-            axes.set_title("\n".join(fill(printable(line), int(11 * width)) for line in axes.get_title().split("\n")))
+            lines = axes.get_title().split("\n")
+            axes.set_title("\n".join(fill(printable(line), int(11 * width)) for line in lines))
         legends, below = [legend_entries(axes) for axes in panels], 0.0
         shared = {label: handle for entries in legends for label, handle in entries.items()}
         if not all(not entries or list(entries) == list(shared) for entries in legends):
@@ -244,8 +261,9 @@ def laid_out(
         title = fill(printable(title), int(11 * width * columns))
         if title:
             figure.suptitle(title, fontsize=11)
-        turned = [len(text.get_text()) for axes in panels for text in axes.get_xticklabels() if text.get_rotation()]
-        high = (height + 0.05 * max(turned, default=0)) * rows + 0.25 * len(title.splitlines()) + below
+        ticks = [text for axes in panels for text in axes.get_xticklabels()]
+        longest_turned = max((len(text.get_text()) for text in ticks if text.get_rotation()), default=0)
+        high = (height + 0.05 * longest_turned) * rows + 0.25 * len(title.splitlines()) + below
         figure.set_size_inches(width * columns, high)
     return figure
 
@@ -259,9 +277,12 @@ def figures(plots: Iterable[Plot]) -> Iterator[tuple[str, Figure]]:
 
 def legend_entries(axes: Axes) -> dict[str, Any]:
     """Return the legend handles by label, of axes and of their twins."""
-    twins = [other for other in axes.figure.axes if other.bbox.bounds == axes.bbox.bounds]
-    pairs = [zip(*reversed(other.get_legend_handles_labels()), strict=True) for other in twins]
-    return {cut(label, LONGEST_LABEL): handle for of_axes in pairs for label, handle in of_axes}
+    entries = {}
+    for twin in axes.figure.axes:
+        if twin.bbox.bounds == axes.bbox.bounds:
+            for handle, label in zip(*twin.get_legend_handles_labels(), strict=True):
+                entries[cut(label, LONGEST_LABEL)] = handle
+    return entries
 
 
 def names_along(axis: Axis) -> list[str]:

@@ -34,7 +34,7 @@ FALLBACKS = (
 
 def variables(colours: Mapping[str, str], lines: tuple[str, ...]) -> str:
     """Return colours as CSS variables."""
-    named = {**colours, **{f"line-{at}": one for at, one in enumerate(lines)}}
+    named = {**colours, **{f"line-{number}": colour for number, colour in enumerate(lines)}}
     return "".join(f"--{name}:{value};" for name, value in named.items())
 
 

@@ -26,11 +26,12 @@ def cautions(section: Section) -> Iterator[str]:
     for run in (*runs, *section.repeats):
         yield from of_run(section.metric.tag, run)
     for tag, skipped in SKIPPED.items():
-        some = {run.name: number for run in runs if (number := sum(run.values(tag).values()))}
-        if some:
-            most = max(some, key=some.__getitem__)
-            where = most if len(some) == 1 else f"{len(some)} runs, {some[most]:g} of them in {most}"
-            yield f"{sum(some.values()):g} {skipped} in {where}."
+        totals = {run.name: sum(run.values(tag).values()) for run in runs}
+        totals = {name: total for name, total in totals.items() if total}
+        if totals:
+            worst = max(totals, key=totals.__getitem__)
+            where = worst if len(totals) == 1 else f"{len(totals)} runs, {totals[worst]:g} of them in {worst}"
+            yield f"{sum(totals.values()):g} {skipped} in {where}."
     if section.repeats:
         names = ", ".join(run.name for run in section.repeats)
         yield f"{names}: not in the means, since another run has the same config, seed and at least as many rounds."
@@ -46,20 +47,23 @@ def of_run(tag: str, run: FitResult) -> Iterator[str]:
     if run.state == "running":
         yield f"{run.name} is still running, {rounds_done(run)}: it is not in the means."
     if run.state == "stopped":
-        last = "--ckpt_path last" if run.rounds else "nothing to resume from"
-        yield f"{run.name} was stopped: {rounds_done(run)}, {last}; it is not in the means."
+        remedy = "--ckpt_path last" if run.rounds else "nothing to resume from"
+        yield f"{run.name} was stopped: {rounds_done(run)}, {remedy}; it is not in the means."
     if run.state == "failed":
         yield f"{run.name} failed: {run.reason or 'for an unknown reason'}."
     skipped = (measured(run, file)[1] for file in array_files(run))
     yield from (f"{run.name}: {note}." for note in (*run.notes, *skipped) if note)
-    # the metric of the report and all losses
-    for name in dict.fromkeys(name for row in run.history for name in row if name == tag or "loss" in name):
-        bad = next(((at, value) for at, value in run.values(name).items() if not abs(value) < INFINITE), None)
-        if bad is not None:
-            yield f"{run.name}: {name} was {bad[1]} in round {bad[0]}."
+    for name in dict.fromkeys(name for row in run.history for name in row):
+        # the metric of the report and all losses
+        values = run.values(name) if name == tag or "loss" in name else {}
+        for round_, value in values.items():
+            if not abs(value) < INFINITE:
+                yield f"{run.name}: {name} was {value} in round {round_}."
+                break
     # a callback such as EarlyStopping may have ended it
-    whole = run.run_dir is None or any(key.startswith("trainer.callbacks.") for key in run.settings)
-    if run.state == "finished" and 0 < run.rounds < (max_rounds(run.config) or 0) and not whole:
+    has_callbacks = any(key.startswith("trainer.callbacks.") for key in run.settings)
+    is_short = run.state == "finished" and 0 < run.rounds < (max_rounds(run.config) or 0)
+    if is_short and run.run_dir is not None and not has_callbacks:
         yield f"{run.name} is finished after {rounds_done(run)}: it stopped early, or its metrics.csv is cut."
     if run.state == "finished" and not run.values(tag):
         yield f"{run.name} has no {tag}."
@@ -67,22 +71,24 @@ def of_run(tag: str, run: FitResult) -> Iterator[str]:
 
 def of_setting(part: Section) -> Iterator[str]:
     """Warn of different partitions and seeds of the runs of one setting, and of orders that depend on the score."""
-    for seed, some in part.runs[part.runs["plan"] != ""].groupby("seed", sort=False):
-        plans = some.groupby("plan", sort=False)["line"].agg(", ".join)
+    for seed, runs in part.runs[part.runs["plan"] != ""].groupby("seed", sort=False):
+        plans = runs.groupby("plan", sort=False)["line"].agg(", ".join)
         if len(plans) > 1:
-            told = "; ".join(f"{digest[:8]} of {lines}" for digest, lines in plans.items())
+            text = "; ".join(f"{digest[:8]} of {lines}" for digest, lines in plans.items())
             where = ", ".join(filter(None, [part.setting, f"seed {seed}"]))
-            yield f"Different partitions are compared ({where}): {told}. No differences are taken between them."
-    where = f" ({part.setting})" * bool(part.setting)
+            yield f"Different partitions are compared ({where}): {text}. No differences are taken between them."
+    where = f" ({part.setting})" if part.setting else ""
     seeds = part.runs.groupby("line", sort=False)["seed"].agg(tuple)
     if seeds.nunique() > 1:
-        told = "; ".join(f"{line}: {len(one)} ({one[0]} to {one[-1]})" for line, one in seeds.items())
-        yield f"The seeds are not the same for all{where}: {told}. Differences are of the seeds that both have."
+        ranges = [f"{line}: {len(of_line)} ({of_line[0]} to {of_line[-1]})" for line, of_line in seeds.items()]
+        text = "; ".join(ranges)
+        yield f"The seeds are not the same for all{where}: {text}. Differences are of the seeds that both have."
     tags = sorted(tag for tag in part.rounds if tag.startswith("scores/"))
-    last = part.rounds.groupby(["line", "seed"])[tags].last()
-    for one, other in combinations([line for line in part.lines if tags and line in last.index], 2):
+    scores = part.rounds.groupby(["line", "seed"])[tags].last()
+    scored = [line for line in part.lines if tags and line in scores.index]
+    for line_a, line_b in combinations(scored, 2):
         # over the seeds that both have
-        gaps = (last.loc[one] - last.loc[other]).sum().rename(lambda tag: tag.removeprefix("scores/"))
+        gaps = (scores.loc[line_a] - scores.loc[line_b]).sum().rename(lambda tag: tag.removeprefix("scores/"))
         ahead, behind = (", ".join(gaps.index[sides]) for sides in (gaps > 0, gaps < 0))
         if ahead and behind:
-            yield f"The order depends on the score{where}: {one} is ahead by {ahead}; {other} is ahead by {behind}."
+            yield f"The order depends on the score{where}: {line_a} is ahead by {ahead}; {line_b} is ahead by {behind}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -46,17 +47,16 @@ def deciding(config: Mapping[str, Any]) -> dict[str, Any]:
     The value of a key with a class is the class name, and the keys below it are its arguments: ``data.partitioner`` is
     ``Dirichlet`` and ``data.partitioner.alpha`` is 0.1.
     """
-    kept = of_result(dict(config))
-    trainer = kept.get("trainer")
+    parts = of_result(dict(config))
+    trainer = parts.get("trainer")
     if isinstance(trainer, Mapping) and isinstance(trainer.get("callbacks"), list):
-        # a user's own callback may change a result
-        acting = [
-            one
-            for one in trainer["callbacks"]
-            if class_of(one) in ACTING or not str(look_up(one, "class_path")).startswith("fl_lightning.")
-        ]
-        kept["trainer"] = {**trainer, "callbacks": acting}
-    return {key: value for key, value in items(kept) if not NO_RESULT.fullmatch(key)}
+        parts["trainer"] = {**trainer, "callbacks": list(filter(may_act, trainer["callbacks"]))}
+    return {key: value for key, value in items(parts) if not NO_RESULT.fullmatch(key)}
+
+
+def may_act(callback: Any) -> bool:
+    """Return whether a callback of a config may change a result, as a user's may."""
+    return class_of(callback) in ACTING or not str(look_up(callback, "class_path")).startswith("fl_lightning.")
 
 
 def items(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
@@ -66,8 +66,8 @@ def items(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, name
         value = {**(value.get("init_args") or {}), **(value.get("dict_kwargs") or {})}
     if isinstance(value, Mapping):
-        for inner, one in value.items():
-            yield from items(one, f"{key}.{exact(str(inner))}" if key else exact(str(inner)))
+        for name, argument in value.items():
+            yield from items(argument, f"{key}.{exact(str(name))}" if key else exact(str(name)))
     elif isinstance(value, list) and value and all(map(class_of, value)):
         for kind, entry in zip(numbered(map(class_of, value)), value, strict=True):
             yield from items(entry, f"{key}.{kind}")
@@ -89,13 +89,14 @@ def exact(text: str) -> str:
 
 def data_set(config: Mapping[str, Any], recorded: str = UNKNOWN) -> str:
     """Return the name of the data set of a run, which a run without a config has ``recorded``."""
-    data: Any = config.get("data") or {}
-    inner = look_up(data, "init_args.datamodule") if class_of(data) == "Partitioned" else None
-    data = inner if class_of(inner) else data
-    name, arguments = class_of(data), data.get("init_args") or {}
-    known = [arguments[key] for key in KEYS_APART.get(name, ()) if arguments.get(key) is not None]
-    apart = ", ".join(PurePath(exact(str(value))).name for value in known)
-    return f"{name} ({apart})" if apart else name or exact(recorded)
+    datamodule: Any = config.get("data") or {}
+    inner = look_up(datamodule, "init_args.datamodule") if class_of(datamodule) == "Partitioned" else None
+    if class_of(inner):
+        datamodule = inner
+    name, arguments = class_of(datamodule), datamodule.get("init_args") or {}
+    values = [arguments[key] for key in KEYS_APART.get(name, ()) if arguments.get(key) is not None]
+    variant = ", ".join(PurePath(exact(str(value))).name for value in values)
+    return f"{name} ({variant})" if variant else name or exact(recorded)
 
 
 def max_rounds(config: Mapping[str, Any]) -> int | None:
@@ -114,7 +115,7 @@ def method_names(config: Mapping[str, Any]) -> str:
 # ------------------------------------------------------------------ several configs
 def config_frame(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return configs as texts: a row for each, a column for each dotted key, and None where a config lacks the key."""
-    texts = [{key: config_text(value) for key, value in one.items()} for one in settings]
+    texts = [{key: config_text(value) for key, value in of_config.items()} for of_config in settings]
     frame = pd.DataFrame(texts, range(len(texts)), dtype=object)
     return frame.where(frame.notna(), None)
 
@@ -126,27 +127,28 @@ def differing_keys(configs: pd.DataFrame) -> list[str]:
 
 def compact(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return a config as texts in which each method, and the server optimizer, is one text with its arguments."""
-    texts, made = {key: config_text(value) for key, value in settings.items()}, dict[str, str]()
-    for key, value in texts.items():
+    texts, compacted = {key: config_text(value) for key, value in settings.items()}, dict[str, str]()
+    for key, text in texts.items():
         if not is_of_method(key):
-            made[key] = value
+            compacted[key] = text
         elif key in OF_METHOD or (key.startswith("method.") and key.count(".") == 1):
-            of_class = [f"{one[len(key) + 1 :]}={inner}" for one, inner in texts.items() if one.startswith(f"{key}.")]
-            text = f"{value}({', '.join(of_class)})" if of_class else value
-            name = key if key in OF_METHOD else "method"
-            made[name] = " + ".join(filter(None, [made.get(name), text]))
-    return made
+            arguments = [name for name in texts if name.startswith(f"{key}.")]
+            pairs = [f"{name.removeprefix(f'{key}.')}={texts[name]}" for name in arguments]
+            call = f"{text}({', '.join(pairs)})" if pairs else text
+            of_methods = key if key in OF_METHOD else "method"
+            compacted[of_methods] = " + ".join(filter(None, [compacted.get(of_methods), call]))
+    return compacted
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:
     """Return the shortest unambiguous end of each dotted key."""
-    made = {}
+    counts, ends_of = Counter[str](), dict[str, list[str]]()
     for key in keys:
         parts = key.split(".")
-        ends = [".".join(parts[-length:]) for length in range(1, len(parts) + 1)]
-        others = [other for other in keys if other != key]
-        made[key] = next((one for one in ends if not any(f".{other}".endswith(f".{one}") for other in others)), key)
-    return made
+        ends_of[key] = [".".join(parts[-length:]) for length in range(1, len(parts) + 1)]
+    for ends in ends_of.values():
+        counts.update(ends)
+    return {key: next((end for end in ends if counts[end] == 1), key) for key, ends in ends_of.items()}
 
 
 def telling(configs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
@@ -154,12 +156,13 @@ def telling(configs: pd.DataFrame, keys: Sequence[str]) -> list[str]:
 
     Drops arguments of a class before the class itself, and keys of the data last.
     """
-    kept = sorted(keys, key=lambda key: (not key.startswith("data"), key.count(".")))
-    for key in reversed(kept):
-        rest = [other for other in kept if other != key]
-        if len(configs[rest].drop_duplicates()) == len(configs[kept].drop_duplicates()) and rest:
-            kept = rest
-    return kept
+    needed_keys = sorted(keys, key=lambda key: (not key.startswith("data"), key.count(".")))
+    num_configs = len(configs[needed_keys].drop_duplicates())
+    for key in reversed(needed_keys):
+        without = [name for name in needed_keys if name != key]
+        if without and len(configs[without].drop_duplicates()) == num_configs:
+            needed_keys = without
+    return needed_keys
 
 
 def name_configs(runs: Sequence[FitResult]) -> pd.DataFrame:
@@ -173,10 +176,7 @@ def name_configs(runs: Sequence[FitResult]) -> pd.DataFrame:
     # a study without methods compares the labels of its first axis
     by_label = "method" if "method" in axes else "".join(axes[:1])
     configs = config_frame([run.labels or run.settings for run in runs])
-    folders = [run.name if run.run_dir is None else run.run_dir.parent.name for run in runs]
-    lines = pd.Series(
-        [method_names(run.config) if run.settings else name for run, name in zip(runs, folders, strict=True)]
-    )
+    lines = pd.Series([method_or_folder(run) for run in runs])
     lines = configs[by_label].combine_first(lines) if by_label in configs else lines
     for _, alike in configs.groupby(lines.copy()):
         of_method = [key for key in differing_keys(alike) if is_of_method(key)]
@@ -185,17 +185,25 @@ def name_configs(runs: Sequence[FitResult]) -> pd.DataFrame:
     one_line, keys = lines.nunique() == 1, list[str]()
     for key in differing_keys(configs):
         follows = configs.groupby(lines)[key].nunique(dropna=False).max() == 1
-        other = not (is_of_method(key) or key == by_label or (key == "data" and axes))
-        if other and (key in axes or OF_SETTING.fullmatch(key) or one_line or not follows):
+        if is_of_method(key) or key == by_label or (key == "data" and axes):
+            continue
+        if key in axes or OF_SETTING.fullmatch(key) or one_line or not follows:
             keys.append(key)
     settings = pd.Series("", configs.index)
-    short = short_keys(keys)
+    names = short_keys(keys)
     for key in telling(configs, keys) if keys else ():
-        settings += [f", {short[key]}={value or 'not set'}" for value in configs[key]]
+        settings += [f", {names[key]}={value or 'not set'}" for value in configs[key]]
     settings = settings.str.removeprefix(", ")
     if one_line and not axes:  # the settings are compared
         settings, lines = pd.Series("", configs.index), settings.where(settings != "", lines)
     return pd.DataFrame({"setting": settings, "line": lines})
+
+
+def method_or_folder(run: FitResult) -> str:
+    """Return the methods of a run, or the name of its folder if it has no config."""
+    if run.settings:
+        return method_names(run.config)
+    return run.name if run.run_dir is None else run.run_dir.parent.name
 
 
 def with_setting(line: str, setting: str) -> str:

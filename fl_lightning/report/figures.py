@@ -82,7 +82,8 @@ class Card:
         if table is None:
             of_map = bool(self.figures[0].axes[0].images)
             head = ("drawing", "row", "column", "value") if of_map else ("drawing", "curve", "x", "y")
-            table = pd.DataFrame([row for figure in self.figures for row in data_of(figure.axes[0])], columns=head)
+            rows = [row for figure in self.figures for row in data_of(figure.axes[0])]
+            table = pd.DataFrame(rows, columns=head)
         return table.to_csv(index=False, float_format="%.6g", na_rep="nan", lineterminator="\n")
 
     def csv_address(self) -> str:
@@ -93,9 +94,9 @@ class Card:
     def printed(self) -> Iterator[tuple[str, Figure]]:
         """Yield the file name of each drawing, and a figure as wide as a column of a paper."""
         for name, draw in self.drawings.items():
-            own = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
-            own = own.removeprefix(f"{self.name.rsplit('-', 1)[-1]}-")  # drift-client, not drift-drift-client
-            yield f"{self.name}-{own}" if len(self.drawings) > 1 else self.name, laid_out([draw], size=COLUMN)
+            ending = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+            ending = ending.removeprefix(f"{self.name.rsplit('-', 1)[-1]}-")  # drift-client, not drift-drift-client
+            yield f"{self.name}-{ending}" if len(self.drawings) > 1 else self.name, laid_out([draw], size=COLUMN)
 
 
 # ------------------------------------------------------------------ data
@@ -111,8 +112,9 @@ def data_of(axes: Axes) -> Iterator[list[Any]]:
     along_x, along_y = namer(axes.xaxis), namer(axes.yaxis)
     for line in axes.lines:
         if not str(line.get_label()).startswith("_"):
-            x, y = (np.asarray(data, float).tolist() for data in line.get_data())
-            yield from ([title, line.get_label(), along_x(at), value] for at, value in zip(x, y, strict=True))
+            x, y = (np.asarray(values, float).tolist() for values in line.get_data())
+            for at, value in zip(x, y, strict=True):
+                yield [title, line.get_label(), along_x(at), value]
     bars: Any
     for bars in axes.containers:
         lying = bars.orientation == "horizontal"
@@ -127,13 +129,13 @@ def data_of(axes: Axes) -> Iterator[list[Any]]:
 
 
 # ------------------------------------------------------------------ SVG
-def inline(figure: Figure, name: str, told: str) -> str:
+def inline(figure: Figure, name: str, description: str) -> str:
     """Return a figure as an ``<svg>`` element; equal figures have equal texts.
 
     Args:
         figure: the figure.
         name: beginning of the ids within the drawing, unique on a page.
-        told: description for readers who do not see it.
+        description: description for readers who do not see it.
     """
     file = io.StringIO()
     figure.patch.set_visible(False)
@@ -144,13 +146,13 @@ def inline(figure: Figure, name: str, told: str) -> str:
         warnings.filterwarnings("ignore", "Glyph")
         FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None})
     text = AROUND.sub("", file.getvalue()[file.getvalue().index("<svg") :])
-    text = OF_PAGE.sub(lambda found: f"var(--{COLOURS[found[0]]})", text)
+    text = OF_PAGE.sub(lambda colour: f"var(--{COLOURS[colour[0]]})", text)
     text = OF_TEXT.sub("var(--font)", text).replace("xlink:href", "href")
     # a hundredth of a point
-    text = COORDINATES.sub(lambda found: NUMBERS.sub(lambda one: f"{float(one[0]):.2f}", found[0]), text)
-    values = "".join(f" data-axes='{escape(json.dumps(one))}'" for one in curves_in(figure))
-    about = f'role="img" aria-label="{escape(told)}"{values}'
-    text = SIZE.sub(lambda found: f'<svg viewBox="{found[1]}" {about}>', text, count=1)
+    text = COORDINATES.sub(lambda places: NUMBERS.sub(lambda number: f"{float(number[0]):.2f}", places[0]), text)
+    values = "".join(f" data-axes='{escape(json.dumps(axes_data))}'" for axes_data in curves_in(figure))
+    about = f'role="img" aria-label="{escape(description)}"{values}'
+    text = SIZE.sub(lambda start: f'<svg viewBox="{start[1]}" {about}>', text, count=1)
     return re.sub(r"\s*\n\s*", "\n", text).strip()
 
 
@@ -167,19 +169,21 @@ def curves_in(figure: Figure) -> Iterator[dict[str, Any]]:
         return
 
     def five_digits(values: Any) -> list[float | None]:
-        return [float(f"{value:.5g}") if math.isfinite(value) else None for value in np.asarray(values, float)]
+        numbers = np.asarray(values, float).tolist()
+        return [float(f"{number:.5g}") if math.isfinite(number) else None for number in numbers]
 
     width, height = 72 * figure.get_size_inches()
-    (left, bottom), (right, top) = axes.get_position().get_points()
-    box = (left * width, (1 - top) * height, right * width, (1 - bottom) * height)
+    position = axes.get_position()
+    box = (position.x0 * width, (1 - position.y1) * height, position.x1 * width, (1 - position.y0) * height)
+    names = zip(axes.get_xticks(), names_along(axes.xaxis), strict=False)
     scales = {
         axis.axis_name: [*map(float, axis.get_view_interval()), axis.get_scale() == "log"]
         for axis in (axes.xaxis, axes.yaxis)
     }
     yield {
-        "box": [round(float(one), 2) for one in box],
+        "box": [round(float(side), 2) for side in box],
         **scales,
         "labels": [axes.get_xlabel(), axes.get_ylabel()],
-        "names": {f"{at:g}": name for at, name in zip(axes.get_xticks(), names_along(axes.xaxis), strict=False)},
+        "names": {f"{at:g}": name for at, name in names},
         "curves": [[line.get_label(), *map(five_digits, line.get_data())] for line in curves],
     }

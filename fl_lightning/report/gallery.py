@@ -14,7 +14,7 @@ from fl_lightning.plotting.drawing import MOST_LONG, Curve, Draw, curves, heat
 from fl_lightning.plotting.plots import PLOTS
 from fl_lightning.report.figures import Card
 from fl_lightning.report.measurements import array_files, measured, plan_of, plot_of, up_to_common_round
-from fl_lightning.report.sections import BYTES, OF_RUN, Section
+from fl_lightning.report.sections import BYTES, CLOCK, OF_RUN, Section
 from fl_lightning.storage.metric_format import in_percent
 
 # settings with figures at most; further settings have tables alone
@@ -47,8 +47,9 @@ def cards_of(section: Section, prefix: str = "") -> Iterator[Card]:
     """
     for part in section.parts[:SETTINGS]:
         for card in (*metric_cards(part), *partition_cards(part), *tag_cards(part), *measured_cards(part)):
-            words = filter(None, (prefix, part.setting, card.name))
-            name = "-".join(re.sub(r"[^a-zA-Z0-9.]+", "-", word).strip("-") for word in words).lower()
+            texts = filter(None, (prefix, part.setting, card.name))
+            words = [re.sub(r"[^a-zA-Z0-9.]+", "-", text).strip("-") for text in texts]
+            name = "-".join(words).lower()
             title = ", ".join(filter(None, [card.title, part.setting]))
             yield replace(card, name=name, title=title, setting=part.setting)
 
@@ -65,7 +66,7 @@ def drawn(section: Section, points: pd.DataFrame, x: str, unit: float, **labels:
     by_line, lines = dict(iter(points.dropna(subset=[x]).groupby("line"))), []
     for number, line in enumerate(section.lines):
         if line in by_line:
-            mean, deviation, places = (by_line[line][key].to_numpy(float) for key in ("mean", "std", x))
+            mean, deviation, places = by_line[line][["mean", "std", x]].to_numpy(float).T
             band = (unit * (mean - deviation), unit * (mean + deviation)) if len(by_line) <= MOST_BANDS else None
             lines.append(Curve(number, unit * mean, line, places, band))
     return curves(lines, **labels)
@@ -74,12 +75,14 @@ def drawn(section: Section, points: pd.DataFrame, x: str, unit: float, **labels:
 def about_band(section: Section) -> str:
     """Return an explanation of the lines, if they are of several seeds."""
     lines = section.runs["line"]
-    band = ", the band one standard deviation on either side" * (lines.nunique() <= MOST_BANDS)
-    return "" if lines.is_unique else f"The line is the mean over the seeds{band}."
+    if lines.is_unique:
+        return ""
+    band = ", the band one standard deviation on either side" if lines.nunique() <= MOST_BANDS else ""
+    return f"The line is the mean over the seeds{band}."
 
 
 def metric_cards(section: Section) -> Iterator[Card]:
-    """Yield the metric of the report against rounds, bytes and seconds."""
+    """Yield the metric of the report against rounds, bytes, seconds and, with a clock, simulated seconds."""
     metric, rounds = section.metric, section.rounds
     if metric.tag not in rounds:
         return
@@ -90,18 +93,23 @@ def metric_cards(section: Section) -> Iterator[Card]:
     spent = costs.groupby(["line", "round"]).mean().groupby("line").cumsum(skipna=False)
     points = points.join(spent.rename(columns={"time/round": "seconds"})[["bytes", "seconds"]], on=["line", "round"])
     labels = {"round": "round", "bytes": "MB sent down and up", "seconds": "seconds spent"}
-    drawings = {
-        "rounds" if x == "round" else x: drawn(section, points, x, metric.unit, xlabel=label, ylabel=metric.label)
-        for x, label in labels.items()
-        if points[x].notna().any()
-    }
     head = ["curve", "round", metric.tag, "deviation", "seeds", "MB", "seconds"]
+    if CLOCK in rounds:
+        simulated = rounds.groupby(["line", "round"])[CLOCK].mean()
+        points, labels[CLOCK], head = points.join(simulated, on=["line", "round"]), "simulated seconds", [*head, CLOCK]
+    drawings: dict[str, Draw] = {}
+    for x, label in labels.items():
+        if points[x].notna().any():
+            name = {"round": "rounds", CLOCK: "simulated seconds"}.get(x, x)
+            drawings[name] = drawn(section, points, x, metric.unit, xlabel=label, ylabel=metric.label)
     table = points.sort_values("line", key=lambda lines: lines.map(section.lines.index), kind="stable")
     table = table.set_axis(head, axis=1).astype(object).where(points.notna().to_numpy(), "")
-    *first, last = drawings
-    title = f"{metric.called} against {' and '.join(filter(None, [', '.join(first), last]))}"
-    fewer = "Where some seeds have fewer rounds, the last part of a line is the mean over the others."
-    caption = f"{about_band(section)} {fewer * bool((points.groupby('line')['count'].nunique() > 1).any())}".strip()
+    *names, final_name = drawings
+    title = f"{metric.called} against {' and '.join(filter(None, [', '.join(names), final_name]))}"
+    caption = about_band(section)
+    if (points.groupby("line")["count"].nunique() > 1).any():
+        caption += " Where some seeds have fewer rounds, the last part of a line is the mean over the others."
+    caption = caption.strip()
     yield Card(metric.tag, title, caption, drawings, table, "Results")
 
 
@@ -109,33 +117,34 @@ def tag_cards(section: Section) -> Iterator[Card]:
     """Yield the other metrics against the rounds, grouped by the first part of their tags."""
     rounds, families = section.rounds, {family: list[str]() for family in FAMILIES}
     for tag in rounds.columns.drop([*OF_RUN, section.metric.tag], errors="ignore"):
-        first = tag.split("/")[0]
+        prefix = tag.split("/")[0]
         # sites that were measured once have a table instead of curves
-        once = first == "domain" and (rounds.groupby(["line", "seed"])[tag].count() < 2).all()
+        once = prefix == "domain" and (rounds.groupby(["line", "seed"])[tag].count() < 2).all()
         if not (ELSEWHERE.fullmatch(tag) or once):
-            family = "learning" if tag in LEARNING else "terms" if first == "train" else first
+            family = "learning" if tag in LEARNING else "terms" if prefix == "train" else prefix
             families.setdefault(family, []).append(tag)
-    for family, found in families.items():
-        tags = sorted(found, key=lambda tag: (tag not in LEARNING, tag.count("/"), tag))
-        drawings, most = {}, len(tags) if family in WHOLE else PANELS
-        for tag in tags[:most]:
-            percent = in_percent(tag, rounds[tag])
-            label = section.names.get(tag, tag) + " in %" * percent
-            unit = 100.0 if percent else 1.0
+    for family, of_family in families.items():
+        tags = sorted(of_family, key=lambda tag: (tag not in LEARNING, tag.count("/"), tag))
+        drawings, max_panels = {}, len(tags) if family in WHOLE else PANELS
+        for tag in tags[:max_panels]:
+            percent, label = in_percent(tag, rounds[tag]), section.names.get(tag, tag)
+            label, unit = (f"{label} in %", 100.0) if percent else (label, 1.0)
             drawings[tag] = drawn(section, points_of(rounds, tag), "round", unit, xlabel="round", ylabel=label)
         if drawings:
             title = FAMILIES.get(family, "Terms of the loss" if family == "terms" else f"Metrics under {family}/")
-            left = f" For {len(tags) - most} more, see metrics.csv of the runs." if len(tags) > most else ""
-            yield Card(family, title, f"{about_band(section)}{left}".strip(), drawings, heading=title)
+            caption = about_band(section)
+            if len(tags) > max_panels:
+                caption += f" For {len(tags) - max_panels} more, see metrics.csv of the runs."
+            yield Card(family, title, caption.strip(), drawings, heading=title)
 
 
 # ------------------------------------------------------------------ who holds what
 def partition_cards(section: Section) -> Iterator[Card]:
     """Yield the partition of the smallest seed."""
-    known = [run for run in section.runs["run"] if plan_of(run)[0] is not None]
-    if not known:
+    with_plan = [run for run in section.runs["run"] if plan_of(run)[0] is not None]
+    if not with_plan:
         return
-    run = min(known, key=lambda run: run.seed)
+    run = min(with_plan, key=lambda run: run.seed)
     counts, names = plan_of(run)
     assert counts is not None
     classes, sites = names.get("class_names", []), names.get("domains", [])
@@ -152,22 +161,23 @@ def partition_cards(section: Section) -> Iterator[Card]:
 # ------------------------------------------------------------------ files of arrays
 def measured_cards(section: Section) -> Iterator[Card]:
     """Yield the figures of all files of arrays that callbacks wrote into the folders of the runs."""
-    files, known = {name for run in section.runs["run"] for name in array_files(run)}, list(PLOTS)
-    for file in sorted(files, key=lambda name: (known.index(name) if name in PLOTS else len(known), name)):
+    files, order = {name for run in section.runs["run"] for name in array_files(run)}, list(PLOTS)
+    for file in sorted(files, key=lambda name: (order.index(name) if name in PLOTS else len(order), name)):
         heading, plot = plot_of(file)
         runs: dict[str, list[dict[str, np.ndarray]]] = {line: [] for line in section.lines}
-        for line, some in section.runs.groupby("line")["run"]:
-            runs[line] = up_to_common_round([arrays for run in some if (arrays := measured(run, file)[0])])
+        for line, runs_of_line in section.runs.groupby("line")["run"]:
+            runs[line] = up_to_common_round(list(filter(None, (measured(run, file)[0] for run in runs_of_line))))
             for arrays in runs[line]:
-                arrays["class_names"] = np.array(plan_of(some.iloc[0])[1].get("class_names", []))
+                arrays["class_names"] = np.array(plan_of(runs_of_line.iloc[0])[1].get("class_names", []))
         rounds = [int(arrays["rounds"][-1]) for seeds in runs.values() for arrays in seeds]
-        for one in plot(runs):
-            if one.drawings:
+        for figure in plot(runs):
+            if figure.drawings:
                 low, high = min(rounds), max(rounds)
-                caption = f"Last measurement, {f'round {low}' if low == high else f'rounds {low} to {high}'}, "
-                caption += "mean over the seeds."
-                more = f" The first {PANELS} of {len(one.drawings)} are drawn." * (len(one.drawings) > PANELS)
-                title = ": ".join(filter(None, [heading, one.title]))
-                name = f"{file.removesuffix('.npz')}-{one.name.rpartition('/')[2]}"
-                drawings = {str(at): draw for at, draw in enumerate(one.drawings[:PANELS], 1)}
-                yield Card(name, title, f"{caption}{more}", drawings, heading=heading)
+                when = f"round {low}" if low == high else f"rounds {low} to {high}"
+                caption = f"Last measurement, {when}, mean over the seeds."
+                if len(figure.drawings) > PANELS:
+                    caption += f" The first {PANELS} of {len(figure.drawings)} are drawn."
+                title = ": ".join(filter(None, [heading, figure.title]))
+                name = f"{file.removesuffix('.npz')}-{figure.name.rpartition('/')[2]}"
+                drawings = {str(number): draw for number, draw in enumerate(figure.drawings[:PANELS], 1)}
+                yield Card(name, title, caption, drawings, heading=heading)

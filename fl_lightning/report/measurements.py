@@ -27,8 +27,8 @@ def plan_of(run: FitResult) -> tuple[np.ndarray | None, dict[str, list[str]]]:
 
 def array_files(run: FitResult) -> list[str]:
     """Return the names of the files of measurements in the folder of a run."""
-    found = run.run_dir.glob("*.npz") if run.run_dir is not None else ()
-    return sorted(path.name for path in found if path.name != PLAN)
+    paths = run.run_dir.glob("*.npz") if run.run_dir is not None else ()
+    return sorted(path.name for path in paths if path.name != PLAN)
 
 
 def plot_of(file: str) -> tuple[str, Callable[[Runs], Iterator[Plot]]]:
@@ -59,18 +59,28 @@ def measured(run: FitResult, file: str) -> tuple[Arrays, str]:
 
 def rounds_of(arrays: Arrays, name: str) -> list[int]:
     """Return the rounds of an array, which for ``local_classifier`` are in ``local_rounds``; none if none fit."""
-    candidates = (arrays[one] for one in (f"{name.split('_')[0]}_rounds", "rounds") if one in arrays)
-    return next((one.tolist() for one in candidates if one.shape == arrays[name].shape[:1]), [])
+    for of_rounds in (f"{name.split('_')[0]}_rounds", "rounds"):
+        if of_rounds in arrays and arrays[of_rounds].shape == arrays[name].shape[:1]:
+            rounds: list[int] = arrays[of_rounds].tolist()
+            return rounds
+    return []
 
 
 def up_to_common_round(seeds: Sequence[Arrays]) -> list[Arrays]:
     """Return the arrays of each seed up to the last round that all seeds measured; empty without such a round."""
-    made = [{name: array for name, array in arrays.items() if array.dtype.kind in "US"} for arrays in seeds]
+    common_parts = [string_arrays(arrays) for arrays in seeds]
     for name in dict.fromkeys(name for arrays in seeds for name in arrays):
-        having = [pair for pair in zip(made, seeds, strict=True) if name in pair[1] and name not in pair[0]]
-        common = set.intersection(*(set(rounds_of(arrays, name)) for _, arrays in having)) if having else set()
-        for own, arrays in having if common else ():
+        pairs = zip(common_parts, seeds, strict=True)
+        pairs_with_array = [(part, arrays) for part, arrays in pairs if name in arrays and name not in part]
+        rounds_of_seeds = [set(rounds_of(arrays, name)) for _, arrays in pairs_with_array]
+        common = set.intersection(*rounds_of_seeds) if rounds_of_seeds else set()
+        for part, arrays in pairs_with_array if common else ():
             rounds = rounds_of(arrays, name)
             end = rounds.index(max(common)) + 1
-            own |= {name: arrays[name][:end], "rounds": np.array(rounds[:end])}
-    return [arrays for arrays in made if "rounds" in arrays]
+            part |= {name: arrays[name][:end], "rounds": np.array(rounds[:end])}
+    return [part for part in common_parts if "rounds" in part]
+
+
+def string_arrays(arrays: Arrays) -> Arrays:
+    """Return the arrays of texts."""
+    return {name: array for name, array in arrays.items() if array.dtype.kind in "US"}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
-from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
 from fl_lightning import __version__
+from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.table import count_states, suite_tables, titled_csv
 from fl_lightning.bench.table_rendering import PACKAGES, TextTable, in_markdown, latex_tables, markdown, with_names
 from fl_lightning.plotting.drawing import in_style
@@ -51,23 +53,26 @@ class Report:
     @cached_property
     def cards(self) -> list[list[Card]]:
         """The figures of each section; their names differ."""
-        several, taken = len(self.sections) > 1, Counter[str]()
-        made = [list(cards_of(section, section.title if several else "")) for section in self.sections]
-        for card in (card for cards in made for card in cards):
-            taken[card.name] += 1
-            card.name += f"-{taken[card.name]}" if taken[card.name] > 1 else ""
-        return made
+        several, counts = len(self.sections) > 1, Counter[str]()
+        cards = [list(cards_of(section, section.title if several else "")) for section in self.sections]
+        for card in itertools.chain(*cards):
+            counts[card.name] += 1
+            if counts[card.name] > 1:
+                card.name += f"-{counts[card.name]}"
+        return cards
 
     def files(self, stem: str) -> dict[str, str]:
         """Return the texts of all files of the report by name, the page first."""
-        made = {f"{stem}.md": self.in_markdown(), f"{stem}.tex": self.in_latex()}
-        compared = [(section.title, table) for section in self.sections for table in section.comparisons.values()]
-        made[f"{stem}.csv"] = titled_csv(compared)
-        made[f"{stem}.runs.csv"] = tables.runs_csv(self.sections)
-        papers = [(study.title, table) for study in self.studies for table in study.comparisons]
-        if papers:
-            made[f"{stem}.paper.csv"] = titled_csv(papers)
-        return {f"{stem}.html": self.in_html(list(made)), **made}
+        texts = {f"{stem}.md": self.in_markdown(), f"{stem}.tex": self.in_latex()}
+        comparisons = list[tuple[str, Comparison]]()
+        for section in self.sections:
+            comparisons += ((section.title, comparison) for comparison in section.comparisons.values())
+        texts[f"{stem}.csv"] = titled_csv(comparisons)
+        texts[f"{stem}.runs.csv"] = tables.runs_csv(self.sections)
+        of_papers = [(study.title, comparison) for study in self.studies for comparison in study.comparisons]
+        if of_papers:
+            texts[f"{stem}.paper.csv"] = titled_csv(of_papers)
+        return {f"{stem}.html": self.in_html(list(texts)), **texts}
 
     def in_html(self, files: Sequence[str]) -> str:
         """Return the HTML page.
@@ -98,32 +103,35 @@ class Report:
         if study.suite is None:
             return
         names = {**study.suite.names, **self.names}
-        for title, some, below in suite_tables(study.suite, study.comparisons, names):
+        for title, of_part, below in suite_tables(study.suite, study.comparisons, names):
             verdicts = [line.removeprefix("- ") for line in below if line]
-            yield title or with_names(READINGS, names), some, verdicts
+            yield title or with_names(READINGS, names), of_part, verdicts
 
     def all_tables(self) -> Iterator[tuple[str, TextTable]]:
         """Yield all tables, each with its heading."""
         for study in self.studies:
-            for head, some, _ in self.tables_of(study):
-                yield from ((f"{study.title}: {head}", table) for table in some)
+            for heading, of_part, _ in self.tables_of(study):
+                yield from ((f"{study.title}: {heading}", table) for table in of_part)
         for section in self.sections:
             for part in section.parts:
-                made = (*tables.results_tables(part), *tables.parts_tables(part))
-                yield from ((part.full_title, table) for table in made)
-            whole = (tables.config_table(section), tables.runs_table(section), tables.cost_table(section))
-            yield from ((section.title, table) for table in whole if table is not None)
+                for table in itertools.chain(tables.results_tables(part), tables.parts_tables(part)):
+                    yield part.full_title, table
+            of_section = (tables.config_table(section), tables.runs_table(section), tables.cost_table(section))
+            yield from ((section.title, table) for table in of_section if table is not None)
 
     def in_markdown(self) -> str:
         """Return the warnings and all tables in Markdown."""
-        lines = [f"# {in_markdown(self.title)}", "", *(f"- Warning: {in_markdown(one)}" for one in self.warnings), ""]
-        for text, found in groupby(self.all_tables(), key=lambda one: one[0]):
-            lines += [f"## {in_markdown(text)}", "", *(line for _, table in found for line in markdown(table))]
+        warnings = [f"- Warning: {in_markdown(warning)}" for warning in self.warnings]
+        lines = [f"# {in_markdown(self.title)}", "", *warnings, ""]
+        for heading, pairs in itertools.groupby(self.all_tables(), key=itemgetter(0)):
+            lines += [f"## {in_markdown(heading)}", ""]
+            for _, table in pairs:
+                lines += markdown(table)
         return "\n".join(lines)
 
     def in_latex(self) -> str:
         """Return all tables in LaTeX."""
-        lines = [PACKAGES, *(f"% warning: {printable(one)}" for one in self.warnings)]
+        lines = [PACKAGES, *(f"% warning: {printable(warning)}" for warning in self.warnings)]
         return "\n".join([*lines, *latex_tables(table for _, table in self.all_tables())])
 
 
@@ -151,9 +159,9 @@ def make_report(
         UsageError: no run has the metric, the baseline or a renamed label; the target cannot be reached; or two
             methods would have one name.
     """
-    other, sections = dict(names or {}), list[Section]()
+    new_names, sections = dict(names or {}), list[Section]()
     for study in studies:
-        suite, more = study.suite, dict[str, Any]()
+        suite, of_suite = study.suite, dict[str, Any]()
         if not (study.runs or study.name):
             continue
         lower = suite.minimize if suite and metric is None else minimize
@@ -161,23 +169,26 @@ def make_report(
         if suite:
             # seeds that were added until a pair was decided have no interval of Student's
             intervals = {"interval": suite.interval, "confidence": suite.confidence, "decide": suite.decide}
-            more = {"names": suite.names, "intervals": intervals}
-        sections += sections_of(study.runs, of_study, baseline, study.title, **more)
+            of_suite = {"names": suite.names, "intervals": intervals}
+        sections += sections_of(study.runs, of_study, baseline, study.title, **of_suite)
     lines = list(dict.fromkeys(line for section in sections for line in section.lines))
     hint = f"no such method; available: {', '.join(lines)}"
     require(baseline is None or baseline in lines, "--baseline", baseline, hint)
-    known = [*lines, *(text for section in sections for text in (*section.settings, *section.rounds))]
-    axes = [pair for study in studies if study.suite for pair in study.suite.axes.items()]
-    known += [text for axis, labels in axes for text in (axis, *labels)]
-    for old in other:
+    texts = list(lines)
+    for section in sections:
+        texts += [*section.settings, *section.rounds]
+    for study in studies:
+        for axis, labels in study.suite.axes.items() if study.suite else ():
+            texts += [axis, *labels]
+    for name in new_names:
         hint = "no such method, setting or metric; use a name from the report"
-        require(any(with_names(text, {old: ""}) != text for text in known), "--names", old, hint)
-    sections = [section.renamed({**section.names, **other}) for section in sections]
+        require(any(with_names(text, {name: ""}) != text for text in texts), "--names", name, hint)
+    sections = [section.renamed({**section.names, **new_names}) for section in sections]
     warnings = [f"{note}." for note in (note for study in studies for note in study.notes)]
     for section in sections:
         of = f"{section.title}: " if len(sections) > 1 else ""
-        warnings += [f"{of}{one}" for one in cautions(section)]
-    return Report(sections, studies, list(dict.fromkeys(warnings)), other, **of_page)
+        warnings += [f"{of}{warning}" for warning in cautions(section)]
+    return Report(sections, studies, list(dict.fromkeys(warnings)), new_names, **of_page)
 
 
 def package_text(name: str) -> str:

@@ -41,16 +41,20 @@ def find_runs(root: Path, notes: list[str] | None = None) -> list[Path]:
     """
     unread: list[OSError] = []
     walked = os.walk(root, onerror=unread.append)
-    folders = [Path(folder) for folder, _, files in walked if METRICS in files or ENVIRONMENT in files]
+    folders = [Path(folder) for folder, _, files in walked if {METRICS, ENVIRONMENT} & {*files}]
     if notes is not None:
-        notes += [f"{printable(str(error.filename))} cannot be read: {why(error)}" for error in unread]
+        for error in unread:
+            notes.append(f"{printable(str(error.filename))} cannot be read: {why(error)}")
     return sorted(folders, key=natural)
 
 
 def natural(path: Path) -> list[tuple[int, str]]:
     """Return a key that sorts version_10 after version_9."""
-    versions = [re.fullmatch("version_([0-9]+)", part) for part in path.parts]
-    return [(int(one[1]), "") if one else (-1, part) for one, part in zip(versions, path.parts, strict=True)]
+    key = []
+    for part in path.parts:
+        version = re.fullmatch("version_([0-9]+)", part)
+        key.append((int(version[1]), "") if version else (-1, part))
+    return key
 
 
 def name_runs(runs: Sequence[FitResult]) -> None:
@@ -94,21 +98,24 @@ def read_run(folder: Path) -> FitResult:
     notes += read("changes.yaml", read_changes, [])
     notes += read("failures", read_failures, [])
     read(PLAN, read_plan, None)
-    wanted = max_rounds(config)
-    state = state_of(folder, history, wanted)
-    # the last rounds are among the skipped lines
-    state = "stopped" if skipped and state == "finished" and len(history) < (wanted or 0) else state
+    num_rounds = max_rounds(config)
+    state = state_of(folder, history, num_rounds)
+    if skipped and state == "finished" and len(history) < (num_rounds or 0):
+        state = "stopped"  # the last rounds are among the skipped lines
     settings, of_folder = deciding(config), folder.resolve().parts[-2:]
     # with their arguments, such as FedProx(mu=0.1)
     named = compact(settings)
     methods = filter(None, [named.get("method", "FedAvg"), named.get("trainer.server_optimizer")])
+    # what the methods have cost up to the last round
     costs: list[dict[str, str]] = read("cost.csv", read_csv_by_round, ([], 0))[0]
+    cost = {key: printable(text) for key, text in (costs[-1] if costs else {}).items() if text}
+    seeds = [config.get("seed_everything"), environment.get("seed")]
     timed = [row["time/round"] for row in history[1:] if "time/round" in row]
     return FitResult(
         name=printable("/".join(of_folder)),
         history=history,
         run_dir=folder,
-        seed=next((one for one in (config.get("seed_everything"), environment.get("seed")) if type(one) is int), 0),
+        seed=next((seed for seed in seeds if type(seed) is int), 0),
         state=state,
         method=", server ".join(methods) if config else of_folder[0],
         settings=settings,
@@ -118,8 +125,7 @@ def read_run(folder: Path) -> FitResult:
         plan=printable(str(environment.get("plan_hash") or "")),
         machine=machine_of(environment),
         seconds=statistics.median(timed) if timed else None,
-        # what the methods have cost up to the last round
-        cost={key: printable(text) for line in costs[-1:] for key, text in line.items() if key not in STEPS and text},
+        cost={key: text for key, text in cost.items() if key not in STEPS},
     )
 
 
@@ -128,7 +134,7 @@ def why(error: BaseException) -> str:
     return truncate(getattr(error, "strerror", None) or text_of(error), 120)
 
 
-def state_of(folder: Path, history: History, wanted: int | None) -> RunState:
+def state_of(folder: Path, history: History, num_rounds: int | None) -> RunState:
     """Return the state of a run.
 
     A run is finished once it has all its rounds, or once its final model is newer than its last checkpoint, as after
@@ -140,14 +146,14 @@ def state_of(folder: Path, history: History, wanted: int | None) -> RunState:
         path = folder / name
         return path.stat().st_mtime if path.exists() else 0.0
 
-    model, last = changed_at("checkpoints/model.ckpt"), changed_at("checkpoints/last.ckpt")
-    all_done = wanted is not None and bool(history) and history[-1]["round"] + 1 >= wanted
-    if all_done or (model and model >= last):
+    model, checkpoint = changed_at("checkpoints/model.ckpt"), changed_at("checkpoints/last.ckpt")
+    complete = num_rounds is not None and bool(history) and history[-1]["round"] + 1 >= num_rounds
+    if complete or (model and model >= checkpoint):
         return "finished"
-    held = is_locked(folder / "lock")
-    if held is None:
-        held = time.time() - max(last, *map(changed_at, (METRICS, ENVIRONMENT, CONFIG))) < PATIENCE
-    return "running" if held else "stopped"
+    running = is_locked(folder / "lock")
+    if running is None:
+        running = time.time() - max(checkpoint, *map(changed_at, (METRICS, ENVIRONMENT, CONFIG))) < PATIENCE
+    return "running" if running else "stopped"
 
 
 def machine_of(environment: Mapping[str, Any]) -> str:
@@ -178,12 +184,18 @@ def read_environment(path: Path) -> dict[str, Any]:
 def read_csv_by_round(path: Path) -> tuple[list[dict[str, str]], int]:
     """Return the lines of a table by round, and the number of skipped lines."""
     # every complete line ends in a line break: a last line without one is cut, even if it ends in a number
-    whole, _, rest = path.read_text(errors="replace").rpartition("\n")
-    head, *lines = csv.reader(io.StringIO(whole)) if whole else [[]]
+    complete_lines, _, cut_line = path.read_text(errors="replace").rpartition("\n")
+    head, *lines = csv.reader(io.StringIO(complete_lines)) if complete_lines else [[]]
     if not {"round", "step"} & set(head):
         raise ValueError("no column round")
-    tags, complete = list(map(printable, head)), [line for line in lines if len(line) == len(head)]
-    return [dict(zip(tags, line, strict=True)) for line in complete], len(lines) - len(complete) + bool(rest)
+    tags, num_skipped = list(map(printable, head)), 1 if cut_line else 0
+    rows = []
+    for line in lines:
+        if len(line) == len(head):
+            rows.append(dict(zip(tags, line, strict=True)))
+        else:
+            num_skipped += 1
+    return rows, num_skipped
 
 
 def read_metrics(path: Path) -> tuple[History, int]:
@@ -206,19 +218,20 @@ def read_metrics(path: Path) -> tuple[History, int]:
 
 def read_changes(path: Path) -> list[str]:
     """Return a line for each time that a run resumed with changes."""
-    return [
-        f"it resumed after {change['rounds_done']} rounds with changes: "
-        + ", ".join(f"{key} from {value['before']} to {value['now']}" for key, value in change["changes"].items())
-        for change in parse_yaml(path.read_text(), path.name) or []
-    ]
+    lines = []
+    for change in parse_yaml(path.read_text(), path.name) or []:
+        keys = [f"{key} from {value['before']} to {value['now']}" for key, value in change["changes"].items()]
+        lines.append(f"it resumed after {change['rounds_done']} rounds with changes: {', '.join(keys)}")
+    return lines
 
 
 def read_failures(folder: Path) -> list[str]:
     """Return a line about the clients that failed in a run, from the files that `replay` uses."""
-    parts = [re.fullmatch("round-(.+)-client-(.+)", printable(path.stem)) for path in sorted(folder.glob("*.pt"))]
-    named = [f"client {one[2]} in round {one[1]}" for one in parts if one]
-    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-    return [f"failed: {', '.join(named[:3])}{more}; see {folder.name}/"] if named else []
+    stems = [printable(path.stem) for path in sorted(folder.glob("*.pt"))]
+    matches = filter(None, (re.fullmatch("round-(.+)-client-(.+)", stem) for stem in stems))
+    clients = [f"client {client} in round {round_}" for round_, client in (match.groups() for match in matches)]
+    and_more = f" and {len(clients) - 3} more" if len(clients) > 3 else ""
+    return [f"failed: {', '.join(clients[:3])}{and_more}; see {folder.name}/"] if clients else []
 
 
 def load_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -243,5 +256,8 @@ def read_plan(path: Path) -> tuple[np.ndarray | None, dict[str, list[str]]]:
     counts = loaded.get("label_counts", np.zeros(0))
     if counts.size and (counts.ndim != 2 or not ((counts >= 0) & (counts < 2**53)).all()):
         raise ValueError(f"label_counts {counts.shape} of {counts.dtype} are not numbers of samples")
-    names = {name: loaded[name].tolist() for name in ("class_names", "domains") if any(loaded.get(name, ()))}
+    names = {}
+    for name in ("class_names", "domains"):
+        if any(loaded.get(name, ())):
+            names[name] = loaded[name].tolist()
     return counts if counts.size else None, names

@@ -39,10 +39,11 @@ class Runs(list[FitResult]):
 
         Its first columns are ``run``, ``seed``, ``method``, and the keys of the configs in which the runs differ.
         """
-        labels = self._labels()
-        first = dict.fromkeys([key for one in labels for key in one] + ["round"])
-        rows = [{**told, **row} for told, one in zip(labels, self, strict=True) for row in one.history]
-        return frame_of(rows, list(first))
+        columns, rows = dict[str, None](), list[dict[str, object]]()
+        for labels, run in zip(self._labels(), self, strict=True):
+            columns |= dict.fromkeys(labels)
+            rows += ({**labels, **row} for row in run.history)
+        return frame_of(rows, [*columns, "round"])
 
     def plot(self, *tags: str) -> ShownFigure:
         """Draw metrics against the rounds in separate axes, with a curve for each configuration.
@@ -57,45 +58,43 @@ class Runs(list[FitResult]):
             UsageError: no run has a metric of this name.
         """
         groups = self._curves()
-        averaged = any(len(some) > 1 for some in groups.values())
-        return curves_of(groups, tags, "mean and range of the runs of each configuration" * averaged)
+        averaged = any(len(runs) > 1 for runs in groups.values())
+        return curves_of(groups, tags, "mean and range of the runs of each configuration" if averaged else "")
 
     def _repr_html_(self) -> str:
-        names, labels = shown_tags(self), self._labels()
-        keys = list(dict.fromkeys(key for one in labels for key in one))
-        rows = [
-            [*(told.get(key, "") for key in keys), one.state, len(one.history)]
-            + [final(one.history, name) for name in names]
-            for told, one in zip(labels, self, strict=True)
-        ]
+        names, labels_of_runs = shown_tags(self), self._labels()
+        keys = list(dict.fromkeys(key for labels in labels_of_runs for key in labels))
+        rows = []
+        for labels, run in zip(labels_of_runs, self, strict=True):
+            finals = [final(run.history, name) for name in names]
+            rows.append([*(labels.get(key, "") for key in keys), run.state, len(run.history), *finals])
         return notebook_page(f"{len(self)} runs", [*keys, "state", "rounds", *names], rows, self._curves())
 
     def _labels(self) -> list[dict[str, object]]:
         """Return the name, the seed and the method of each run, and the keys in which the configs differ."""
-        keys = differing_keys(config_frame([one.settings for one in self if one.settings]))
+        keys = differing_keys(config_frame([run.settings for run in self if run.settings]))
         # short names must differ from the other columns, such as method
-        short = short_keys([*FIRST, *(key for key in keys if key not in FIRST)])
-        return [
-            {"run": one.name, "seed": one.seed, "method": one.method}
-            | {
-                short[key]: value if isinstance(value, bool | int | float) else config_text(value)
-                for key in short
-                if (value := one.settings.get(key)) is not None and key not in FIRST
-            }
-            for one in self
-        ]
+        names = short_keys([*FIRST, *(key for key in keys if key not in FIRST)])
+        labels_of_runs = []
+        for run in self:
+            labels: dict[str, object] = {"run": run.name, "seed": run.seed, "method": run.method}
+            for key, name in names.items():
+                value = run.settings.get(key)
+                if value is not None and key not in FIRST:
+                    labels[name] = value if isinstance(value, bool | int | float) else config_text(value)
+            labels_of_runs.append(labels)
+        return labels_of_runs
 
     def _curves(self) -> dict[str, list[FitResult]]:
         """Return the runs that have begun by the label of their curve."""
-        begun = [one for one in self if one.history]
-        names = name_configs(begun)
-        groups = {
-            with_setting(line, setting): [begun[at] for at in alike.index]
-            for (setting, line), alike in names.groupby(["setting", "line"], sort=False)
-        }
-        return {
-            f"{label} ({count(len(some), 'run')})" if len(some) > 1 else label: some for label, some in groups.items()
-        }
+        runs = [run for run in self if run.history]
+        curves = {}
+        for (setting, line), rows in name_configs(runs).groupby(["setting", "line"], sort=False):
+            label = with_setting(line, setting)
+            if len(rows) > 1:
+                label = f"{label} ({count(len(rows), 'run')})"
+            curves[label] = [runs[number] for number in rows.index]
+        return curves
 
 
 # ------------------------------------------------------------------ reading
@@ -111,11 +110,11 @@ def load_run(path: str | os.PathLike) -> FitResult:
     Raises:
         UsageError: the folder contains no run, or several.
     """
-    found = folders_of("load_run", path)
-    some = f"there are {len(found)} runs below it; pass one of them, such as {found[-1]}, or call load_runs"
-    require(len(found) == 1, "load_run", str(path), some)
+    folders = folders_of("load_run", path)
+    hint = f"there are {len(folders)} runs below it; pass one of them, such as {folders[-1]}, or call load_runs"
+    require(len(folders) == 1, "load_run", str(path), hint)
     try:
-        run = read_run(found[0])
+        run = read_run(folders[0])
     except ValueError as error:
         raise UsageError(f"load_run={str(path)!r}: {why(error)}; {HINT}") from error
     warn_of([run])
@@ -135,14 +134,15 @@ def load_runs(*paths: str | os.PathLike) -> Runs:
         UsageError: a path or a pattern has no run.
     """
     require(bool(paths), "load_runs", paths, "pass folders that contain runs, such as runs")
-    folders = {folder.resolve(): folder for path in paths for folder in folders_of("load_runs", path)}
-    runs = Runs()
+    folders, runs = dict[Path, Path](), Runs()
+    for path in paths:
+        folders |= {folder.resolve(): folder for folder in folders_of("load_runs", path)}
     for folder in folders.values():
         try:
             runs.append(read_run(folder))
         except ValueError as error:
             warnings.warn(f"{folder} cannot be read and is skipped: {why(error)}", stacklevel=2)
-    require(bool(runs), "load_runs", [str(path) for path in paths], f"none of its runs can be read; {HINT}")
+    require(bool(runs), "load_runs", [*map(str, paths)], f"none of its runs can be read; {HINT}")
     warn_of(runs)
     name_runs(runs)
     return runs
@@ -154,9 +154,9 @@ def folders_of(function: str, path: str | os.PathLike) -> list[Path]:
     require(isinstance(path, str | os.PathLike), function, path, hint)
     text = os.path.expanduser(path)
     matching = [text] if os.path.lexists(text) else sorted(glob.glob(text))
-    found = [folder for one in matching for folder in find_runs(Path(one))]
-    require(bool(found), function, str(path), f"no run in this folder or below it; {HINT}")
-    return found
+    folders = [folder for match in matching for folder in find_runs(Path(match))]
+    require(bool(folders), function, str(path), f"no run in this folder or below it; {HINT}")
+    return folders
 
 
 def warn_of(runs: Sequence[FitResult]) -> None:

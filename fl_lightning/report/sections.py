@@ -26,13 +26,10 @@ from fl_lightning.storage.results import FitResult, RunState
 from fl_lightning.utilities.errors import choices, require
 
 # usual metrics of a report, the first choice first
-NAMES = ("{}/accuracy", "{}_accuracy", "{}/acc", "{}_acc"), ("{}/loss", "{}_loss")
-METRICS = tuple(
-    name.format(phase)
-    for phases in (("test", "val"), ("train",))
-    for some in NAMES
-    for phase in phases
-    for name in some
+METRICS = (
+    *("test/accuracy", "test_accuracy", "test/acc", "test_acc", "val/accuracy", "val_accuracy", "val/acc", "val_acc"),
+    *("test/loss", "test_loss", "val/loss", "val_loss"),
+    *("train/accuracy", "train_accuracy", "train/acc", "train_acc", "train/loss", "train_loss"),
 )
 # a stopped run can resume, so its cell waits
 CELL_STATES: Mapping[RunState, CellState] = {
@@ -42,6 +39,7 @@ CELL_STATES: Mapping[RunState, CellState] = {
     "failed": "failed",
 }
 BYTES = ["bytes/down", "bytes/up"]
+CLOCK = "clock/seconds"
 # columns that say which configuration, and which run, a row is of
 OF_GROUP = ["setting", "line"]
 OF_RUN = [*OF_GROUP, "seed"]
@@ -68,7 +66,7 @@ class Metric:
     @property
     def label(self) -> str:
         """Its name with its unit."""
-        return f"{self.called}{' in %' * self.percent}"
+        return f"{self.called} in %" if self.percent else self.called
 
     @property
     def unit(self) -> float:
@@ -119,12 +117,12 @@ class Section:
     @cached_property
     def parts(self) -> list[Section]:
         """A section for each setting."""
-        made = []
-        for setting, some in self.runs.groupby("setting", sort=False):
+        parts = []
+        for setting, runs in self.runs.groupby("setting", sort=False):
             rounds = without_empty(self.rounds[self.rounds["setting"] == setting])
-            baseline = self.baseline * (self.baseline in set(some["line"]))
-            made.append(replace(self, runs=some, rounds=rounds, setting=setting, baseline=baseline))
-        return made
+            baseline = self.baseline if self.baseline in set(runs["line"]) else ""
+            parts.append(replace(self, runs=runs, rounds=rounds, setting=setting, baseline=baseline))
+        return parts
 
     @cached_property
     def first_runs(self) -> pd.Series:
@@ -134,7 +132,8 @@ class Section:
     @cached_property
     def configs(self) -> pd.DataFrame:
         """The config of each configuration by dotted key, by setting and line."""
-        return config_frame([run.settings for run in self.first_runs]).set_axis(self.first_runs.index)
+        frame = config_frame([run.settings for run in self.first_runs])
+        return frame.set_axis(self.first_runs.index)
 
     @property
     def common(self) -> dict[str, str]:
@@ -175,7 +174,8 @@ class Section:
         if any(fairness(run.metrics, {}) for run in self.runs["run"]):
             shows.append(Fair())
         columns = tuple(axis for axis in axes if axis != "method")
-        return {show.name: Comparison(criteria, Table(("method",), columns, show), axes, runs) for show in shows}
+        tables = [Table(("method",), columns, show) for show in shows]
+        return {table.show.name: Comparison(criteria, table, axes, runs) for table in tables}
 
     def renamed(self, names: Mapping[str, str]) -> Section:
         """Return the section with other names of methods, settings and metrics.
@@ -186,16 +186,18 @@ class Section:
         lines = {line: with_names(line, names) for line in self.lines}
         hint = f"two methods would have one name; methods: {', '.join(lines)}"
         require(len(set(lines.values())) == len(lines), "--names", " ".join(map("=".join, names.items())), hint)
-        runs, rounds = (
-            frame.assign(
-                line=frame["line"].map(lines), setting=[with_names(setting, names) for setting in frame["setting"]]
-            )
-            for frame in (self.runs, self.rounds)
-        )
-        called = names.get(self.metric.tag, self.metric.tag)
-        metric, baseline = replace(self.metric, called=called), lines.get(self.baseline, "")
+        frames = []
+        for frame in (self.runs, self.rounds):
+            settings = [with_names(setting, names) for setting in frame["setting"]]
+            frames.append(frame.assign(line=frame["line"].map(lines), setting=settings))
         return replace(
-            self, runs=runs, rounds=rounds, lines=list(lines.values()), metric=metric, baseline=baseline, names=names
+            self,
+            runs=frames[0],
+            rounds=frames[1],
+            lines=list(lines.values()),
+            metric=replace(self.metric, called=names.get(self.metric.tag, self.metric.tag)),
+            baseline=lines.get(self.baseline, ""),
+            names=names,
         )
 
 
@@ -207,14 +209,15 @@ def choose_metric(
     Raises:
         UsageError: no run has the metric, or the target cannot be reached.
     """
-    known = dict.fromkeys(key for run in runs for row in run.history for key in row)
-    if tag is not None:
-        some = [key for key in known if not key.startswith(("time/", "placed/", "spectrum/"))]
-        near = choices(get_close_matches(tag, some, 3, cutoff=0.0))
-        require(tag in known, "--metric", tag, f"no run has this metric; the nearest of {len(some)} are: {near}")
-    chosen = tag or next((metric for metric in usual if metric in known), usual[0])
-    values = [value for run in runs for value in run.values(chosen).values()]
-    metric = Metric(chosen, minimize or "loss" in chosen, target, in_percent(chosen, values), chosen)
+    logged = dict.fromkeys(key for run in runs for row in run.history for key in row)
+    if tag is None:
+        tag = next((metric for metric in usual if metric in logged), usual[0])
+    else:
+        metrics = [key for key in logged if not key.startswith(("time/", "placed/", "spectrum/"))]
+        near = choices(get_close_matches(tag, metrics, 3, cutoff=0.0))
+        require(tag in logged, "--metric", tag, f"no run has this metric; the nearest of {len(metrics)} are: {near}")
+    values = [value for run in runs for value in run.values(tag).values()]
+    metric = Metric(tag, minimize or "loss" in tag, target, in_percent(tag, values), tag)
     if target is not None:
         hint = "use the scale of the logged values, such as 0.6 for 60 %"
         require(math.isfinite(target) and not (metric.percent and target > 1), "--target", target, hint)
@@ -222,7 +225,7 @@ def choose_metric(
 
 
 def sections_of(
-    runs: Iterable[FitResult], metric: Metric, baseline: str | None, title: str = "", **more: Any
+    runs: Iterable[FitResult], metric: Metric, baseline: str | None, title: str = "", **of_suite: Any
 ) -> Iterator[Section]:
     """Yield the sections of some runs, one for each data set.
 
@@ -231,33 +234,34 @@ def sections_of(
         metric: the metric of the comparison.
         baseline: line to compare with; None for FedAvg, if it exists.
         title: beginning of the titles, such as the title of a study.
-        more: ``names`` and ``intervals`` of :class:`Section`.
+        of_suite: ``names`` and ``intervals`` of :class:`Section`.
     """
     by_data: dict[str, list[FitResult]] = defaultdict(list)
     for run in runs:
         recorded = str(run.environment.get("data_set", UNKNOWN))
         by_data[run.labels.get("data") or data_set(run.config, recorded)].append(run)
-    wanted = "FedAvg" if baseline is None else baseline
-    for data, some in by_data.items():
-        found = name_configs(some).join(pd.DataFrame([run_row(run, metric) for run in some]))
-        lines = sorted(dict.fromkeys(found["line"]), key=lambda line: line != wanted)
+    preferred = "FedAvg" if baseline is None else baseline
+    for name, of_data in by_data.items():
+        rows = name_configs(of_data).join(pd.DataFrame([run_row(run, metric) for run in of_data]))
+        lines = sorted(dict.fromkeys(rows["line"]), key=lambda line: line != preferred)
         # of several runs with one seed, the one with most progress counts
         ranks = {"stopped": 0, "failed": 0, "running": 1, "finished": 2}
-        progress = found.assign(rank=found["state"].map(ranks)).sort_values(["rank", "rounds"], kind="stable")
-        repeated = progress.duplicated(OF_RUN, keep="last")
-        kept = found.drop(progress.index[repeated])
-        numbers, places = kept["setting"].map(by_numbers), kept["line"].map(lines.index)
-        order = sorted(kept.index, key=lambda at: (numbers[at], places[at], kept["seed"][at]))
-        kept, repeats = kept.loc[order], list(found["run"][progress.index[repeated]])
-        whole = title if data == UNKNOWN and title else ": ".join(filter(None, [title, data]))
-        yield Section(whole, kept, rounds_frame(kept), lines, metric, wanted * (wanted in lines), repeats, **more)
+        progress = rows.assign(rank=rows["state"].map(ranks)).sort_values(["rank", "rounds"], kind="stable")
+        repeated = progress.index[progress.duplicated(OF_RUN, keep="last")]
+        counting = rows.drop(repeated)
+        numbers, places = counting["setting"].map(by_numbers), counting["line"].map(lines.index)
+        order = sorted(counting.index, key=lambda at: (numbers[at], places[at], counting["seed"][at]))
+        counting, repeats = counting.loc[order], list(rows["run"][repeated])
+        full_title = title if name == UNKNOWN and title else ": ".join(filter(None, [title, name]))
+        line = preferred if preferred in lines else ""
+        yield Section(full_title, counting, rounds_frame(counting), lines, metric, line, repeats, **of_suite)
 
 
 def run_row(run: FitResult, metric: Metric) -> dict[str, Any]:
     """Return a run as a row of :attr:`Section.runs`."""
     values = run.values(metric.tag)
-    known = [value for value in values.values() if value == value]
-    best = (min if metric.minimize else max)(known, default=math.nan)
+    numbers = [value for value in values.values() if value == value]
+    best = (min if metric.minimize else max)(numbers, default=math.nan)
     sent = [row.get(tag, math.nan) for row in run.history for tag in BYTES]
     return {
         **{"seed": run.seed, "run": run, "state": run.state, "rounds": run.rounds, "plan": run.plan},
@@ -268,7 +272,10 @@ def run_row(run: FitResult, metric: Metric) -> dict[str, Any]:
 
 def rounds_frame(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the metrics of all rounds of some runs; values that are not finite are empty."""
-    rows = [{**place, **row} for place in runs[[*OF_RUN, "run"]].to_dict("records") for row in place.pop("run").history]
+    rows = list[dict[str, Any]]()
+    for *place, run in runs[[*OF_RUN, "run"]].itertuples(index=False):
+        labels = dict(zip(OF_RUN, place, strict=True))
+        rows += ({**labels, **row} for row in run.history)
     frame = pd.DataFrame(rows, columns=None if rows else [*OF_RUN, "round"])
     numbers = frame.drop(columns=[*OF_RUN, "round"])
     return without_empty(frame[[*OF_RUN, "round"]].join(numbers.where(numbers.abs() < INFINITE)))
@@ -288,4 +295,8 @@ def by_numbers(setting: str) -> list[tuple[float, str]]:
         except ValueError:
             return math.inf, part
 
-    return [key(part) for pair in setting.split(", ") for part in reversed(pair.rpartition("=")[::2])]
+    keys = []
+    for pair in setting.split(", "):
+        name, _, value = pair.rpartition("=")
+        keys += [key(value), key(name)]
+    return keys

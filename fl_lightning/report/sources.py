@@ -52,8 +52,10 @@ class Study:
     @cached_property
     def comparisons(self) -> list[Comparison]:
         """The tables of its suite."""
-        tables = self.suite.tables if self.suite else ()
-        return [suite_comparison(self.suite, table, self.cells, self.results) for table in tables if self.suite]
+        suite = self.suite
+        if suite is None:
+            return []
+        return [suite_comparison(suite, table, self.cells, self.results) for table in suite.tables]
 
     @property
     def title(self) -> str:
@@ -104,7 +106,8 @@ def read_folder(path: Path, suites: Sequence[Suite], notes: list[str]) -> tuple[
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}; {HINT}") from error
     # outputs of bench may be anywhere below
-    databases = sorted(Path(folder) / DATABASE for folder, _, files in os.walk(path) if DATABASE in files)
+    folders = [Path(folder) for folder, _, files in os.walk(path) if DATABASE in files]
+    databases = sorted(folder / DATABASE for folder in folders)
     studies, runs = list[Study](), find_runs(path, notes)
     for database in databases:
         try:
@@ -164,7 +167,7 @@ def read_database(url: str, suites: Sequence[Suite], root: Path | None = None) -
     with open_to_read(url) as backend:
         summaries = optuna.get_all_study_summaries(backend, include_best_trial=False)
         # studies of tune have another name than their suite
-        of_suites = [summary for summary in summaries if summary.user_attrs.get("suite") == summary.study_name]
+        of_suites = [study for study in summaries if study.user_attrs.get("suite") == study.study_name]
         require(len(of_suites) > 0, "STUDY", hidden(url), "no study of a suite in it; pass the output of bench")
         for summary in of_suites:
             cells = list(read_study(optuna.load_study(study_name=summary.study_name, storage=backend)))
@@ -213,26 +216,27 @@ def split_by_suite(
     seeds = sorted({cell.seed for cell, _ in stored.values()}) or suite.seeds
     cells = [suite.cell(labels, seed, scale) for seed in seeds for labels in suite.combinations()]
     by_place = {place_of(cell): cell for cell in cells}
-    kept, notes, changed = dict[Place, StoredCell](), list[str](), 0
+    in_suite, notes, changed = dict[Place, StoredCell](), list[str](), 0
     for place, (cell, result) in stored.items():
         if place in by_place:
             # with the labels in the order of the suite
-            kept[place] = replace(cell, labels=by_place[place].labels), result
+            in_suite[place] = replace(cell, labels=by_place[place].labels), result
             changed += result.digest != by_place[place].digest
-    if len(kept) < len(stored):
-        notes.append(f"{len(stored) - len(kept)} cells have labels that the suite no longer has")
+    if len(in_suite) < len(stored):
+        notes.append(f"{len(stored) - len(in_suite)} cells have labels that the suite no longer has")
     if changed:
         text = "ran with another config than the suite has now (because of --config or an edit)"
         notes.append(f"{changed} cells {text}")
-    not_begun = [replace(cell, stored_digest=cell.name) for place, cell in by_place.items() if place not in kept]
-    return kept, not_begun, notes
+    not_begun = [cell for place, cell in by_place.items() if place not in in_suite]
+    return in_suite, [replace(cell, stored_digest=cell.name) for cell in not_begun], notes
 
 
 def run_of(cell: Cell, result: CellResult, metric: str, root: Path | None) -> FitResult | None:
     """Return the run of a cell, from its folder if it exists; None for a cell that has not started."""
     folder: Path | None = Path(result.run_dir)
     if not (result.run_dir and (Path(result.run_dir) / METRICS).is_file()):
-        versions = [] if root is None else [path.parent for path in (root / cell.folder).glob(f"version_*/{METRICS}")]
+        paths = () if root is None else (root / cell.folder).glob(f"version_*/{METRICS}")
+        versions = [path.parent for path in paths]
         folder = max(versions, key=natural, default=None)
     if folder is None and result.state == "waiting" and not result.values:
         return None
@@ -246,7 +250,9 @@ def run_of(cell: Cell, result: CellResult, metric: str, root: Path | None) -> Fi
             return replace(run, state=state, labels=cell.labels, seed=cell.seed, reason=result.reason)
         except ValueError as error:
             notes = (f"its folder cannot be read, so its numbers come from the study: {why(error)}",)
-    history = History({"round": round_, metric: value} for round_, value in sorted(result.values.items()))
+    history = History()
+    for round_, value in sorted(result.values.items()):
+        history.append({"round": round_, metric: value})
     if history:
         history[-1] = {**result.metrics, **history[-1]}
     config = dict(next(iter(cell.fragments), {}))

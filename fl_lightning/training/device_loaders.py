@@ -66,7 +66,8 @@ class Loaders:
         self.fabric, self.data, self.seed = fabric, data, seed
         self.channels_last, self.limit = channels_last, limit
         self._precision = fabric.strategy.precision
-        self._hooks = {name: hook for name in TRANSFER_HOOKS if (hook := transfer_hook(name, module, data)) is not None}
+        hooks = {name: transfer_hook(name, module, data) for name in TRANSFER_HOOKS}
+        self._hooks = {name: hook for name, hook in hooks.items() if hook is not None}
         self._images = ResidentImages(fabric.device, resident if self.plain else 0.0)
         # on a CPU nothing is moved, and autocast converts what mixed precision needs
         self._as_is = fabric.device.type == "cpu" and not str(self._precision.precision).endswith("true")
@@ -93,8 +94,10 @@ class Loaders:
 
         The rows are None if examples may differ between passes, or if the loader does not know them.
         """
-        same = loader.deterministic
-        return ((rows if same else None, self.to_device(batch)) for rows, batch in loader.batches(self.channels_last))
+        repeats = loader.deterministic
+        return (
+            (rows if repeats else None, self.to_device(batch)) for rows, batch in loader.batches(self.channels_last)
+        )
 
     def extra(self, stream: str, round_: int, k: int, passes: float, fraction: float) -> Iterator[Any]:
         """Yield batches of client ``k`` from a separate random stream, which does not affect any other batch."""
@@ -153,8 +156,8 @@ class Loaders:
     @property
     def missing_test_data_reason(self) -> str:
         """The reason why the clients have no test data, with the remedy; empty if they have test data."""
-        own = getattr(self.data, "missing_test_data_reason", None)
-        return FederatedDataModule.missing_test_data_reason(self.data) if own is None else own()
+        reason = getattr(self.data, "missing_test_data_reason", None)
+        return FederatedDataModule.missing_test_data_reason(self.data) if reason is None else reason()
 
     def domains(self, phase: str) -> list[str]:
         """Return the names of the domains with ``val`` or ``test`` data; empty for data without domains."""
@@ -165,8 +168,8 @@ class Loaders:
         return sum(num_pickable(loader) for loader in self.evaluation(phase, domain=domain))
 
     def _by_domain(self, phase: str) -> Mapping[str, Any]:
-        own = getattr(self.data, f"{phase}_dataloaders_by_domain", None)
-        return {} if own is None else own()
+        dataloaders = getattr(self.data, f"{phase}_dataloaders_by_domain", None)
+        return {} if dataloaders is None else dataloaders()
 
     def probe(
         self, examples: int | None, client: int | None = None, domain: str | None = None
@@ -181,9 +184,12 @@ class Loaders:
             return [(loader, self.limit) for loader in loaders]
         sizes = [num_pickable(loader) for loader in loaders]
         share, rng = examples / max(sum(sizes), 1), numpy_rng(self.seed, "probe")
-        rows = [np.sort(rng.choice(size, min(size, math.ceil(share * size)), replace=False)) for size in sizes]
         limit = min(math.ceil(examples / PROBE_BATCH), examples if self.limit is None else self.limit)
-        return [(pick(part, some) if len(some) else part, limit) for part, some in zip(loaders, rows, strict=True)]
+        probes = list[tuple[ClientLoader, int | None]]()
+        for loader, size in zip(loaders, sizes, strict=True):
+            rows = np.sort(rng.choice(size, min(size, math.ceil(share * size)), replace=False))
+            probes.append((pick(loader, rows) if len(rows) else loader, limit))
+        return probes
 
     def length(self, loader: ClientLoader) -> int | float:
         """The number of batches in a pass over evaluation data; infinite, as in Lightning, where it has no length."""
@@ -219,8 +225,8 @@ class Loaders:
 def generators_of(loader: Any) -> list[torch.Generator]:
     """Return the generators from which a loader draws, each once."""
     parts = [loader, *(loader.parts() if isinstance(loader, DataLoaderAdapter) else ())]
-    found = [generator for part in parts if isinstance(generator := getattr(part, "generator", None), torch.Generator)]
-    return [*{id(generator): generator for generator in found}.values()]
+    generators = [getattr(part, "generator", None) for part in parts]
+    return [*{id(generator): generator for generator in generators if isinstance(generator, torch.Generator)}.values()]
 
 
 def num_pickable(loader: ClientLoader) -> int:
@@ -236,8 +242,8 @@ def pick(loader: Any, places: np.ndarray) -> ClientLoader:
     """A loader of the examples at these places, in batches of at most :data:`PROBE_BATCH`."""
     if isinstance(loader, Batches):
         return loader.subset(torch.from_numpy(places), min(loader.batch_size, PROBE_BATCH))
-    some, size = Subset(loader.loader.dataset, places.tolist()), min(loader.loader.batch_size, PROBE_BATCH)
-    return DataLoaderAdapter(DataLoader(some, size, collate_fn=loader.loader.collate_fn))
+    subset, size = Subset(loader.loader.dataset, places.tolist()), min(loader.loader.batch_size, PROBE_BATCH)
+    return DataLoaderAdapter(DataLoader(subset, size, collate_fn=loader.loader.collate_fn))
 
 
 def flattened(loaders: Any, key: str) -> list[Any]:
@@ -266,9 +272,9 @@ def is_data(value: Any) -> bool:
 
 def transfer_hook(name: str, module: LightningModule | None, data: Any) -> Callable[..., Any] | None:
     """The hook of this name of the data module or else of the module, None where neither overrides it."""
-    own = own_module_of(data)
-    if isinstance(own, LightningDataModule) and is_overridden(name, own):
-        return getattr(own, name)
+    owner = own_module_of(data)
+    if isinstance(owner, LightningDataModule) and is_overridden(name, owner):
+        return getattr(owner, name)
     overridden = module is not None and is_overridden(name, module)
     return getattr(module, name) if overridden else None
 

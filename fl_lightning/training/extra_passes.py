@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fl_lightning.client import Client
 from fl_lightning.client.client import Gradients, targets_of
-from fl_lightning.client.module_snapshot import ModuleSnapshot
+from fl_lightning.client.lightning.module_snapshot import ModuleSnapshot
 from fl_lightning.client.reference_models import tensor_versions
-from fl_lightning.client.visit import PresentBatch
+from fl_lightning.client.visit import TrainingBatch
 from fl_lightning.core import foreach
 from fl_lightning.core.method import MethodList, Step
 from fl_lightning.core.seeding import replayed, rng_scope
@@ -52,41 +52,41 @@ class ExtraPasses:
 
     def gradients(self, at: MutableMapping[str, Tensor] | None, batch: Any, loss: Any) -> Gradients:
         """The gradient at other values, on the present or a given batch, without any other effect."""
-        client, present, at = self.client, self.client.visit.present, {} if at is None else at
+        client, current, at = self.client, self.client.visit.present, {} if at is None else at
         unknown = sorted(at.keys() - client.live.keys())
         require(not unknown, "client.gradients: at", unknown, "give values of entries of the state, by name")
-        known = callable(loss) or loss in ("full", "own")
-        require(known, "client.gradients: loss", loss, "give full, own or a function")
-        if batch is None and present is None:
+        is_valid = callable(loss) or loss in ("full", "own")
+        require(is_valid, "client.gradients: loss", loss, "give full, own or a function")
+        if batch is None and current is None:
             hint = "needs a batch; pass one, or set needs_gradients = True in the class of the method"
             raise UsageError(f"client.gradients: {hint}")
         hooks = client.methods.having
-        alone = present is not None or loss != "full" or not (hooks("penalty") or hooks("transform_logits"))
+        is_defined = current is not None or loss != "full" or not (hooks("penalty") or hooks("transform_logits"))
         hint = "the methods' penalties belong to a step; give own or a function"
-        require(alone, "client.gradients outside of a step: loss", loss, hint)
+        require(is_defined, "client.gradients outside of a step: loss", loss, hint)
         index, rows = 0, None
-        if batch is None and present is not None:
-            if present.versions is not None and present.versions != tensor_versions(present.batch):
+        if batch is None and current is not None:
+            if current.versions is not None and current.versions != tensor_versions(current.batch):
                 why = "training_step changes its batch, on which a gradient is to be computed again; work on a copy"
                 raise ClientError(f"{type(client.module).__name__}.{why}")
-            batch, index, rows, *_ = present
+            batch, index, rows = current.batch, current.index, current.rows
 
         def value() -> Tensor | None:
             with self.fabric.autocast():
-                found = client.training_step(batch, index, rows)
-                if found is None or not callable(loss):  # the module skips the batch
-                    return found
+                step_loss = client.training_step(batch, index, rows)
+                if step_loss is None or not callable(loss):  # the module skips the batch
+                    return step_loss
                 return loss(Step(batch, targets_of(batch), client.worker_module.taps.values))
 
-        with self._unnoticed(batch, present, loss):
+        with self._unnoticed(batch, current, loss):
             return self.compute(at, value)
 
     @contextmanager
-    def _unnoticed(self, batch: Any, present: PresentBatch | None, loss: Any) -> Iterator[None]:
+    def _unnoticed(self, batch: Any, present: TrainingBatch | None, loss: Any) -> Iterator[None]:
         """In this block a pass logs nothing, and changes neither values of the visit nor random numbers."""
         client, worker_module, visit = self.client, self.client.worker_module, self.client.visit
         before, outputs = visit.logged, visit.outputs
-        scratch = [(vars(held), dict(vars(held))) for held in visit.scratch.values()]
+        scratch = [(vars(values), dict(vars(values))) for values in visit.scratch.values()]
         muted = before.muted()
         muted.begin_batch(batch)
         with ExitStack() as stack:
@@ -106,34 +106,35 @@ class ExtraPasses:
             finally:
                 worker_module.log_into(before)
                 visit.logged, visit.outputs = before, outputs
-                for held, saved in scratch:
-                    held.clear()
-                    held.update(saved)
+                for values, saved in scratch:
+                    values.clear()
+                    values.update(saved)
                 if present is not None and client.references.wanted:
-                    client.references.begin_batch(*present[:3])
+                    client.references.begin_batch(present.batch, present.index, present.rows)
 
     def _alone(self, at: MutableMapping[str, Tensor], value: Callable[[], Tensor | None]) -> Gradients:
         """The gradient for the client in the module, whose tensors get other memory during the pass."""
         client, binding = self.client, self.client.worker_module.binding
-        held, snapshot = binding.held(), ModuleSnapshot(client.module)
-        memory = {name: tensor.data for name, tensor in held.items()}
-        names = [name for name in client.trainable if held[name].requires_grad]
+        live, snapshot = binding.held(), ModuleSnapshot(client.module)
+        memory = {name: tensor.data for name, tensor in live.items()}
+        names = [name for name in client.trainable if live[name].requires_grad]
         buffers = [name for name in client.others if name not in client.frozen]
         try:
             for name in {**dict.fromkeys(buffers), **at}:
-                given = at[name].detach().to(held[name]) if name in at else memory[name]
-                held[name].data = given.clone() if name in buffers else given
+                replacement = at[name].detach().to(live[name]) if name in at else memory[name]
+                live[name].data = replacement.clone() if name in buffers else replacement
             with torch.enable_grad():
                 loss = value()
-                found = [] if loss is None else self._backward(loss, [held[name] for name in names])
+                gradients = [] if loss is None else self._backward(loss, [live[name] for name in names])
             after = binding.held()
             at.update({name: after[name].detach() for name in buffers if name in at})
         finally:
-            for name, tensor in held.items():
+            for name, tensor in live.items():
                 tensor.data = memory[name]
             snapshot.restore()
-        computed = dict(zip(names, found, strict=False))
-        result = Gradients({n: computed[n] if n in computed else torch.zeros_like(memory[n]) for n in client.trainable})
+        result, computed = Gradients(), dict(zip(names, gradients, strict=False))
+        for name in client.trainable:
+            result[name] = computed[name] if name in computed else torch.zeros_like(memory[name])
         result.loss = torch.zeros(()) if loss is None else loss.detach()
         return result
 

@@ -18,13 +18,14 @@ from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from torch.optim import Optimizer
 
 from fl_lightning.client import Client
+from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.reference_models import tensor_versions
-from fl_lightning.client.visit import PresentBatch, Visit
+from fl_lightning.client.visit import TrainingBatch, Visit
 from fl_lightning.core.method import MethodList
 from fl_lightning.core.seeding import generator_states, rng_scope
 from fl_lightning.core.state import State
 from fl_lightning.core.update import Update
-from fl_lightning.data.client_loaders import ClientLoader, ExampleIndices, num_batches, without_singles
+from fl_lightning.data.client_loaders import ClientLoader, num_batches, without_singles
 from fl_lightning.distributed.workers import Workers
 from fl_lightning.training.device_loaders import Loaders
 from fl_lightning.training.extra_passes import ExtraPasses
@@ -48,7 +49,6 @@ from fl_lightning.utilities.errors import (
     with_location,
 )
 
-Batch = tuple[ExampleIndices | None, Any]
 # phases that the stopwatch of a GPU counts as ``step``
 PARTS_OF_STEP = ("forward_backward", "correct")
 
@@ -95,7 +95,7 @@ class LocalTraining:
         ``ClientStateStore.commit_visit`` changes its memory once the server has its update. ``work`` is the number of
         epochs, or of steps where the run counts them, if they are fewer than in a whole visit.
         """
-        client, data, seed = self.client, self.loaders.data, self.loaders.seed
+        client, datamodule, seed = self.client, self.loaders.data, self.loaders.seed
         self.stopwatch.start()
         try:
             with (
@@ -103,7 +103,7 @@ class LocalTraining:
                 client.worker_module.training(),
                 self.loaders.train(k, round_) as loader,
                 client.lifecycle.visiting(
-                    data.info(k), received, client.worker_module.fit_progress.at(round_, len(loader), work)
+                    datamodule.info(k), received, client.worker_module.fit_progress.at(round_, len(loader), work)
                 ) as visit,
             ):
                 if visit.fit_progress.passes_now:  # a client without batches has no fit, and calls no hook
@@ -112,7 +112,7 @@ class LocalTraining:
         except (UsageError, LostWorkerError, Stopped):
             raise
         except (Exception, SystemExit) as error:
-            hint = f"; {without_singles(data)}" if "1 value per channel" in str(error) else ""
+            hint = f"; {without_singles(datamodule)}" if "1 value per channel" in str(error) else ""
             raise ClientError(f"client {k}, round {round_}: {with_location(error)}{hint}") from error
         finally:
             self.stopwatch.lap("collect")
@@ -173,12 +173,12 @@ class LocalTraining:
         optimizer, _ = self.begin_optimizer(1.0, loader)
         fit_progress.local_steps = steps
         for epoch, length in enumerate(fit_progress.passes):
-            fit_progress.epoch, ends_of_steps = epoch, fit_progress.steps_in(length)
-            for index, (rows, batch) in enumerate(self._pass(loader, length)):
-                visit.logged.begin_batch(batch)
-                steps_now = index in ends_of_steps
-                self._take_step(batch, index, rows, optimizer, steps_now)
-                fit_progress.step += steps_now
+            fit_progress.epoch = epoch
+            for batch in self._pass(loader, length, fit_progress):
+                visit.logged.begin_batch(batch.batch)
+                self._take_step(batch, optimizer)
+                if batch.ends_step:
+                    fit_progress.step += 1
         set_mode(optimizer, "eval")
 
     def begin_optimizer(self, factor: float, loader: ClientLoader | None) -> tuple[Optimizer, Schedulers]:
@@ -207,25 +207,28 @@ class LocalTraining:
         call("on_train_start")
         watch.lap("load")
         for epoch, length in enumerate(fit_progress.passes_now):
-            fit_progress.epoch, ends_of_steps = epoch, fit_progress.steps_in(length)
+            fit_progress.epoch = epoch
             call("on_train_epoch_start")
-            for index, (rows, batch) in enumerate(self._pass(loader, length)):
+            for batch in self._pass(loader, length, fit_progress):
                 self.workers.check()
+                logged.begin_batch(batch.batch)
                 watch.lap("data")
-                logged.begin_batch(batch)
-                goes_on = "on_train_batch_start" not in hooks or call("on_train_batch_start", batch, index) != -1
-                steps = index in ends_of_steps or not goes_on
-                if goes_on:
-                    self._take_step(batch, index, rows, optimizer, steps)
-                    visit.num_skipped += self._skips
-                    fit_progress.step += steps
-                if schedulers:
-                    schedules.after_batch(schedulers, index, steps, index + 1 == length or not goes_on)
-                if goes_on and "on_train_batch_end" in hooks:
-                    call("on_train_batch_end", visit.outputs, batch, index)
-                watch.lap("step")
-                if not goes_on:
+                index = batch.index
+                if "on_train_batch_start" in hooks and call("on_train_batch_start", batch.batch, index) == -1:
+                    if schedulers:
+                        schedules.after_batch(schedulers, index, stepped=True, last=True)
+                    watch.lap("step")
                     break
+                self._take_step(batch, optimizer)
+                if self._skips:
+                    visit.num_skipped += 1
+                if batch.ends_step:
+                    fit_progress.step += 1
+                if schedulers:
+                    schedules.after_batch(schedulers, index, batch.ends_step, index + 1 == length)
+                if "on_train_batch_end" in hooks:
+                    call("on_train_batch_end", visit.outputs, batch.batch, index)
+                watch.lap("step")
             call("on_train_epoch_end")
             visit.epochs.append(logged.end_epoch())
             if schedulers and schedules.mode == "restart":
@@ -242,44 +245,43 @@ class LocalTraining:
 
     def _warn_of_unfrozen(self, round_: int) -> None:
         """Warn once of a ``requires_grad`` that a visit of an earlier round has changed, and this one has not."""
-        trained = {*self.client.trainable}
-        changed = [name for name, value in self.client.live.items() if value.requires_grad != (name in trained)]
-        lost = [name for name in self._unfrozen if name not in changed and self._unfrozen[name] < round_]
-        if lost and not self._warned:
-            kind, names = type(self.client.module).__name__, ", ".join(lost)
-            text = f"changes in round {self._unfrozen[lost[0]]}, and not in round {round_}, as a visit begins with its "
-            text += "first value; change it in each visit, as by current_epoch >= 3 in place of == 3"
+        trained, live, unfrozen = {*self.client.trainable}, self.client.live, self._unfrozen
+        changed = [name for name in live if live[name].requires_grad != (name in trained)]
+        reverted = [name for name in unfrozen if name not in changed and unfrozen[name] < round_]
+        if reverted and not self._warned:
+            kind, names = type(self.client.module).__name__, ", ".join(reverted)
+            before = self._unfrozen[reverted[0]]
+            text = f"changes in round {before}, and not in round {round_}, as a visit begins with its first value; "
+            text += "change it in each visit, as by current_epoch >= 3 in place of == 3"
             rank_zero_warn(f"model={kind}: requires_grad of {truncate(names, LONGEST_LIST)} {text}")
-        self._warned |= bool(lost)
+        self._warned |= bool(reverted)
         self._unfrozen = dict.fromkeys(changed, round_) | self._unfrozen
 
-    def _pass(self, loader: ClientLoader, length: int) -> Iterator[Batch]:
+    def _pass(self, loader: ClientLoader, length: int, fit_progress: FitProgress) -> Iterator[TrainingBatch]:
         """A pass over the batches, of ``length`` at most."""
-        left = length
-        for batch in itertools.islice(self.loaders.batches(loader), length):
-            left -= 1
-            yield batch
-        if left:
+        ends, number = fit_progress.steps_in(length), 0
+        for rows, batch in itertools.islice(self.loaders.batches(loader), length):
+            yield TrainingBatch(batch, number, rows, number in ends)
+            number += 1
+        if number < length:
             hint = "return the number of batches of every pass; an exhausted iterator has none in the next pass"
-            raise ClientError(f"its train_dataloader gave {length - left} of the {length} batches of a pass; {hint}")
+            raise ClientError(f"its train_dataloader gave {number} of the {length} batches of a pass; {hint}")
 
-    def _take_step(
-        self, batch: Any, index: int, rows: ExampleIndices | None, optimizer: Optimizer, steps: bool
-    ) -> None:
-        """Add the gradients of a batch, and where it ``steps``, take the local step of the batches since the last."""
-        if steps and self._closes:
-            self._step_by_closure(batch, index, rows, optimizer)
+    def _take_step(self, batch: TrainingBatch, optimizer: Optimizer) -> None:
+        """Add the gradients of a batch, and where it ends one, take the local step of the batches since the last."""
+        if batch.ends_step and self._closes:
+            self._step_by_closure(batch, optimizer)
             return
-        self._compute_gradients(batch, index, rows, optimizer)
-        if steps and self._has_gradients:
+        self._compute_gradients(batch, optimizer)
+        if batch.ends_step and self._has_gradients:
             self._prepare(optimizer)
             if self._scaler is None:
                 take_step(optimizer)
             else:
                 self.fabric.strategy.optimizer_step(optimizer)
-            self.client.lifecycle.end_step(optimizer, self._overflows)
+            end_step(self.client, optimizer, self._overflows)
 
-    def _step_by_closure(self, batch: Any, index: int, rows: ExampleIndices | None, optimizer: Optimizer) -> None:
+    def _step_by_closure(self, batch: TrainingBatch, optimizer: Optimizer) -> None:
         """Let the module, or the optimizer, decide when loss and gradients are computed."""
         client, worker_module = self.client, self.client.worker_module
         ran = False
@@ -288,22 +290,22 @@ class LocalTraining:
         def closure() -> torch.Tensor | None:
             nonlocal ran
             ran = True
-            loss = self._compute_gradients(batch, index, rows, optimizer)
+            loss = self._compute_gradients(batch, optimizer)
             return None if loss is None else loss.detach()
 
         wrapper = worker_module.trainer_shim.strategy._lightning_optimizers[0]
-        done, versions = client.num_steps, self._versions()
+        steps_before, versions = client.num_steps, self._versions()
         if "optimizer_step" in worker_module.hooks:
-            worker_module.call("optimizer_step", client.visit.fit_progress.current_epoch, index, wrapper, closure)
+            worker_module.call("optimizer_step", client.visit.fit_progress.current_epoch, batch.index, wrapper, closure)
         else:
             wrapper.step(closure=closure)
         if not ran:
             raise ClientError("optimizer_step has not run its closure; call optimizer.step(closure=optimizer_closure)")
-        if client.num_steps == done and self._versions() != versions:
+        if client.num_steps == steps_before and self._versions() != versions:
             if any(method.corrects_gradients for method in client.methods.methods):
                 hint = "which skips the methods' corrections; call optimizer.step(closure=optimizer_closure)"
                 raise ClientError(f"optimizer_step calls optimizer.optimizer.step, {hint}")
-            client.lifecycle.end_step(optimizer)
+            end_step(client, optimizer)
 
     def _versions(self) -> list[int]:
         """Changes whenever a trained parameter does."""
@@ -324,26 +326,25 @@ class LocalTraining:
             if self._has_gradients:
                 self.fabric.strategy.optimizer_step(optimizer, **kwargs)
         if self._has_gradients:
-            self.client.lifecycle.end_step(optimizer, self._overflows)
+            end_step(self.client, optimizer, self._overflows)
         return result
 
-    def _compute_gradients(
-        self, batch: Any, index: int, rows: ExampleIndices | None, optimizer: Optimizer
-    ) -> torch.Tensor | None:
+    def _compute_gradients(self, batch: TrainingBatch, optimizer: Optimizer) -> torch.Tensor | None:
         """Loss and gradients of a batch; None where the module skips the batch."""
         client, worker_module, fit_progress = self.client, self.client.worker_module, self.client.visit.fit_progress
         call, hooks = worker_module.call, worker_module.hooks
         if client.methods.needs_gradients:
-            client.visit.present = PresentBatch(batch, index, rows, generator_states(), tensor_versions(batch))
+            versions = tensor_versions(batch.batch)
+            client.visit.present = batch._replace(states=generator_states(), versions=versions)
         with self.fabric.autocast():
-            loss = client.training_step(batch, index, rows)
+            loss = client.training_step(batch.batch, batch.index, batch.rows)
         self._skips = loss is None
-        if index % fit_progress.accumulate == 0:
+        if batch.index % fit_progress.accumulate == 0:
             self._has_gradients = False
             if "on_before_zero_grad" in hooks:
                 call("on_before_zero_grad", optimizer)
             if "optimizer_zero_grad" in hooks:
-                call("optimizer_zero_grad", fit_progress.current_epoch, index, optimizer)
+                call("optimizer_zero_grad", fit_progress.current_epoch, batch.index, optimizer)
             else:
                 clear_gradients(optimizer)
         if loss is not None:
@@ -386,6 +387,20 @@ class LocalTraining:
         if methods.having("on_after_clipping") and not self._overflows:
             methods.call("on_after_clipping", client, optimizer)
         self.stopwatch.lap("correct")
+
+
+def end_step(client: Client, optimizer: Optimizer, lost: bool = False) -> None:
+    """The optimizer has stepped: call the methods, and count the step; one that it has left out is only counted."""
+    visit = client.visit
+    if lost:
+        visit.num_lost += 1
+        return
+    counts = visit.counts
+    counts.lr = float(optimizer.param_groups[0]["lr"])  # a tensor may change later
+    counts.lr_total += counts.lr
+    if client.methods.having("on_after_optimizer_step"):
+        client.methods.call("on_after_optimizer_step", client, optimizer)
+    counts.num_steps += 1
 
 
 def scalings_of(scaler: Any) -> list[tuple[float, int]]:
@@ -441,8 +456,8 @@ class Stopwatch:
     def _add_ended(self) -> None:
         """Add the laps whose events the GPU has passed, and release these events."""
         while self._laps and self._laps[0][2].query():
-            phase, begin, end = self._laps.popleft()
-            self._seconds[phase] += begin.elapsed_time(end) / 1000  # of milliseconds
+            phase, start, end = self._laps.popleft()
+            self._seconds[phase] += start.elapsed_time(end) / 1000  # of milliseconds
 
 
 def recorded_event() -> torch.cuda.Event:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from functools import cache, cached_property
 from inspect import Parameter, signature
+from operator import is_
 from typing import Any, Literal
 
 import torch
@@ -34,9 +35,9 @@ def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]
         with patched(module, _current_fx_name="configure_optimizers"):  # for self.log
             returned: Any = module.configure_optimizers()
     except (ValueError, TypeError) as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         # an error in the user's own code keeps its traceback
-        if not last.filename.startswith(torch.__path__[0]):
+        if not frame.filename.startswith(torch.__path__[0]):
             raise
         raise UsageError(f"{kind}: {error}; change the arguments of the optimizer") from error
     try:
@@ -46,9 +47,8 @@ def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]
         raise UsageError(f"{kind}: {' '.join(text_of(error).split())}") from error
     if len(optimizers) != 1:
         raise UsageError(f"{kind} gives {len(optimizers)} optimizers; a client is trained with one, return one")
-    strays = [
-        type(c.scheduler).__name__ for c in configs if getattr(c.scheduler, "optimizer", None) is not optimizers[0]
-    ]
+    schedulers_of_run = [config.scheduler for config in configs]
+    strays = [type(s).__name__ for s in schedulers_of_run if getattr(s, "optimizer", None) is not optimizers[0]]
     hint = "is not a scheduler of the returned optimizer; create it with that optimizer, or remove it"
     require(not strays, f"{kind}: lr_scheduler", ", ".join(strays), hint)
     optimizers[0]._opt_called = True  # else a scheduler that is brought forward warns
@@ -70,8 +70,8 @@ class OptimizerFactory:
 
     def fresh(self) -> tuple[Optimizer, Schedulers]:
         """An optimizer in its initial state, and new schedulers of it, without those that watch a metric."""
-        same = self._optimizer is not None and len(self._optimizer.param_groups) == len(self._options)
-        if self._optimizer is not None and same and can_reset(self._optimizer):
+        is_unchanged = self._optimizer is not None and len(self._optimizer.param_groups) == len(self._options)
+        if self._optimizer is not None and is_unchanged and can_reset(self._optimizer):
             self._optimizer.state.clear()
             set_group_options(self._optimizer, self._options)
             return self._optimizer, []
@@ -80,8 +80,8 @@ class OptimizerFactory:
         self._options = group_options(optimizer)
         # an attribute that configure_optimizers sets may refer to this optimizer
         now = vars(self.module)
-        same = now.keys() == attributes.keys() and all(now[name] is attributes[name] for name in attributes)
-        again = schedulers or optimizer.state or not same
+        is_unchanged = now.keys() == attributes.keys() and all(map(is_, now.values(), attributes.values()))
+        again = schedulers or optimizer.state or not is_unchanged
         self._optimizer = None if again else optimizer
         return optimizer, schedulers
 
@@ -100,7 +100,10 @@ def can_reset(optimizer: Optimizer) -> bool:
 
 def group_options(optimizer: Optimizer) -> list[dict[str, Any]]:
     """The options of each parameter group."""
-    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    options: list[dict[str, Any]] = [dict(group) for group in optimizer.param_groups]
+    for group in options:
+        del group["params"]
+    return options
 
 
 def set_group_options(optimizer: Optimizer, options: list[dict[str, Any]]) -> None:
@@ -138,8 +141,8 @@ def set_mode(optimizer: Optimizer, mode: Literal["train", "eval"]) -> None:
 
 def clear_gradients(optimizer: Optimizer) -> None:
     """``optimizer.zero_grad()``, without a profiler's span where no profiler runs."""
-    own = type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer)
-    if own or torch.autograd._profiler_enabled():
+    is_custom = type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer)
+    if is_custom or torch.autograd._profiler_enabled():
         optimizer.zero_grad()
         return
     for group in optimizer.param_groups:

@@ -34,10 +34,10 @@ class ResidentImages:
     def _copy(self, tensor: Tensor) -> Tensor:
         copied = self._copies.pop(tensor, None)
         if copied is None:
-            held = sum(one.nbytes for one in self._copies.values())
-            while self._copies and held + tensor.nbytes > self.limit:
-                first = next(iter(self._copies))
-                held -= self._copies.pop(first).nbytes
+            size = sum(images.nbytes for images in self._copies.values())
+            while self._copies and size + tensor.nbytes > self.limit:
+                oldest = next(iter(self._copies))
+                size -= self._copies.pop(oldest).nbytes
             copied = tensor.to(self.device, copy=True)
         self._copies[tensor] = copied
         self._number = len(self._copies)

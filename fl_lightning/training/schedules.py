@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from fl_lightning.client import Client
 from fl_lightning.client.lightning.fit_progress import FitProgress
-from fl_lightning.client.module_snapshot import ModuleSnapshot
+from fl_lightning.client.lightning.module_snapshot import ModuleSnapshot
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.training.optimizers import (
     OptimizerFactory,
@@ -62,14 +62,14 @@ class Schedules:
         if self.mode == "restart" or idle or self._clock.round == 0:
             return
         now, batches = self._clock.round, self._clock.batches
-        done, states, options = self._positions.get(batches, (0, [], []))
-        done = done if done <= now else 0
-        if done:
+        rounds_done, states, options = self._positions.get(batches, (0, [], []))
+        rounds_done = rounds_done if rounds_done <= now else 0
+        if rounds_done:
             for config, state in zip(configs, states, strict=True):
                 config.scheduler.load_state_dict(copy.deepcopy(state))
             set_group_options(optimizer, copy.deepcopy(options))
         with self._unseen(optimizer, *(config.scheduler for config in configs)):
-            for round_ in range(done, now):
+            for round_ in range(rounds_done, now):
                 self._pass_round(configs, round_)
         self._clock.round, self._clock.epoch, self._clock.step = now, 0, 0
         states = [copy.deepcopy(config.scheduler.state_dict()) for config in configs]
@@ -77,10 +77,11 @@ class Schedules:
 
     def after_batch(self, configs: Schedulers, index: int, stepped: bool, last: bool) -> None:
         """Step the schedulers that are due after a batch, as Lightning does."""
-        due = [("step", index + 1)] * stepped + [("epoch", self._clock.current_epoch + 1)] * last
-        for interval, done in due if configs else ():
-            for config in configs:
-                if config.interval == interval and done % config.frequency == 0 and not config.reduce_on_plateau:
+        epoch = self._clock.current_epoch if last else 0
+        for interval, is_due, count in (("step", stepped, index), ("epoch", last, epoch)):
+            for config in configs if is_due else ():
+                matches = config.interval == interval and not config.reduce_on_plateau
+                if matches and (count + 1) % config.frequency == 0:
                     self.step(config, None)
 
     def after_epoch(self, configs: Schedulers) -> None:
@@ -118,7 +119,8 @@ class Schedules:
             steps = fit_progress.steps_in(length)
             for index in range(length):
                 stepped = index in steps
-                fit_progress.step += stepped
+                if stepped:
+                    fit_progress.step += 1
                 self.after_batch(configs, index, stepped, index + 1 == length)
 
 
@@ -147,8 +149,8 @@ class PlateauScheduler:
         """Set the rates of a client's optimizer, and return this scheduler in the place of the client's."""
         if self.config is None:
             return configs
-        for group, ours in zip(optimizer.param_groups, self._optimizer.param_groups, strict=True):
-            group["lr"] = ours["lr"]
+        for group, server_group in zip(optimizer.param_groups, self._optimizer.param_groups, strict=True):
+            group["lr"] = server_group["lr"]
         return [self.config]
 
     def state_dict(self) -> dict[str, Any]:
@@ -173,10 +175,11 @@ def watched(config: LRSchedulerConfig, metrics: Mapping[str, Any], evaluated: bo
     value after an evaluation is a warning unless the schedule is ``strict``.
     """
     name = str(config.monitor)
-    names = [f"{phase}{tag}" for tag in (name, f"{name}_epoch") for phase in ("", "val/", "test/", "train/")]
+    phases, measurements = ("", "val/", "test/", "train/"), ("time/", "memory/", "placed/", "bytes/")
+    names = [f"{phase}{tag}" for tag in (name, f"{name}_epoch") for phase in phases]
     tags = [tag for tag in names if tag in metrics]
-    logged = ", ".join(sorted(tag for tag in metrics if not tag.startswith(("time/", "memory/", "placed/", "bytes/"))))
-    hint = f"no such metric is logged; choose one of {logged}"
+    logged = sorted(tag for tag in metrics if not tag.startswith(measurements))
+    hint = f"no such metric is logged; choose one of {', '.join(logged)}"
     require(bool(tags) or not (evaluated and config.strict), "monitor", name, hint)
     if evaluated and not tags:
         rank_zero_warn(f"monitor={name!r}: {hint}, or the learning rate stays, as strict is False")
@@ -190,11 +193,13 @@ def check_length(client: Client, configs: Schedulers, batches: Iterator[int]) ->
     for number in sorted({*batches} - {0}):  # a client without batches has no schedule
         with patched(client.worker_module.fit_progress, batches=number):  # the shim's progress is still this one
             for config in configure_optimizer(client.module)[1]:
-                taken = steps_of(config, client)
-                total = getattr(config.scheduler, "total_steps", taken)
-                hint = f"a client of {number} batches takes {taken}; give total_steps={taken}"
+                num_steps = steps_of(config, client)
+                total = getattr(config.scheduler, "total_steps", num_steps)
+                hint = f"a client of {number} batches takes {num_steps}; give total_steps={num_steps}"
                 hint += ", or self.trainer.estimated_stepping_batches"
-                require(taken <= total, f"model={type(client.module).__name__}: OneCycleLR.total_steps", total, hint)
+                require(
+                    num_steps <= total, f"model={type(client.module).__name__}: OneCycleLR.total_steps", total, hint
+                )
 
 
 def steps_of(config: LRSchedulerConfig, client: Client) -> int:

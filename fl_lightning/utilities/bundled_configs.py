@@ -32,10 +32,10 @@ def named_configs() -> dict[str, Path]:
 
 def names_near(name: str) -> str:
     """Some names similar to ``name`` as a whole or in the last part, or else the first ones, and the folder of all."""
-    paths_by_name, name_asked = named_configs(), short_name(name)
+    paths_by_name, target = named_configs(), short_name(name)
 
     def similarity(candidate: str) -> float:
-        pairs = ((name_asked, candidate), (name_asked.rpartition("/")[2], candidate.rpartition("/")[2]))
+        pairs = ((target, candidate), (target.rpartition("/")[2], candidate.rpartition("/")[2]))
         return max(SequenceMatcher(None, *pair).ratio() for pair in pairs)
 
     similar = [name for name in paths_by_name if similarity(name) >= 0.7]

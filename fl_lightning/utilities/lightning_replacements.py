@@ -84,6 +84,11 @@ ATTRIBUTES = {
     "test_dataloaders": "call trainer.data.test_dataloader()",
     "is_global_zero": "read trainer.global_rank == 0",
     "loggers": "read trainer.logger",
+    "datamodule": "read trainer.data",
+    "lr_scheduler_configs": "schedulers belong to a visit; read client.lr",
+    "num_training_batches": "read len(trainer.data.train_dataloader(k))",
+    "estimated_stepping_batches": "multiply len(trainer.data.train_dataloader(k)) by local_epochs and max_rounds",
+    "sanity_checking": "one batch of each loader is tried before round 0; read trainer.history, which is empty then",
 }
 COST_LEDGER = "use fl_lightning.callbacks.CostLedger"
 WRITTEN = "checkpoints are written every trainer.checkpoint_every_n_rounds rounds"

@@ -75,12 +75,12 @@ class Column:
         """The value of these rows, and whether it is stacked; a number where they have the same."""
         if self.shared:
             return self.values, False
-        chosen = self.values[rows]
-        if isinstance(chosen, Tensor):
-            return chosen, True
-        if (chosen == chosen[0]).all():
-            return chosen[0].item(), False
-        return torch.from_numpy(chosen.copy()).to(self.device), True
+        values = self.values[rows]
+        if isinstance(values, Tensor):
+            return values, True
+        if (values == values[0]).all():
+            return values[0].item(), False
+        return torch.from_numpy(values.copy()).to(self.device), True
 
     def row(self, row: int) -> Any:
         """The value of one client."""
@@ -112,11 +112,11 @@ def table_of(shape: Any, rows: Mapping[int, Sequence[Any]], size: int, device: t
     """Return a table for a group of ``size`` clients, from the leaves of the ``rows`` with this structure."""
     columns = []
     for values in zip(*rows.values(), strict=True):
-        first, by_row = values[0], dict(zip(rows, values, strict=True))
-        shared = isinstance(first, Tensor) and len(values) > 1 and all(value is first for value in values)
-        column = first if shared else [by_row.get(row, first) for row in range(size)]
+        example, by_row = values[0], dict(zip(rows, values, strict=True))
+        shared = isinstance(example, Tensor) and len(values) > 1 and len({*map(id, values)}) == 1
+        column = example if shared else [by_row.get(row, example) for row in range(size)]
         if isinstance(column, list):
-            tensors = isinstance(first, Tensor)
+            tensors = isinstance(example, Tensor)
             column = torch.stack([value.detach() for value in column]) if tensors else np.array(column)
         columns.append(Column(column, device, shared))
     return BatchedTree(shape, columns)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -18,8 +17,8 @@ from torch.optim import SGD
 from fl_lightning.client import Client
 from fl_lightning.client.client import LARGEST_INTEGER, are_exact
 from fl_lightning.client.lightning.fit_progress import FitProgress
-from fl_lightning.client.module_snapshot import StateBinding
-from fl_lightning.client.visit import PresentBatch, Visit
+from fl_lightning.client.lightning.module_snapshot import StateBinding
+from fl_lightning.client.visit import TrainingBatch, Visit
 from fl_lightning.core.reduced import Reduced
 from fl_lightning.core.seeding import generator_states, rng_scope
 from fl_lightning.core.state import State, norm
@@ -45,7 +44,7 @@ from fl_lightning.vectorized.one_client import mapped_gradient, start_visit
 from fl_lightning.vectorized.op_trace import Recordings
 from fl_lightning.vectorized.stacked_state import StackedState
 from fl_lightning.vectorized.values_held import values_held
-from fl_lightning.vectorized.vmap_step import Results, StepPhase, VmapStep
+from fl_lightning.vectorized.vmap_step import Results, StepPhase, VmapStep, namespaces_of
 from fl_lightning.vectorized.vmap_views import not_mappable
 
 # numbers in the states of a group beyond which its updates are computed sequentially, to save memory
@@ -92,8 +91,9 @@ class Group:
         self.size = len(members)
         self.infos = [training.loaders.data.info(member.id) for member in members]
         self.errors: dict[int, Exception] = {}
-        zeros = {"num_steps": 0, "lr": 0.0, "lr_total": 0.0}
-        self.counts = {name: Column(np.array([zero] * self.size), self.device) for name, zero in zeros.items()}
+        self.counts: dict[str, Column] = {}
+        for name, zero in {"num_steps": 0, "lr": 0.0, "lr_total": 0.0}.items():
+            self.counts[name] = Column(np.array([zero] * self.size), self.device)
         self.num_steps, self.lr = self.counts["num_steps"].values, self.counts["lr"].values
         self._taken, self.num_skipped = np.zeros((2, self.size), dtype=np.int64)
         self.log = GroupLog(self.client.module, self.size)
@@ -108,9 +108,8 @@ class Group:
         clips = training.client.worker_module.trainer_shim.setting.gradient_clip_val is not None
         self._prepares = bool(hooks("on_before_optimizer_step") or hooks("on_after_clipping") or clips)
         self._corrects = bool(hooks("on_after_optimizer_step"))
-        takes_index = training.client.worker_module.takes_index
-        # whether the module's training_step reads the index of the batch
-        self._looks_at_index = takes_index and looks_at(training.client.module.training_step, 1)
+        # whether clients at different indices of their passes take separate steps
+        self._splits_by_index = False
 
     # ------------------------------------------------------------------ the visits
     @contextmanager
@@ -139,7 +138,8 @@ class Group:
         training, client = self.training, self.client
         training.stopwatch.start()
         with ExitStack() as stack:
-            loaders = [stack.enter_context(training.loaders.train(member.id, self.round)) for member in self.members]
+            contexts = [training.loaders.train(member.id, self.round) for member in self.members]
+            loaders = [*map(stack.enter_context, contexts)]
             fit_progress = client.worker_module.fit_progress
             self.progresses: list[FitProgress] = [
                 fit_progress.at(self.round, len(loader), member.work)
@@ -148,14 +148,18 @@ class Group:
             client.worker_module.trainer_shim.fit_progress = self.progresses[0]
             client.worker_module.load_and_reset(self.received)
             # buffers outside the state: each visit starts with their values at the start of the run
-            known = {id(value) for value in client.live.values()}
-            buffers = client.module.named_buffers()
-            self._apart = {f"buffer {path}": value for path, value in buffers if id(value) not in known}
+            state_ids = {id(value) for value in client.live.values()}
+            self._apart: State = {}
+            for path, value in client.module.named_buffers():
+                if id(value) not in state_ids:
+                    self._apart[f"buffer {path}"] = value
             self.places = StateBinding(client.module, {**client.live, **self._apart})
             optimizer, schedulers = training.begin_optimizer(training.lr_factors[self.round], None)
             self._begin(optimizer)
-            held = values_held(client.module, client.methods.methods, [*client.live.values(), *self._apart.values()])
-            self.recordings.begin_group(self.round, held)
+            attributes = values_held(
+                client.module, client.methods.methods, [*client.live.values(), *self._apart.values()]
+            )
+            self.recordings.begin_group(self.round, attributes)
             try:
                 feed = GroupLoader(training.loaders, loaders, self.device)
                 training.stopwatch.lap("load")
@@ -167,12 +171,12 @@ class Group:
 
     def _take_steps(self, feed: GroupLoader, optimizer: Any, schedulers: Any) -> None:
         training = self.training
-        passes = [
-            [] if row in self.errors else fit_progress.passes_now for row, fit_progress in enumerate(self.progresses)
-        ]
+        passes = [fit_progress.passes_now for fit_progress in self.progresses]
+        for row in self.errors:
+            passes[row] = []
         for epoch in range(max(map(len, passes), default=0)):
             self._epoch = epoch
-            lengths = [own[epoch] if epoch < len(own) else 0 for own in passes]
+            lengths = [numbers[epoch] if epoch < len(numbers) else 0 for numbers in passes]
             for batch in feed.of_pass(lengths):
                 training.workers.check()
                 training.stopwatch.lap("data")
@@ -190,17 +194,17 @@ class Group:
         """Let the methods start each visit, and stack the clients' values."""
         client, size = self.client, self.size
         starts = client.kept or client.methods.having("on_client_start")
-        own = [self._start(row) if starts else ({}, {}, {}) for row in range(size)]
+        beginnings = [self._start(row) if starts else ({}, {}, {}) for row in range(size)]
         # a frozen parameter that stays with nobody is the same for all, and a step may not change it
         alike = {name for name in client.frozen if name not in client.kept}
         self.shared = {name: self.received[name] for name in alike}
         begins = {**{n: v for n, v in self.received.items() if n not in alike}, **self._apart}
         state = {name: value.expand(size, *value.shape).clone() for name, value in begins.items()}
-        for row, (entries, *_) in enumerate(own):
+        for row, (entries, *_) in enumerate(beginnings):
             for name, value in entries.items():
                 state[name][row] = value
         self.received_own = {name: state[name].clone() for name in client.kept if starts}
-        for row, (_, moved, _) in enumerate(own):
+        for row, (_, moved, _) in enumerate(beginnings):
             for name, value in moved.items():
                 if name in alike:
                     raise not_mappable(f"client.live[{name!r}]", "on_client_start changes a frozen parameter")
@@ -210,14 +214,14 @@ class Group:
         dampened = any(group.get("dampening") for group in optimizer.param_groups)
         self._counts_steps = type(optimizer) is not SGD or dampened
         self.note_settings()
-        self._set_tables([references for *_, references in own])
+        self._set_tables([references for *_, references in beginnings])
 
     def _start(self, row: int) -> tuple[State, State, dict[str, Any]]:
         """Begin one client's visit; see :func:`start_visit`."""
         member, seed = self.members[row], self.training.loaders.seed
         try:
             with rng_scope(seed, "train", self.round, member.id):
-                visit, own, moved, references = start_visit(
+                visit, entries, moved, references = start_visit(
                     self.client, self.infos[row], self.received, self.progresses[row]
                 )
         except (UsageError, LostWorkerError, Stopped):
@@ -226,7 +230,7 @@ class Group:
             self.errors[row] = error
             return {}, {}, {}
         self.visits[row] = visit
-        return own, moved, references
+        return entries, moved, references
 
     def _set_tables(self, references: Sequence[dict[str, Any]]) -> None:
         """Return a table for each structure of the methods' scratch; most methods have one."""
@@ -235,8 +239,8 @@ class Group:
         for row, info in enumerate(self.infos):
             leaves: list[Any] = [info.num_examples, *([] if info.label_counts is None else [info.label_counts])]
             about = {"num_examples": LeafSpec(0), "label_counts": None if info.label_counts is None else LeafSpec(1)}
-            begun = self.visits[row].scratch if row in self.visits else {}
-            scratch = take_apart({name: vars(held) for name, held in begun.items()}, leaves)
+            namespaces = self.visits[row].scratch if row in self.visits else {}
+            scratch = take_apart({name: vars(namespaces[name]) for name in namespaces}, leaves)
             shape = {"info": about, "scratch": scratch, "references": take_apart(references[row], leaves)}
             kind = kind_of(shape, leaves) if self.visits else ""
             shapes[kind] = shape
@@ -249,15 +253,27 @@ class Group:
     def _program(self, batch: GroupBatch, optimizer: Any) -> None:
         """The step of the clients of a batch: one for all that can take it together."""
         rows = batch.rows
-        same = [self._kinds[rows], *([m[rows] for m in self.stack.moves.values()] if self._counts_steps else [])]
-        if self._looks_at_index and len(batch.indices) > 1:
-            same.append(np.array(batch.indices))
-        if all((values == values[0]).all() for values in same):
-            self._step(batch, optimizer)
+        must_agree = [self._kinds[rows]]
+        if self._counts_steps:
+            must_agree += [moves[rows] for moves in self.stack.moves.values()]
+        differs = len({*batch.indices}) > 1
+        if self._splits_by_index and differs:
+            must_agree.append(np.array(batch.indices))
+        if all((values == values[0]).all() for values in must_agree):
+            try:
+                self._step(batch, optimizer)
+            except RuntimeError:
+                # the module may use the index as a number, which it can do where the clients have the same
+                if self._splits_by_index or not differs:
+                    raise
+                self._splits_by_index = True
+                self._program(batch, optimizer)
             return
-        chosen, keys = numbers_of(rows, self.size), list(zip(*(values.tolist() for values in same), strict=True))
-        for key in dict.fromkeys(keys):
-            self._step(batch.part([place for place, own in enumerate(keys) if own == key], chosen), optimizer)
+        numbers, places = numbers_of(rows, self.size), dict[tuple[int, ...], list[int]]()
+        for place, key in enumerate(zip(*(values.tolist() for values in must_agree), strict=True)):
+            places.setdefault(key, []).append(place)
+        for places_of_key in places.values():
+            self._step(batch.part(places_of_key, numbers), optimizer)
 
     def _step(self, batch: GroupBatch, optimizer: Any) -> None:
         training, rows = self.training, batch.rows
@@ -292,8 +308,9 @@ class Group:
             limit = setting.gradient_clip_val
             trained = [client.live[name] for names in self.stack.optimized for name in names]
             if setting.gradient_clip_algorithm == "value":
-                for gradient in (parameter.grad for parameter in trained if parameter.grad is not None):
-                    gradient.copy_(gradient.clamp(-limit, limit))  # torch.vmap has no rule for clamp_
+                for parameter in trained:
+                    if parameter.grad is not None:
+                        parameter.grad.copy_(parameter.grad.clamp(-limit, limit))  # torch.vmap has no rule for clamp_
             else:
                 clip_grad_norm_(trained, limit, foreach=False)  # it leaves out what has no gradient
         client.methods.call("on_after_clipping", client, optimizer)
@@ -316,19 +333,19 @@ class Group:
             if (losses := results.get("loss")) is None:
                 return {}
             self.training.fabric.backward(losses.sum())
-            return {name: grad for name in client.trainable if (grad := mounted[name].grad) is not None}
+            gradients = {name: mounted[name].grad for name in client.trainable}
+            return {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
         part = StepPhase("gradients", about, columns, work, backward)
         return bool(VmapStep(self, batch.rows, mounted, part).results())
 
     def _arguments(self, batch: GroupBatch) -> tuple[list[Any], Any, Callable[[list[Any]], tuple[Any, Any]]]:
         """A batch as arguments of a mapped step: their columns, what else they depend on, and how to read them."""
-        table, index = batch.table, batch.indices[0]
+        table, differs = batch.table, len({*batch.indices}) > 1
         columns = [column.take(slice(0, None)) for column in table.columns]
-        if by_client := len(set(batch.indices)) > 1:
-            columns.append((torch.tensor(batch.indices, device=self.device), True))
-        about = (repr(table.shape), by_client or (self._looks_at_index and index))
-        return columns, about, lambda leaves: (put_together(table.shape, leaves), leaves[-1] if by_client else index)
+        indices = torch.tensor(batch.indices if differs else batch.indices[0], device=self.device)
+        columns.append((indices, differs))
+        return columns, (repr(table.shape), differs), lambda leaves: (put_together(table.shape, leaves), leaves[-1])
 
     def _mapped_hooks(
         self, name: str, batch: GroupBatch, mounted: State, optimizer: Any, hooks: Callable[[Any], None]
@@ -345,10 +362,11 @@ class Group:
                 live[name].grad = gradient
             self.stack.fill_groups(live)
             if of_one is not None:
-                client.visit.present = PresentBatch(*of_one(leaves[len(trained) :]), None, self._states)
+                client.visit.present = TrainingBatch(*of_one(leaves[len(trained) :]), states=self._states)
             with patched(client.extra_passes, compute=partial(mapped_gradient, client, self.places)):
                 hooks(optimizer)
-            return {name: live[name].grad for name in live if live[name].grad is not gradients.get(name)}
+            changed = [name for name in live if live[name].grad is not gradients.get(name)]
+            return {name: live[name].grad for name in changed}
 
         try:
             part = StepPhase(name, (*trained, about), [*columns, *again], work)
@@ -361,7 +379,8 @@ class Group:
     def note_settings(self) -> bool:
         """Store the optimizer's rates and other settings; return whether they changed."""
         groups = self.stack.optimizer.param_groups
-        before, self.settings = self.settings, repr([{**group, "params": None} for group in groups])
+        before, settings = self.settings, [{**group, "params": None} for group in groups]
+        self.settings = repr(settings)
         return self.settings != before
 
     def table_of(self, row: int) -> tuple[str, BatchedTree]:
@@ -395,7 +414,7 @@ class Group:
     def sends_states_alone(self) -> bool:
         """Return whether no hook needs a trained client, so that updates can be computed side by side."""
         client, hooks = self.client, self.client.methods.having
-        ends = any(hooks(hook) for hook in ("on_client_end", "transform_client_update", "client_weight"))
+        ends = hooks("on_client_end") or hooks("transform_client_update") or hooks("client_weight")
         return not (client.kept or ends or self.size * client.worker_module.numel > MOST_NUMBERS)
 
     @torch.no_grad()
@@ -404,10 +423,11 @@ class Group:
 
         The updates are as in :meth:`~fl_lightning.core.update.Update.weighted`, with a row for each client.
         """
-        client, state = self.client, self.stack.state
-        change = {name: state[name].double() - self.received[name].double() for name in client.trainable}
+        client, state, received = self.client, self.stack.state, self.received
+        change = {name: state[name].double() - received[name].double() for name in client.trainable}
         # with the bits that each would have by itself
-        drift = torch.stack([norm({name: values[row] for name, values in change.items()}) for row in range(self.size)])
+        changes = [{name: change[name][row] for name in change} for row in range(self.size)]
+        drift = torch.stack([*map(norm, changes)])
         fine = self.log.without_bad_terms() & (self.num_steps > 0)
         good = drift.isfinite() & torch.from_numpy(fine).to(drift.device)
         for name in client.others:
@@ -417,16 +437,18 @@ class Group:
                 exact = state[name].clamp(-LARGEST_INTEGER, LARGEST_INTEGER) == state[name]
                 good &= exact.reshape(self.size, -1).all(1) & are_exact(self.received[name])
         rows = [row for row, fine in enumerate(good.tolist()) if fine and row not in self.errors]
-        chosen = torch.tensor(rows, dtype=torch.int64, device=self.device)
-        of_rows = [float(self.infos[row].num_examples) if client.weighting == "examples" else 1.0 for row in rows]
+        row_index = torch.tensor(rows, dtype=torch.int64, device=self.device)
+        weighted = client.weighting == "examples"
+        of_rows = [float(self.infos[row].num_examples) if weighted else 1.0 for row in rows]
         weights = torch.tensor(of_rows, dtype=torch.float64, device=self.device)
-        ones, size = torch.ones_like(weights), sum(client.live[n].nbytes for n in (*client.sent, *client.sent_others))
+        ones = torch.ones_like(weights)
+        size = sum(client.live[name].nbytes for name in (*client.sent, *client.sent_others))
         logged, extremes = self.log.weighted(rows)
         updates = {
             "clients": Weighted(ones, ones),
-            "drift": Weighted(drift[chosen] * weights, weights),
-            "delta": {name: weigh_rows(change[name][chosen], weights) for name in client.sent},
-            "others": {name: weigh_rows(state[name][chosen], weights) for name in client.sent_others},
+            "drift": Weighted(drift[row_index] * weights, weights),
+            "delta": {name: weigh_rows(change[name][row_index], weights) for name in client.sent},
+            "others": {n: weigh_rows(state[n][row_index], weights) for n in client.sent_others},
             "bytes": Weighted(ones * size, ones),
             "logged": logged,
         }
@@ -436,31 +458,24 @@ class Group:
         """Put one client, whose visit has ended, into this worker's module, as if it had trained there alone."""
         client, visit = self.client, self.visits.get(row)
         if visit is None:
-            own = {name: values[row] for name, values in self.received_own.items()}
-            logged = client.worker_module.begin_logging(self.infos[row].num_examples)
-            visit = Visit(self.infos[row], {**self.received, **own}, self.progresses[row], logged)
+            visit = client.lifecycle.begin(self.infos[row], self.received, self.progresses[row])
         logged = visit.logged
-        client.worker_module.load({**self.received, **{name: values[row] for name, values in self.stack.state.items()}})
+        state = {name: values[row] for name, values in self.stack.state.items()}
+        client.worker_module.load({**self.received, **state})
         self.log.fill(logged, row)
         client.worker_module.log_into(logged)
         _, table = self.table_of(row)
-        scratch = put_together(table.shape, [column.row(row) for column in table.columns])["scratch"]
-        visit.scratch = {name: SimpleNamespace(**held) for name, held in scratch.items()}
-        visit.counts = SimpleNamespace(**{name: column.row(row) for name, column in self.counts.items()})
+        leaves = [column.row(row) for column in table.columns]
+        visit.scratch = namespaces_of(put_together(table.shape, leaves)["scratch"])
+        counts = {name: column.row(row) for name, column in self.counts.items()}
+        visit.counts = SimpleNamespace(**counts)
         passes = len(self.progresses[row].passes_now)
-        terms = [{name: row_of(term, row) for name, term in epoch.items()} for epoch in self._epochs[:passes]]
-        visit.epochs = [{name: term for name, term in epoch.items() if term.weight} for epoch in terms]
+        visit.epochs = []
+        for epoch in self._epochs[:passes]:
+            terms = {name: row_of(term, row) for name, term in epoch.items()}
+            visit.epochs.append({name: term for name, term in terms.items() if term.weight})
         visit.num_skipped = int(self.num_skipped[row])
         visit.fit_progress = client.worker_module.trainer_shim.fit_progress = replace(
             self.fit_progress(row), epoch=passes
         )
         client.visit = visit
-
-
-def looks_at(function: Callable[..., Any], place: int) -> bool:
-    """Whether the code of a method may read its argument at this place."""
-    code = getattr(getattr(function, "__func__", None), "__code__", None)
-    if code is None or code.co_argcount <= place + 1:
-        return True
-    read = (one.argval if isinstance(one.argval, tuple) else (one.argval,) for one in dis.get_instructions(code))
-    return any(code.co_varnames[place + 1] in names for names in read)

@@ -28,18 +28,21 @@ class GroupBatch(NamedTuple):
 
     def part(self, places: Sequence[int], of: Sequence[int]) -> GroupBatch:
         """The batches at these places, of clients whose rows are ``of``."""
-        chosen = list(places)
-        columns = [column.part(chosen) for column in self.table.columns]
-        indices = [self.indices[place] for place in chosen] if len(self.indices) > 1 else self.indices
+        selection = list(places)
+        columns = [column.part(selection) for column in self.table.columns]
+        indices = [self.indices[place] for place in selection] if len(self.indices) > 1 else self.indices
         return GroupBatch(
-            range_or_list([of[place] for place in chosen]), indices, BatchedTree(self.table.shape, columns), self.full
+            range_or_list([of[place] for place in selection]),
+            indices,
+            BatchedTree(self.table.shape, columns),
+            self.full,
         )
 
 
 def range_or_list(rows: list[int]) -> RowIndex:
     """Return a range of rows as a slice, for which indexing gives a view."""
-    first = rows[0]
-    return slice(first, first + len(rows)) if rows == [*range(first, first + len(rows))] else rows
+    start = rows[0]
+    return slice(start, start + len(rows)) if rows == [*range(start, start + len(rows))] else rows
 
 
 class GroupLoader:
@@ -51,10 +54,10 @@ class GroupLoader:
 
     def __init__(self, loaders: Loaders, of_clients: Sequence[ClientLoader], device: torch.device) -> None:
         self.loaders, self.of_clients, self.device = loaders, of_clients, device
-        first = of_clients[0]
+        example = of_clients[0]
         # errors by row
         self.failed: dict[int, Exception] = {}
-        self._gathers = loaders.plain and isinstance(first, IndexedLoader) and all(map(first.is_like, of_clients))
+        self._gathers = loaders.plain and isinstance(example, IndexedLoader) and all(map(example.is_like, of_clients))
 
     def of_pass(self, lengths: Sequence[int]) -> Iterator[GroupBatch]:
         """Yield the batches of a pass with the given numbers of batches."""
@@ -64,7 +67,8 @@ class GroupLoader:
         """Each batch of the group is one gather from the array that all clients have a part of."""
         loaders: Any = self.of_clients
         size, gather = loaders[0].batch_size, loaders[0].gather
-        orders = [loader.order() if length else torch.empty(0) for loader, length in zip(loaders, lengths, strict=True)]
+        pairs = [*zip(loaders, lengths, strict=True)]
+        orders = [loader.order() if length else torch.empty(0) for loader, length in pairs]
         full = [min(length, len(order) // size) for length, order in zip(lengths, orders, strict=True)]
         places = torch.zeros(max(full), len(full), size, dtype=torch.int64)
         for row, (order, number) in enumerate(zip(orders, full, strict=True)):
@@ -80,32 +84,35 @@ class GroupLoader:
         for row, (order, number, length) in enumerate(zip(orders, full, lengths, strict=True)):
             if number < length:
                 ragged.setdefault(len(order) - number * size, []).append(row)
-        for rest in sorted(ragged, reverse=True):
-            ends_ = torch.stack([orders[row][-rest:] for row in ragged[rest]])
-            batches.append((range_or_list(ragged[rest]), [full[row] for row in ragged[rest]], ends_))
-        one = list[Any]()
-        take_apart(gather(batches[0][2].reshape(-1)[:1]), one)
-        most = MOST_BYTES // max(1, sum(leaf.nbytes for leaf in one))
-        begin, number = 0, 0
-        for end, (*_, chosen) in enumerate(batches):
-            number += chosen.numel()
-            if number > most and end > begin:
-                yield from self._together(gather, batches[begin:end])
-                begin, number = end, chosen.numel()
-        yield from self._together(gather, batches[begin:])
+        for remainder in sorted(ragged, reverse=True):
+            ends_ = torch.stack([orders[row][-remainder:] for row in ragged[remainder]])
+            indices = [full[row] for row in ragged[remainder]]
+            batches.append((range_or_list(ragged[remainder]), indices, ends_))
+        leaves = list[Any]()
+        take_apart(gather(batches[0][2].reshape(-1)[:1]), leaves)
+        limit = MOST_BYTES // max(1, sum(leaf.nbytes for leaf in leaves))
+        start, number = 0, 0
+        for end, (*_, examples) in enumerate(batches):
+            number += examples.numel()
+            if number > limit and end > start:
+                yield from self._together(gather, batches[start:end])
+                start, number = end, examples.numel()
+        yield from self._together(gather, batches[start:])
 
     def _together(
         self, gather: Callable[[Tensor], Any], block: list[tuple[RowIndex, list[int], Tensor]]
     ) -> Iterator[GroupBatch]:
         """Batches of any clients, from one gather: their rows, indices, and the places ``(m, B)`` of their examples."""
-        whole = self.loaders.to_device(gather(torch.cat([places.reshape(-1) for *_, places in block])))
+        examples = torch.cat([places.reshape(-1) for *_, places in block])
+        joined = self.loaders.to_device(gather(examples))
         leaves: list[Any] = []
-        shape = take_apart(whole, leaves)
+        shape = take_apart(joined, leaves)
         columns = [leaf.split([places.numel() for *_, places in block]) for leaf in leaves]
         for (rows, indices, places), *parts in zip(block, *columns, strict=True):
             values = [part.view(*places.shape, *part.shape[1:]) for part in parts]
             full = places.shape[1] == self.of_clients[0].batch_size  # type: ignore[attr-defined]
-            yield GroupBatch(rows, indices, BatchedTree(shape, [Column(value, self.device) for value in values]), full)
+            tree = BatchedTree(shape, [Column(value, self.device) for value in values])
+            yield GroupBatch(rows, indices, tree, full)
 
     def _loaded(self, lengths: Sequence[int]) -> Iterator[GroupBatch]:
         """Yield batches from the clients' loaders."""
@@ -123,9 +130,11 @@ class GroupLoader:
                 break
             kinds = Counter(kind_of(shape, leaves) for _, _, shape, leaves in came)
             usual = kinds.most_common(1)[0][0]
-            waits = [lengths[row] == index + 1 and kind_of(*tree) != usual for row, _, *tree in came]
-            waiting += [one for one, later in zip(came, waits, strict=True) if later]
-            yield from self._by_kind([one for one, later in zip(came, waits, strict=True) if not later])
+            usual_batches: list[tuple[int, int, Any, list[Any]]] = []
+            for row, _, *tree in came:
+                waits = lengths[row] == index + 1 and kind_of(*tree) != usual
+                (waiting if waits else usual_batches).append((row, index, *tree))
+            yield from self._by_kind(usual_batches)
         yield from self._by_kind(waiting)
 
     def _next(self, batches: Iterator[Any], index: int, length: int) -> tuple[Any, list[Any]]:
@@ -146,5 +155,6 @@ class GroupLoader:
             rows = [row for row, *_ in alike]
             loader = self.of_clients[rows[0]]
             size = getattr(loader.loader if isinstance(loader, DataLoaderAdapter) else loader, "batch_size", None)
-            full = any(isinstance(leaf, Tensor) and leaf.shape[:1] == (size,) for leaf in alike[0][3])
+            tensors = [leaf for leaf in alike[0][3] if isinstance(leaf, Tensor)]
+            full = any(tensor.shape[:1] == (size,) for tensor in tensors)
             yield GroupBatch(range_or_list(rows), [index for _, index, *_ in alike], table, full)

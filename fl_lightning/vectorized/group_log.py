@@ -11,8 +11,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.client.metric_log import MAX_PENDING, LoggedValue, MetricLog
-from fl_lightning.client.reductions import FOLDS, LogKey, LogSpec
+from fl_lightning.client.lightning.metric_log import MAX_PENDING, LoggedValue, MetricLog
+from fl_lightning.client.lightning.reductions import FOLDS, LogKey, LogSpec
 from fl_lightning.core.reduced import EMPTY, Reduced
 from fl_lightning.core.weighted import Weighted, joined_on
 from fl_lightning.vectorized.batched_tree import RowIndex, numbers_of
@@ -45,13 +45,18 @@ class GroupLog(MetricLog):
     def muted(self) -> GroupLog:
         return GroupLog(self.module, self.size)
 
+    def read_pending(self) -> None:
+        """Do nothing: a batch begins within a mapped step, and :meth:`GroupValue.add_rows` limits what waits."""
+
     def callback_metrics(self) -> dict[str, Tensor]:
         raise not_mappable("self.trainer.callback_metrics", DIFFERS)
 
     def take_records(self) -> tuple[list[Record], list[Tensor]]:
         """Return the records of a mapped step, with ``...`` in place of tensors, and these tensors."""
         tensors = [part for record in self.records for part in record if isinstance(part, Tensor)]
-        shapes = [Record._make(... if isinstance(part, Tensor) else part for part in one) for one in self.records]
+        shapes = []
+        for record in self.records:
+            shapes.append(Record._make(... if isinstance(part, Tensor) else part for part in record))
         self.records.clear()
         return shapes, tensors
 
@@ -59,17 +64,20 @@ class GroupLog(MetricLog):
         """Add the values of a step of these clients; ``tensors`` take the places of ``...``."""
         for key, spec, *parts in records:
             weight, value = (next(tensors) if part is ... else part for part in parts)
-            entry: Any = self.entries.get(key) or self.new_entry(key, spec)
+            entry: Any = self.table(key).get(key) or self.new_entry(key, spec)
             entry.add_rows(rows, value, weight)
 
     def fill(self, logged: MetricLog, row: int) -> None:
         """Put the values of one client into the log of its visit."""
-        entries: Any = self.entries
-        logged.entries |= {key: one for key, entry in entries.items() if (one := entry.of_row(row))}
+        entries: Any = {**self.terms, **self.entries}
+        for key, entry in entries.items():
+            value = entry.of_row(row)
+            if value is not None:
+                logged.table(key)[key] = value
 
     def without_bad_terms(self) -> np.ndarray | bool:
         """Which clients have finite terms of the loss alone ``(G,)``."""
-        return np.all([np.asarray(term.first_bad) < 0 for term in self.terms], 0)
+        return np.all([np.asarray(term.first_bad) < 0 for term in self.terms.values()], 0)
 
     def weighted(self, rows: Sequence[int]) -> tuple[dict[str, dict[str, Weighted]], dict[str, Reduced]]:
         """The values of the clients at ``rows``, for sums over the cohort.
@@ -79,17 +87,17 @@ class GroupLog(MetricLog):
         """
         added: dict[str, dict[str, Weighted]] = {"mean": {}, "sum": {}}
         extremes: dict[str, Reduced] = {}
-        for name, one in self.sums().items():
-            total, weight = (np.asarray(part)[rows] for part in (one.total, one.weight))
-            if one.kind in added:
-                weight = weight if one.kind == "mean" else np.ones_like(total)
-                added[one.kind][name] = Weighted(torch.from_numpy(total), torch.from_numpy(weight))
+        for name, reduced in self.sums().items():
+            total, weight = (np.asarray(part)[rows] for part in (reduced.total, reduced.weight))
+            if reduced.kind in added:
+                weight = weight if reduced.kind == "mean" else np.ones_like(total)
+                added[reduced.kind][name] = Weighted(torch.from_numpy(total), torch.from_numpy(weight))
             elif rows:
-                extremes[name] = Reduced(one.kind, float(FOLDS[one.kind].reduce(total)))
+                extremes[name] = Reduced(reduced.kind, float(FOLDS[reduced.kind].reduce(total)))
         return added, extremes
 
     def new_entry(self, key: LogKey, spec: LogSpec, once: bool = False) -> LoggedValue:
-        entry = self.entries[key] = GroupValue(spec, once, self.size, key, self.records)
+        entry = self.table(key)[key] = GroupValue(spec, once, self.size, key, self.records)
         return entry
 
 
@@ -100,9 +108,11 @@ class GroupValue(LoggedValue):
         super().__init__(spec, once)
         self.size, self.key, self._records = size, key, records
         self._rows: list[RowIndex] = []
+        self.append = self.note
 
-    def add(self, value: Any, weight: Any) -> None:
-        """Note a value within a mapped step."""
+    def note(self, pair: tuple[Any, Any]) -> None:
+        """Note a value and its weight within a mapped step."""
+        value, weight = pair
         self._records.append(Record(self.key, self.spec, weight, value))
 
     def add_metric(self, metric: Metric, weight: float) -> None:
@@ -112,8 +122,7 @@ class GroupValue(LoggedValue):
     def add_rows(self, rows: RowIndex, value: Any, weight: Any) -> None:
         """Add a number, or a tensor ``(m,)`` with the values of these clients."""
         self._rows.append(rows)
-        self.pending.append(value)
-        self.weights.append(weight)
+        self.pending.append((value, weight))
         self.count += 1
         if len(self.pending) >= MAX_PENDING:
             self.read()
@@ -122,53 +131,56 @@ class GroupValue(LoggedValue):
         """Reduce the pending values, as matrices ``(steps, G)`` and in the order of one client."""
         if self._rows:
             self._read_rows(len(self._rows), self.size)
-        self.pending, self.weights, self._rows = [], [], []
+        self.pending.clear()
+        self._rows = []
 
     def _read_rows(self, steps: int, size: int) -> None:
         kind = self.spec.kind
-        chosen = [numbers_of(rows, size) for rows in self._rows]
-        lengths = [*map(len, chosen)]
-        places = np.repeat(np.arange(steps) * size, lengths) + np.concatenate(chosen)
+        row_numbers = [numbers_of(rows, size) for rows in self._rows]
+        lengths = [*map(len, row_numbers)]
+        places = np.repeat(np.arange(steps) * size, lengths) + np.concatenate(row_numbers)
 
         def spread(parts: Sequence[Any], empty: float) -> np.ndarray:
-            whole = np.full(steps * size, empty)
-            whole[places] = one_after_another(parts, lengths)
-            return whole.reshape(steps, size)
+            matrix = np.full(steps * size, empty)
+            matrix[places] = one_after_another(parts, lengths)
+            return matrix.reshape(steps, size)
 
-        values, weights = spread(self.pending, EMPTY[kind]), spread(self.weights, 0.0)
-        there = spread([1.0] * steps, 0.0).astype(bool)
+        values = spread([value for value, _ in self.pending], EMPTY[kind])
+        weights = spread([weight for _, weight in self.pending], 0.0)
+        is_present = spread([1.0] * steps, 0.0).astype(bool)
         parts, fold = values * weights if kind == "mean" else values, FOLDS[kind]
         self.running = fold(self.running, fold.accumulate(parts)[-1]) + 0.0
         self.running_weight = self.running_weight + weights.sum(0)
-        bad = there & ~np.isfinite(parts)
+        bad = is_present & ~np.isfinite(parts)
         if bad.any():
-            index = self.num_read + np.take_along_axis(np.cumsum(there, 0), bad.argmax(0)[None], 0)[0] - 1
+            index = self.num_read + np.take_along_axis(np.cumsum(is_present, 0), bad.argmax(0)[None], 0)[0] - 1
             self.first_bad = np.where(bad.any(0) & (np.asarray(self.first_bad) < 0), index, self.first_bad)
-        self.num_read = self.num_read + there.sum(0)
-        latest = steps - 1 - there[::-1].argmax(0)[None]
+        self.num_read = self.num_read + is_present.sum(0)
+        latest = steps - 1 - is_present[::-1].argmax(0)[None]
         before = (0.0, 0.0) if self.last is None else (self.last, self.last_weight)
         self.last, self.last_weight = (
-            np.where(there.any(0), np.take_along_axis(now, latest, 0)[0], old)
-            for now, old in zip((values, weights), before, strict=True)
+            np.where(is_present.any(0), np.take_along_axis(now, latest, 0)[0], earlier)
+            for now, earlier in zip((values, weights), before, strict=True)
         )
 
     def continued(self, before: Reduced, epoch: Reduced) -> Reduced:
         if epoch.kind == "mean":
             return super().continued(before, epoch)
         # a client without a value in this epoch keeps its last one
-        pairs = ((epoch.total, before.total), (epoch.weight, before.weight))
-        seen = np.asarray(epoch.weight) != 0
-        return Reduced(epoch.kind, *(np.where(seen, new, old) for new, old in pairs))  # type: ignore[arg-type]
+        has_value = np.asarray(epoch.weight) != 0
+        total: Any = np.where(has_value, epoch.total, before.total)
+        weight: Any = np.where(has_value, epoch.weight, before.weight)
+        return Reduced(epoch.kind, total, weight)
 
     def of_row(self, row: int) -> LoggedValue | None:
         """The values of one of several clients, after the last epoch; None if it has none."""
         if self.total is None or not self.num_read[row]:
             return None
-        one = LoggedValue(self.spec)
-        one.assign(row_of(self.total, row))
-        one.last, one.last_weight = float(self.last[row]), float(self.last_weight[row])
-        one.first_bad = int(np.broadcast_to(self.first_bad, self.num_read.shape)[row])
-        return one
+        value = LoggedValue(self.spec)
+        value.assign(row_of(self.total, row))
+        value.last, value.last_weight = float(self.last[row]), float(self.last_weight[row])
+        value.first_bad = int(np.broadcast_to(self.first_bad, self.num_read.shape)[row])
+        return value
 
     def as_number(self, value: Any) -> Any:
         return value
@@ -189,5 +201,7 @@ def one_after_another(parts: Sequence[Any], lengths: Sequence[int]) -> np.ndarra
         part if isinstance(part, Tensor) else torch.full((length,), part, dtype=torch.float64, device=device)
         for part, length in zip(parts, lengths, strict=True)
     ]
-    same = len({tensor.dtype for tensor in tensors}) == 1
-    return joined_on(tensors if same else [tensor.double() for tensor in tensors], device).double().cpu().numpy()
+    is_uniform = len({tensor.dtype for tensor in tensors}) == 1
+    if not is_uniform:
+        tensors = [tensor.double() for tensor in tensors]
+    return joined_on(tensors, device).double().cpu().numpy()

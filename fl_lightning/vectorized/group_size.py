@@ -75,8 +75,8 @@ def choice_for(run: Run) -> GroupSize:
         UsageError: a size is requested, but this run cannot be mapped over clients.
     """
     bounds, trainer = group_bounds(run), run.trainer
-    asked, least = trainer.clients_per_step, bounds.least
-    if asked == 1:
+    requested, least = trainer.clients_per_step, bounds.least
+    if requested == 1:
         return bounds
     cohort = size_of_cohort(run.data.num_clients, trainer.participation, trainer.cohort_size)
     if cohort < least:
@@ -90,20 +90,20 @@ def choice_for(run: Run) -> GroupSize:
         except UsageError as error:
             obstacle = str(error)
     # all workers get the same result, unless the machine of one of them fails
-    obstacle = run.workers.gather(obstacle)[0]
+    obstacle = run.workers.gather(obstacle, "obstacle to groups")[0]
     if obstacle is None:
         return bounds
-    require(asked == AUTO, "trainer.clients_per_step", asked, f"{obstacle}; give 1 or auto")
+    require(requested == AUTO, "trainer.clients_per_step", requested, f"{obstacle}; give 1 or auto")
     return GroupSize(1, obstacle)
 
 
 def group_bounds(run: Run) -> GroupSize:
     """The number of models that share a program, if nothing speaks against it."""
-    asked, numbers = run.trainer.clients_per_step, run.worker_module.numel
-    if asked == 1:
+    requested, numbers = run.trainer.clients_per_step, run.worker_module.numel
+    if requested == 1:
         return GroupSize(1, "trainer.clients_per_step is 1")
-    least = LEAST_CLIENTS if asked == AUTO else 2
-    size = min(MOST_CLIENTS, MOST_NUMBERS // max(numbers, 1)) if asked == AUTO else int(asked)
+    least = LEAST_CLIENTS if requested == AUTO else 2
+    size = min(MOST_CLIENTS, MOST_NUMBERS // max(numbers, 1)) if requested == AUTO else int(requested)
     if size < least:
         return GroupSize(1, f"the model has {numbers:,} numbers")
     return GroupSize(size, f"{least} to {size} clients of {numbers:,} numbers share a program", least)
@@ -121,9 +121,10 @@ def obstacles(run: Run) -> Iterator[str]:
         or optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks
     ):
-        known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
-        yield f"its optimizer is {type(optimizer).__name__}; known to treat each number by itself are {known}"
-    for key in {key for group in optimizer.param_groups for key, value in group.items() if isinstance(value, Tensor)}:
+        names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
+        yield f"its optimizer is {type(optimizer).__name__}; known to treat each number by itself are {names}"
+    options = {(key, isinstance(group[key], Tensor)) for group in optimizer.param_groups for key in group}
+    for key in [key for key, is_tensor in options if is_tensor]:
         yield f"{key} of its optimizer {type(optimizer).__name__} is a tensor; pass a number"
     precision = str(run.fabric.strategy.precision.precision)
     if not precision.endswith("true"):
@@ -177,20 +178,24 @@ def try_two(run: Run) -> None:
         patched(run.worker_module.fit_progress, limit=1),
     ):
         try:
-            alone = [dict(training.visit(k, 0, state).delta) for k in clients]
+            sequential = [dict(training.visit(k, 0, state).delta) for k in clients]
         except Exception as error:  # the run says it
             raise VmapUnsupported("a step of one client fails") from error
-        run.client.memories().drop_all(clients)
+        for k in clients:
+            run.client.memories().drop(k)
         members = sorted((GroupMember(k) for k in clients), key=lambda member: -training.batches(member.id))
         group = Group(training, members, 0, state)
         run.worker_module.load_and_reset(state)
-        kept = (value for value in vars(module).values() if isinstance(value, torch.optim.Optimizer))
-        known = [*module.parameters(), *module.buffers(), *kept]
-        before = values_held(module, methods, known)
+        attributes = vars(module).values()
+        optimizers = [value for value in attributes if isinstance(value, torch.optim.Optimizer)]
+        skipped = [*module.parameters(), *module.buffers(), *optimizers]
+        before = values_held(module, methods, skipped)
         try:
             with group.training_all():
-                changed = changed_value(before, values_held(module, methods, known))
-                updates = {member.id: dict(group.update(row).delta) for row, member in enumerate(members)}
+                changed = changed_value(before, values_held(module, methods, skipped))
+                updates = {}
+                for row, member in enumerate(members):
+                    updates[member.id] = dict(group.update(row).delta)
         except ClientError as error:
             raise VmapUnsupported(truncate(with_location(error.__cause__ or error), 300)) from error
     if changed is not None:
@@ -199,7 +204,7 @@ def try_two(run: Run) -> None:
         )
     near = NEAR.get(str(run.fabric.strategy.precision.precision), NEAR[""])
     # groups draw other random numbers
-    for k, delta in zip(clients, alone, strict=True) if not draws else ():
+    for k, delta in zip(clients, sequential, strict=True) if not draws else ():
         gap = float(norm({name: value - updates[k][name] for name, value in delta.items()}))
         size = float(norm(delta))
         if gap > near * size:

@@ -37,9 +37,9 @@ def form_groups(
         kinds.setdefault(kind(k), []).append(k)
     groups: list[list[int]] = []
     for clients in kinds.values():
-        alone = longest_alone(clients, steps) if lean else 0
-        groups += [[k] for k in clients[:alone]]
-        clients = clients[alone:]
+        num_alone = longest_alone(clients, steps) if lean else 0
+        groups += [[k] for k in clients[:num_alone]]
+        clients = clients[num_alone:]
         few = len(clients) < least
         groups += [[k] for k in clients] if few else dealt_out(clients, -(-len(clients) // size))
     return groups
@@ -47,9 +47,9 @@ def form_groups(
 
 def dealt_out(clients: Sequence[int], number: int) -> list[list[int]]:
     """Return the clients in ``number`` groups whose sizes differ by at most one, in order."""
-    least, more = divmod(len(clients), number)
-    ends = [index * least + min(index, more) for index in range(number + 1)]
-    return [list(clients[begin:end]) for begin, end in pairwise(ends)]
+    least, extra = divmod(len(clients), number)
+    ends = [index * least + min(index, extra) for index in range(number + 1)]
+    return [list(clients[start:end]) for start, end in pairwise(ends)]
 
 
 def longest_alone(clients: Sequence[int], steps: Mapping[int, int]) -> int:
@@ -57,16 +57,16 @@ def longest_alone(clients: Sequence[int], steps: Mapping[int, int]) -> int:
 
     A group runs one program for each step of its longest client, and the last ones serve few clients.
     """
-    rest, alone, best, number = sum(steps[k] for k in clients), 0, math.inf, 0
+    shared_steps, steps_alone, best, number = sum(steps[k] for k in clients), 0, math.inf, 0
     for place, k in enumerate(clients):
-        taken = alone + PROGRAM * steps[k] + SHARE * rest
-        if taken < best:
-            best, number = taken, place
-        alone, rest = alone + steps[k], rest - steps[k]
+        duration = steps_alone + PROGRAM * steps[k] + SHARE * shared_steps
+        if duration < best:
+            best, number = duration, place
+        steps_alone, shared_steps = steps_alone + steps[k], shared_steps - steps[k]
     return number
 
 
 def cost(group: Sequence[int], steps: Mapping[int, int]) -> float:
     """Return the cost of training a group, in steps of one client."""
-    most, total = steps[group[0]], sum(steps[k] for k in group)
-    return total if len(group) == 1 else PROGRAM * most + SHARE * total
+    longest, total = steps[group[0]], sum(steps[k] for k in group)
+    return total if len(group) == 1 else PROGRAM * longest + SHARE * total

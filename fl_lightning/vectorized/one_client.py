@@ -12,12 +12,12 @@ from torch import Tensor
 from fl_lightning.client import Client
 from fl_lightning.client.client import Gradients
 from fl_lightning.client.lightning.fit_progress import FitProgress
-from fl_lightning.client.module_snapshot import StateBinding
+from fl_lightning.client.lightning.module_snapshot import StateBinding
 from fl_lightning.client.reference_models import ReferenceModels
 from fl_lightning.client.visit import Visit
 from fl_lightning.core import foreach
 from fl_lightning.core.client_info import ClientInfo
-from fl_lightning.core.state import State, clone
+from fl_lightning.core.state import State, clone, select
 from fl_lightning.functional.rows import linked_zero
 from fl_lightning.training.patching import patched
 
@@ -31,17 +31,19 @@ def start_visit(
         The visit, the entries of its received state that stay with the client, those that a method has changed,
         and the states of the reference models.
     """
-    visit, own = client.lifecycle.begin(info, received, fit_progress)
-    if own:
+    client.worker_module.trainer_shim.fit_progress = fit_progress
+    visit = client.lifecycle.begin(info, received, fit_progress)
+    entries = select(visit.received, client.kept)
+    if entries:
         client.worker_module.load(visit.received)
     versions = [value._version for value in client.live.values()]
     with collected(client.references) as references:
         client.methods.call("on_client_start", client)
     pairs = zip(client.live.items(), versions, strict=True)
     moved = clone({name: value for (name, value), version in pairs if value._version != version})
-    if own or moved:
+    if entries or moved:
         client.worker_module.load(received)
-    return visit, own, moved, references
+    return visit, entries, moved, references
 
 
 @contextmanager
@@ -66,24 +68,24 @@ def one_client(client: Client, live: State, visit: Any, references: Mapping[str,
 @contextmanager
 def collected(models: ReferenceModels) -> Iterator[dict[str, dict[str, Any]]]:
     """In this block no reference model is loaded; gives the states that would be, and the taps wanted, by model."""
-    given: dict[str, dict[str, Any]] = {}
+    loads: dict[str, dict[str, Any]] = {}
 
     def note(name: str, state: Mapping[str, Tensor], taps: Collection[str] | None) -> None:
-        part = given.setdefault(name, {"taps": []})
-        wanted = {*part["taps"], *(models.tap_paths if taps is None else taps)}
-        part.update(state=dict(state), taps=sorted(wanted))
+        part = loads.setdefault(name, {"taps": []})
+        tap_names = {*part["taps"], *(models.tap_paths if taps is None else taps)}
+        part.update(state=dict(state), taps=sorted(tap_names))
 
     with patched(models, load=note):
-        yield given
+        yield loads
 
 
 @contextmanager
-def holding(models: ReferenceModels, given: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
+def holding(models: ReferenceModels, loads: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
     """In this block the reference models have these states, and no value is cached."""
     models.start(repeats=False)
-    models.wanted = {name: set(part["taps"]) for name, part in given.items()}
+    models.wanted = {name: set(part["taps"]) for name, part in loads.items()}
     with ExitStack() as stack:
-        for name, part in given.items():
+        for name, part in loads.items():
             stack.enter_context(models.swapped(name, part["state"]))
         yield
     models.start(repeats=False)
@@ -93,22 +95,23 @@ def mapped_gradient(
     client: Client, places: StateBinding, at: MutableMapping[str, Tensor], value: Callable[[], Tensor | None]
 ) -> Gradients:
     """The gradient in a step of clients side by side, as a function of the parameters."""
-    held = places.held()
-    parameters = {name: at[name] if name in at else held[name] for name in client.trainable}
-    kept = {*client.trainable, *client.frozen}
+    tensors = places.held()
+    parameters = {name: at[name] if name in at else tensors[name] for name in client.trainable}
+    parameter_names = {*client.trainable, *client.frozen}
 
     def of(parameters: State) -> tuple[Tensor, tuple[Tensor, State]]:
         # an operation in place on a tensor from outside would not be differentiable
-        begin = {name: at.get(name, tensor) for name, tensor in held.items()}
-        now = {name: value if name in kept else value.clone() for name, value in begin.items()} | parameters
+        start = {name: at.get(name, tensor) for name, tensor in tensors.items()}
+        buffers = {name: value.clone() for name, value in start.items() if name not in parameter_names}
+        now = start | buffers | parameters
         live = {name: now[name] for name in client.live}
         with places.swapped(now), patched(client, live=live):
             loss, after = value(), places.held()
         loss = linked_zero(*parameters.values()) if loss is None else loss.reshape(())
-        return loss, (loss, {name: after[name] for name in at if name not in kept})
+        return loss, (loss, {name: after[name] for name in at if name not in parameter_names})
 
-    found, (loss, buffers) = torch.func.grad(of, has_aux=True)(parameters)
+    gradients, (loss, buffers) = torch.func.grad(of, has_aux=True)(parameters)
     at.update(buffers)
-    result = Gradients(found)
+    result = Gradients(gradients)
     result.loss = loss
     return result

@@ -87,20 +87,21 @@ class OpTracer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = (self._noted(args, True), self._noted(kwargs, True)) if self.obstacle is None else None
+        arguments = (self._noted(args, True), self._noted(kwargs, True)) if self.obstacle is None else None
         result = func(*args, **kwargs)
-        if given is not None:
-            self.operations.append(Operation(func, *given, self._noted(result, False)))
-            first = args[0] if args else None
-            if isinstance(result, Tensor) and isinstance(first, Tensor) and is_alias(result, first):
-                self.aliases[self._numbers[id(result)]] = self._numbers[id(first)]
+        if arguments is not None:
+            self.operations.append(Operation(func, *arguments, self._noted(result, False)))
+            source = args[0] if args else None
+            if isinstance(result, Tensor) and isinstance(source, Tensor) and is_alias(result, source):
+                self.aliases[self._numbers[id(result)]] = self._numbers[id(source)]
             if torch.Tag.inplace_view in func.tags:
                 self.obstacle = "it changes the shape of a tensor in place"
             if func._schema.is_mutable:
                 names = [argument.name for argument in func._schema.arguments]
                 values = dict(zip(names, args, strict=False)) | kwargs
-                written = [values[a.name] for a in func._schema.arguments if a.is_write and a.name in values]
-                self._written.update(storage(tensor) for tensor in tree_leaves(written))
+                targets = [argument.name for argument in func._schema.arguments if argument.is_write]
+                written_tensors = tree_leaves([values[name] for name in targets if name in values])
+                self._written.update(map(storage, written_tensors))
         return result
 
     def exposed(self, outputs: Sequence[Tensor]) -> set[int]:
@@ -113,23 +114,32 @@ class OpTracer(TorchDispatchMode):
         At the end of a step, autograd hands out such a gradient itself. It copies a gradient that has another owner,
         and the recorder owns them all.
         """
-        held, num_inputs = self._held, self._num_inputs
-        taken = {storage(tensor) for tensor in (*held[:num_inputs], *(tensor for _, tensor, _ in self.outside))}
-        writing = [one for one in self.operations if one.target._schema.is_mutable]
-        written = Counter(slot.number for one in writing for slot in slots(one.args[:1]))
+        tensors, num_inputs = self._held, self._num_inputs
+        outside = [tensor for _, tensor, _ in self.outside]
+        owned = {storage(tensor) for tensor in (*tensors[:num_inputs], *outside)}
+        writing = [part for part in self.operations if part.target._schema.is_mutable]
+        num_writes = Counter[int]()
+        for operation in writing:
+            num_writes.update(slot.number for slot in slots(operation.args[:1]))
         # those that autograd makes to hold a copy, of the shape and the strides of a parameter
-        empty = {one.result.number for one in self.operations if one.target is aten.new_empty_strided.default}
-        found: dict[int, int] = {}
+        allocate = aten.new_empty_strided.default
+        empty = {part.result.number for part in self.operations if part.target is allocate}
+        sources: dict[int, int] = {}
         for target, args, _, _ in writing:
             copy, source = slots(args[:2]) if target is aten.copy_.default else (None, None)
-            if copy is None or source is None or copy.number not in empty or written[copy.number] > 1:
+            if copy is None or source is None or copy.number not in empty or num_writes[copy.number] > 1:
                 continue
-            one, other = held[copy.number], held[source.number]
-            alike = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
-            if alike and source.number < copy.number and source.number not in exposed and storage(other) not in taken:
-                found[copy.number] = source.number
-                taken.add(storage(other))
-        return found
+            gradient, original = tensors[copy.number], tensors[source.number]
+            alike = (gradient.dtype, gradient.shape, gradient.stride()) == (
+                original.dtype,
+                original.shape,
+                original.stride(),
+            )
+            place = storage(original)
+            if alike and source.number < copy.number and source.number not in exposed and place not in owned:
+                sources[copy.number] = source.number
+                owned.add(place)
+        return sources
 
     def beside(self, numbers: Iterable[int]) -> set[int]:
         """The numbers of the tensors in the memory of these."""
@@ -137,24 +147,24 @@ class OpTracer(TorchDispatchMode):
 
     def unchanged(self, exposed: set[int]) -> dict[int, int]:
         """The numbers of tensors that are another one times 1, as each bias in a mapped layer is, with its number."""
-        found: dict[int, int] = {}
+        sources: dict[int, int] = {}
         for target, args, _, result in self.operations:
             if target is aten.mul.Scalar and args[1] == 1 and exposed.isdisjoint((result.number, args[0].number)):
-                one, other = self._held[result.number], self._held[args[0].number]
-                if one.dtype == other.dtype and one.stride() == other.stride():
-                    found[result.number] = args[0].number
-        return found
+                product, factor = self._held[result.number], self._held[args[0].number]
+                if product.dtype == factor.dtype and product.stride() == factor.stride():
+                    sources[result.number] = args[0].number
+        return sources
 
     def fixed(self, exposed: set[int]) -> dict[int, Tensor]:
         """The small tensors that have the same values each time, as they depend on shapes alone, by number."""
-        found: dict[int, Tensor] = {}
+        constants: dict[int, Tensor] = {}
         for target, args, kwargs, result in self.operations:
             if isinstance(result, TensorRef) and is_pure(target) and result.number not in exposed:
-                given = [] if target in SHAPED else [slot.number for slot in slots(args, kwargs)]
+                numbers = [] if target in SHAPED else [slot.number for slot in slots(args, kwargs)]
                 tensor = self._held[result.number]
-                if all(number in found for number in given) and tensor.numel() <= MOST_FIXED:
-                    found[result.number] = tensor
-        return found
+                if all(number in constants for number in numbers) and tensor.numel() <= MOST_FIXED:
+                    constants[result.number] = tensor
+        return constants
 
     def slot(self, tensor: Tensor) -> TensorRef:
         """The slot of an input or of a result; another tensor makes the program one that cannot be repeated."""
@@ -170,15 +180,15 @@ class OpTracer(TorchDispatchMode):
     def _in_memory(self, places: set[int]) -> set[int]:
         return {number for number, tensor in enumerate(self._held) if storage(tensor) in places}
 
-    def _noted(self, value: Any, given: bool) -> Any:
-        """A value with slots in the place of tensors; ``given`` to an operation, or given by it."""
+    def _noted(self, value: Any, is_argument: bool) -> Any:
+        """A value with slots in the place of tensors; an argument of an operation, or its result."""
         if isinstance(value, Tensor):
             number = self._numbers.get(id(value))
             if number is None:
                 number = self._numbers[id(value)] = len(self._held)
                 self._held.append(value)
                 place = storage(value)
-                if not given:
+                if not is_argument:
                     self._storages.add(place)
                 elif place in self._storages:
                     self.obstacle = "a tensor comes from an operation that was not seen"
@@ -186,10 +196,10 @@ class OpTracer(TorchDispatchMode):
                     self.outside.append((number, value, value._version))
             return TensorRef(number)
         if isinstance(value, (list, tuple)):
-            return [self._noted(part, given) for part in value]
+            return [self._noted(part, is_argument) for part in value]
         if isinstance(value, dict):
-            return {name: self._noted(part, given) for name, part in value.items()}
-        if not given and value is not None:
+            return {name: self._noted(part, is_argument) for name, part in value.items()}
+        if not is_argument and value is not None:
             self.obstacle = "it reads a number from a tensor"
         elif not isinstance(value, CONSTANTS):
             self.obstacle = f"an operation receives a {type(value).__name__}"
@@ -207,7 +217,8 @@ class OpTrace:
     def __init__(self, recorder: OpTracer, num_inputs: int, outputs: Sequence[Tensor], notes: Any) -> None:
         if obstacle := notes.obstacle or recorder.obstacle:
             raise NotRecordable(obstacle)
-        if any(torch.Tag.nondeterministic_seeded in operation.target.tags for operation in recorder.operations):
+        random_tag = torch.Tag.nondeterministic_seeded
+        if any(random_tag in operation.target.tags for operation in recorder.operations):
             raise NotRecordable("it draws random numbers")
         if any(tensor._version != version for _, tensor, version in recorder.outside):
             raise NotRecordable("it writes to a tensor that is not the client's")
@@ -225,7 +236,7 @@ class OpTrace:
             and self._outputs == other._outputs
             and self.notes == other.notes
             and len(self.outside) == len(other.outside)
-            and all(a == b and mine is its for (a, mine), (b, its) in zip(self.outside, other.outside, strict=True))
+            and all(a[0] == b[0] and a[1] is b[1] for a, b in zip(self.outside, other.outside, strict=True))
         )
 
     @torch.no_grad()
@@ -244,11 +255,11 @@ class OpTrace:
         copies = recorder.copies(exposed)
         exposed |= recorder.beside(copies.values())
         aliases = recorder.aliases | recorder.unchanged(exposed) | copies
-        graph, nodes, done = fx.Graph(), dict[int, fx.Node](), dict[str, fx.Node]()
-        known = dict(self.outside) | recorder.fixed(exposed)
-        for number in (*range(self.num_inputs), *known):
+        graph, nodes, computed_nodes = fx.Graph(), dict[int, fx.Node](), dict[str, fx.Node]()
+        constants = dict(self.outside) | recorder.fixed(exposed)
+        for number in (*range(self.num_inputs), *constants):
             nodes[number] = graph.placeholder(f"tensor_{number}")
-        self._known = [*known.values()]
+        self._known = [*constants.values()]
 
         for target, args, kwargs, result in self.operations:
             numbers = [slot.number for slot in slots(result)]
@@ -262,10 +273,10 @@ class OpTrace:
             function = native(target, recorder.tensors(args), recorder.tensors(kwargs))
             node = graph.call_function(function, tuple(without_slots(args, nodes)), without_slots(kwargs, nodes))
             if is_pure(target) and exposed.isdisjoint(slot.number for slot in slots(args, kwargs, result)):
-                first = done.setdefault(f"{target} {node.args} {node.kwargs}", node)
-                if first is not node:
+                earlier = computed_nodes.setdefault(f"{target} {node.args} {node.kwargs}", node)
+                if earlier is not node:
                     graph.erase_node(node)
-                    node = first
+                    node = earlier
             if isinstance(result, TensorRef):
                 nodes.setdefault(result.number, node)
             for place, part in enumerate(result if isinstance(result, list) else []):
@@ -278,7 +289,9 @@ class OpTrace:
     def check(self, copies: Sequence[Tensor], inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Repeat the program on copies of its inputs; refuse other bits than it had."""
         pairs = list(zip([*self.repeat(copies), *copies], [*outputs, *inputs], strict=True))
-        fits = all(new.shape == old.shape and new.dtype == old.dtype for new, old in pairs)
+        fits = all(
+            repeated.shape == recorded.shape and repeated.dtype == recorded.dtype for repeated, recorded in pairs
+        )
         # nan equals nan
         if not fits or not all(as_floats([((a == b) | ((a != a) & (b != b))).all() for a, b in pairs])):
             raise NotRecordable("a repetition gives other bits")
@@ -305,17 +318,17 @@ class Recordings:
 
     def begin_group(self, round_: int, outside: dict[tuple[int, str], Any]) -> None:
         """Begin a group of a round; ``outside`` has the values of the attributes of module and methods."""
-        same = changed_value(self._outside, outside) is None
-        if round_ != self._round or not same:
+        is_same = changed_value(self._outside, outside) is None
+        if round_ != self._round or not is_same:
             self._round = round_
             self._confirmed.clear()
-        if not same:
+        if not is_same:
             self._outside, self._age = outside, self._age + 1
 
     def find(self, part: str, key: Any) -> OpTrace | None:
         """The recording of a program; None where it is to be run."""
-        found = self._kept.get(part, {}).get(key) if part in self._confirmed else None
-        return found if found is None or found.age == self._age else None
+        trace = self._kept.get(part, {}).get(key) if part in self._confirmed else None
+        return trace if trace is None or trace.age == self._age else None
 
     def run(
         self, part: str, key: Any, inputs: Sequence[Tensor], program: Callable[[], tuple[Sequence[Tensor], Any]]
@@ -328,15 +341,15 @@ class Recordings:
             inputs: its inputs, each once.
             program: runs it; gives its outputs and its notes.
         """
-        kept = self._kept.setdefault(part, {})
+        traces = self._kept.setdefault(part, {})
         if part in self.obstacles:
             return program()
-        if key not in kept:
-            if len(kept) >= MOST_KEPT:
-                kept.clear()
-            kept[key] = None
+        if key not in traces:
+            if len(traces) >= MOST_KEPT:
+                traces.clear()
+            traces[key] = None
             return program()
-        before = kept[key]
+        before = traces[key]
         copies = [tensor.detach().clone() for tensor in inputs]
         drawn = numbers_drawn()
         with OpTracer(inputs) as recorder:
@@ -349,7 +362,7 @@ class Recordings:
                 recording = before
             else:
                 if before is not None:
-                    kept.clear()
+                    traces.clear()
                     self._dropped[part] += 1
                     if self._dropped[part] > MOST_DROPPED:
                         raise NotRecordable("it changes from round to round")
@@ -357,11 +370,11 @@ class Recordings:
                 recording.check(copies, inputs, outputs)
         except NotRecordable as error:
             self.obstacles[part] = str(error)
-            kept.clear()
+            traces.clear()
             return outputs, notes
-        if before is not None or not any(kept.values()):
+        if before is not None or not any(traces.values()):
             self._confirmed.add(part)
-        kept[key], recording.age = recording, self._age
+        traces[key], recording.age = recording, self._age
         return outputs, notes
 
 
@@ -377,10 +390,10 @@ def slots(*values: Any) -> list[TensorRef]:
     return [leaf for leaf in leaves if isinstance(leaf, TensorRef)]
 
 
-def without_slots(value: Any, found: Any) -> Any:
-    """Arguments of an operation, with ``found[number]`` in the place of each slot."""
+def without_slots(value: Any, substitutes: Any) -> Any:
+    """Arguments of an operation, with ``substitutes[number]`` in the place of each slot."""
     return tree_map(
-        lambda part: found[part.number] if isinstance(part, TensorRef) else part,
+        lambda part: substitutes[part.number] if isinstance(part, TensorRef) else part,
         value,
         is_leaf=lambda part: isinstance(part, TensorRef),
     )
@@ -401,8 +414,8 @@ def native(target: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     if key not in NATIVE:
         name = target._schema.name.removeprefix("aten::")
         function: Any = getattr(torch, name, getattr(Tensor, name, None))
-        known = isinstance(function, BuiltinFunctionType | MethodDescriptorType) and is_pure(target)
-        NATIVE[key] = function if known and is_equivalent(target, function, args, kwargs) else target
+        is_native = isinstance(function, BuiltinFunctionType | MethodDescriptorType) and is_pure(target)
+        NATIVE[key] = function if is_native and is_equivalent(target, function, args, kwargs) else target
     return NATIVE[key]
 
 
@@ -426,6 +439,6 @@ def storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def is_alias(one: Tensor, other: Tensor) -> bool:
+def is_alias(tensor: Tensor, source: Tensor) -> bool:
     """Whether a tensor is another one under a new name."""
-    return one is not other and one.dtype == other.dtype and one.is_set_to(other)
+    return tensor is not source and tensor.dtype == source.dtype and tensor.is_set_to(source)

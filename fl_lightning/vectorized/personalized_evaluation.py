@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
-from fl_lightning.client.module_snapshot import StateBinding
+from fl_lightning.client.lightning.module_snapshot import StateBinding
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.core.state import State
 from fl_lightning.data.client_loaders import ClientLoader
@@ -34,12 +35,14 @@ def groups_of_own_models(run: Run, choice: GroupSize) -> list[list[int]]:
     Groups depend only on the clients, so that results are reproducible. Memories are sent to the worker of their group.
     """
     memories, workers = run.client.memories(), run.workers
-    clients, seen = sorted(memories.owners), any(one.needs_local_models(run.server.round) for one in run.callbacks)
-    if choice.size == 1 or len(clients) < choice.least or seen:
+    clients = sorted(memories.owners)
+    is_watched = any(callback.needs_local_models(run.server.round) for callback in run.callbacks)
+    if choice.size == 1 or len(clients) < choice.least or is_watched:
         return [[k] for k in memories]
     groups = dealt_out(clients, -(-len(clients) // choice.size))
     workers.barrier()  # a memory is sent when both sides are here
-    memories.follow([[k for g in groups[rank :: workers.size] for k in g] for rank in range(workers.size)], workers)
+    shares = [groups[rank :: workers.size] for rank in range(workers.size)]
+    memories.follow([[*chain(*share)] for share in shares], workers)
     return groups[workers.rank :: workers.size]
 
 
@@ -51,14 +54,14 @@ def metrics_of_group(run: Run, phase: str, state: State, group: Sequence[int]) -
     hooked = "on_validation_model_zero_grad" in worker_module.hooks or bool(metrics_of(module))
     if step is None or len(loaders) != 1 or hooked or not can_share(run.client, stage_of(step)):
         return None
-    own = [run.client.lifecycle.personal_entries(run.data.info(k), state) for k in group]
+    entries = [run.client.lifecycle.personal_entries(run.data.info(k), state) for k in group]
     try:
-        return evaluate_side_by_side(run, phase, step, state, loaders[0], own)
+        return evaluate_side_by_side(run, phase, step, state, loaders[0], entries)
     except (LostWorkerError, Stopped):
         raise
     except Exception as error:  # an error of a client occurs again
-        told = with_location(error)
-        run.trainer.warn(f"personalized models are evaluated sequentially, since side by side fails: {told}")
+        reason = with_location(error)
+        run.trainer.warn(f"personalized models are evaluated sequentially, since side by side fails: {reason}")
     return None
 
 
@@ -77,7 +80,10 @@ def evaluate_side_by_side(
     takes_index = is_param_in_hook_signature(getattr(client.module, step), "batch_idx", min_args=2)
     log = GroupLog(client.module, len(own), examples=None)
     names = dict.fromkeys(name for entries in own for name in entries)
-    stacked = {n: torch.stack([entries.get(n, state[n]).to(client.live[n]) for entries in own]) for n in names}
+    stacked: State = {}
+    for name in names:
+        values = [entries.get(name, state[name]).to(client.live[name]) for entries in own]
+        stacked[name] = torch.stack(values)
     places, records = StateBinding(client.module, client.live), list[Record]()
 
     def mapped(batch: Any, index: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -103,9 +109,10 @@ def evaluate_side_by_side(
         finally:
             worker_module.log_into(before)
     log.end_epoch()
-    found = []
+    metrics = []
     for row in range(len(own)):
         logged = worker_module.begin_logging()
         log.fill(logged, row)
-        found.append({tagged(phase, name): value for name, value in logged.end_evaluation().items()})
-    return found
+        values_of_row = logged.end_evaluation()
+        metrics.append({tagged(phase, name): value for name, value in values_of_row.items()})
+    return metrics

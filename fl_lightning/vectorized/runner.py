@@ -63,7 +63,8 @@ class VectorizedRunner(VisitRunner):
         group, why = self.group(run, part, round_, work), ""
         with ExitStack() as stack:
             stack.callback(self._before.clear)
-            stack.callback(memories.drop_all, part)
+            for k in part:
+                stack.callback(memories.drop, k)
             try:
                 stack.enter_context(group.training_all())
             except LostWorkerError:
@@ -72,19 +73,20 @@ class VectorizedRunner(VisitRunner):
                 why = with_location(error.__cause__ or error)  # each reason is shown once
             if why:  # training in turn shows which client failed, if one did, once the group's memory is free
                 del group
-                memories.drop_all(part)
+                for k in part:
+                    memories.drop(k)
                 run.trainer.warn(f"clients that cannot train side by side are trained sequentially: {why}")
                 self._before.clear()
                 yield from super().run(run, part, round_, work, observed)
                 return
-            done = set[int]()
+            added_rows = set[int]()
             if group.sends_states_alone() and not observed:
                 rows, updates, extremes = group.updates()
                 numbers = [values[rows].tolist() for values in (group.num_steps, group.lr, group.num_skipped)]
                 yield UpdateRows([part[row] for row in rows], updates, extremes, *numbers)
-                done = {*rows}
+                added_rows = {*rows}
             for row, k in enumerate(part):
-                if row not in done:
+                if row not in added_rows:
                     yield k, update_or_failure(partial(group.update, row))
 
     def group(self, run: Run, part: Part, round_: int, work: Work) -> Group:
@@ -108,7 +110,8 @@ class VectorizedRunner(VisitRunner):
             try:
                 stack.enter_context(group.training_all())
             except ClientError:
-                run.client.memories().drop_all(part)
+                for member in part:
+                    run.client.memories().drop(member)
                 return False
             group.update(part.index(k))
         return True

@@ -36,8 +36,11 @@ class StackedState:
         names = {id(live[name]): name for name in self._trainable}
         self._originals = [list(group["params"]) for group in optimizer.param_groups]
         # a frozen parameter has no gradient
-        self.optimized = [[names[id(p)] for p in group if id(p) in names] for group in self._originals]
-        self.moves = {name: np.zeros(self.size, dtype=np.int64) for name in state if name in self._trainable}
+        self.optimized: list[list[str]] = []
+        for parameters in self._originals:
+            self.optimized.append([names[id(parameter)] for parameter in parameters if id(parameter) in names])
+        trained = [name for name in state if name in self._trainable]
+        self.moves = {name: np.zeros(self.size, dtype=np.int64) for name in trained}
         # the optimizer's state by entry and name: tensors of all clients, and values shared after equal moves
         self._slots: dict[tuple[str, str], Tensor] = {}
         self._scalars: dict[tuple[str, str], dict[int, Any]] = {}
@@ -49,11 +52,13 @@ class StackedState:
         if rows != self._rows:
             self.unmount()
             self._rows = rows
-            parts = {name: values[rows].detach() for name, values in self.state.items()}
-            self.mounted = {n: part.requires_grad_() if n in self._trainable else part for n, part in parts.items()}
+            self.mounted = {name: values[rows].detach() for name, values in self.state.items()}
+            for name in self.moves:
+                self.mounted[name].requires_grad_()
             self.fill_groups(self.mounted)
             self.optimizer.state.clear()
-            moved = {name for name, moves in self.moves.items() if moves[rows].any()}  # it begins the others' state
+            # it begins the state of the others
+            moved = {name for name, moves in self.moves.items() if moves[rows].any()}
             for (name, slot), values in self._slots.items():
                 if name in moved:
                     self.optimizer.state[self.mounted[name]][slot] = values[rows]
@@ -67,7 +72,8 @@ class StackedState:
     def note_step(self) -> None:
         """Mark that the optimizer has moved the mounted entries with gradients."""
         for name, moves in self.moves.items():
-            moves[self._rows] += self.mounted[name].grad is not None
+            if self.mounted[name].grad is not None:
+                moves[self._rows] += 1
 
     def fill_groups(self, tensors: Mapping[str, Tensor]) -> None:
         """Put tensors into the optimizer's groups of parameters."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_lightning.client import Client
 from fl_lightning.client.lightning.fit_progress import FitProgress
-from fl_lightning.client.module_snapshot import StateBinding
+from fl_lightning.client.lightning.module_snapshot import StateBinding
 from fl_lightning.client.visit import Visit
 from fl_lightning.core.client_info import ClientInfo
 from fl_lightning.core.state import State
@@ -104,13 +104,14 @@ class VmapStep:
         self.kind, self.table = group.table_of(numbers_of(rows, group.size)[0])
         # values of each client that methods see: local entries of the received state, and scratch
         self.own = {name: values[rows] for name, values in group.received_own.items()}
-        self.given = [*part.columns, *(column.take(rows) for column in self.table.columns)]
-        self.stacked = [*mounted.values(), *self.own.values(), *(value for value, batched in self.given if batched)]
+        self.arguments = [*part.columns, *(column.take(rows) for column in self.table.columns)]
+        columns = [value for value, batched in self.arguments if batched]
+        self.stacked = [*mounted.values(), *self.own.values(), *columns]
 
     def results(self) -> Results:
         """Run or repeat it; keep its effects and return the results of all clients."""
         recordings, name = self.group.recordings, self.part.name
-        versions = [value._version if isinstance(value, Tensor) else 0 for value, _ in self.given]
+        versions = [value._version if isinstance(value, Tensor) else 0 for value, _ in self.arguments]
         outputs: Sequence[Tensor]
         inputs, key = self._inputs()
         recording = recordings.find(name, key)
@@ -123,18 +124,18 @@ class VmapStep:
     def _inputs(self) -> tuple[list[Tensor], Any]:
         """The input tensors, each once, and a key; programs with equal keys differ in their tensors alone."""
         group = self.group
-        same = [value for value, batched in self.given if not batched and isinstance(value, Tensor)]
+        shared = [value for value, batched in self.arguments if not batched]
         server = [tensor for _, tensor in group.client.methods.attributes.server]
-        all_ = [*self.stacked, *same, *group.received.values(), *server]
-        inputs = {id(tensor): tensor for tensor in all_}
+        tensors = [*self.stacked, *filter(torch.is_tensor, shared), *group.received.values(), *server]
+        inputs = {id(tensor): tensor for tensor in tensors}
         leaves = [
             (value.shape[batched:], value.dtype, batched) if isinstance(value, Tensor) else value
-            for value, batched in self.given
+            for value, batched in self.arguments
         ]
         key: tuple[Any, ...] = (self.number, self.kind, self.part.about, group.settings, *leaves)
-        if len(inputs) < len(all_):
+        if len(inputs) < len(tensors):
             places = {tensor: place for place, tensor in enumerate(inputs)}
-            key = (*key, tuple(places[id(tensor)] for tensor in all_))
+            key = (*key, tuple(places[id(tensor)] for tensor in tensors))
         return [*inputs.values()], key
 
     def _run(self) -> tuple[list[Tensor], TraceMetadata]:
@@ -142,24 +143,25 @@ class VmapStep:
         group, part, client = self.group, self.part, self.group.client
         number, names, size = len(part.columns), [*self.mounted, *self.own], len(self.mounted)
         counts = [column.take(self.rows) for column in group.counts.values()]
-        given, notes, log = [*self.given, *counts], TraceMetadata(), group.log
+        arguments, notes, log = [*self.arguments, *counts], TraceMetadata(), group.log
 
         def note(what: str) -> None:
             notes.obstacle = notes.obstacle or f"a step reads {what}"
 
-        chosen = numbers_of(self.rows, group.size)
-        fit_progress: Any = View("self.trainer: ", lambda: [group.fit_progress(row) for row in chosen], note)
+        row_numbers = numbers_of(self.rows, group.size)
+        fit_progress: Any = View("self.trainer: ", lambda: [*map(group.fit_progress, row_numbers)], note)
 
         def mapped(*tensors: Tensor) -> tuple[Tensor, ...]:
             log.take_records()  # values of a failed step
             values = iter(tensors[len(names) :])
-            leaves = [next(values) if batched else value for value, batched in given]
-            mine, counted = leaves[number : len(self.given)], leaves[len(self.given) :]
-            tree = put_together(self.table.shape, mine)
+            leaves = [next(values) if batched else value for value, batched in arguments]
+            tree_leaves, counted = leaves[number : len(self.arguments)], leaves[len(self.arguments) :]
+            tree = put_together(self.table.shape, tree_leaves)
             everything = {**group.shared, **dict(zip(names[:size], tensors, strict=False))}
             received = {**group.received, **dict(zip(names[size:], tensors[size:], strict=False))}
-            scratch = {name: SimpleNamespace(**held) for name, held in tree["scratch"].items()}
-            info: Any = View("client.info.", lambda: [group.infos[row] for row in chosen], note, **tree["info"])
+            scratch = namespaces_of(tree["scratch"])
+            infos = [group.infos[row] for row in row_numbers]
+            info: Any = View("client.info.", lambda: infos, note, **tree["info"])
             visit = Visit(info, received, fit_progress, log, client.methods.attributes.server)
             numbers = SimpleNamespace(**dict(zip(group.counts, counted, strict=True)))
             visit.scratch, visit.counts = scratch, View("client.", lambda: [numbers], note)
@@ -169,14 +171,16 @@ class VmapStep:
             notes.results = {name: value is not None for name, value in results.items()}
             notes.rebound, fresh = list(rebound), list[Tensor]()
             if scratch:
-                changed = self._changed(tree, mine, {name: vars(held) for name, held in scratch.items()})
+                changed = self._changed(
+                    tree, tree_leaves, {name: vars(values_by_name) for name, values_by_name in scratch.items()}
+                )
                 fresh = [leaf for leaf in changed.values() if isinstance(leaf, Tensor)]
-                notes.changes = {place: ... if isinstance(leaf, Tensor) else leaf for place, leaf in changed.items()}
+                notes.changes = changed | {place: ... for place in changed if isinstance(changed[place], Tensor)}
             notes.records, logged = log.take_records()
             if any(record.value is not ... for record in notes.records):
                 note("a number to be logged, which may be another in the next step")
             given_back = [value for value in results.values() if value is not None]
-            return (*given_back, *rebound.values(), *(tensor.detach() for tensor in fresh), *logged)
+            return (*given_back, *rebound.values(), *map(torch.detach, fresh), *logged)
 
         # a number that differs by client is a tensor, and as precise as a run in 64-true
         with group.training.fabric.autocast():
@@ -200,10 +204,11 @@ class VmapStep:
         """
         after: list[Any] = []
         shape = take_apart({**tree, "scratch": scratch}, after)
-        same = shape == self.table.shape and [*map(describe, after)] == [*map(describe, before)]
-        changed = {place: leaf for place, leaf in enumerate(after) if same and leaf is not before[place]}
-        known = {id(leaf) for leaf in before if isinstance(leaf, Tensor)}
-        if not same or any(id(leaf) in known for leaf in changed.values()):
+        is_same = shape == self.table.shape and [*map(describe, after)] == [*map(describe, before)]
+        replaced = [place for place, leaf in enumerate(after) if is_same and leaf is not before[place]]
+        changed = {place: after[place] for place in replaced}
+        ids_before = {id(leaf) for leaf in before if isinstance(leaf, Tensor)}
+        if not is_same or any(id(leaf) in ids_before for leaf in changed.values()):
             why = "a step changes which values it holds, or their types; set them all in on_client_start"
             raise not_mappable("client.scratch", why)
         return changed
@@ -214,14 +219,23 @@ class VmapStep:
         group, rows = self.group, self.rows
         for name in notes.graded:
             self.mounted[name].grad = next(outputs)
-        results = {name: next(outputs) if is_tensor else None for name, is_tensor in notes.results.items()}
+        results: Results = dict.fromkeys(notes.results)
+        for name, is_tensor in notes.results.items():
+            if is_tensor:
+                results[name] = next(outputs)
         for name in notes.rebound:
             self.mounted[name].copy_(next(outputs))
         number = len(self.part.columns)
-        for place, ((value, batched), version) in enumerate(zip(self.given[number:], versions[number:], strict=True)):
+        columns = zip(self.arguments[number:], versions[number:], strict=True)
+        for place, ((value, batched), version) in enumerate(columns):
             if batched and value._version != version:
                 self.table.columns[place].put(rows, value, group.size)
         for place, leaf in notes.changes.items():
             self.table.columns[place].put(rows, next(outputs) if leaf is ... else leaf, group.size)
         group.log.add_records(rows, notes.records, outputs)
         return results
+
+
+def namespaces_of(scratch: Mapping[str, Mapping[str, Any]]) -> dict[str, SimpleNamespace]:
+    """The scratch of each method, as :meth:`.Client.scratch` returns it."""
+    return {name: SimpleNamespace(**values) for name, values in scratch.items()}

@@ -28,19 +28,19 @@ def not_mappable(what: str, why: str) -> VmapUnsupported:
 class View:
     """Several objects as one: returns attributes in which they agree, and refuses others by name.
 
-    ``note`` is called with each attribute that is read, since it may change before the next step. Values in ``given``,
-    such as mapped tensors, take precedence. ``name`` precedes the attribute in errors.
+    ``note`` is called with each attribute that is read, since it may change before the next step. Values in
+    ``attributes``, such as mapped tensors, take precedence. ``name`` precedes the attribute in errors.
     """
 
     def __init__(
-        self, name: str, objects: Callable[[], Sequence[Any]], note: Callable[[str], None], **given: Any
+        self, name: str, objects: Callable[[], Sequence[Any]], note: Callable[[str], None], **attributes: Any
     ) -> None:
-        vars(self).update(given)
+        vars(self).update(attributes)
         self._name, self._objects, self._note = name, objects, note
 
     def __getattr__(self, name: str) -> Any:
         self._note(f"{self._name}{name}")
-        values = [getattr(one, name) for one in self._objects()]
+        values = [getattr(element, name) for element in self._objects()]
         if any(value != values[0] for value in values[1:]):
             raise not_mappable(f"{self._name}{name}", DIFFERS)
         return values[0]

@@ -10,13 +10,8 @@ from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fl_lightning.callbacks import (
-    CCVR,
-    BestCheckpoint,
-    CostLedger,
     DeviationBound,
-    DomainMetrics,
     Drift,
-    EarlyStopping,
     Embedding,
     LayerAlignment,
     LayerSimilarity,
@@ -108,35 +103,6 @@ def test_without_test_data_they_are_refused(tmp_path, kind):
     data.test_dataloader = list
     with refused(kind.__name__, "data='Digits'", "test_dataloader"):
         small_trainer(tmp_path, callbacks=[kind()]).fit(small_model(), data)
-
-
-OUT_OF_RANGE = {
-    LayerSimilarity: {"layers": [], "examples": 7, "max_clients": 1},
-    LayerAlignment: {"number": 0, "layers": ["classifier"]},
-    Embedding: {"every_n_rounds": 0, "examples": 7, "classes": [], "perplexity": 0},
-    SpectrumMonitor: {
-        **{"every_n_rounds": 0, "max_scalars": 1, "threshold": -0.1, "local_every_n_rounds": 0, "examples": 1}
-    },
-    LocalLosses: {"every_n_rounds": 0},
-    NeuralCollapse: {"every_n_rounds": 0, "center": "mean"},
-    PerClassAccuracy: {"every_n_rounds": 0, "max_clients": 0, "examples": 0, "majority": 0},
-    PersonalAccuracy: {"max_clients": 0, "examples": 0, "fine_tune_steps": -1, "fine_tune": "first"},
-    DeviationBound: {"examples": 0, "tau": -1, "majority": -1},
-    CostLedger: {"every_n_rounds": 0},
-    Scores: {"every_n_rounds": 0, "local_steps": -1, "last_k": 0},
-    DomainMetrics: {"every_n_rounds": 0, "max_domains": 1},
-    CCVR: {"samples_per_class": 0, "epochs": 0, "lr": 0.0, "batch_size": 0},
-    EarlyStopping: {"mode": "up", "patience": -1, "min_delta": -0.1},
-    BestCheckpoint: {"mode": "most"},
-}
-
-
-@pytest.mark.parametrize("kind", OUT_OF_RANGE)
-def test_arguments_out_of_range_are_refused(kind):
-    monitored = {"monitor": "loss"} if kind in (EarlyStopping, BestCheckpoint) else {}
-    for name, value in OUT_OF_RANGE[kind].items():
-        with refused(f"{kind.__name__}.{name}={value!r}"):
-            kind(**monitored, **{name: value})
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -77,3 +77,10 @@ def test_a_logger_whose_library_is_not_installed_is_one_line(fit, capsys, monkey
     with pytest.raises(SystemExit, match="2"):
         fit(logger if others is None else [*others, logger])
     assert_names(capsys.readouterr().err.splitlines()[-1], "error: MLFlowLogger(", "mlflow-is-not-installed", "install")
+
+
+def test_a_logger_that_is_misspelt_is_answered_with_the_nearest_or_all(fit, capsys):
+    for name, words in (("csv", ["CSVLogger", "TensorBoardLogger"]), ("TensorBoardLoger", ["TensorBoardLogger"])):
+        with pytest.raises(SystemExit, match="2"):
+            fit(name)
+        assert_names(capsys.readouterr().err.splitlines()[-1], f"trainer.logger='{name}'", *words)

@@ -8,7 +8,7 @@ from helpers.errors import warned
 from lightning.pytorch.utilities.data import extract_batch_size
 
 from fl_lightning.client import targets_of
-from fl_lightning.client.metric_log import _warn_of_ambiguous_size, count_examples, size_of_batch
+from fl_lightning.client.lightning.metric_log import _warn_of_ambiguous_size, count_examples, size_of_batch
 
 X, Y = torch.zeros(5, 2), torch.arange(5)
 

@@ -6,7 +6,7 @@ import pytest
 from helpers.errors import refused
 from helpers.quadratics import Quadratic, quadratic_data
 from helpers.runs import assert_finite, plain_sgd_model, small_data
-from torch.optim import Adam
+from torch.optim import SGD, Adam
 
 from fl_lightning import Method, methods
 from fl_lightning.methods import (
@@ -15,6 +15,7 @@ from fl_lightning.methods import (
     SCAFFOLD,
     DeCov,
     Ditto,
+    DPFedAvg,
     FedALA,
     FedAS,
     FedASAM,
@@ -24,12 +25,14 @@ from fl_lightning.methods import (
     FedDecorr,
     FedDisco,
     FedDyn,
+    FedExP,
     FedLC,
     FedNova,
     FedNTD,
     FedPer,
     FedProto,
     FedProx,
+    FedRep,
     FedRoD,
     FedRS,
     FedSAM,
@@ -37,11 +40,13 @@ from fl_lightning.methods import (
     Freeze,
     LGFedAvg,
     Local,
+    LogitAdjustment,
     PerFedAvg,
     PFedMe,
     StructuredDeCov,
 )
-from fl_lightning.models import MLP, ImageClassifier
+from fl_lightning.models import MLP, ImageClassifier, Logistic
+from fl_lightning.optim import FedAvgM
 
 TOGETHER = {
     "FedDecorr on FedProx": lambda: [FedProx(0.01), FedDecorr(0.1)],
@@ -115,34 +120,93 @@ class Weighs(Method):
         return self.weight
 
 
-ADAM = partial(ImageClassifier, MLP(64, [16]), optimizer=partial(Adam, lr=0.01))
-REFUSED = {
-    "same method twice": (lambda: [FedProx(), FedProx()], {}, ("fedprox",)),
-    "two client weights": (lambda: [Weighs(1.0, "even"), Weighs(2.0, "odd")], {}, ("{'even': 1.0, 'odd': 2.0}",)),
-    "SCAFFOLD with momentum": (lambda: [SCAFFOLD()], {"momentum": 0.9}, ("SCAFFOLD", "momentum=0.9")),
-    "FedNova with Nesterov": (lambda: [FedNova()], {"momentum": 0.9, "nesterov": True}, ("FedNova", "nesterov=True")),
-    "SCAFFOLD with Adam": (lambda: [SCAFFOLD()], ADAM, ("SCAFFOLD", "optimizer='Adam'")),
-    "FedNova with Adam": (lambda: [FedNova()], ADAM, ("FedNova", "optimizer='Adam'")),
-    "two personal models": (lambda: [FedBABU(), Local()], {}, ("method=['FedBABU', 'Local']",)),
-    "two conflicts": (
-        lambda: [FedDyn(0.1), FedDisco(), FedBABU(), FedPer()],
-        {},
-        ("FedDisco", "method='FedDyn'", "method=['FedBABU', 'FedPer']"),
+class FrozenHead(ImageClassifier):
+    def __init__(self):
+        super().__init__(MLP(64, [16]))
+        self.classifier.requires_grad_(False)
+
+
+def adam():
+    return {"model": ImageClassifier(MLP(64, [16]), optimizer=partial(Adam, lr=0.01))}
+
+
+def sgd(**options):
+    return {"model": plain_sgd_model(**options)}
+
+
+# methods, the model and arguments of the trainer beside them, and the words of the line
+REFUSED = [
+    ([FedProx(), FedProx()], {}, ("fedprox",)),
+    ([Weighs(1.0, "even"), Weighs(2.0, "odd")], {}, ("{'even': 1.0, 'odd': 2.0}",)),
+    # optimizers
+    ([SCAFFOLD()], sgd(momentum=0.9), ("SCAFFOLD", "momentum=0.9")),
+    ([FedNova()], sgd(momentum=0.9, nesterov=True), ("FedNova", "nesterov=True")),
+    ([SCAFFOLD()], adam(), ("SCAFFOLD", "optimizer='Adam'")),
+    ([FedNova()], adam(), ("FedNova", "optimizer='Adam'")),
+    ([FedExP()], {"server_optimizer": partial(SGD, lr=1.0, momentum=0.9)}, ("trainer.server_optimizer", "SGD")),
+    ([FedExP()], {"server_optimizer": partial(SGD, lr=0.5)}, ("FedExP",)),
+    ([FedExP()], {"server_optimizer": FedAvgM}, ("trainer.server_optimizer", "FedAvgM")),
+    ([PFedMe()], {"gradient_clip_val": 1.0}, ("PFedMe", "clipping")),
+    ([Ditto()], {"accumulate_grad_batches": 2}, ("trainer.accumulate_grad_batches=2", "Ditto")),
+    ([Ditto(20.0)], {}, ("Ditto", "lr", "lambda_=20")),
+    ([PFedMe(20.0)], {}, ("PFedMe", "learning rate times lambda_")),
+    # two models of a client, two replacements of a gradient, two calibrations
+    ([FedBABU(), Local()], {}, ("method=['FedBABU', 'Local']",)),
+    ([FedDyn(), FedDisco(), FedBABU(), FedPer()], {}, ("FedDisco", "method='FedDyn'", "method=['FedBABU', 'FedPer']")),
+    ([FedSAM(), FedASAM()], {}, ("method=['FedSAM', 'FedASAM']", "keep one")),
+    ([FedSAM(), PerFedAvg()], {}, ("method", "FedSAM", "PerFedAvg", "keep one")),
+    ([FedPer(), PerFedAvg()], {}, ("method", "FedPer", "PerFedAvg", "keep one")),
+    ([FedALA(), PerFedAvg()], {}, ("method=['FedALA', 'PerFedAvg']",)),
+    ([Ditto(), APFL()], {}, ("method", "Ditto", "APFL")),
+    ([Ditto(), FedPer()], {}, ("method", "Ditto", "FedPer")),
+    ([FedRoD(), FedPer()], {}, ("method", "FedRoD", "FedPer")),
+    ([FedRoD(), FedLC()], {}, ("method", "FedRoD", "FedLC")),
+    ([FedLC(), LogitAdjustment()], {}, ("method", "FedLC", "LogitAdjustment")),
+    ([FedRS(), FedLC()], {}, ("method", "FedRS", "FedLC")),
+    # changes, gradients or weights that the other needs as they are
+    *(([PFedMe(), other], {}, ("method", "PFedMe", type(other).__name__)) for other in (FedProx(), SCAFFOLD())),
+    ([FedALA(), SCAFFOLD()], {}, ("FedALA", "SCAFFOLD")),
+    *(([FedAS(), other()], {}, ("FedAS", other.__name__)) for other in (SCAFFOLD, FedDyn, FedNova, FedBABU)),
+    ([FedAS(), Weighs(1.0, "even")], {}, ("FedAS", "Weighs")),
+    ([FedDisco(), FedDyn()], {}, ("FedDisco", "FedDyn")),
+    ([SCAFFOLD(), FedDisco()], {}, ("FedDisco", "SCAFFOLD")),
+    ([FedDisco(), DPFedAvg(noise=0)], {}, ("FedDisco",)),
+    ([FedNova(), FedExP()], {}, ("FedExP", "FedNova")),
+    ([FedExP(), FedDyn()], {}, ("FedExP", "FedDyn")),
+    ([FedExP(), DPFedAvg(noise=0)], {}, ("DPFedAvg", "FedExP")),
+    *(([DPFedAvg(noise=0), other()], {}, ("DPFedAvg", other.__name__)) for other in (SCAFFOLD, FedNova)),
+    # nothing travels
+    ([SCAFFOLD(), Local()], {}, ("SCAFFOLD", "Local")),
+    ([FedProto(), FedDyn()], {}, ("FedDyn", "FedProto")),
+    ([FedDisco(), Local()], {}, ("FedDisco", "Local")),
+    ([FedExP(), Local()], {}, ("FedExP", "Local")),
+    ([LogitAdjustment(when="post_hoc"), Local()], {}, ("LogitAdjustment", "Local")),
+    # layers that stay with the clients
+    ([FedPer(6)], {}, ("FedPer.layers=6", "5")),
+    ([LGFedAvg(6)], {}, ("LGFedAvg.layers=6", "5")),
+    ([FedRep(3)], {"local_epochs": 2}, ("FedRep.body_epochs=3", "trainer.local_epochs")),
+    ([FedRep()], {"local_steps": 4}, ("trainer.local_steps=4", "FedRep")),
+    ([FedPer()], {"model": ImageClassifier(Logistic(64))}, ("FedPer", "logits='classifier'")),
+    ([FedRep()], {"model": FrozenHead()}, ("FedRep", "logits='classifier'")),
+    *(
+        ([kind(), other()], {"local_epochs": 2}, (kind.__name__, other.__name__))
+        for kind in (FedPer, FedRep, LGFedAvg)
+        for other in (FedBABU, Freeze, Local, FedPer, FedRep, LGFedAvg)
+        if other is not kind
     ),
-    "two replacements of a gradient": (lambda: [FedSAM(), FedASAM()], {}, ("method=['FedSAM', 'FedASAM']",)),
-    "two models of a client": (lambda: [FedALA(), PerFedAvg()], {}, ("method=['FedALA', 'PerFedAvg']",)),
-    "FedALA with SCAFFOLD": (lambda: [FedALA(), SCAFFOLD()], {}, ("FedALA", "SCAFFOLD")),
-    "FedAS with FedNova": (lambda: [FedAS(), FedNova()], {}, ("FedAS", "FedNova")),
-    "SCAFFOLD sends nothing": (lambda: [SCAFFOLD(), Local()], {}, ("SCAFFOLD", "Local")),
-    "FedDyn sends nothing": (lambda: [FedProto(), FedDyn()], {}, ("FedDyn", "FedProto")),
-}
+]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_go_together_is_refused_before_round_0(run, tmp_path, name):
-    build, options, words = REFUSED[name]
+def name_of(case):
+    methods, options, words = case
+    return " ".join([*(type(method).__name__ for method in methods), *options, *words[-1:]])
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=name_of)
+def test_what_cannot_go_together_is_refused_before_round_0(run, tmp_path, case):
+    methods, options, words = case
     with refused(*words):
-        run(build(), ADAM() if options is ADAM else plain_sgd_model(**options))
+        run(methods, **options)
     assert not list(tmp_path.iterdir())
 
 

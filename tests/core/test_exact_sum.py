@@ -30,7 +30,7 @@ def added(values, order=None, workers=1):
         total = ExactSum(values.shape[1])
         for index in places[one.rank :: workers]:
             total.add(values[index].clone())
-        total.all_reduce(one, {exponent for used in one.gather(total.exponents) for exponent in used})
+        total.all_reduce(one, {exponent for used in one.gather(total.exponents, "exponents") for exponent in used})
         return total.value()
 
     first, *others = together(workers, work)

@@ -61,19 +61,9 @@ def test_a_batch_is_rotated_as_torchvision_rotates_each_image(shape, largest):
     assert torch.equal(RandomRotation(0)(images, seeded()), images)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: RandomCrop(0), ("RandomCrop.padding=0",)),
-        (lambda: RandomCrop(6, "reflect")(torch.zeros(2, 1, 6, 8), seeded()), ("RandomCrop.padding=6",)),
-        (lambda: RandomFlip(1.1), ("RandomFlip.p=1.1",)),
-        (lambda: RandomRotation(200), ("RandomRotation.degrees=200",)),
-        (lambda: AutoAugment("mnist"), ("AutoAugment.policy='mnist'", "cifar10")),
-    ],
-)
-def test_arguments_out_of_range_are_refused(make, words):
-    with refused(*words):
-        make()
+def test_a_reflection_of_more_pixels_than_there_are_is_refused():
+    with refused("RandomCrop.padding=6"):
+        RandomCrop(6, "reflect")(torch.zeros(2, 1, 6, 8), seeded())
 
 
 def torchvisions(policy, image, pair, chances, signs, monkeypatch):

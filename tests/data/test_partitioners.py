@@ -111,27 +111,6 @@ def test_every_sample_goes_to_exactly_one_client(name, number, classes, share, s
 
 
 @pytest.mark.parametrize(
-    ("partitioner", "bad"),
-    [
-        (Dirichlet, {"alpha": 0.0}),
-        (Dirichlet, {"alpha": -1.0}),
-        (Dirichlet, {"min_size": -1}),
-        (Dirichlet, {"max_draws": 0}),
-        (ClientDirichlet, {"alpha": float("inf")}),
-        (ClientDirichlet, {"sigma": -0.1}),
-        (QuantityDirichlet, {"beta": 0.0}),
-        (QuantityDirichlet, {"min_size": -1}),
-        (Shards, {"per_client": 0}),
-        (ClassesPerClient, {"n": 0}),
-    ],
-)
-def test_an_argument_out_of_its_range_is_refused_by_name(partitioner, bad):
-    ((name, value),) = bad.items()
-    with refused(f"{partitioner.__name__}.{name}={value}"):
-        partitioner(**bad)
-
-
-@pytest.mark.parametrize(
     ("partitioner", "clients", "words"),
     [
         (Dirichlet(1.0), 10, ("Dirichlet.min_size=10", "at most 5")),

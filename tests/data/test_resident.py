@@ -167,7 +167,7 @@ def test_other_batches_go_to_a_gpu_through_pinned_memory(monkeypatch):
 
 def test_workers_that_share_a_gpu_share_its_memory():
     class Two:
-        def gather(self, value):
+        def gather(self, value, label):
             return [value, (value[0], value[1], 60.0), ("elsewhere", value[1], 25.0)]
 
     assert run_module.memory_share(Two(), CUDA, 80.0) == run_module.SHARE * 25.0

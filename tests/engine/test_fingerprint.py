@@ -62,10 +62,11 @@ class Pictures(TensorDataset):
 
 
 class Loaded(TinyData):
-    """A data module that keeps nothing of its arguments: only its loader knows them."""
+    """A data module that keeps only a folder of its arguments: its loader knows the others."""
 
-    def __init__(self, batch_size=16, drop_last=False, sampler=None, flip=0.5, note="a"):
+    def __init__(self, batch_size=16, drop_last=False, sampler=None, flip=0.5, note="a", folder=Path("a")):
         super().__init__(train=60)
+        self.folder = folder
         rows = Pictures(self.rows(60, 1).tensors, RandomFlip(flip), note)
         how = {"sampler": sampler(rows)} if sampler else {"shuffle": True}
         self.given = DataLoader(rows, batch_size, drop_last=drop_last, **how)
@@ -248,6 +249,7 @@ REFUSED = {
         ({"data": loaded(batch_size=8)}, "data.train_dataloader.batch_size=8 (was 16)"),
         ({"data": loaded(sampler=partial(RandomSampler, replacement=True))}, "sampler.replacement=True (was False)"),
         ({"data": loaded(flip=0.1)}, "transform.p=0.1 (was 0.5)"),
+        ({"data": loaded(folder="b")}, "datamodule.folder='b' (was None)"),
     ],
 }
 CASES = {f"{start}: {expected} {i}": (start, i) for start in REFUSED for i, (_, expected) in enumerate(REFUSED[start])}
@@ -357,8 +359,9 @@ def test_what_changes_no_bit_may_change(tmp_path, begun, name):
     assert not (tmp_path / "run/version_0/changes.yaml").exists()
 
 
-def test_data_that_are_built_anew_are_the_same(tmp_path, last):
-    assert len(fit(tmp_path, last("loader"), data=loaded(note="another process"), max_rounds=3).history) == 3
+def test_data_that_are_built_anew_and_lie_elsewhere_are_the_same(tmp_path, last):
+    data = loaded(note="another process", folder=Path("b"))
+    assert len(fit(tmp_path, last("loader"), data=data, max_rounds=3).history) == 3
 
 
 def test_a_file_is_known_by_what_it_holds(tmp_path, monkeypatch):

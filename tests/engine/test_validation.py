@@ -79,39 +79,6 @@ def unwritten(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("schedule", "words"),
-    [
-        (partial(LambdaLR, lr_lambda=lambda step: float("inf")), ()),
-        (partial(StepLR, step_size=0), ()),
-        (partial(ExponentialLR, gamma=-1.0), ("round 1=-1.0",)),
-    ],
-)
-def test_a_schedule_that_cannot_be_followed_is_refused(unwritten, schedule, words):
-    with refused("trainer.client_lr_scheduler", *words):
-        fit(unwritten, client_lr_scheduler=schedule)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "words"),
-    [
-        (partial(torch.optim.SGD, lr=-1.0), ("-1.0",)),
-        (partial(torch.optim.SGD, lr=float("nan")), ("SGD.lr=nan",)),
-        (torch.optim.LBFGS, ("LBFGS.step()",)),
-        (partial(torch.optim.SparseAdam, lr=0.1), ("SparseAdam",)),
-    ],
-)
-def test_a_server_optimizer_that_cannot_step_is_refused(unwritten, optimizer, words):
-    with refused("trainer.server_optimizer", *words):
-        fit(unwritten, server_optimizer=optimizer)
-
-
-def test_half_precision_is_refused_on_a_cpu(unwritten):
-    with pytest.warns(UserWarning, match="precision='16-mixed'"), refused("bf16-mixed"):
-        fit(unwritten, precision="16-mixed")
-
-
-# ---------------------------------------------------------------- data
 class WithoutLength(Digits):
     """Its loaders have no length."""
 
@@ -119,9 +86,49 @@ class WithoutLength(Digits):
         return iter(super().train_dataloader(k))
 
 
-def test_data_that_cannot_be_counted_are_refused(unwritten):
-    with refused("data=WithoutLength", "train_dataloader(0)='generator'", "__len__"):
-        fit(unwritten, data=WithoutLength(num_clients=2))
+class Given(Sampler):
+    """Always the same clients."""
+
+    def __init__(self, *clients):
+        self.clients = clients
+
+    def choose(self, rng, round_, num_clients, cohort_size):
+        return np.array(self.clients)
+
+
+SCHEDULE, OPTIMIZER = "trainer.client_lr_scheduler", "trainer.server_optimizer"
+# the words of the line, and what is passed to fit
+REFUSED = [
+    ((SCHEDULE,), {"client_lr_scheduler": partial(LambdaLR, lr_lambda=lambda step: float("inf"))}),
+    ((SCHEDULE,), {"client_lr_scheduler": partial(StepLR, step_size=0)}),
+    ((SCHEDULE, "round 1=-1.0"), {"client_lr_scheduler": partial(ExponentialLR, gamma=-1.0)}),
+    ((OPTIMIZER, "-1.0"), {"server_optimizer": partial(torch.optim.SGD, lr=-1.0)}),
+    ((OPTIMIZER, "SGD.lr=nan"), {"server_optimizer": partial(torch.optim.SGD, lr=float("nan"))}),
+    ((OPTIMIZER, "LBFGS.step()"), {"server_optimizer": torch.optim.LBFGS}),
+    ((OPTIMIZER, "SparseAdam"), {"server_optimizer": partial(torch.optim.SparseAdam, lr=0.1)}),
+    *(
+        (("trainer.sampler=Given", f"round 0={sorted(cohort)}"), {"sampler": Given(*cohort)})
+        for cohort in ((0, 0), (0, 4), (-1, 0), ())
+    ),
+    (
+        ("data=WithoutLength", "train_dataloader(0)='generator'", "__len__"),
+        {"data": WithoutLength(num_clients=2)},
+    ),
+    (("trainer.cache_references=True",), {"data": small_data(augment=[RandomFlip()]), "cache_references": True}),
+    (("model=", "helpers.tiny.TinyModule", "Net()"), {"model": TinyModule, "data": clients(TinyData())}),
+    *((("method=", "Method"), {"methods": [method]}) for method in ("FedProx", FedProx, Method())),
+]
+
+
+@pytest.mark.parametrize(("words", "options"), REFUSED)
+def test_what_cannot_be_followed_is_refused_before_anything_is_written(unwritten, words, options):
+    with refused(*words):
+        fit(unwritten, **options)
+
+
+def test_half_precision_is_refused_on_a_cpu(unwritten):
+    with pytest.warns(UserWarning, match="precision='16-mixed'"), refused("bf16-mixed"):
+        fit(unwritten, precision="16-mixed")
 
 
 def test_clients_without_a_full_batch_are_named_before_round_0(tmp_path):
@@ -145,11 +152,6 @@ def test_batches_that_no_client_fills_are_named_before_round_0(tmp_path, said):
     assert_names(said(), "data.batch_size=64", "40")
 
 
-def test_cached_references_need_a_loader_that_is_deterministic(unwritten):
-    with refused("trainer.cache_references=True"):
-        fit(unwritten, data=small_data(augment=[RandomFlip()]), cache_references=True)
-
-
 @pytest.mark.parametrize("hook", validation.TRANSFER_HOOKS)
 @pytest.mark.parametrize("where", ["Module", "Data", "Theirs"])
 def test_cached_references_are_refused_beside_a_transfer_hook(unwritten, hook, where):
@@ -161,22 +163,6 @@ def test_cached_references_are_refused_beside_a_transfer_hook(unwritten, hook, w
         fit(unwritten, kind("Module", TinyModule)(), data, cache_references=True)
 
 
-class Given(Sampler):
-    """Always the same clients."""
-
-    def __init__(self, *clients):
-        self.clients = clients
-
-    def choose(self, rng, round_, num_clients, cohort_size):
-        return np.array(self.clients)
-
-
-@pytest.mark.parametrize("chosen", [(0, 0), (0, 4), (-1, 0), ()])
-def test_a_sampler_that_repeats_or_leaves_the_range_is_refused(unwritten, chosen):
-    with refused("trainer.sampler=Given", f"round 0={sorted(chosen)}"):
-        fit(unwritten, sampler=Given(*chosen))
-
-
 # ---------------------------------------------------------------- modules and methods
 @pytest.mark.parametrize("name", validation.REMOVED)
 def test_a_hook_that_lightning_no_longer_calls_is_refused_with_the_one_that_took_its_place(unwritten, name):
@@ -185,17 +171,6 @@ def test_a_hook_that_lightning_no_longer_calls_is_refused_with_the_one_that_took
         fit(unwritten, kind(), clients(TinyData()))
     with refused(f"model='Old.{name}'", validation.REMOVED[name]):
         small_trainer(unwritten).test(kind(), clients(TinyData()))
-
-
-def test_a_class_in_the_place_of_a_module_is_refused(unwritten):
-    with refused("model=", "helpers.tiny.TinyModule", "Net()"):
-        fit(unwritten, TinyModule, clients(TinyData()))
-
-
-@pytest.mark.parametrize("method", ["FedProx", FedProx, Method()])
-def test_what_is_no_method_is_refused(unwritten, method):
-    with refused("method=", "Method"):
-        fit(unwritten, methods=[method])
 
 
 def test_a_method_that_counts_labels_needs_a_model_of_as_many_classes(unwritten, tmp_path_factory):
@@ -230,3 +205,8 @@ def test_a_folder_of_runs_that_cannot_be_written_is_refused(tmp_path, monkeypatc
     with refused("output="):
         trainer.predict(small_model(), small_data(), output=tmp_path / "runs" / "predictions.pt")
     assert not (tmp_path / "runs").exists()
+
+
+def test_data_in_the_place_of_the_model_is_refused_with_their_order(tmp_path):
+    with refused("model='Digits'", "fit(model, data)"):
+        small_trainer(tmp_path).fit(small_data(), small_model())

@@ -5,6 +5,7 @@ An input is an option or the text of a config, applied after the small config be
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 BASE = """\
@@ -162,3 +163,57 @@ WITHOUT_TORCH: tuple[tuple[list[str], list[str], str], ...] = (
     (["test", "--ckpt_path", "nowhere/last.ckpt"], ["ckpt_path='nowhere/last.ckpt'"], ""),
     (["fit", "--config", "{file}", "--ckpt_path=null"], ["weights='nowhere.pt'"], "weights: nowhere.pt\n"),
 )
+
+# arguments of classes of the package that are out of range, by the name of the class; a dictionary has the bad one last
+OUT_OF_RANGE: dict[str, list[dict[str, object]]] = {
+    "APFL": [{"alpha": 1.1}, {"alpha_decay": -1}],
+    "AutoAugment": [{"policy": "mnist"}],
+    "BestCheckpoint": [{"monitor": "loss", "mode": "most"}],
+    "CCVR": [{"samples_per_class": 0}, {"epochs": 0}, {"lr": 0.0}, {"batch_size": 0}],
+    "ClassesPerClient": [{"n": 0}],
+    "ClientDirichlet": [{"alpha": math.inf}, {"sigma": -0.1}],
+    "CostLedger": [{"every_n_rounds": 0}],
+    "DPFedAvg": [{"clip": math.inf}, {"delta": 0.0}],
+    "DeviationBound": [{"examples": 0}, {"tau": -1}, {"majority": -1}],
+    "Dirichlet": [{"alpha": 0.0}, {"alpha": -1.0}, {"min_size": -1}, {"max_draws": 0}],
+    "Ditto": [{"lambda_": -1}],
+    "DomainMetrics": [{"every_n_rounds": 0}, {"max_domains": 1}],
+    "ETFClassifier": [
+        {"in_features": 4, "num_classes": 10, "width": 8},
+        {"in_features": 4, "num_classes": 10, "scale": 0.0},
+    ],
+    "EarlyStopping": [{"monitor": "loss", **bad} for bad in ({"mode": "up"}, {"patience": -1}, {"min_delta": -0.1})],
+    "Embedding": [{"every_n_rounds": 0}, {"examples": 7}, {"classes": []}, {"perplexity": 0}],
+    "FedALA": [{"layers": -1}, {"rate": -1}, {"sample": 0}, {"window": 1}, {"threshold": -1}],
+    "FedAS": [{"alignment_epochs": -1}, {"alignment_rate": -1}],
+    "FedASAM": [{"rho": -1}, {"eta": -1}],
+    "FedCKA": [{"layers": []}, {"bandwidth": 0.2}, {"similarity": "rbf", "bandwidth": 0}],
+    "FedDisco": [{"a": -1}],
+    "FedExP": [{"eps": -1}, {"eps_decay": 0}],
+    "FedPer": [{"layers": -1}],
+    "FedRep": [{"body_epochs": 0}],
+    "FedRoD": [{"gamma": -1}],
+    "FedSAM": [{"rho": -1}],
+    "FedUV": [{"spectral": -1}],
+    "FixBN": [{"share": 1.5}],
+    "LayerAlignment": [{"number": 0}, {"layers": ["classifier"]}],
+    "LayerSimilarity": [{"layers": []}, {"examples": 7}, {"max_clients": 1}],
+    "LoRAProduct": [{"rank": 0}],
+    "LocalLosses": [{"every_n_rounds": 0}],
+    "LogitAdjustment": [{"tau": -1}, {"floor": -0.1}, {"when": "post_hoc", "prior": "local"}],
+    "NeuralCollapse": [{"every_n_rounds": 0}, {"center": "mean"}],
+    "PFedMe": [{"lambda_": -1}, {"inner_steps": 0}, {"beta": -1}, {"outer_lr": 0}],
+    "PerClassAccuracy": [{"every_n_rounds": 0}, {"max_clients": 0}, {"examples": 0}, {"majority": 0}],
+    "PerFedAvg": [{"inner_lr": -1}, {"delta": 0}],
+    "PersonalAccuracy": [{"max_clients": 0}, {"examples": 0}, {"fine_tune_steps": -1}, {"fine_tune": "first"}],
+    "QuantityDirichlet": [{"beta": 0.0}, {"min_size": -1}],
+    "RandomCrop": [{"padding": 0}],
+    "RandomFlip": [{"p": 1.1}],
+    "RandomRotation": [{"degrees": 200}],
+    "Scores": [{"every_n_rounds": 0}, {"local_steps": -1}, {"last_k": 0}],
+    "Shards": [{"per_client": 0}],
+    "SpectrumMonitor": [
+        *({"every_n_rounds": 0}, {"max_scalars": 1}, {"threshold": -0.1}),
+        *({"local_every_n_rounds": 0}, {"examples": 1}),
+    ],
+}

@@ -20,7 +20,7 @@ class ThreadWorkers:
         self.signals = Signals(speaks=False)
         self._barrier, self._values, self._queues = barrier, values, queues
 
-    def gather(self, value):
+    def gather(self, value, label):
         self._values[self.rank] = value
         self._barrier.wait(120)
         values = list(self._values)
@@ -28,7 +28,7 @@ class ThreadWorkers:
         return values
 
     def all_reduce(self, tensor):
-        parts = self.gather(tensor.clone())
+        parts = self.gather(tensor.clone(), "all_reduce")
         tensor.copy_(sum(parts))
 
     def all_gather(self, tensor):

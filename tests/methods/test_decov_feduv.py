@@ -94,8 +94,6 @@ def test_the_spectral_term_raises_the_largest_singular_value_of_the_classifier(r
     # the first round begins where the norm is that of the initial weight, and raises it from there
     initial = torch.linalg.svdvals(plain_sgd_model().classifier.weight)[0].item()
     assert -0.5 * raised < rows[0]["train/feduv"] < -0.5 * initial * 0.99
-    with refused("FedUV.spectral=-1"):
-        FedUV(spectral=-1)
 
 
 def test_the_spectral_term_asks_for_a_classifier_with_a_weight_matrix(run):

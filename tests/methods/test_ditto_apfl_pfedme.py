@@ -14,7 +14,7 @@ from fl_lightning import Method
 from fl_lightning.callbacks import PersonalAccuracy
 from fl_lightning.core.state import select
 from fl_lightning.data import Pooled
-from fl_lightning.methods import APFL, SCAFFOLD, Ditto, FedPer, FedProx, Local, PFedMe
+from fl_lightning.methods import APFL, Ditto, Local, PFedMe
 from fl_lightning.models import MLP, ImageClassifier
 
 HEAD = "head.weight"
@@ -250,42 +250,6 @@ def test_ditto_pulls_no_entry_that_stays_with_the_client(tmp_path):
     model = kept(trainer, "ditto")["model"]
     torch.testing.assert_close(model[HEAD] - W, (1 - 0.1 * 2.0) * (V - W))
     assert torch.equal(model["head.bias"], bias)
-
-
-# ---------------------------------------------------------------------- refusals
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        (Ditto, {"lambda_": -1}),
-        (APFL, {"alpha": 1.1}),
-        (APFL, {"alpha_decay": -1}),
-        (PFedMe, {"lambda_": -1}),
-        (PFedMe, {"inner_steps": 0}),
-        (PFedMe, {"beta": -1}),
-        (PFedMe, {"outer_lr": 0}),
-    ],
-)
-def test_an_argument_out_of_its_range_is_refused(kind, options):
-    with refused(f"{kind.__name__}.{next(iter(options))}"):
-        kind(**options)
-
-
-@pytest.mark.parametrize(
-    ("methods", "options", "words"),
-    [
-        ([Ditto(), APFL()], {}, ("method", "Ditto", "APFL")),
-        ([Ditto(), FedPer()], {}, ("method", "Ditto", "FedPer")),
-        ([PFedMe(), FedProx()], {}, ("method", "PFedMe", "FedProx")),
-        ([PFedMe(), SCAFFOLD()], {}, ("method", "PFedMe", "SCAFFOLD")),
-        ([PFedMe()], {"gradient_clip_val": 1.0}, ("PFedMe", "clipping")),
-        ([Ditto()], {"accumulate_grad_batches": 2}, ("trainer.accumulate_grad_batches=2", "Ditto")),
-        ([Ditto(20.0)], {}, ("Ditto", "lr", "lambda_=20")),
-        ([PFedMe(20.0)], {}, ("PFedMe", "learning rate times lambda_")),
-    ],
-)
-def test_what_does_not_fit_is_refused(run, methods, options, words):
-    with refused(*words):
-        run(methods, model=plain_sgd_model(), **options)
 
 
 def test_pfedme_needs_plain_sgd_and_a_step_beyond_the_anchor_is_warned_of(run):

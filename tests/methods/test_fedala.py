@@ -139,21 +139,6 @@ def test_without_layers_or_rate_it_is_fedavg_bit_for_bit(run, method):
     assert_same_bits(run([], data=data())[0], run([method], data=data())[0])
 
 
-@pytest.mark.parametrize(
-    ("words", "make"),
-    [
-        (["FedALA.layers=-1"], lambda: FedALA(-1)),
-        (["FedALA.rate=-1"], lambda: FedALA(rate=-1)),
-        (["FedALA.sample=0"], lambda: FedALA(sample=0)),
-        (["FedALA.window=1"], lambda: FedALA(window=1)),
-        (["FedALA.threshold=-1"], lambda: FedALA(threshold=-1)),
-    ],
-)
-def test_bad_arguments_are_refused(words, make):
-    with refused(*words):
-        make()
-
-
 @pytest.mark.parametrize("other", [SCAFFOLD, FedDyn, FedNova, FedPer])
 def test_methods_that_assume_a_start_at_the_received_model_or_own_models_are_refused(run, other):
     with refused("FedALA", other.__name__) if other is not FedPer else refused("method", "FedALA", "FedPer"):

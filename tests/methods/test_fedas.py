@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.errors import refused
 from helpers.runs import assert_same_bits, differs, plain_sgd_model, small_data, small_trainer
 from helpers.softmax_regression import Softmax, assert_printed, fit
 from helpers.tiny import TinyData, TinyModule, clients
@@ -12,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fl_lightning import Method
-from fl_lightning.methods import SCAFFOLD, FedAS, FedBABU, FedDyn, FedNova, FedPer
+from fl_lightning.methods import FedAS, FedPer
 
 TAPS = {"representation": "body", "logits": "head"}
 data_of_clients = partial(small_data, train_size=120, test_size=50)
@@ -170,21 +169,9 @@ def test_where_all_traces_are_0_the_weights_are_numbers_of_examples(tmp_path):
     assert other / one == pytest.approx(3) and 0 < other < 1e-10
 
 
-@pytest.mark.parametrize("name", ["alignment_epochs", "alignment_rate"])
-def test_bad_arguments_are_refused(name):
-    with refused(f"FedAS.{name}=-1"):
-        FedAS(**{name: -1})
-
-
 class Weighs(Method):
     def client_weight(self, client):
         return 1.0
-
-
-@pytest.mark.parametrize("other", [SCAFFOLD, FedDyn, FedNova, FedBABU, Weighs])
-def test_methods_beside_which_it_is_wrong_are_refused(run, other):
-    with refused("FedAS", other.__name__):
-        run([FedAS(), other()], model=plain_sgd_model())
 
 
 def test_weights_by_examples_go_with_another_methods(run):

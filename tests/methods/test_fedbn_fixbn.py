@@ -70,8 +70,6 @@ def test_with_frozen_statistics_a_step_of_all_clients_is_one_on_the_pooled_data(
 
 
 def test_what_does_not_fit_is_refused(run):
-    with refused("FixBN.share=1.5"):
-        FixBN(share=1.5)
     with refused("FixBN", "model='ImageClassifier'", "BatchNorm"):
         run([FixBN()], model=ImageClassifier(MLP(64, [16])))
     for methods, more in (

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.errors import refused, warned
+from helpers.errors import warned
 from helpers.runs import assert_same_bits, differs, plain_sgd_model
 from helpers.softmax_regression import assert_printed
 
 from fl_lightning import Method, Server
-from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedDisco, FedDyn, Local
+from fl_lightning.methods import SCAFFOLD, FedDisco
 
 COUNTS = torch.tensor([[8, 2], [5, 5], [0, 20]])
 
@@ -79,26 +79,5 @@ def test_parameters_and_buffers_have_these_weights(run):
         torch.testing.assert_close(state[name], value, rtol=1e-6, atol=1e-7)
 
 
-REFUSED = {
-    "FedDyn": (lambda: [FedDisco(), FedDyn()], ("FedDisco", "FedDyn")),
-    "SCAFFOLD of equal weights": (lambda: [SCAFFOLD(), FedDisco()], ("FedDisco", "SCAFFOLD")),
-    "DPFedAvg": (lambda: [FedDisco(), DPFedAvg(noise=0)], ("FedDisco",)),
-    "nothing travels": (lambda: [FedDisco(), Local()], ("FedDisco", "Local")),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused_before_round_0(run, tmp_path, name):
-    methods, words = REFUSED[name]
-    with refused(*words):
-        run(methods(), model=plain_sgd_model())
-    assert not list(tmp_path.iterdir())
-
-
 def test_scaffold_by_examples_leaves_the_weights_to_it(run):
     run([SCAFFOLD(weighting="examples"), FedDisco()], model=plain_sgd_model())
-
-
-def test_a_below_0_is_refused():
-    with refused("FedDisco.a=-1"):
-        FedDisco(a=-1)

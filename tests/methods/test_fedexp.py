@@ -1,21 +1,18 @@
 """FedExP's server rate: its value in cases with a closed form, and the model that it evaluates."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
-from helpers.errors import refused
 from helpers.quadratics import Rows
-from helpers.runs import assert_same_bits, plain_sgd_model
+from helpers.runs import assert_same_bits
 from helpers.softmax_regression import assert_printed, fit
 from helpers.tiny import clients
 from lightning.pytorch import LightningModule
 from torch import nn
 
 from fl_lightning import Method
-from fl_lightning.methods import DPFedAvg, FedBN, FedDyn, FedExP, FedNova, Local
-from fl_lightning.optim import FedAvgM
+from fl_lightning.methods import FedBN, FedExP
 
 
 class Linear(LightningModule):
@@ -127,32 +124,6 @@ def test_the_evaluated_parameters_are_the_mean_of_the_last_two_models_and_the_fi
         for name, value in found.items():
             mean = (now[name] + before[name]) / 2 if averages and name in parameters else now[name]
             assert torch.equal(value, mean), name
-
-
-MOMENTUM = {"server_optimizer": partial(torch.optim.SGD, lr=1.0, momentum=0.9)}
-REFUSED = {
-    "server momentum": (lambda: [FedExP()], MOMENTUM, ("trainer.server_optimizer", "SGD")),
-    "server rate": (lambda: [FedExP()], {"server_optimizer": partial(torch.optim.SGD, lr=0.5)}, ("FedExP",)),
-    "FedAvgM": (lambda: [FedExP()], {"server_optimizer": FedAvgM}, ("trainer.server_optimizer", "FedAvgM")),
-    "FedNova": (lambda: [FedNova(), FedExP()], {}, ("FedExP", "FedNova")),
-    "FedDyn": (lambda: [FedExP(), FedDyn()], {}, ("FedExP", "FedDyn")),
-    "DPFedAvg": (lambda: [FedExP(), DPFedAvg(noise=0)], {}, ("DPFedAvg", "FedExP")),
-    "nothing travels": (lambda: [FedExP(), Local()], {}, ("FedExP", "Local")),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused_before_round_0(run, tmp_path, name):
-    methods, options, words = REFUSED[name]
-    with refused(*words):
-        run(methods(), model=plain_sgd_model(), **options)
-    assert not list(tmp_path.iterdir())
-
-
-def test_arguments_out_of_range_are_refused():
-    for words, given in {"FedExP.eps=-1": {"eps": -1}, "FedExP.eps_decay=0": {"eps_decay": 0}}.items():
-        with refused(words):
-            FedExP(**given)
 
 
 def test_a_run_with_entries_that_stay_evaluates_the_means_of_what_travels(run):

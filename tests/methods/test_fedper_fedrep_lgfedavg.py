@@ -4,9 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.errors import refused
 from helpers.quadratics import curved_data
-from helpers.runs import assert_same_bits, differs, plain_sgd_model, small_data, small_model
+from helpers.runs import assert_same_bits, differs, small_data, small_model
 from lightning.pytorch import LightningModule
 from torch import nn
 from torch.optim import SGD
@@ -14,8 +13,7 @@ from torch.optim import SGD
 from fl_lightning import Method
 from fl_lightning.callbacks import Callback
 from fl_lightning.data import Pooled
-from fl_lightning.methods import FedBABU, FedBN, FedPer, FedRep, Freeze, LGFedAvg, Local
-from fl_lightning.models import MLP, ImageClassifier, Logistic
+from fl_lightning.methods import FedBABU, FedBN, FedPer, FedRep, LGFedAvg, Local
 
 HEAD = {"classifier.weight", "classifier.bias"}
 # layers of the small model: two of the encoder, two of the projector, and the classifier
@@ -153,47 +151,6 @@ def test_a_client_begins_with_its_own_entries_of_its_last_visit_and_is_evaluated
         model.load_state_dict(state | own)
         hits.append((model(x).argmax(1) == y).float().mean().item())
     assert trainer.metrics["test/accuracy"] == pytest.approx(sum(hits) / len(hits))
-
-
-class FrozenHead(ImageClassifier):
-    """Has a classifier that is not trained."""
-
-    def __init__(self):
-        super().__init__(MLP(64, [16]))
-        self.classifier.requires_grad_(False)
-
-
-WHOLE = ImageClassifier(Logistic(64))
-REFUSED = {
-    "layers": (lambda: [FedPer(-1)], {}, ("FedPer.layers=-1",)),
-    "too many layers": (lambda: [FedPer(6)], {}, ("FedPer.layers=6", "5")),
-    "too many layers of LG": (lambda: [LGFedAvg(6)], {}, ("LGFedAvg.layers=6", "5")),
-    "body_epochs": (lambda: [FedRep(0)], {}, ("FedRep.body_epochs=0",)),
-    "too many body_epochs": (
-        lambda: [FedRep(3)],
-        {"local_epochs": 2},
-        ("FedRep.body_epochs=3", "trainer.local_epochs"),
-    ),
-    "steps": (lambda: [FedRep()], {"local_steps": 4}, ("trainer.local_steps=4", "FedRep")),
-    "no body": (lambda: [FedPer()], {"model": WHOLE}, ("FedPer", "logits='classifier'")),
-    "no trained head": (lambda: [FedRep()], {"model": FrozenHead()}, ("FedRep", "logits='classifier'")),
-    **{
-        f"{kind.__name__} and {type(other).__name__}": (
-            partial(lambda kind, other: [kind(), other], kind, other),
-            {"local_epochs": 2},
-            (kind.__name__, type(other).__name__),
-        )
-        for kind in (FedPer, FedRep, LGFedAvg)
-        for other in (FedBABU(), Freeze(), Local(), *(one() for one in (FedPer, FedRep, LGFedAvg) if one is not kind))
-    },
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused(run, name):
-    methods, options, words = REFUSED[name]
-    with refused(*words):
-        run(methods(), **{"model": plain_sgd_model(), **options})
 
 
 def test_fedbn_beside_it_keeps_normalisation_too(run):

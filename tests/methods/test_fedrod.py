@@ -9,7 +9,7 @@ from helpers.tiny import TinyData, TinyModule, clients
 from torch.nn.functional import cross_entropy
 
 from fl_lightning.callbacks import Callback, PersonalAccuracy
-from fl_lightning.methods import FedLC, FedPer, FedRoD
+from fl_lightning.methods import FedRoD
 from fl_lightning.models import MLP, ImageClassifier
 
 GENERIC, PERSONAL = "head.weight", "fedrod.head.weight"
@@ -146,12 +146,6 @@ class Personal(Callback):
 
 
 def test_what_does_not_fit_is_refused(run):
-    with refused("FedRoD.gamma"):
-        FedRoD(gamma=-1)
-    with refused("method", "FedRoD", "FedPer"):
-        run([FedRoD(), FedPer()])
-    with refused("method", "FedRoD", "FedLC"):
-        run([FedRoD(), FedLC()])
     with refused("FedRoD", "logits", "encoder"):
         run([FedRoD()], taps={"logits": "encoder"})
     with refused("FedRoD", "representation"):

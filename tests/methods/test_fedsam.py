@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.errors import refused, warned
+from helpers.errors import warned
 from helpers.quadratics import A, B, Curved, curved_data
 from helpers.runs import assert_same_bits, differs, small_model
 from helpers.softmax_regression import Softmax, assert_printed, fit
@@ -163,21 +163,3 @@ def test_a_parameter_whose_gradient_another_method_drops_does_not_move(run):
 def test_beside_methods_that_read_gradients_at_y_it_warns(run):
     with warned("FedSAM", "SCAFFOLD"):
         run([FedSAM(), SCAFFOLD("gradients")], max_rounds=1)
-
-
-@pytest.mark.parametrize(
-    ("words", "make"),
-    [
-        (["FedSAM.rho=-1"], lambda: FedSAM(-1)),
-        (["FedASAM.rho=-1"], lambda: FedASAM(-1)),
-        (["FedASAM.eta=-1"], lambda: FedASAM(eta=-1)),
-    ],
-)
-def test_bad_coefficients_are_refused(words, make):
-    with refused(*words):
-        make()
-
-
-def test_both_together_are_refused(run):
-    with refused("method", "FedSAM", "FedASAM", "keep one"):
-        run([FedSAM(), FedASAM()])

@@ -423,7 +423,6 @@ REFUSED = {
     "no adapters": (lambda: [FedIT()], lambda: ImageClassifier(MLP(64, [16])), ("FedIT", "model='ImageClassifier'")),
     "two methods": (lambda: [FedIT(), FFALoRA()], lora_model, ("method=['FedIT', 'FFALoRA']",)),
     "a frozen A": (lambda: [FedIT()], lambda: lora_model(train_a=False), ("FedIT", "model='ImageClassifier'")),
-    "rank": (lambda: [LoRAProduct(0)], lora_model, ("LoRAProduct.rank=0",)),
     "a larger rank": (lambda: [LoRAProduct(5)], lora_model, ("LoRAProduct.rank=5", "4")),
     "Local": (lambda: [LoRAProduct(), Local()], lora_model, ("LoRAProduct", "Local")),
     "the rank of with_lora": (list, lambda: lora_model(rank=0), ("with_lora.rank=0",)),

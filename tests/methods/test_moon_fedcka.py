@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from helpers.errors import refused
 from helpers.runs import assert_same_bits, differs
 from helpers.tiers import sample
 
@@ -73,8 +72,6 @@ def test_fedcka_takes_its_layers_by_number_or_by_name(run):
     by_name = run([FedCKA(layers=["early.0", "early.1"])], "cnn")[0]
     assert_same_bits(by_name, run([FedCKA(layers=2)], "cnn")[0])
     assert differs(by_name, run([FedCKA(layers=7)], "cnn")[0])
-    with refused("FedCKA.layers=[]"):
-        FedCKA(layers=[])
 
 
 def test_the_literal_frobenius_similarity_draws_away_from_the_global_model():
@@ -97,9 +94,6 @@ def test_fedcka_takes_the_width_of_the_kernel(run):
     for width in (0.5, 2.0):
         found = FedCKA(similarity="rbf", bandwidth=width).similarity(x, y, x)
         assert found.tolist() == pytest.approx([rbf_cka(x, y, width).item(), 1.0])
-    for how, value in (({"similarity": "rbf", "bandwidth": 0}, "=0"), ({"bandwidth": 0.2}, "=0.2")):
-        with refused(f"FedCKA.bandwidth{value}"):
-            FedCKA(**how)
 
 
 @pytest.mark.parametrize("similarity", sample(list(SIMILARITIES), "cosine"))

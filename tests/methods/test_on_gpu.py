@@ -21,6 +21,7 @@ from fl_lightning.data.client_loaders import ExampleIndices
 from fl_lightning.storage.atomic_io import load
 from fl_lightning.storage.checkpoint import client_files, read
 from fl_lightning.storage.serializable import with_tensors
+from fl_lightning.training.local_training import end_step
 
 CUDA = torch.device("cuda", 0)
 # torch 2.6 selects a device even for tensors without values, which ends the process where there is none
@@ -146,7 +147,7 @@ class OnGpu:
         self.methods.call("on_before_optimizer_step", self.client, self.optimizer)
         self.methods.call("on_after_clipping", self.client, self.optimizer)
         self.optimizer.step()
-        self.client.lifecycle.end_step(self.optimizer)
+        end_step(self.client, self.optimizer)
 
 
 @pytest.mark.parametrize("name", sample(NAMED, "FedBN", "FedProto", "a method of the user's"))

@@ -4,13 +4,13 @@ from itertools import cycle
 
 import pytest
 import torch
-from helpers.errors import refused, warned
+from helpers.errors import warned
 from helpers.quadratics import Curved, curved_data
 from helpers.runs import assert_same_bits
 from helpers.softmax_regression import X, Y, assert_printed, fit
 
 from fl_lightning import Method
-from fl_lightning.methods import SCAFFOLD, FedPer, FedProx, FedSAM, PerFedAvg
+from fl_lightning.methods import SCAFFOLD, FedProx, PerFedAvg
 from fl_lightning.training.extra_passes import ExtraPasses
 
 EXAMPLE = {
@@ -98,24 +98,6 @@ def test_the_adapted_model_of_every_client_starts_at_the_global_one(run):
     for k, (a, b) in enumerate([(1.0, 3.0), (2.0, -1.0)]):
         y = state["y"].item()
         assert trainer.personal_state(k)["y"].item() == pytest.approx(y - INNER * a * (y - b), rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("words", "make"),
-    [
-        (["PerFedAvg.inner_lr=-1"], lambda: PerFedAvg(-1)),
-        (["PerFedAvg.delta=0"], lambda: PerFedAvg(delta=0)),
-    ],
-)
-def test_bad_coefficients_are_refused(words, make):
-    with refused(*words):
-        make()
-
-
-@pytest.mark.parametrize("other", [FedSAM, FedPer])
-def test_methods_that_replace_gradients_or_own_models_beside_it_are_refused(run, other):
-    with refused("method", other.__name__, "PerFedAvg", "keep one"):
-        run([other(), PerFedAvg()])
 
 
 def test_beside_methods_that_read_gradients_at_y_it_warns(run):

@@ -91,13 +91,6 @@ def test_a_calibration_of_the_fixed_classifier_is_refused(tmp_path):
         fit(tmp_path, [], callbacks=[CCVR()])
 
 
-def test_arguments_out_of_range_are_refused():
-    with refused("ETFClassifier.width=8", "9"):
-        ETFClassifier(4, 10, width=8)
-    with refused("ETFClassifier.scale=0"):
-        ETFClassifier(4, 10, scale=0.0)
-
-
 def test_a_scale_below_0_is_evaluated_with_a_warning():
     head = ETFClassifier(4, 3)
     head.eval()(torch.randn(2, 4))

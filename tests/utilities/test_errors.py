@@ -7,9 +7,12 @@ from functools import partial
 
 import pytest
 import torch
+from helpers.bad_input import OUT_OF_RANGE
+from helpers.errors import refused
 from torch.utils.data import DataLoader
 
 import fl_lightning
+from fl_lightning import callbacks, data, methods, models
 from fl_lightning.cli.entry_point import end_with_status
 from fl_lightning.client.taps import resolve_taps
 from fl_lightning.models import MLP
@@ -103,3 +106,12 @@ def test_a_wrong_tap_lists_the_layers_one_on_each_line(capsys):
 def test_of_a_text_that_is_too_long_the_first_sentence_and_the_end_stay_whole():
     text = f"The first sentence (e.g. this one) is kept. {'Another follows. ' * 30}Set this."
     assert re.fullmatch(r"The first sentence \(e\.g\. this one\) is kept\. \.\.\. .*Set this\.", truncate(text, 120))
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_an_argument_out_of_its_range_is_refused_by_class_name_and_value(name):
+    (kind,) = [getattr(part, name) for part in (callbacks, data, methods, models) if hasattr(part, name)]
+    for arguments in OUT_OF_RANGE[name]:
+        *_, (argument, value) = arguments.items()
+        with refused(f"{name}.{argument}={value!r}"):
+            kind(**arguments)

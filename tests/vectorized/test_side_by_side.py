@@ -277,6 +277,14 @@ class Counts(TinyModule):
         return super().training_step(batch, batch_idx) * (1 + batch_idx) * (1 + 0.1 * self.current_epoch)
 
 
+class Alternates(TinyModule):
+    """Decides by the number of the batch in its pass."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return 2 * loss if batch_idx % 2 else loss
+
+
 class Logs(TinyModule):
     """Logs in all ways."""
 
@@ -335,6 +343,7 @@ DEFAULT_MODELS = {
     "unused parameters": {"model": Unused, "data": rows},
     # the last batches of the clients of 34 and 26 examples wait for each other
     "numbers of batches and passes": {"model": Counts, "data": partial(rows, (42, 34, 26, 10, 18, 12))},
+    "decisions by numbers of batches": {"model": Alternates, "data": partial(rows, (42, 34, 26, 10, 18, 12)), **ROUND},
     "batches of many things": {"model": Reads, "data": partial(rows, kind=Named), **ROUND},
     "logs": {"model": Logs, "data": rows},
     "logs without callbacks": {"model": Logs, "data": rows, "visits": False, **ROUND},

@@ -98,8 +98,9 @@ class FitProgress:
             return []
         total = self.batches * epochs
         if steps is not None:
-            full, rest = divmod(steps, self._steps_of(self.batches))
-            total = full * self.batches + rest * self.accumulate
+            full, remainder = divmod(steps, self._steps_of(self.batches))
+            total = full * self.batches + remainder * self.accumulate
         total = total if self.limit is None else min(total, self.limit)
-        full, rest = divmod(total, self.batches)
-        return [self.batches] * full + [rest] * (rest > 0)
+        full, remainder = divmod(total, self.batches)
+        passes = [self.batches] * full
+        return [*passes, remainder] if remainder else passes

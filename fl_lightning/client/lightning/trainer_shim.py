@@ -188,13 +188,13 @@ class TrainerShim:
     @contextmanager
     def preserved(self) -> Iterator[None]:
         """Return a context for training that restores progress, optimizer, schedulers and loader at its end."""
-        kept = {name: getattr(self, name) for name in KEPT_ASIDE}
+        saved = {name: getattr(self, name) for name in KEPT_ASIDE}
         steppers, self.fit_progress = self.strategy._lightning_optimizers, replace(self.fit_progress)
         try:
             yield
         finally:
             self.strategy._lightning_optimizers = steppers
-            for name, value in kept.items():
+            for name, value in saved.items():
                 setattr(self, name, value)
 
     # ------------------------------------------------------------------ progress

@@ -198,7 +198,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     leaving = [*list_tensors(encode_update(client, update)), *sums]
     leaves = [{**spec._asdict(), "shape": [*spec.shape], "bytes": spec.num_bytes} for spec in leaving]
     state = num_bytes(client.memories().get(part[0], {}))
-    measured = run.workers.gather((seconds / num_batches, worker_peak_memory()))
+    measured = run.workers.gather((seconds / num_batches, worker_peak_memory()), "cost of a visit")
     seconds_of_batch = [seconds_of_worker for seconds_of_worker, _ in measured]
     visit = statistics.fmean(batches) * statistics.fmean(seconds_of_batch)
     peak = max(peak for _, peak in measured)  # 0 if the system does not measure it

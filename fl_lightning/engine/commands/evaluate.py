@@ -117,7 +117,7 @@ def predict(run: Run) -> list[Any]:
         run.worker_module.keep_attributes(run.workers.size)
         absent, ordered = object(), []
         for share in outputs:  # worker r of n has the batches r, r + n, r + 2n, ...
-            padded = chain.from_iterable(zip_longest(*run.workers.gather(share), fillvalue=absent))
+            padded = chain.from_iterable(zip_longest(*run.workers.gather(share, "predictions"), fillvalue=absent))
             ordered.append([output for output in padded if output is not absent])
     run.worker_module.begin_logging(1.0)
     return ordered if len(ordered) > 1 else ordered[0]

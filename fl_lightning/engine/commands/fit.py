@@ -42,7 +42,7 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
         raise
     with run.folder.needing_room(run.server):
         run.folder.open(source, run.metrics.history)
-        folder = run.folder.shared = run.workers.gather(run.folder.path)[0]
+        folder = run.folder.shared = run.workers.gather(run.folder.path, "folder of the run")[0]
         if source is not None and run.folder.resumed and folder is not None:
             if run.folder.checkpoints is not None:  # all workers have read the old files by now
                 run.folder.checkpoints.resume(source)

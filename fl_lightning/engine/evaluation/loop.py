@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from fl_lightning.client import Client
-from fl_lightning.client.reductions import LogKey, computed
+from fl_lightning.client.lightning.reductions import LogKey, computed
 from fl_lightning.core.reduced import Reduced, addable, reduced, update_extremes
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.core.weighted import Sums

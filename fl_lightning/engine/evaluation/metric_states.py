@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities import dim_zero_cat, dim_zero_max, dim_zero_min, dim_zero_sum
 
-from fl_lightning.client.metric_log import MetricLog
-from fl_lightning.client.reductions import computed
+from fl_lightning.client.lightning.metric_log import MetricLog
+from fl_lightning.client.lightning.reductions import computed
 from fl_lightning.core.collectives import Collectives
 from fl_lightning.core.weighted import Sums, Weighted
 from fl_lightning.training.patching import patched

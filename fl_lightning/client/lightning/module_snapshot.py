@@ -58,19 +58,20 @@ class Snapshot:
     """
 
     def __init__(self, roots: Iterable[Any], skipped: Iterable[Any] = (), state: Iterable[Tensor] = ()) -> None:
-        values, known = set(map(id, state)), set(map(id, skipped))
+        values, visited_ids = set(map(id, state)), set(map(id, skipped))
         self._flags: list[tuple[Tensor, bool]] = []
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._containers: list[tuple[Any, Any]] = []
         self._others: list[Callable[[], object]] = []
-        for _, part in (found for root in roots for found in walk(root, known)):
-            held = held_by(part)
+        for _, part in (pair for root in roots for pair in walk(root, visited_ids)):
+            contents = held_by(part)
             if id(part) in values:
                 self._flags += [(part, part.requires_grad)] if isinstance(part, nn.Parameter) else []
             elif isinstance(part, nn.Module):
-                self._attributes.append((held, {name: held[name] for name in held.keys() - ENGINE}))
-            elif isinstance(held, CONTAINERS):
-                self._containers.append((held, copy.copy(held)))
+                saved = {name: contents[name] for name in contents.keys() - ENGINE}
+                self._attributes.append((contents, saved))
+            elif isinstance(contents, CONTAINERS):
+                self._containers.append((contents, copy.copy(contents)))
             elif (restore := restore_of(part)) is not None:
                 self._others.append(restore)
 
@@ -80,15 +81,15 @@ class Snapshot:
         for tensor, trained in self._flags:
             if tensor.requires_grad is not trained:
                 tensor.requires_grad_(trained)
-        for held, saved in self._attributes:
-            for name in held.keys() - saved.keys() - ENGINE:
-                del held[name]
-            held.update(saved)
-        for held, saved in self._containers:
-            same = len(held) == len(saved) and all(map(is_, held, saved))
-            if not same or (isinstance(held, dict) and not all(map(is_, held.values(), saved.values()))):
-                held.clear()
-                (held.extend if isinstance(held, (list, deque)) else held.update)(saved)
+        for contents, saved in self._attributes:
+            for name in contents.keys() - saved.keys() - ENGINE:
+                del contents[name]
+            contents.update(saved)
+        for contents, saved in self._containers:
+            is_same = len(contents) == len(saved) and all(map(is_, contents, saved))
+            if not is_same or (isinstance(contents, dict) and not all(map(is_, contents.values(), saved.values()))):
+                contents.clear()
+                (contents.extend if isinstance(contents, (list, deque)) else contents.update)(saved)
         for restore in self._others:
             restore()
 
@@ -98,14 +99,17 @@ class Snapshot:
         Two values nan are equal.
         """
         ids = set(map(id, owners))
-        attributes = [(held, saved) for held, saved in self._attributes if id(held) in ids]
-        restores = [restore for restore in self._others if isinstance(restore, partial)]
-        arrays = [restore.args[:2] for restore in restores if restore.func in (refill_tensor, np.copyto)]
-        dense = [(now, saved) for now, saved in arrays if getattr(now, "layout", torch.strided) is torch.strided]
-        return any(ids_in(held) != ids_in(saved) for held, saved in (*attributes, *self._containers)) or any(
-            now.shape != saved.shape or bool(((now != saved) & ((now == now) | (saved == saved))).any())
-            for now, saved in dense
-        )
+        attributes = [pair for pair in self._attributes if id(pair[0]) in ids]
+        for contents, saved in (*attributes, *self._containers):
+            if ids_in(contents) != ids_in(saved):
+                return True
+        for restore in self._others:
+            if isinstance(restore, partial) and restore.func in (refill_tensor, np.copyto):
+                now, saved = restore.args[:2]
+                dense = getattr(now, "layout", torch.strided) is torch.strided
+                if dense and (now.shape != saved.shape or differ(now, saved)):
+                    return True
+        return False
 
 
 class ModuleSnapshot(Snapshot):
@@ -124,14 +128,19 @@ class MethodSnapshot(Snapshot):
 
     def __init__(self, methods: Sequence[Method], skipped: Iterable[Any]) -> None:
         self.server = server_tensors(methods)
-        known = set(map(id, skipped := [*skipped, *(tensor for _, tensor in self.server)]))
-        all_methods = [part for method in methods for _, part in walk(method, known) if isinstance(part, Method)]
+        skipped_ids = set(map(id, skipped := [*skipped, *(tensor for _, tensor in self.server)]))
+        kinds: dict[type, None] = {}
+        for _, part in (pair for method in methods for pair in walk(method, skipped_ids)):
+            if isinstance(part, Method):
+                kinds |= dict.fromkeys(filter(is_own_class, type(part).__mro__))
         # containers that a class shares with its instances
-        kinds = {kind for method in all_methods for kind in type(method).__mro__ if is_own_class(kind)}
-        shared = [value for kind in kinds for value in vars(kind).values() if isinstance(value, CONTAINERS)]
+        shared: list[Any] = []
+        for kind in kinds:
+            shared += [value for value in vars(kind).values() if isinstance(value, CONTAINERS)]
         super().__init__([*methods, *shared], skipped)
-        of_server = (part for _, value in server_values(methods) for _, part in walk(value, set()))
-        containers = len(methods) + sum(isinstance(held_by(part), CONTAINERS) for part in of_server)
+        containers = len(methods)
+        for _, value in server_values(methods):
+            containers += sum(isinstance(held_by(part), CONTAINERS) for _, part in walk(value, set()))
         self.in_place = bool(self._others) or len(self._containers) > containers
 
 
@@ -145,8 +154,10 @@ def server_values(methods: Iterable[Method]) -> Iterator[tuple[str, Any]]:
 
 def server_tensors(methods: Iterable[Method]) -> list[tuple[str, Tensor]]:
     """The tensors of server values, each with a name for errors."""
-    values = server_values(methods)
-    return [(name, leaf) for name, value in values for leaf in leaves_of(value) if isinstance(leaf, Tensor)]
+    named = list[tuple[str, Tensor]]()
+    for name, value in server_values(methods):
+        named += [(name, leaf) for leaf in leaves_of(value) if isinstance(leaf, Tensor)]
+    return named
 
 
 def walk(value: Any, known: set[int], name: str = "") -> Iterator[tuple[str, Any]]:
@@ -160,25 +171,31 @@ def walk(value: Any, known: set[int], name: str = "") -> Iterator[tuple[str, Any
 
 def entries_of(value: Any) -> Iterable[tuple[Any, Any]]:
     """The parts of a value with their names or places, without the engine's attributes of a module."""
-    held = held_by(value)
-    if not isinstance(held, dict):
-        return enumerate(held or ())
-    return [(key, part) for key, part in held.items() if not (isinstance(value, nn.Module) and key in ENGINE)]
+    container = held_by(value)
+    if not isinstance(container, dict):
+        return enumerate(container or ())
+    ignored = ENGINE if isinstance(value, nn.Module) else ()
+    return [(key, part) for key, part in container.items() if key not in ignored]
 
 
 def held_by(value: Any) -> Any:
     """The container of a value's parts: itself, or its attributes; None where it is not searched."""
     if isinstance(value, (tuple, *CONTAINERS)):
         return value
-    own = hasattr(value, "__dict__") and not isinstance(value, SKIPPED) and is_own_class(type(value))
-    return vars(value) if own or isinstance(value, WITH_PARTS) else None
+    is_searched = hasattr(value, "__dict__") and not isinstance(value, SKIPPED) and is_own_class(type(value))
+    return vars(value) if is_searched or isinstance(value, WITH_PARTS) else None
 
 
 def ids_in(container: Any) -> Any:
     """The ids of the objects in a container, or of the attributes of a module without its mode."""
     if not isinstance(container, dict):
         return [*map(id, container)]
-    return {key: id(value) for key, value in container.items() if key not in ENGINE and key != "training"}
+    return {key: id(container[key]) for key in container.keys() - ENGINE - {"training"}}
+
+
+def differ(now: Any, saved: Any) -> bool:
+    """Whether two arrays have different numbers; two values nan are equal."""
+    return bool(((now != saved) & ((now == now) | (saved == saved))).any())
 
 
 def is_own_class(kind: type) -> bool:
@@ -231,9 +248,10 @@ def uncopyable(module: nn.Module, shared: object) -> dict[int, Any]:
             counterparts[id(part)] = part.detach().clone()
         elif held_by(part) is None and not isinstance(part, (Tensor, np.ndarray)):
             # the other parts have separate copies, to which bound methods and closures then refer
-            others = {number: other for number, other in (parts | counterparts).items() if other is not part}
+            copies = parts | counterparts
+            copies = {number: copies[number] for number in copies if copies[number] is not part}
             try:
-                copy.deepcopy(part, others)
+                copy.deepcopy(part, copies)
             except Exception:  # any, since it is the part's own code
                 counterparts[id(part)] = part
     return counterparts
@@ -242,14 +260,15 @@ def uncopyable(module: nn.Module, shared: object) -> dict[int, Any]:
 @contextmanager
 def temporary_hooks(module: nn.Module) -> Iterator[None]:
     """Return a context that removes the hooks registered in it on the module or its parts, except hooks of taps."""
-    first = RemovableHandle.next_id  # hooks are numbered in the order in which they are registered
+    first_id = RemovableHandle.next_id  # hooks are numbered in the order in which they are registered
     try:
         yield
     finally:
-        if RemovableHandle.next_id > first:
+        if RemovableHandle.next_id > first_id:
             for hooks in (vars(part)[name] for part in module.modules() for name in HOOKS):
-                for key in [key for key, hook in hooks.items() if key >= first and not hasattr(hook, "of_tap")]:
-                    del hooks[key]
+                for key, hook in [*hooks.items()]:
+                    if key >= first_id and not hasattr(hook, "of_tap"):
+                        del hooks[key]
 
 
 class StateBinding:
@@ -271,7 +290,9 @@ class StateBinding:
             if value is not None and id(value) in names
         ]
         self._kinds = [(name, value, value.shape, value.dtype) for name, value in live.items()]
-        self._fixed = [(path, held, dict(held)) for path, part in parts for held in (part._parameters, part._modules)]
+        self._fixed: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+        for path, part in parts:
+            self._fixed += [(path, registry, dict(registry)) for registry in (part._parameters, part._modules)]
         self._buffers = [(path, part, persistent_buffers(part)) for path, part in parts]
 
     @contextmanager
@@ -311,16 +332,17 @@ class StateBinding:
         Raises:
             ClientError: an entry of the state is new, was removed or replaced, or has another shape or type.
         """
-        for path, held, saved in self._fixed:
-            if held.keys() == saved.keys() and all(map(is_, held.values(), saved.values())):
+        for path, registry, saved in self._fixed:
+            if registry.keys() == saved.keys() and all(map(is_, registry.values(), saved.values())):
                 continue
-            for key in {**saved, **held}:
-                if held.get(key) is not saved.get(key):
-                    change = "new" if key not in saved else "another object" if key in held else "missing"
+            for key in {**saved, **registry}:
+                if registry.get(key) is not saved.get(key):
+                    change = "new" if key not in saved else "another object" if key in registry else "missing"
                     raise self._error(f"{path}.{key} is {change}")
         for path, part, persistent in self._buffers:
-            if part._buffers and (new := persistent_buffers(part) - persistent):
-                raise self._error(f"{path}.{new.pop()} is new")
+            for name, value in part._buffers.items():
+                if value is not None and name not in persistent and name not in part._non_persistent_buffers_set:
+                    raise self._error(f"{path}.{name} is new")
         rebound = [entry for entry in self._entries if entry[0].get(entry[1]) is not entry[3]]
         now: dict[str, Any] = {name: tensor for name, tensor, *_ in self._kinds}
         now |= {name: entries.get(key) for entries, key, name, _ in rebound}
@@ -346,8 +368,8 @@ class StateBinding:
 
 def persistent_buffers(part: nn.Module) -> set[str]:
     """Names of a module's own buffers that its state dict holds."""
-    apart = part._non_persistent_buffers_set
-    return {name for name, value in part._buffers.items() if value is not None and name not in apart}
+    buffers = {name for name, value in part._buffers.items() if value is not None}
+    return buffers - part._non_persistent_buffers_set
 
 
 def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
@@ -357,10 +379,13 @@ def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
         UsageError: the module has a part of ``torch.jit``; the state dict lacks a trained parameter, or has a value
             that is not a tensor, is created by each call, is sparse or complex, or has no shape yet.
     """
-    known, again = set(map(id, live.values())), module.state_dict(keep_vars=True)
+    state_ids, again = set(map(id, live.values())), module.state_dict(keep_vars=True)
+    parts, parameters = dict(module.named_modules()), dict(module.named_parameters())
+    unstable = [name for name, value in live.items() if value is not again.get(name)]
+    not_dense = [name for name, value in live.items() if value.layout is not torch.strided or value.is_complex()]
     wrong = {
         "is of torch.jit, whose buffers a run cannot restore; use the layer before scripting": [
-            name or "it" for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)
+            path or "it" for path in parts if isinstance(parts[path], torch.jit.ScriptModule)
         ],
         "has no shape before the first batch; set the layer's number of inputs": [
             name for name, value in live.items() if is_lazy(value)
@@ -368,11 +393,13 @@ def check_state(module: nn.Module, live: Mapping[str, Tensor]) -> None:
         "of its state_dict is not a dense real tensor that is the same in each call, so it cannot be averaged; "
         "register a plain buffer, use persistent=False, or remove it from the state_dict": [
             *(name for name, value in again.items() if not isinstance(value, Tensor)),
-            *(name for name, value in live.items() if value is not again.get(name)),
-            *(name for name, value in live.items() if value.layout is not torch.strided or value.is_complex()),
+            *unstable,
+            *not_dense,
         ],
         "is trained, but its state_dict leaves it out, so that nobody averages it; keep it in, or set requires_grad to "
-        "false": [name for name, value in module.named_parameters() if value.requires_grad and id(value) not in known],
+        "false": [
+            name for name in parameters if parameters[name].requires_grad and id(parameters[name]) not in state_ids
+        ],
     }
     for hint, names in wrong.items():
         if names:

@@ -97,7 +97,7 @@ def test_the_first_term_that_is_not_finite_is_named_with_its_step(train, value):
 
 
 def test_more_values_than_are_held_are_added_up(train, monkeypatch):
-    monkeypatch.setattr("fl_lightning.client.metric_log.MAX_PENDING", 8)
+    monkeypatch.setattr("fl_lightning.client.lightning.metric_log.MAX_PENDING", 8)
 
     class Counts(Method):
         def penalty(self, client, step):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from functools import cache
 from numbers import Number
@@ -16,7 +16,7 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from fl_lightning.client.lightning.private import LogValidator, extract_batch_sizes
-from fl_lightning.client.reductions import (
+from fl_lightning.client.lightning.reductions import (
     LogKey,
     LogSpec,
     computed,
@@ -27,11 +27,11 @@ from fl_lightning.core.reduced import EMPTY, Reduced, join
 from fl_lightning.storage.metric_format import is_defined
 from fl_lightning.utilities.errors import require
 
-# in the place of a hook, of the terms of the loss
+# stands for a hook in the keys of the loss's terms
 TERM = ""
 # the hook whose defaults hold for the values that methods log
 METHODS_HOOK = "on_train_epoch_end"
-# pending values of a name before they are reduced
+# batches whose values wait to be reduced
 MAX_PENDING = 4096
 
 
@@ -68,8 +68,11 @@ class MetricLog:
         self._default_hook = "training_step" if self._training else "validation_step"
         self._examples = 1.0 if examples is None else examples
         self._batch: Any = None
+        self._num_batches = 0
         self._size: int | None = None
         self._counted: int | None = None
+        # of the terms of the loss, and of what the module logs
+        self.terms: dict[LogKey, LoggedValue] = {}
         self.entries: dict[LogKey, LoggedValue] = {}
         # original values, which become tensors on demand
         self._callback: dict[str, Any] = dict(evaluated or {})
@@ -82,9 +85,9 @@ class MetricLog:
             UsageError: the value or the arguments are not allowed, or the hook has logged this name in another way.
         """
         hook = vars(self.module)["_current_fx_name"] or self._default_hook
-        entry, given = self.entries.get((hook, name, self.dataloader_idx)), (args, kwargs)
-        if entry is None or entry.given != given:
-            entry = self._entry(hook, name, value, given)
+        entry, arguments = self.entries.get((hook, name, self.dataloader_idx)), (args, kwargs)
+        if entry is None or entry.arguments != arguments:
+            entry = self._entry(hook, name, value, arguments)
         weight: Any = entry.batch_size if batch_size is None else batch_size
         if weight is None and entry.once:
             weight = self._examples
@@ -105,7 +108,7 @@ class MetricLog:
         else:
             check_kind(name, value)
             value = float(value)
-        entry.add(value, weight)
+        entry.append((value, weight))
 
     def log_dict(self, dictionary: Mapping[str, Any] | MetricCollection, *args: Any, **kwargs: Any) -> None:
         """Lightning's ``log_dict``: :meth:`log` for each value of a dictionary or a ``MetricCollection``."""
@@ -130,24 +133,34 @@ class MetricLog:
     def add_term(self, name: str, value: Tensor) -> None:
         """Add a term of the loss, which :meth:`first_nonfinite_term` watches."""
         key = (TERM, name, None)
-        entry = self.entries.get(key) or self.new_entry(key, LogSpec(name))
+        entry = self.terms.get(key) or self.new_entry(key, LogSpec(name))
         if self._counted is None:
             self._counted = count_examples(self._batch)
         value = value.detach()
-        entry.add(value.reshape(()) if value.ndim else value, self._counted)
+        entry.append((value.reshape(()) if value.ndim else value, self._counted))
 
     # ------------------------------------------------------------------ called by the engine
     def begin_batch(self, batch: Any, dataloader_idx: int | None = None) -> None:
         """Start a batch; its size, counted when needed, is the default weight of logged values."""
         self._batch, self.dataloader_idx = batch, dataloader_idx
         self._size = self._counted = None
+        self._num_batches += 1
+        if self._num_batches % MAX_PENDING == 0:
+            self.read_pending()
+
+    def read_pending(self) -> None:
+        """Reduce the values logged so far, which takes less memory."""
+        for entry in (*self.terms.values(), *self.entries.values()):
+            entry.read()
 
     def first_nonfinite_term(self) -> tuple[str, int] | None:
         """The term of the loss that was the first to be nan or infinite, and the step; None if all stayed finite."""
-        for entry in self.terms:
+        bad: dict[str, int] = {}
+        for entry in self.terms.values():
             entry.read()
-        bad = {entry.spec.name: entry.first_bad for entry in self.terms if entry.first_bad >= 0}
-        return min(bad.items(), key=lambda item: item[1]) if bad else None
+            if entry.first_bad >= 0:
+                bad[entry.spec.name] = entry.first_bad
+        return min(bad.items(), key=lambda term: term[1]) if bad else None
 
     def end_epoch(self) -> dict[str, Reduced]:
         """Reduce the epoch of a visit, and reset the torchmetrics objects that were logged in it.
@@ -155,35 +168,34 @@ class MetricLog:
         Returns:
             The terms of the loss, as means over the examples of the epoch.
         """
-        terms: dict[str, Reduced] = {}
-        for (hook, name, _), entry in sorted(self.entries.items(), key=lambda item: item[0][0] != TERM):
-            if entry.count:
+        terms = {name: entry for (_, name, _), entry in self.terms.items() if entry.count or entry.pending}
+        # an entry of the module takes the place of a term of its name
+        for entry in (*terms.values(), *self.entries.values()):
+            if entry.count or entry.pending:
                 self._callback |= entry.shown_step()
                 entry.end_epoch()
                 self._callback |= entry.shown_epoch(entry.epoch)
-                if hook == TERM and entry.epoch is not None:
-                    terms[name] = entry.epoch
         self._reset_metrics()
-        return terms
+        return {name: entry.epoch for name, entry in terms.items() if entry.epoch is not None}
 
     def sums(self) -> dict[str, Reduced]:
         """The values of the visit for the record, by name; a term that the module logs by its name is the module's."""
         self.end_epoch()
         record: dict[str, Reduced | None] = {}
         for entry in self._recorded:
-            record[entry.spec.epoch_name] = entry.total
+            record[entry.epoch_name] = entry.total
             if entry.metric is not None and entry.total is not None:
                 defined = is_defined(entry.spec.name, entry.total.total)
-                record[entry.spec.epoch_name] = entry.total if defined else None
-                record[f"{entry.spec.epoch_name}/clients"] = Reduced("sum", float(defined))
-            elif entry.spec.step_name != entry.spec.epoch_name:
-                record[entry.spec.step_name] = entry.last_step()
+                record[entry.epoch_name] = entry.total if defined else None
+                record[f"{entry.epoch_name}/clients"] = Reduced("sum", float(defined))
+            elif entry.step_name != entry.epoch_name:
+                record[entry.step_name] = entry.last_step()
         return {name: value for name, value in record.items() if value is not None}
 
     def states(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Where each torchmetrics object of the record is in the module, and its states, by name."""
-        shown = [entry for entry in self._recorded if entry.metric is not None]
-        return {entry.spec.epoch_name: (str(entry.spec.metric), entry.states) for entry in shown}
+        entries = [entry for entry in self._recorded if entry.metric is not None]
+        return {entry.epoch_name: (str(entry.spec.metric), entry.states) for entry in entries}
 
     def callback_metrics(self) -> dict[str, Tensor]:
         """Return the latest values by Lightning's names, as ``trainer.callback_metrics``.
@@ -193,8 +205,8 @@ class MetricLog:
         metrics = dict(self._callback)
         # in this hook Lightning has reduced the epoch already
         ended = vars(self.module)["_current_fx_name"] == "on_train_epoch_end"
-        for (hook, *_), entry in self.entries.items() if self._training else ():
-            if entry.count and hook != TERM:
+        for entry in self.entries.values() if self._training else ():
+            if entry.count or entry.pending:
                 metrics |= entry.shown_step()
                 metrics |= entry.shown_epoch(entry.partial_value()) if ended else {}
         return {name: as_tensor(value) for name, value in metrics.items()}
@@ -220,7 +232,9 @@ class MetricLog:
 
     def assign(self, specs: Mapping[LogKey, LogSpec], values: Mapping[LogKey, Reduced]) -> None:
         """Store values that were reduced over all workers, including names that this worker did not log."""
-        self.entries = {key: self.entries.get(key) or LoggedValue(spec) for key, spec in specs.items()}
+        entries, self.entries = self.entries, {}
+        for key, spec in specs.items():
+            self.entries[key] = entries.get(key) or LoggedValue(spec)
         for key, value in values.items():
             self.entries[key].assign(value)
         self.end_loader()
@@ -235,53 +249,56 @@ class MetricLog:
         """The values for the record, by name; the torchmetrics objects that were logged are reset."""
         self.end_loader()
         self._reset_metrics()
-        return {entry.spec.epoch_name: entry.total.value for entry in self._recorded if entry.total is not None}
+        totals = {entry.epoch_name: entry.total for entry in self._recorded}
+        return {name: total.value for name, total in totals.items() if total is not None}
 
     # ------------------------------------------------------------------ inside
     def _without_size(self, entry: LoggedValue, value: Any) -> float:
         """The weight in a batch whose size is unknown: by Lightning's rule it must be known where a mean needs it."""
-        needed = entry.spec.on_epoch and entry.spec.kind == "mean" and not isinstance(value, Metric)
+        is_required = entry.spec.on_epoch and entry.spec.kind == "mean" and not isinstance(value, Metric)
         hint = f"its size is unknown for a {type(self._batch).__name__}: give batch_size="
-        require(not needed, f"self.log({entry.spec.name!r}, ..., batch_size=...)", None, hint)
+        require(not is_required, f"self.log({entry.spec.name!r}, ..., batch_size=...)", None, hint)
         return 1
 
-    def _entry(self, hook: str, name: str, value: Any, given: tuple[tuple, dict]) -> LoggedValue:
+    def _entry(self, hook: str, name: str, value: Any, arguments: tuple[tuple, dict]) -> LoggedValue:
         """The entry of a name that is new, or that was logged with other arguments."""
-        spec, options = log_spec(hook, name, given[0], tuple(given[1].items()), self.dataloader_idx)
+        spec, options = log_spec(hook, name, arguments[0], tuple(arguments[1].items()), self.dataloader_idx)
         key = (hook, name, self.dataloader_idx)
         entry = self.entries.get(key)
         # without its suffix, the name would be the one of another loader
-        alone = options["add_dataloader_idx"] or not any(known[:2] == key[:2] for known in self.entries)
-        same = alone if entry is None else entry.spec._replace(metric=None) == spec
-        require(same, f"self.log({name!r}, ...)", hook, "the hook logs it with different arguments, or for two loaders")
+        if entry is None:
+            fits = options["add_dataloader_idx"] or key[:2] not in {(hook, name) for hook, name, _ in self.entries}
+        else:
+            fits = entry.spec._replace(metric=None) == spec
+        require(fits, f"self.log({name!r}, ...)", hook, "the hook logs it with different arguments, or for two loaders")
         if entry is None:
             check_kind(name, value)
             if isinstance(value, Metric):
-                known = {id(part): place for place, part in self.module.named_modules() if isinstance(part, Metric)}
-                path = known.get(id(value), options["metric_attribute"])
-                hint = f"not an attribute of the module; available: {list(known.values())}"
+                parts = dict(self.module.named_modules())
+                paths = [path for path in parts if isinstance(parts[path], Metric)]
+                path = next((path for path in paths if parts[path] is value), options["metric_attribute"])
+                hint = f"not an attribute of the module; available: {paths}"
                 require(path is not None, f"self.log({name!r}, ...)", type(value).__name__, hint)
                 spec = spec._replace(metric=path)
             functions: Any = LogValidator.functions[hook]
             entry = self.new_entry(key, spec, functions["allowed_on_step"] == (False,))
-        entry.given, entry.batch_size = given, options["batch_size"]
+        entry.arguments, entry.batch_size = arguments, options["batch_size"]
         return entry
 
     def new_entry(self, key: LogKey, spec: LogSpec, once: bool = False) -> LoggedValue:
         """Add the entry of a name that is logged for the first time."""
-        entry = self.entries[key] = LoggedValue(spec, once)
+        entry = self.table(key)[key] = LoggedValue(spec, once)
         return entry
 
-    @property
-    def terms(self) -> list[LoggedValue]:
-        """The terms of the loss."""
-        return [entry for (hook, *_), entry in self.entries.items() if hook == TERM]
+    def table(self, key: LogKey) -> dict[LogKey, LoggedValue]:
+        """Return :attr:`terms` or :attr:`entries`, whichever holds this key."""
+        return self.terms if key[0] == TERM else self.entries
 
     @property
     def _recorded(self) -> list[LoggedValue]:
         """Return the record, with the terms of the loss first, since the module may log one of their names."""
-        others = [entry for (hook, *_), entry in self.entries.items() if hook != TERM and entry.spec.logger]
-        return [*self.terms, *others]
+        entries = [entry for entry in self.entries.values() if entry.spec.logger]
+        return [*self.terms.values(), *entries]
 
     def _reset_metrics(self) -> None:
         for entry in self.entries.values():
@@ -297,31 +314,24 @@ class LoggedValue:
 
     def __init__(self, spec: LogSpec, once: bool = False) -> None:
         self.spec, self.once = spec, once
-        self.given: Any = None  # arguments of the latest call
+        self.plain, self.step_name, self.epoch_name = spec.names
+        self.arguments: Any = None  # of the latest call
         self.batch_size: Any = None
         self.metric: Metric | None = None
-        self.count = 0  # values in the present epoch
+        self.count = 0  # values in the present epoch, without those pending
         self.last: Any = None
         self.last_weight: Any = 0.0
         self.epoch: Reduced | None = None  # the last complete epoch
         self.total: Reduced | None = None  # all complete epochs
         self.states: dict[str, Any] = {}  # of the metric at the end of the last epoch
         self.first_bad: Any = -1  # index of the first value that made the total nan or infinite
-        self.pending: list[Any] = []  # values that are not reduced yet
-        self.weights: list[Any] = []  # their weights
+        # values that are not reduced yet, with their weights
+        self.pending: list[tuple[Any, Any]] = []
+        # a step only appends to a list; reading the values would wait for the device
+        self.append: Callable[[tuple[Any, Any]], object] = self.pending.append
         self.num_read: Any = 0  # number of values that are reduced
         self.running: Any = EMPTY[spec.kind]  # reduction of the present epoch so far
         self.running_weight: Any = 0.0
-
-    def add(self, value: Any, weight: Any) -> None:
-        """Add a number, or a tensor of one."""
-        self.last, self.last_weight = value, weight
-        # a step only appends to a list; reading the values would wait for the device
-        self.pending.append(value)
-        self.weights.append(weight)
-        self.count += 1
-        if len(self.pending) >= MAX_PENDING:
-            self.read()
 
     def add_metric(self, metric: Metric, weight: float) -> None:
         """Note that a torchmetrics object was logged."""
@@ -334,17 +344,20 @@ class LoggedValue:
         if self.pending:
             # a loop over numbers takes less time than arrays for the few steps of an epoch
             kind, total = self.spec.kind, self.running
-            for value, weight in zip(numbers(self.pending), self.weights, strict=True):
+            values, weights = zip(*self.pending, strict=True)
+            for value, weight in zip(numbers(values), weights, strict=True):
                 total = total + weight * value if kind == "mean" else join(kind, total, value)
                 if self.first_bad < 0 and not math.isfinite(total):
                     self.first_bad = self.num_read
                 self.num_read += 1
-            self.running, self.running_weight = total, self.running_weight + sum(self.weights)
-        self.pending, self.weights = [], []
+            self.running, self.running_weight = total, self.running_weight + sum(weights)
+            self.last, self.last_weight = self.pending[-1]
+            self.count += len(self.pending)
+            self.pending.clear()
 
     def end_epoch(self) -> None:
         """Reduce the epoch and begin another; without effect where nothing was logged in it."""
-        if not self.count:
+        if not (self.count or self.pending):
             return
         epoch, before = self.partial_value(), self.total
         if self.metric is not None:
@@ -367,8 +380,8 @@ class LoggedValue:
         if self.metric is None:
             return Reduced(self.spec.kind, self.running, self.running_weight)
         # one that the module has reset by itself has nothing but its latest batch
-        whole = self.metric.update_called or self.last is None
-        value = computed(self.spec.name, self.metric) if whole else float(self.last)
+        is_complete = self.metric.update_called or self.last is None
+        value = computed(self.spec.name, self.metric) if is_complete else float(self.last)
         return Reduced("mean", self.running_weight * value, self.running_weight)
 
     def assign(self, value: Reduced) -> None:
@@ -378,13 +391,13 @@ class LoggedValue:
 
     def shown_step(self) -> dict[str, Any]:
         """The latest value by Lightning's names, where steps are logged."""
-        known = self.spec.on_step and self.last is not None
-        return {self.spec.plain: self.last, self.spec.step_name: self.last} if known else {}
+        value = self.pending[-1][0] if self.pending else self.last
+        return {self.plain: value, self.step_name: value} if self.spec.on_step and value is not None else {}
 
     def shown_epoch(self, value: Reduced | None) -> dict[str, Any]:
         """The value of an epoch by Lightning's names, where epochs are logged."""
-        known = self.spec.on_epoch and value is not None
-        return {self.spec.plain: value, self.spec.epoch_name: value} if known else {}
+        is_shown = self.spec.on_epoch and value is not None
+        return {self.plain: value, self.epoch_name: value} if is_shown else {}
 
     def last_step(self) -> Reduced | None:
         """The latest value, with its weight for a mean over clients."""

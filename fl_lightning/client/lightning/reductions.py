@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from inspect import signature
 from types import SimpleNamespace
@@ -56,19 +57,12 @@ class LogSpec(NamedTuple):
     metric: str | None = None
 
     @property
-    def plain(self) -> str:
-        """The name with the suffix of the data loader."""
-        return self.name + self.suffix
-
-    @property
-    def step_name(self) -> str:
-        """Lightning's name for the value of a step."""
-        return f"{self.name}_step{self.suffix}" if self.on_step and self.on_epoch else self.plain
-
-    @property
-    def epoch_name(self) -> str:
-        """Lightning's name for the value of an epoch."""
-        return f"{self.name}_epoch{self.suffix}" if self.on_step and self.on_epoch else self.plain
+    def names(self) -> tuple[str, str, str]:
+        """The name with the suffix of the data loader, and Lightning's names for the values of a step and an epoch."""
+        full_name = self.name + self.suffix
+        if self.on_step and self.on_epoch:
+            return full_name, f"{self.name}_step{self.suffix}", f"{self.name}_epoch{self.suffix}"
+        return full_name, full_name, full_name
 
 
 @lru_cache(1000)
@@ -83,13 +77,13 @@ def log_spec(hook: str, name: str, args: tuple, items: tuple, loader: int | None
     """
     bound = LOG.bind(None, name, None, *args, **dict(items))
     bound.apply_defaults()
-    given = bound.arguments
+    arguments = bound.arguments
     try:
-        levels = LogValidator.check_logging_and_get_default_levels(hook, given["on_step"], given["on_epoch"])
+        levels = LogValidator.check_logging_and_get_default_levels(hook, arguments["on_step"], arguments["on_epoch"])
     except (MisconfigurationException, RuntimeError) as error:
         raise UsageError(f"self.log({name!r}, ...): {error}") from error
     require(any(levels), "on_step", False, f"self.log({name!r}, on_step=False, on_epoch=False) logs nothing")
-    numbered, reduce_fx = given["add_dataloader_idx"], given["reduce_fx"]
+    numbered, reduce_fx = arguments["add_dataloader_idx"], arguments["reduce_fx"]
     suffixed = numbered and "/dataloader_idx_" in name
     require(not suffixed, "add_dataloader_idx", True, f"the name {name!r} has the index already")
     try:
@@ -98,14 +92,14 @@ def log_spec(hook: str, name: str, args: tuple, items: tuple, loader: int | None
         hint = f"self.log({name!r}, ...) takes mean, sum, max or min; for another reduction, log a torchmetrics object"
         raise UsageError(f"reduce_fx={reduce_fx!r}: {hint}") from None
     suffix = f"/dataloader_idx_{loader}" if numbered and loader is not None else ""
-    logger = given["logger"] is None or bool(given["logger"])
-    return LogSpec(name, suffix, kind, bool(levels[0]), bool(levels[1]), logger), given
+    logger = arguments["logger"] is None or bool(arguments["logger"])
+    return LogSpec(name, suffix, kind, bool(levels[0]), bool(levels[1]), logger), arguments
 
 
-def numbers(values: list[Any]) -> list[float]:
+def numbers(values: Sequence[Any]) -> list[float]:
     """Numbers and scalar tensors as numbers, with one transfer from the device where all are tensors."""
     try:
-        return torch.stack(values).tolist()
+        return torch.stack(list(values)).tolist()
     except (TypeError, RuntimeError):
         # some are not tensors, or are on another device
         return [float(value) for value in values]
@@ -117,21 +111,21 @@ def computed(name: str, metric: Metric) -> float:
     Raises:
         UsageError: it is not one number.
     """
-    told: list[tuple[Any, ...]] = []
+    warned: list[tuple[Any, ...]] = []
     source: Any = prints
     before = source.warnings, source.rank_zero_only.rank
-    source.warnings = SimpleNamespace(warn=lambda *args, **kwargs: told.append(args))
+    source.warnings = SimpleNamespace(warn=lambda *args, **kwargs: warned.append(args))
     # a stored value would come without its warning, and only the first worker warns
     metric._computed, source.rank_zero_only.rank = None, 0
     try:
         value = metric.compute()
     finally:
         source.warnings, source.rank_zero_only.rank = before
-    undefined = any(part in str(text) for text, *_ in told for part in UNDEFINED)
-    for args in () if undefined else told:
+    undefined = any(part in str(text) for text, *_ in warned for part in UNDEFINED)
+    for args in () if undefined else warned:
         prints.rank_zero_warn(*args)
     single = isinstance(value, Tensor) and value.numel() == 1
-    what = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-    hint = f"its compute() gives {what}, and one number is logged under a name: log its elements in the epoch-end hook"
+    kind = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    hint = f"its compute() gives {kind}, and one number is logged under a name: log its elements in the epoch-end hook"
     require(single, f"self.log({name!r}, ...)", type(metric).__name__, hint)
     return math.nan if undefined else float(value)

@@ -1,0 +1,87 @@
+"""A clock gives synchronous runs simulated seconds, and loses late clients."""
+
+from itertools import pairwise
+
+import pytest
+from helpers.errors import refused
+from helpers.runs import assert_same_bits, ready, small_data, small_model, small_trainer
+
+from fl_lightning import Method
+from fl_lightning.core.clock import Clock
+from fl_lightning.core.systems import SystemsHeterogeneity
+from fl_lightning.data.client_loaders import num_batches
+from fl_lightning.data.partitioners import IID
+
+SPEED = {0: 1.0, 1: 2.0, 2: 3.0, 3: 10.0}
+
+
+def run(folder, clock=None, ckpt_path=None, max_rounds=3, **how):
+    """The weights and the history of a run of four equal clients."""
+    trainer, model = small_trainer(folder, max_rounds=max_rounds, clock=clock, **how), small_model()
+    result = trainer.fit(model, small_data(num_clients=4, partitioner=IID()), ckpt_path=ckpt_path)
+    return model.state_dict(), result.history
+
+
+def seconds(history):
+    return [row["clock/seconds"] for row in history]
+
+
+def batches(k):
+    return num_batches(ready(small_data(num_clients=4, partitioner=IID())), k)
+
+
+def test_a_round_takes_as_long_as_its_slowest_client(tmp_path):
+    _, history = run(tmp_path, Clock(step_seconds=0.5, speed=SPEED), local_epochs=2)
+    round_seconds = 0.5 * 10.0 * 2 * batches(3)
+    assert seconds(history) == [round_seconds, 2 * round_seconds, 3 * round_seconds]
+
+
+def test_latency_and_bytes_take_time(tmp_path):
+    _, history = run(tmp_path, Clock(step_seconds=0.0, latency=3.0, bandwidth=1000.0), max_rounds=1)
+    down = history[0]["bytes/down"] / 4
+    assert seconds(history) == [pytest.approx(3.0 + 2 * down / 1000.0, abs=1e-6)]
+
+
+def test_a_clock_changes_no_weight_and_nor_do_workers_or_a_resume(tmp_path):
+    clock = Clock(spread=1.0, jitter=0.5)
+    plain, _ = run(tmp_path / "plain")
+    alone, history = run(tmp_path / "alone", clock)
+    together, by_two = run(tmp_path / "two", clock, devices=2)
+    run(tmp_path / "resumed", clock, max_rounds=1)
+    resumed, continued = run(tmp_path / "resumed", clock, ckpt_path="last")
+    for weights in (alone, together, resumed):
+        assert_same_bits(plain, weights)
+    assert seconds(history) == seconds(by_two) == seconds(continued)
+    assert len({round(after - before, 6) for before, after in pairwise(seconds(history))}) == 2
+
+
+def test_late_clients_are_lost_and_the_round_ends_at_the_deadline(tmp_path):
+    longest = 3.0 * batches(2)
+    late, history = run(tmp_path / "late", Clock(speed=SPEED, deadline=longest))
+    assert seconds(history) == [longest, 2 * longest, 3 * longest]
+    assert {row["clients/late"] for row in history} == {1} and {row["clients"] for row in history} == {3}
+
+    class LosesTheLast(SystemsHeterogeneity):
+        def outcomes(self, seed, round_, cohort, full_work):
+            outcomes = super().outcomes(seed, round_, cohort, full_work)
+            return outcomes | {3: type(outcomes[3])(lost="after")}
+
+    lost, _ = run(tmp_path / "lost", systems=LosesTheLast())
+    assert_same_bits(late, lost)
+
+
+def test_methods_read_the_time(tmp_path):
+    class Reads(Method):
+        def on_round_start(self, server):
+            times.append(server.time)
+
+    times = []
+    trainer = small_trainer(tmp_path, max_rounds=2, clock=Clock(step_seconds=0.0, latency=2.0))
+    trainer.fit(small_model(), small_data(), method=[Reads()])
+    assert times == [0.0, 2.0] and trainer.metrics["clock/seconds"] == 4.0
+
+
+def test_a_speed_of_an_unknown_client_is_refused_before_round_0(tmp_path):
+    with refused("trainer.clock.speed=[4]", "0 to 3"):
+        run(tmp_path, Clock(speed={4: 2.0}))
+    assert not any(tmp_path.rglob("metrics.csv"))
