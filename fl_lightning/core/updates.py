@@ -100,7 +100,7 @@ class Updates(Mapping[int, ClientUpdate]):
             k: (replace(one, change={}, buffers={}, received={}), [*one.buffers], [*one.received])
             for k, one in self._own.items()
         }
-        of_workers = workers.gather(facts)
+        of_workers = workers.gather(facts, "updates of a cohort")
         self._placed = [[*part] for part in of_workers]
         self._facts = dict(sorted((k, fact) for part in of_workers for k, fact in part.items()))
 

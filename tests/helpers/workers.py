@@ -32,7 +32,7 @@ class ThreadWorkers:
         tensor.copy_(sum(parts))
 
     def all_gather(self, tensor):
-        return self.gather(tensor.clone())
+        return self.gather(tensor.clone(), "all_gather")
 
     def send(self, packed, rank):
         self._queues[self.rank, rank].put(packed)
