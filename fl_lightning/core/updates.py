@@ -97,8 +97,8 @@ class Updates(Mapping[int, ClientUpdate]):
         self._own, self._state, self._workers, self._device = dict(sorted(own.items())), state, workers, device
         self.names, self.float_buffers, self._method = list(names), list(float_buffers), ""
         facts = {
-            k: (replace(one, change={}, buffers={}, received={}), [*one.buffers], [*one.received])
-            for k, one in self._own.items()
+            k: (replace(single, change={}, buffers={}, received={}), [*single.buffers], [*single.received])
+            for k, single in self._own.items()
         }
         of_workers = workers.gather(facts, "updates of a cohort")
         self._placed = [[*part] for part in of_workers]
@@ -168,8 +168,8 @@ class Updates(Mapping[int, ClientUpdate]):
             The sums by name: of one combination in the shapes of the state; of several, ``(c, *shape)``, which are
             computed whenever they are read.
         """
-        given = weights if isinstance(weights, Tensor) else torch.tensor([*weights], dtype=torch.float64)
-        table = given.to("cpu", torch.float64)
+        numbers = weights if isinstance(weights, Tensor) else torch.tensor([*weights], dtype=torch.float64)
+        table = numbers.to("cpu", torch.float64)
         fits = table.ndim in (1, 2) and table.shape[-1] == len(self)
         require(fits, "updates.combined: weights", tuple(table.shape), f"pass (m,) or (c, m) with m={len(self)}")
         names, rows = [*self.names, *self.float_buffers], table if table.ndim > 1 else table[None]
@@ -209,8 +209,8 @@ class Updates(Mapping[int, ClientUpdate]):
         rows, sums = self.entry(name), []
         for row in weights:
             total, weight = ExactSum(rows[0].numel(), rows.device), math.fsum(row.tolist())
-            for some in (rows * row.to(rows).view(-1, *[1] * (rows.ndim - 1))).reshape(len(rows), -1).split(MOST_ROWS):
-                total.add(some)
+            for part in (rows * row.to(rows).view(-1, *[1] * (rows.ndim - 1))).reshape(len(rows), -1).split(MOST_ROWS):
+                total.add(part)
             value = total.value(free=True).view(rows.shape[1:])
             sums.append(value / weight if mean and weight else value)
         return torch.stack(sums)

@@ -57,7 +57,7 @@ class GeometricMedian(RobustRule):
     def aggregate(self, server: Server, updates: Updates) -> Mapping[str, Tensor]:
         p = torch.ones(len(updates), dtype=torch.float64)
         if self.reads_weights:
-            p = torch.tensor([one.weight for one in updates.values()], dtype=torch.float64)
+            p = torch.tensor([update.weight for update in updates.values()], dtype=torch.float64)
         mean = updates.combined(p, mean=True)
         if self.nu == torch.inf:
             return mean

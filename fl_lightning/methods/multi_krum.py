@@ -58,5 +58,5 @@ class MultiKrum(RobustRule):
         if chosen < m:  # otherwise no distance is needed
             weights = chosen_by_score(krum_scores(updates.squared_distances(), f), chosen).cpu()
         if self.reads_weights:
-            weights = weights * torch.tensor([one.weight for one in updates.values()], dtype=torch.float64)
+            weights = weights * torch.tensor([update.weight for update in updates.values()], dtype=torch.float64)
         return updates.combined(weights, mean=True)
