@@ -21,6 +21,7 @@ NO_PROGRAMS = (
     "experiments/libraries/",
     "experiments/papers/fedcka/",
     "experiments/papers/fedlc/",
+    "experiments/papers/programs/protocol_variants.py",
     "experiments/papers/programs/quotes.py",
     "experiments/papers/scaled/",
     "docs/conf.py",
