@@ -495,7 +495,8 @@ class MethodList:
     @property
     def seeing_updates(self) -> list[Method]:
         """The methods whose server hooks see the updates one by one."""
-        return [m for m in self.methods if overrides(m, "transform_updates") or overrides(m, "aggregate")]
+        hooks = ("transform_updates", "aggregate")
+        return [m for m in self.methods if any(overrides(m, hook) for hook in hooks)]
 
     def aggregate(self, server: Server, updates: Updates) -> State:
         """Apply the methods' ``transform_updates`` in list order, then ``aggregate`` or else the weighted mean.
@@ -505,17 +506,14 @@ class MethodList:
         """
         for method in self._with_new_attributes():
             if overrides(method, "transform_updates"):
-                seen = updates.as_seen_by(method.name)
-                new: Any = method.transform_updates(server, seen)
+                updates = method.transform_updates(server, updates.as_seen_by(method.name))
                 hint = "return the updates, or updates.replaced(rows)"
-                check_returned(isinstance(new, Updates), method, "transform_updates", new, hint)
-                updates = new
+                check_returned(isinstance(updates, Updates), method, "transform_updates", updates, hint)
         for method in self.having("aggregate"):
             change = method.aggregate(server, updates.as_seen_by(method.name))
-            present = [n for n in updates.float_buffers if isinstance(change, Mapping) and n in change]
-            return checked_state(method, "aggregate", change, select(server.state, [*updates.names, *present]))
-        weights = [update.weight for update in updates.values()]
-        return dict(updates.combined(weights, mean=True)) if any(weights) else {}
+            buffers = {*updates.float_buffers} & (change.keys() if isinstance(change, Mapping) else set())
+            return checked_state(method, "aggregate", change, select(server.state, [*updates.names, *buffers]))
+        return dict(updates.combined(updates.weights, mean=True)) if updates.weights.any() else {}
 
     def transform_update(self, server: Server, delta: State, payload: dict[str, Payload]) -> State:
         """Apply the methods' transforms in list order, each with its own payload."""

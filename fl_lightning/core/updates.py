@@ -96,10 +96,10 @@ class Updates(Mapping[int, ClientUpdate]):
     ) -> None:
         self._own, self._state, self._workers, self._device = dict(sorted(own.items())), state, workers, device
         self.names, self.float_buffers, self._method = list(names), list(float_buffers), ""
-        facts = {
-            k: (replace(single, change={}, buffers={}, received={}), [*single.buffers], [*single.received])
-            for k, single in self._own.items()
-        }
+        self.entries = [*self.names, *self.float_buffers]
+        facts = {}
+        for k, single in self._own.items():
+            facts[k] = replace(single, change={}, buffers={}, received={}), [*single.buffers], [*single.received]
         of_workers = workers.gather(facts, "updates of a cohort")
         self._placed = [[*part] for part in of_workers]
         self._facts = dict(sorted((k, fact) for part in of_workers for k, fact in part.items()))
@@ -122,23 +122,31 @@ class Updates(Mapping[int, ClientUpdate]):
 
     def as_seen_by(self, method: str) -> Updates:
         """The same updates with the payloads of this method."""
-        seen = copy.copy(self)
-        seen._method = method
-        return seen
+        view = copy.copy(self)
+        view._method = method
+        return view
+
+    @property
+    def weights(self) -> Tensor:
+        """The clients' weights ``(m,)``."""
+        weights = [facts.weight for facts, *_ in self._facts.values()]
+        return torch.tensor(weights, dtype=torch.float64)
 
     @torch.no_grad()
     def entry(self, name: str) -> Tensor:
         """Return the changes of a parameter, or the values of a floating-point buffer, ``(m, *shape)`` in float64."""
         part, shape = "change" if name in self.names else "buffers", self._state[name].shape
-        own = [getattr(update, part)[name].to(self._device, torch.float64) for update in self._own.values()]
+        values = [getattr(update, part)[name] for update in self._own.values()]
         if self._workers.size == 1:
-            return torch.stack(own)
+            return torch.stack(values).to(self._device, torch.float64)
         padded = torch.zeros(max(map(len, self._placed)), *shape, dtype=torch.float64)
-        for row, value in zip(padded, own, strict=False):
+        for row, value in zip(padded, values, strict=False):
             row.copy_(value)
         parts = self._workers.all_gather(padded)
-        places = {k: (rank, row) for rank, ids in enumerate(self._placed) for row, k in enumerate(ids)}
-        return torch.stack([parts[rank][row] for rank, row in map(places.__getitem__, self)]).to(self._device)
+        rows: dict[int, Tensor] = {}
+        for ids, part_rows in zip(self._placed, parts, strict=True):
+            rows.update(zip(ids, part_rows, strict=False))
+        return torch.stack([rows[k] for k in self]).to(self._device)
 
     @torch.no_grad()
     def squared_distances(self, to: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -172,8 +180,8 @@ class Updates(Mapping[int, ClientUpdate]):
         table = numbers.to("cpu", torch.float64)
         fits = table.ndim in (1, 2) and table.shape[-1] == len(self)
         require(fits, "updates.combined: weights", tuple(table.shape), f"pass (m,) or (c, m) with m={len(self)}")
-        names, rows = [*self.names, *self.float_buffers], table if table.ndim > 1 else table[None]
-        sums = LazyEntries(names, lambda name: self._combined(name, rows, mean))
+        rows = table if table.ndim > 1 else table[None]
+        sums = LazyEntries(self.entries, lambda name: self._combined(name, rows, mean))
         return sums if table.ndim > 1 else {name: value[0] for name, value in sums.items()}
 
     @torch.no_grad()
@@ -183,27 +191,27 @@ class Updates(Mapping[int, ClientUpdate]):
         With c = m the clients stay, and so do entries without rows. Otherwise all entries have rows, and the updates
         are of the new ids 0 to c - 1 with weight 1. Rows are read one entry after another.
         """
-        ids, own = list(self), dict(self._own)
-        new: dict[int, State] = {}
+        ids, local = list(self), dict(self._own)
+        entries: dict[int, State] = {}
         for number, (name, values) in enumerate(rows.items()):
             if not number and len(values) != len(self):
                 ids = [*range(len(values))]
-                own = {k: ClientUpdate(k, 1.0) for k in ids[self._workers.rank :: self._workers.size]}
-            fits = name in (*self.names, *self.float_buffers) and values.shape == (len(ids), *self._state[name].shape)
+                local_ids = ids[self._workers.rank :: self._workers.size]
+                local = {k: ClientUpdate(k, 1.0) for k in local_ids}
+            fits = name in self.entries and values.shape == (len(ids), *self._state[name].shape)
             require(fits, f"updates.replaced: {name}", tuple(values.shape), "pass (c, *shape) for an entry of updates")
             for place, k in enumerate(ids):
-                if k in own:
-                    new.setdefault(k, {})[name] = values[place].to(self._device, torch.float64, copy=True)
-        missing = {*self.names, *self.float_buffers} - {*rows} if ids != list(self) else {}
+                if k in local:
+                    entries.setdefault(k, {})[name] = values[place].to(self._device, torch.float64, copy=True)
+        missing = {*self.entries} - {*rows} if ids != list(self) else {}
         require(not missing, "updates.replaced", sorted(missing), "give rows of all entries, for other clients")
-        for k, entries in new.items():
-            changes = {name: value for name, value in entries.items() if name in self.names}
-            buffers = {name: value for name, value in entries.items() if name not in changes}
+        for k, client_rows in entries.items():
+            changes = {name: client_rows.pop(name) for name in self.names if name in client_rows}
             # a chain reads the first of its parts that has an entry
-            change, others = ChainMap(changes, own[k].change), ChainMap(buffers, own[k].buffers)  # type: ignore[arg-type]
-            own[k] = replace(own[k], change=change, buffers=others)
-        made = Updates(own, self._state, self.names, self.float_buffers, self._workers, self._device)
-        return made.as_seen_by(self._method)
+            change: Mapping[str, Tensor] = ChainMap(changes, local[k].change)  # type: ignore[arg-type]
+            local[k] = replace(local[k], change=change, buffers={**local[k].buffers, **client_rows})
+        updates = Updates(local, self._state, self.names, self.float_buffers, self._workers, self._device)
+        return updates.as_seen_by(self._method)
 
     def _combined(self, name: str, weights: Tensor, mean: bool) -> Tensor:
         rows, sums = self.entry(name), []

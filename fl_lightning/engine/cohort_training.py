@@ -244,10 +244,10 @@ def single_update(run: Run, update: Update) -> ClientUpdate:
     change: Mapping[str, Tensor] = LazyDifference(clone(select(client.live, client.sent)), client.received, client.sent)
     if methods.having("transform_client_update"):
         change = clone(update.delta)
-    received = {name: client.received[name] for name in client.sent if client.received[name] is not state[name]}
-    payload = {method.name: cloned(update.payload.get(method.name, {})) for method in methods.seeing_updates}
+    replaced = [name for name in client.sent if client.received[name] is not state[name]]
+    payload = {m.name: cloned(update.payload.get(m.name, {})) for m in methods.seeing_updates}
     facts = float(update.weight), client.info.num_examples, client.num_steps, 0
-    return ClientUpdate(client.info.id, *facts, change, update.others, received, payload)
+    return ClientUpdate(client.info.id, *facts, change, update.others, select(client.received, replaced), payload)
 
 
 def keep_updates(run: Run, outcome: Outcome, totals: Totals) -> None:

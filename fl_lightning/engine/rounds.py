@@ -73,10 +73,10 @@ def aggregate(run: Run, totals: Totals) -> None:
     run.metrics.update({"clients": totals.num_clients, "bytes/down": down, "bytes/up": totals.num_bytes})
     delta: State = {}
     if totals.num_clients:
-        payload, mean, others = totals.payload, totals.delta, totals.others
+        payload, mean, buffers = totals.payload, totals.delta, totals.others
         if totals.updates is not None:
             mean = run.methods.aggregate(server, totals.updates)
-            others |= {name: mean.pop(name) for name in totals.updates.float_buffers if name in mean}
+            buffers |= {name: mean.pop(name) for name in mean.keys() - {*client.sent}}
             totals.updates = None
         if client.sent and not mean:
             why = "all clients that sent an update have the weight 0"
@@ -84,7 +84,7 @@ def aggregate(run: Run, totals: Totals) -> None:
         delta = run.methods.transform_update(server, mean, payload)
         changes = totals.frozen
         frozen = {name: server.state[name].double() + change for name, change in changes.items()}
-        server.step(delta, others | frozen)
+        server.step(delta, buffers | frozen)
         run.methods.on_round_end(server, payload)
         run.metrics.update(server.metrics)
     run.metrics.update({tagged("train", name): value for name, value in totals.logged.items()})

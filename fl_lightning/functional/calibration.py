@@ -178,6 +178,6 @@ def logit_suppression(logits: Tensor, targets: Tensor, class_counts: Tensor) -> 
         tensor(0.)
     """
     shares = class_counts.to(logits.dtype) / class_counts.sum().clamp_min(1)
-    others = targets[:, None] != torch.arange(logits.shape[1], device=logits.device)
-    exponents = others * (logits - ((shares + 1e-9) / (1 / logits.shape[1] + 1e-9)).log())
+    is_no_label = targets[:, None] != torch.arange(logits.shape[1], device=logits.device)
+    exponents = is_no_label * (logits - ((shares + 1e-9) / (1 / logits.shape[1] + 1e-9)).log())
     return shares @ (exponents.logsumexp(0) - math.log(len(logits)))

@@ -86,5 +86,7 @@ def vacant_class_distillation(logits: Tensor, reference: Tensor, class_counts: T
         tensor(0.4621)
     """
     # without such a class, all logits are equal and the divergence is 0
-    p, q = (values.masked_fill(class_counts > 0, LOW).log_softmax(1) for values in (logits, reference))
+    has_examples = class_counts > 0
+    p = logits.masked_fill(has_examples, LOW).log_softmax(1)
+    q = reference.masked_fill(has_examples, LOW).log_softmax(1)
     return (q.exp() * (q - p)).sum(1).mean()

@@ -67,8 +67,8 @@ def krum_scores(squared_distances: Tensor, f: int) -> Tensor:
         tensor([1., 1., 4.])
     """
     m = len(squared_distances)
-    others = squared_distances.masked_fill(torch.eye(m, dtype=torch.bool, device=squared_distances.device), torch.inf)
-    return others.sort(1).values[:, : max(m - f - 2, 0)].sum(1)
+    is_itself = torch.eye(m, dtype=torch.bool, device=squared_distances.device)
+    return squared_distances.masked_fill(is_itself, torch.inf).sort(1).values[:, : max(m - f - 2, 0)].sum(1)
 
 
 def chosen_by_score(scores: Tensor, number: int) -> Tensor:

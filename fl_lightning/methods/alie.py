@@ -40,8 +40,8 @@ class ALIE(ColludingAttack):
 
     def distance(self, m: int, a: int) -> float:
         """The number of standard deviations for a attackers among m clients, of whom at least two are honest."""
-        needed = max(m // 2 + 1 - a, 1)
-        return NormalDist().inv_cdf((m - a - needed) / (m - a)) if self.z is None else self.z
+        supporters = max(m // 2 + 1 - a, 1)
+        return NormalDist().inv_cdf((m - a - supporters) / (m - a)) if self.z is None else self.z
 
     def sent(self, honest: Tensor, m: int) -> Tensor:
         if len(honest) == 1:  # which has no deviation

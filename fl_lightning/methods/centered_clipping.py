@@ -46,8 +46,9 @@ class CenteredClipping(RobustRule):
         center = {name: self.center[name] for name in updates.names}
         for _ in range(self.iterations):
             factors = clipping_factors(updates.squared_distances(to=center), self.tau).cpu()
-            sums, kept = updates.combined(factors), 1 - float(factors.mean())
-            center = {name: value * kept + sums[name] / len(updates) for name, value in center.items()}
+            sums, remainder = updates.combined(factors), 1 - float(factors.mean())
+            for name, value in center.items():
+                center[name] = value * remainder + sums[name] / len(updates)
         server.metrics["train/centeredclipping"] = float(factors.mean())
         self.center = {**self.center, **center}
         return center

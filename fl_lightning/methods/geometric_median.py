@@ -55,17 +55,14 @@ class GeometricMedian(RobustRule):
         self.reads_weights = weighting == "examples"
 
     def aggregate(self, server: Server, updates: Updates) -> Mapping[str, Tensor]:
-        p = torch.ones(len(updates), dtype=torch.float64)
-        if self.reads_weights:
-            p = torch.tensor([update.weight for update in updates.values()], dtype=torch.float64)
-        mean = updates.combined(p, mean=True)
+        p = updates.weights if self.reads_weights else torch.ones(len(updates), dtype=torch.float64)
+        z = updates.combined(p, mean=True) if self.start == "mean" or self.nu == torch.inf else server.zeros()
         if self.nu == torch.inf:
-            return mean
-        z = mean if self.start == "mean" else {name: torch.zeros_like(value) for name, value in mean.items()}
+            return z
         squares = updates.squared_distances(to=z).cpu()
-        for left in reversed(range(self.iterations)):
+        for iteration in range(1, self.iterations + 1):
             z = updates.combined(inverse_distance_weights(squares, p, self.nu), mean=True)
-            if left:
+            if iteration < self.iterations:
                 before, squares = p @ squares.sqrt(), updates.squared_distances(to=z).cpu()
                 if abs(before - p @ squares.sqrt()) < self.tolerance * before:
                     break

@@ -53,10 +53,10 @@ class MultiKrum(RobustRule):
     def aggregate(self, server: Server, updates: Updates) -> Mapping[str, Tensor]:
         m = len(updates)
         f = self.tolerated(m)
-        chosen = min(self.chosen or m - f, m)
+        number = min(self.chosen or m - f, m)
         weights = torch.ones(m, dtype=torch.float64)
-        if chosen < m:  # otherwise no distance is needed
-            weights = chosen_by_score(krum_scores(updates.squared_distances(), f), chosen).cpu()
+        if number < m:  # otherwise no distance is needed
+            weights = chosen_by_score(krum_scores(updates.squared_distances(), f), number).cpu()
         if self.reads_weights:
-            weights = weights * torch.tensor([update.weight for update in updates.values()], dtype=torch.float64)
+            weights = weights * updates.weights
         return updates.combined(weights, mean=True)

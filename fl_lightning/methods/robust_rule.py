@@ -13,9 +13,6 @@ from fl_lightning.utilities.errors import require
 # methods whose sums over the clients move the model, and pass by the rule
 MOVED_BY_SUMS = ("SCAFFOLD", "FedDyn", "FedNova", "FedExP", "LoRAProduct", "FedExLoRA")
 
-# hooks that get the sums of what clients send
-READS_SUMS = ("transform_update", "on_round_end")
-
 
 class RobustRule(Method):
     """A rule for the updates of a cohort of which at most ``f`` lie.
@@ -34,17 +31,16 @@ class RobustRule(Method):
         return 2 * f + 1
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
-        kind, others = type(self).__name__, [method for method in client.methods.methods if method is not self]
-        names = [type(method).__name__ for method in others]
-        moving = [name for name in names if name in MOVED_BY_SUMS]
-        require(not moving, f"{kind} with method", moving, "its sums would pass by the rule; take one of them out")
-        weighing = [type(method).__name__ for method in others if overrides(method, "client_weight")]
-        hint = "the rule ignores the clients' weights; take one of them out"
-        require(self.reads_weights or not weighing, f"{kind} with method", weighing, hint)
-        reading = [method for method in others if any(overrides(method, hook) for hook in READS_SUMS)]
-        sending = [type(method).__name__ for method in reading if overrides(method, "on_client_end")]
-        if sending:
-            rank_zero_warn(f"method={sending}: the sums of what its clients send pass by {kind}")
+        kind = type(self).__name__
+        for method in client.methods.methods:
+            name, key = type(method).__name__, f"{kind} with method"
+            hint = "its sums would pass by the rule; take one of them out"
+            require(name not in MOVED_BY_SUMS, key, name, hint)
+            hint = "the rule ignores the clients' weights; take one of them out"
+            require(self.reads_weights or not overrides(method, "client_weight"), key, name, hint)
+            reads_sums = overrides(method, "transform_update") or overrides(method, "on_round_end")
+            if reads_sums and overrides(method, "on_client_end"):
+                rank_zero_warn(f"method={[name]}: the sums of what its clients send pass by {kind}")
 
     def on_fit_start(self, server: Server) -> None:
         least, hint = self.least_cohort(self.f), "lower it, or raise trainer.cohort_size or trainer.participation"

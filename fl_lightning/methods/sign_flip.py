@@ -53,7 +53,9 @@ class SignFlip(Attack):
             self.transform_client_update = self._turned  # type: ignore[method-assign]
 
     def _turned(self, client: ClientContext, delta: State) -> State:
-        return {name: -self.scale * value for name, value in delta.items()} if self.attacks(client.info.id) else delta
+        if not self.attacks(client.info.id):
+            return delta
+        return {name: -self.scale * value for name, value in delta.items()}
 
     def _start(self, client: ClientContext) -> None:
         client.scratch(self).factor = torch.tensor(-self.scale if self.attacks(client.info.id) else 1.0)

@@ -50,4 +50,4 @@ class TrimmedMean(RobustRule):
         cut = self.cut(len(updates))
         if not cut:
             return updates.combined([1.0] * len(updates), mean=True)
-        return {n: trimmed_mean(updates.entry(n), cut) for n in (*updates.names, *updates.float_buffers)}
+        return {name: trimmed_mean(updates.entry(name), cut) for name in updates.entries}

@@ -228,9 +228,10 @@ def bytes_of_updates(run: Run, cohort_size: int) -> int:
         return 0
     sent = select(run.client.live, run.client.sent)
     is_wide = run.methods.having("transform_client_update") or run.methods.having("transform_updates")
-    each = sum(8 * value.numel() for value in sent.values()) if is_wide else num_bytes(sent)
-    largest = max((8 * value.numel() for value in sent.values()), default=0)
-    size = math.ceil(cohort_size / run.workers.size) * each + 2 * cohort_size * largest
+    sizes = [8 * value.numel() for value in sent.values()]
+    bytes_of_client = sum(sizes) if is_wide else num_bytes(sent)
+    largest = max(sizes, default=0)
+    size = math.ceil(cohort_size / run.workers.size) * bytes_of_client + 2 * cohort_size * largest
     free = available_memory(run.fabric.device) / (run.workers.size if run.fabric.device.type == "cpu" else 1)
     if free and size > free / 2:
         text = f"the updates of a round take {as_bytes(size)} on a worker, more than half of the free memory"
