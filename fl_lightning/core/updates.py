@@ -8,6 +8,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -16,8 +17,11 @@ from torch import Tensor
 from fl_lightning.core.collectives import Collectives
 from fl_lightning.core.exact_sum import ExactSum
 from fl_lightning.core.state import State
-from fl_lightning.core.weighted import MOST_ROWS
+from fl_lightning.core.weighted import MOST_ROWS, LazyDifference
 from fl_lightning.utilities.errors import require
+
+# numbers of each client that are gathered at a time
+BLOCK = 2**18
 
 
 class LazyEntries(Mapping[str, Tensor]):
@@ -73,7 +77,7 @@ class ClientUpdate:
 class Updates(Mapping[int, ClientUpdate]):
     """The updates of a cohort by client, ids ascending; read-only.
 
-    Each worker holds the updates of its own clients, and reads one entry at a time of those of the others. So all
+    Each worker holds the updates of its own clients, and reads blocks of an entry of those of the others. So all
     workers must read the same entries in the same order, as server hooks do.
 
     Args:
@@ -103,6 +107,12 @@ class Updates(Mapping[int, ClientUpdate]):
         of_workers = workers.gather(facts, "updates of a cohort")
         self._placed = [[*part] for part in of_workers]
         self._facts = dict(sorted((k, fact) for part in of_workers for k, fact in part.items()))
+        # each worker gathers as many rows as the one with the most clients
+        self._most = max(map(len, self._placed))
+        places: dict[int, int] = {}
+        for rank, ids in enumerate(self._placed):
+            places.update(zip(ids, count(rank * self._most), strict=False))
+        self._places = [places[k] for k in self]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._facts)
@@ -135,18 +145,27 @@ class Updates(Mapping[int, ClientUpdate]):
     @torch.no_grad()
     def entry(self, name: str) -> Tensor:
         """Return the changes of a parameter, or the values of a floating-point buffer, ``(m, *shape)`` in float64."""
-        part, shape = "change" if name in self.names else "buffers", self._state[name].shape
-        values = [getattr(update, part)[name] for update in self._own.values()]
-        if self._workers.size == 1:
-            return torch.stack(values).to(self._device, torch.float64)
-        padded = torch.zeros(max(map(len, self._placed)), *shape, dtype=torch.float64)
-        for row, value in zip(padded, values, strict=False):
-            row.copy_(value)
-        parts = self._workers.all_gather(padded)
-        rows: dict[int, Tensor] = {}
-        for ids, part_rows in zip(self._placed, parts, strict=True):
-            rows.update(zip(ids, part_rows, strict=False))
-        return torch.stack([rows[k] for k in self]).to(self._device)
+        return self.by_coordinate(name, lambda rows: rows)
+
+    @torch.no_grad()
+    def by_coordinate(self, name: str, rule: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply a rule for single coordinates to an entry, to a block of its numbers at a time.
+
+        Args:
+            name: a parameter or a floating-point buffer.
+            rule: takes numbers of all clients ``(m, n)`` in float64, and returns ``(..., n)``.
+
+        Returns:
+            The results, ``(..., *shape)``.
+        """
+        shape = self._state[name].shape
+        results = torch.empty(0)
+        for block, rows in self._blocks(name):
+            values = rule(rows)
+            if not block.start:
+                results = values.new_empty(*values.shape[:-1], shape.numel())
+            results[..., block] = values
+        return results.view((*results.shape[:-1], *shape))
 
     @torch.no_grad()
     def squared_distances(self, to: Mapping[str, Tensor] | None = None) -> Tensor:
@@ -157,12 +176,12 @@ class Updates(Mapping[int, ClientUpdate]):
         m = len(self)
         total = torch.zeros((m, m) if to is None else (m,), dtype=torch.float64, device=self._device)
         for name in self.names:
-            rows = self.entry(name).flatten(1) if self._state[name].ndim else self.entry(name)[:, None]
-            if to is not None:
-                total += (rows - to[name].to(rows).reshape(-1)).square_().sum(1)
-                continue
-            for k in range(m - 1):
-                total[k, k + 1 :] += (rows[k + 1 :] - rows[k]).square_().sum(1)
+            for block, rows in self._blocks(name):
+                if to is not None:
+                    total += (rows - to[name].reshape(-1)[block].to(rows)).square_().sum(1)
+                    continue
+                for k in range(m - 1):
+                    total[k, k + 1 :] += (rows[k + 1 :] - rows[k]).square_().sum(1)
         return total if to is not None else total + total.T
 
     def combined(self, weights: Tensor | Iterable[float], mean: bool = False) -> Mapping[str, Tensor]:
@@ -181,7 +200,8 @@ class Updates(Mapping[int, ClientUpdate]):
         fits = table.ndim in (1, 2) and table.shape[-1] == len(self)
         require(fits, "updates.combined: weights", tuple(table.shape), f"pass (m,) or (c, m) with m={len(self)}")
         rows = table if table.ndim > 1 else table[None]
-        sums = LazyEntries(self.entries, lambda name: self._combined(name, rows, mean))
+        rule = partial(weighted_sums, weights=rows, mean=mean)
+        sums = LazyEntries(self.entries, lambda name: self.by_coordinate(name, rule))
         return sums if table.ndim > 1 else {name: value[0] for name, value in sums.items()}
 
     @torch.no_grad()
@@ -213,15 +233,21 @@ class Updates(Mapping[int, ClientUpdate]):
         updates = Updates(local, self._state, self.names, self.float_buffers, self._workers, self._device)
         return updates.as_seen_by(self._method)
 
-    def _combined(self, name: str, weights: Tensor, mean: bool) -> Tensor:
-        rows, sums = self.entry(name), []
-        for row in weights:
-            total, weight = ExactSum(rows[0].numel(), rows.device), math.fsum(row.tolist())
-            for part in (rows * row.to(rows).view(-1, *[1] * (rows.ndim - 1))).reshape(len(rows), -1).split(MOST_ROWS):
-                total.add(part)
-            value = total.value(free=True).view(rows.shape[1:])
-            sums.append(value / weight if mean and weight else value)
-        return torch.stack(sums)
+    @torch.no_grad()
+    def _blocks(self, name: str) -> Iterator[tuple[slice, Tensor]]:
+        """Gather the numbers of an entry of all clients, ``(m, n)``, a block after another."""
+        part, size = "change" if name in self.names else "buffers", self._state[name].numel()
+        sources: list[LazyDifference | Tensor] = []
+        for update in self._own.values():
+            entries = getattr(update, part)
+            sources.append(entries if isinstance(entries, LazyDifference) else entries[name].reshape(-1))
+        for start in range(0, max(size, 1), BLOCK):
+            block = slice(start, min(start + BLOCK, size))
+            padded = torch.zeros(self._most, block.stop - start, dtype=torch.float64, device=self._device)
+            for row, source in zip(padded, sources, strict=False):
+                row.copy_(source.numbers(name, block) if isinstance(source, LazyDifference) else source[block])
+            parts = self._workers.all_gather(padded.cpu()) if self._workers.size > 1 else [padded]
+            yield block, torch.cat(parts)[self._places].to(self._device)
 
     def _row(self, k: int, part: str, name: str) -> Tensor:
         like = self._state[name].double() if part == "change" else self._state[name]
@@ -230,3 +256,15 @@ class Updates(Mapping[int, ClientUpdate]):
             return value
         (rank,) = (rank for rank, ids in enumerate(self._placed) if k in ids)
         return self._workers.all_gather(value.detach().cpu())[rank].to(self._device)
+
+
+def weighted_sums(rows: Tensor, weights: Tensor, mean: bool) -> Tensor:
+    """Return the exact sums of rows ``(m, n)`` with weights ``(c, m)``, or their means: ``(c, n)``."""
+    sums = []
+    for row_weights in weights:
+        total, weight = ExactSum(rows.shape[1], rows.device), math.fsum(row_weights.tolist())
+        for part in (rows * row_weights.to(rows)[:, None]).split(MOST_ROWS):
+            total.add(part)
+        value = total.value(free=True)
+        sums.append(value / weight if mean and weight else value)
+    return torch.stack(sums)

@@ -18,6 +18,7 @@ AISTATS 2023. https://arxiv.org/abs/2302.01772
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,7 +47,12 @@ def trimmed_mean(rows: Tensor, cut: int) -> Tensor:
         tensor([2., 1.])
     """
     require(0 <= 2 * cut < len(rows), "cut", cut, f"use 0 or more, below {len(rows)} / 2")
-    return rows.sort(0).values[cut : len(rows) - cut].mean(0)
+    if rows.device.type == "cpu" and rows.dtype == torch.float64 and not rows.requires_grad:
+        # numpy is several times faster, as it keeps no indices
+        ordered = torch.from_numpy(np.sort(rows.numpy(), 0))
+    else:
+        ordered = rows.sort(0).values
+    return ordered[cut : len(rows) - cut].mean(0)
 
 
 def krum_scores(squared_distances: Tensor, f: int) -> Tensor:

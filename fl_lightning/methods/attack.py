@@ -82,9 +82,8 @@ class ColludingAttack(Attack):
             )
             return updates
 
-        def attacked(name: str) -> Tensor:
-            rows = updates.entry(name)
+        def attacked(rows: Tensor) -> Tensor:
             rows[is_attacker] = self.sent(rows[~is_attacker], len(rows))
             return rows
 
-        return updates.replaced(LazyEntries(updates.names, attacked))
+        return updates.replaced(LazyEntries(updates.names, lambda name: updates.by_coordinate(name, attacked)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 from torch import Tensor
 
@@ -50,4 +51,5 @@ class TrimmedMean(RobustRule):
         cut = self.cut(len(updates))
         if not cut:
             return updates.combined([1.0] * len(updates), mean=True)
-        return {name: trimmed_mean(updates.entry(name), cut) for name in updates.entries}
+        rule = partial(trimmed_mean, cut=cut)
+        return {name: updates.by_coordinate(name, rule) for name in updates.entries}

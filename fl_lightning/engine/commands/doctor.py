@@ -221,7 +221,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
 def bytes_of_updates(run: Run, cohort_size: int) -> int:
     """Return the bytes of the updates on a worker, 0 if only their sums are kept; warn if memory is short.
 
-    They are those of its own clients, and one entry of all clients in float64, twice.
+    They are those of its own clients, and at most one entry of all clients in float64.
     """
     names = [type(method).__name__ for method in run.methods.seeing_updates]
     if not names:
@@ -231,7 +231,7 @@ def bytes_of_updates(run: Run, cohort_size: int) -> int:
     sizes = [8 * value.numel() for value in sent.values()]
     bytes_of_client = sum(sizes) if is_wide else num_bytes(sent)
     largest = max(sizes, default=0)
-    size = math.ceil(cohort_size / run.workers.size) * bytes_of_client + 2 * cohort_size * largest
+    size = math.ceil(cohort_size / run.workers.size) * bytes_of_client + cohort_size * largest
     free = available_memory(run.fabric.device) / (run.workers.size if run.fabric.device.type == "cpu" else 1)
     if free and size > free / 2:
         text = f"the updates of a round take {as_bytes(size)} on a worker, more than half of the free memory"
