@@ -42,7 +42,7 @@ Runs = dict[int, dict[str, float]]
 # code with which the ledger compares methods of other authors
 OTHERS = {"Chainer", "FL-bench", "Flower", "NIID-Bench", "PFLlib", "TFF", "fedjax", "fluke", "logit-adj-pytorch"}
 OTHERS |= {"FLoRA", "FedBABU", "FedDecorr", "FedDyn", "FedEx-LoRA", "FedSOL", "FedUV", "MOON", "baseline of FLoRA"}
-OTHERS |= {"FedETF's code", "FedRep's code", "a port"}
+OTHERS |= {"Blades", "ByzFL", "FedETF's code", "FedRep's code", "a port", "centered clipping's code"}
 
 TEMPLATE = """\
 # Methods: computations, and differences from the papers

@@ -188,6 +188,27 @@ def not_true(o, reference, y, temperature):
     return np.mean(terms)
 
 
+def suppression(o, y, counts):
+    """FedVLS's second term, class by class; one without examples has weight 0."""
+    shares, total = counts / sum(counts), 0.0
+    for c, share in enumerate(shares):
+        terms = [
+            1.0 if label == c else np.exp(row[c]) * (1 / len(row) + 1e-9) / (share + 1e-9)
+            for row, label in zip(o, y, strict=True)
+        ]
+        total += share * np.log(np.mean(terms))
+    return total
+
+
+def vacant(o, reference, counts):
+    """Mean over the rows of the divergence of their softmax over the classes without examples."""
+    missing = np.flatnonzero(counts == 0)
+    if not len(missing):
+        return 0.0
+    p, q = (softmax(values[:, missing]) for values in (o, reference))
+    return np.mean((q * np.log(q / p)).sum(1))
+
+
 def restricted(o, counts, alpha, mode):
     factors = [alpha + (1 - alpha) * ((n > 0) if mode == "binary" else n / max(counts)) for n in counts]
     return o * np.array(factors)
@@ -215,6 +236,8 @@ LOSSES = {
     "covariance_decorrelation": lambda x, i: covariance_penalty(x, x.shape[1]),
     "structured_covariance_decorrelation": lambda x, i: covariance_penalty(x, 2, 0.3),
     **{f"not_true_distillation {t}": lambda x, i, t=t: not_true(x, i["other"], i["labels"], t) for t in (1, 3)},
+    "logit_suppression": lambda x, i: suppression(x, i["labels"], i["counts"]),
+    "vacant_class_distillation": lambda x, i: vacant(x, i["other"], i["counts"]),
     "prototype_distance": lambda x, i: prototype_distance(x, i["labels"], i["prototypes"], i["known"]),
     **{
         f"probability_variance_hinge {hinge}": lambda x, i, hinge=hinge: variance(x, hinge)

@@ -61,7 +61,7 @@ WAITS = (0, 8, 16)
 # the most memory: 9 times the parameters, and more for methods that keep further copies of them, send a changed update,
 # have fractional client weights, or compute gradients elsewhere
 SENT = ("FedBABU", "FedBN", "FedDisco", "FedExP", "FedNova", "FedPer", "FedRep", "FedRoD", "Freeze")
-COPIES = ("MOON", "FedCKA", "FedNTD", "Ditto", "APFL", "PFedMe", *SENT)
+COPIES = ("MOON", "FedCKA", "FedNTD", "FedVLS", "Ditto", "APFL", "PFedMe", *SENT)
 MEMORY = {"SCAFFOLD": 16, "FedDyn": 19, **dict.fromkeys(COPIES, 13)}
 MEMORY |= {"FedSAM": 10, "FedASAM": 10, "PerFedAvg": 10, "FedALA": 11, "FedAS": 14}
 # other devices do without the search for low bits, and FedUV's matrix products

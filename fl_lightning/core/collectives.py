@@ -26,6 +26,9 @@ class Collectives(Protocol):
     def all_reduce(self, tensor: Tensor) -> None:
         """Add up the tensors of all workers in place; all workers must call this."""
 
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the CPU tensor of each worker, all of one shape and type, by rank; all workers must call this."""
+
     def send(self, contents: Tensor, rank: int) -> None:
         """Send bytes ``(n,)`` to the worker ``rank``, which receives them."""
 

@@ -19,6 +19,7 @@ from torch.optim import SGD, Optimizer
 from fl_lightning.core.client_context import ClientContext
 from fl_lightning.core.server import Server
 from fl_lightning.core.state import State, select
+from fl_lightning.core.updates import Updates
 from fl_lightning.core.weighted import LazyWeighted, Weighted
 from fl_lightning.functional.rows import needs_gradient
 from fl_lightning.utilities.errors import SharedStateError, UsageError, check_all, require, truncate
@@ -227,6 +228,17 @@ class Method:
     def on_round_start(self, server: Server) -> None:
         """Before the clients of a round."""
 
+    def transform_updates(self, server: Server, updates: Updates) -> Updates:
+        """The updates of the clients of a round, before they are aggregated."""
+        return updates
+
+    def aggregate(self, server: Server, updates: Updates) -> Mapping[str, Tensor]:
+        """The change that replaces the weighted mean of the updates, which only one method of a list may compute.
+
+        It may have new values of floating-point buffers, too; the others take their means.
+        """
+        raise NotImplementedError
+
     def transform_update(self, server: Server, delta: State, payload: Payload) -> State:
         """The mean change of the parameters, before the server optimizer: the same entries."""
         return delta
@@ -360,6 +372,7 @@ class MethodList:
             "gives a client its own model": lambda m: m.has_personal_models or overrides(m, "personal_state"),
             "replaces the gradients of a step": lambda m: m.replaces_gradients,
             "changes the logits by label counts": lambda m: m.calibrates_labels,
+            "aggregates the updates": lambda m: overrides(m, "aggregate"),
         }
 
         def check_exclusive(act: str) -> None:
@@ -478,6 +491,29 @@ class MethodList:
         """Call the hook of each method, in list order."""
         for method in self._with_new_attributes():
             method.on_round_start(server)
+
+    @property
+    def seeing_updates(self) -> list[Method]:
+        """The methods whose server hooks see the updates one by one."""
+        hooks = ("transform_updates", "aggregate")
+        return [m for m in self.methods if any(overrides(m, hook) for hook in hooks)]
+
+    def aggregate(self, server: Server, updates: Updates) -> State:
+        """Apply the methods' ``transform_updates`` in list order, then ``aggregate`` or else the weighted mean.
+
+        Returns:
+            The change of the parameters and new values of floating-point buffers; empty if all weights are 0.
+        """
+        for method in self._with_new_attributes():
+            if overrides(method, "transform_updates"):
+                updates = method.transform_updates(server, updates.as_seen_by(method.name))
+                hint = "return the updates, or updates.replaced(rows)"
+                check_returned(isinstance(updates, Updates), method, "transform_updates", updates, hint)
+        for method in self.having("aggregate"):
+            change = method.aggregate(server, updates.as_seen_by(method.name))
+            buffers = {*updates.float_buffers} & (change.keys() if isinstance(change, Mapping) else set())
+            return checked_state(method, "aggregate", change, select(server.state, [*updates.names, *buffers]))
+        return dict(updates.combined(updates.weights, mean=True)) if updates.weights.any() else {}
 
     def transform_update(self, server: Server, delta: State, payload: dict[str, Payload]) -> State:
         """Apply the methods' transforms in list order, each with its own payload."""

@@ -46,6 +46,7 @@ class Server:
             ``trainer.clock``.
         cohort: ids of the clients of this round.
         population: number of clients of a uniform draw; 0 for other samplers.
+        cohort_size: number of clients of a round, as far as the trainer's arguments say.
         at_sites: whether its clients are real sites, which all know the run's seed.
         metrics: values for the round's log from server hooks, by tag.
         known: of each frozen parameter that has changed since the start of the run, the clients that its present value
@@ -70,7 +71,7 @@ class Server:
         self.label_counts = label_counts
         self.round, self.microseconds = 0, 0
         self.cohort: list[int] = []
-        self.population, self.at_sites = 0, False
+        self.population, self.cohort_size, self.at_sites = 0, num_clients, False
         self.metrics: dict[str, float] = {}
         self.frozen = {name for name, value in state.items() if is_frozen(value)}
         self.known: dict[str, set[int]] = {}

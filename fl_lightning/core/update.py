@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fl_lightning.core.collectives import Collectives
 from fl_lightning.core.reduced import Reduced, addable, reduced, update_extremes
+from fl_lightning.core.updates import Updates
 from fl_lightning.core.weighted import Sums, Weighted, weigh
 
 
@@ -94,6 +95,8 @@ class Totals:
         self._extremes: dict[str, Reduced] = {}
         # values of torchmetrics objects over all clients, which replace the means
         self.merged: dict[str, float] = {}
+        # the updates one by one, where a method's server hooks see them
+        self.updates: Updates | None = None
 
     def add(self, update: Update) -> None:
         """Add a client's update."""

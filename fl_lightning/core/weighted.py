@@ -136,6 +136,12 @@ class LazyDifference(Mapping[str, Tensor]):
         if block:
             yield block
 
+    @torch.no_grad()
+    def numbers(self, name: str, block: slice) -> Tensor:
+        """Return a block of the numbers of an entry."""
+        numbers = self.new[name].detach().reshape(-1)[block].to(torch.float64, copy=True)
+        return numbers.sub_(self.old[name].reshape(-1)[block])
+
     def times(self, name: str, factor: float) -> Tensor:
         """Return an entry, multiplied by ``factor``."""
         return self[name].mul_(factor)

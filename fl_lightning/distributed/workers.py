@@ -124,6 +124,13 @@ class Workers:
         if self.size > 1:
             self._finish(self._group.allreduce([tensor]))
 
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the CPU tensor of each worker, all of one shape and type, by rank."""
+        if self.size == 1 or not tensor.numel():
+            return [tensor] * self.size
+        parts = self._all_gather(tensor.contiguous().view(-1).view(torch.uint8))
+        return [part.view(tensor.dtype).view(tensor.shape) for part in parts]
+
     def send(self, contents: Tensor, rank: int) -> None:
         """Send bytes ``(n,)`` to another worker, which calls :meth:`receive`."""
         for tensor in (torch.tensor([len(contents)]), contents):

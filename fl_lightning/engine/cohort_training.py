@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from fl_lightning.core.clock import MICROSECONDS
 from fl_lightning.core.sampling import UniformSampler, size_of_cohort
+from fl_lightning.core.state import clone, select
 from fl_lightning.core.systems import SystemOutcome
 from fl_lightning.core.update import Totals, Update, UpdateRows
-from fl_lightning.core.weighted import cloned
+from fl_lightning.core.updates import ClientUpdate, Updates
+from fl_lightning.core.weighted import LazyDifference, cloned
 from fl_lightning.distributed.workers import schedule
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.run import Part, Run
@@ -52,6 +55,7 @@ class Outcome:
         rates: last learning rates of those that took a step.
         scalings: with 16-mixed, the gradient scales at the end of their visits.
         errors: of the clients that failed.
+        updates: one by one, where a method's server hooks see them.
     """
 
     metrics: VisitMetrics
@@ -60,6 +64,7 @@ class Outcome:
     rates: list[float] = field(default_factory=list)
     scalings: list[tuple[float, int]] = field(default_factory=list)
     errors: dict[int, Exception] = field(default_factory=dict)
+    updates: dict[int, ClientUpdate] = field(default_factory=dict)
 
     def note_visit(self, k: int, steps: int, rate: float, skipped: int, idle: bool, arrived: bool = True) -> None:
         """Count the visit of client ``k``."""
@@ -130,6 +135,7 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
     for part in place_cohort(run, simulated):
         run.workers.check()
         observed = is_watched(run) or any(simulated[k].lost is not None for k in part)
+        observed |= bool(run.methods.seeing_updates)
         for result in run.runner.run(run, part, round_, work, observed):
             if isinstance(result, UpdateRows):
                 add_rows(run, result, totals, outcome)
@@ -142,6 +148,7 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
             break
     arrived = share_outcome(run, round_, outcome)
     totals.all_reduce(run.workers)
+    keep_updates(run, outcome, totals)
     totals.merged = outcome.metrics.merged(run.workers)
     run.stopwatch.lap("wait")
     seconds_of_workers = run.workers.gather(run.stopwatch.read(), "seconds of a cohort")
@@ -206,6 +213,9 @@ def add_update(
     client = run.client
     arrives = simulated.lost is None and client.num_steps > 0
     if arrives:
+        single = single_update(run, update) if run.methods.seeing_updates else None
+        if single is not None:
+            update = replace(update, delta={})  # its sum is not needed
         if is_watched(run):
             if client.has_large_model:
                 # callbacks may load another state into the module, from which lazy values would then be computed
@@ -215,6 +225,8 @@ def add_update(
             totals.add(update)
         except ArithmeticError as error:
             raise ClientError(f"client {k}, round {round_}: {error}") from error
+        if single is not None:
+            outcome.updates[k] = single
         outcome.metrics.add(k, client.visit.logged)
     else:
         client.memories().drop(k)
@@ -222,6 +234,29 @@ def add_update(
     outcome.scalings += client.visit.scalings if simulated.lost is None else []
     idle = run.local_training.batches(k) == 0
     outcome.note_visit(k, client.num_steps, client.lr, client.visit.num_skipped, idle, arrives)
+
+
+def single_update(run: Run, update: Update) -> ClientUpdate:
+    """The update of the client in the module, in tensors of its own, with payloads by the names of the methods.
+
+    Parameters keep their type, and the change is computed when it is read, unless a method has transformed it.
+    """
+    client, methods, state = run.client, run.methods, run.server.state
+    change: Mapping[str, Tensor] = LazyDifference(clone(select(client.live, client.sent)), client.received, client.sent)
+    if methods.having("transform_client_update"):
+        change = clone(update.delta)
+    replaced = [name for name in client.sent if client.received[name] is not state[name]]
+    payload = {m.name: cloned(update.payload.get(m.name, {})) for m in methods.seeing_updates}
+    facts = float(update.weight), client.info.num_examples, client.num_steps, 0
+    return ClientUpdate(client.info.id, *facts, change, update.others, select(client.received, replaced), payload)
+
+
+def keep_updates(run: Run, outcome: Outcome, totals: Totals) -> None:
+    """Let the server hooks see the updates one by one, where a method's do; all workers call this."""
+    if run.methods.seeing_updates:
+        client, state = run.client, run.server.state
+        buffers = [name for name in client.sent_others if state[name].is_floating_point()]
+        totals.updates = Updates(outcome.updates, state, client.sent, buffers, run.workers, run.fabric.device)
 
 
 def is_watched(run: Run) -> bool:

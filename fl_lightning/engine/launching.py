@@ -24,6 +24,7 @@ from fl_lightning.client.run_context import BatchIndex
 from fl_lightning.client.taps import resolve_taps, submodule
 from fl_lightning.core.method import MethodList
 from fl_lightning.core.reduced import Reduced
+from fl_lightning.core.sampling import size_of_cohort
 from fl_lightning.core.seeding import base_seed, rng_scope
 from fl_lightning.core.server import Server
 from fl_lightning.core.state import select
@@ -205,6 +206,8 @@ def build(
     server = Server(
         client.live, client.trainable, trainer.server_optimizer, number, examples, scope, seed, label_counts
     )
+    server.cohort_size = size_of_cohort(number, trainer.participation, trainer.cohort_size)
+    server.at_sites = getattr(data, "is_remote", False)
     on_cpu = fabric.device.type == "cpu"
     resident = 0.0 if on_cpu else memory_share(workers, fabric.device, available_memory(fabric.device))
     loaders = Loaders(fabric, data, seed, model, channels_last, trainer.limit_batches, resident)

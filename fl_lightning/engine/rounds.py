@@ -73,14 +73,18 @@ def aggregate(run: Run, totals: Totals) -> None:
     run.metrics.update({"clients": totals.num_clients, "bytes/down": down, "bytes/up": totals.num_bytes})
     delta: State = {}
     if totals.num_clients:
-        payload, mean = totals.payload, totals.delta
+        payload, mean, buffers = totals.payload, totals.delta, totals.others
+        if totals.updates is not None:
+            mean = run.methods.aggregate(server, totals.updates)
+            buffers |= {name: mean.pop(name) for name in mean.keys() - {*client.sent}}
+            totals.updates = None
         if client.sent and not mean:
             why = "all clients that sent an update have the weight 0"
             run.trainer.warn(f"round {server.round}: {why}, and the global model does not change")
         delta = run.methods.transform_update(server, mean, payload)
         changes = totals.frozen
         frozen = {name: server.state[name].double() + change for name, change in changes.items()}
-        server.step(delta, totals.others | frozen)
+        server.step(delta, buffers | frozen)
         run.methods.on_round_end(server, payload)
         run.metrics.update(server.metrics)
     run.metrics.update({tagged("train", name): value for name, value in totals.logged.items()})

@@ -6,10 +6,12 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client.client import LARGEST_WEIGHT, LEAST_WEIGHT, RECALIBRATES, are_exact
@@ -17,8 +19,9 @@ from fl_lightning.core.method import overrides
 from fl_lightning.core.state import State, select
 from fl_lightning.core.systems import SystemOutcome
 from fl_lightning.core.update import Totals
+from fl_lightning.core.updates import ClientUpdate
 from fl_lightning.core.weighted import Sums, Weighted
-from fl_lightning.engine.cohort_training import Outcome, share_outcome
+from fl_lightning.engine.cohort_training import Outcome, keep_updates, share_outcome
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.rounds import evaluate
@@ -223,6 +226,9 @@ class FlowerBackend:
             time.sleep(LOOK)
         if not available:
             raise ClientError(f"round {round_}: no site is connected")
+        seeing = [type(method).__name__ for method in run.methods.seeing_updates]
+        if seeing and not round_:
+            rank_zero_info(f"method={seeing}: the server sees the update of each site by itself")
         run.server.at_sites = True
         facts = [self.sites.facts[k] for k in range(self.sites.num_clients)]
         run.server.num_examples = sum(fact.num_examples for fact in facts)
@@ -267,6 +273,9 @@ class FlowerBackend:
             except (KeyError, TypeError, ValueError, AttributeError):
                 raise BadMessageError("its answer lacks the measurements of the visit") from None
             if steps:
+                if run.methods.seeing_updates:
+                    single = ClientUpdate(k, update.weight, facts.num_examples, steps, 0, update.delta, update.others)
+                    outcome.updates[k] = replace(single, payload=update.payload)
                 totals.add(update)
                 outcome.arrived.append(k)
                 outcome.rates.append(rate)
@@ -282,6 +291,7 @@ class FlowerBackend:
         self._ask(run, "train", expected, memories, take, outcome.errors)
         run.stopwatch.lap("wait")
         arrived = share_outcome(run, round_, outcome)
+        keep_updates(run, outcome, totals)
         for phase in PHASES_OF_A_VISIT:
             mean = sum(by_phase[phase] for by_phase in seconds) / max(len(seconds), 1)
             run.metrics.update({f"time/{phase}": mean})

@@ -152,6 +152,7 @@ class Site:
             return False
         round_, before = numbers[0], (server.num_clients, server.num_examples)
         server.num_clients, server.num_examples = numbers[1], numbers[2]
+        server.cohort_size = server.num_clients  # the server has checked the size of its cohorts
         server.begin_round(round_, cohort)
         # hooks may set attributes besides the server's values, which are then loaded from the message, and assign
         frozen = server.frozen & site_entries.keys()

@@ -5,7 +5,7 @@ of one example, a loss is 0 with gradient 0. Representations of more than two di
 flattened to ``(B, d)``, by :func:`as_rows`.
 """
 
-from fl_lightning.functional.calibration import adjusted_logits, calibrated_logits, restricted_logits
+from fl_lightning.functional.calibration import adjusted_logits, calibrated_logits, logit_suppression, restricted_logits
 from fl_lightning.functional.cka import (
     cosine_similarity,
     frobenius_similarity,
@@ -23,9 +23,16 @@ from fl_lightning.functional.decorrelation import (
     singular_value_variance,
     structured_covariance_decorrelation,
 )
-from fl_lightning.functional.distillation import not_true_distillation
+from fl_lightning.functional.distillation import not_true_distillation, vacant_class_distillation
 from fl_lightning.functional.low_rank import low_rank_factors
 from fl_lightning.functional.prototypes import class_sums, prototype_distance
+from fl_lightning.functional.robust import (
+    chosen_by_score,
+    clipping_factors,
+    inverse_distance_weights,
+    krum_scores,
+    trimmed_mean,
+)
 from fl_lightning.functional.rows import as_rows
 from fl_lightning.functional.spectrum import (
     condition_number,
@@ -43,7 +50,9 @@ __all__ = [
     "adjusted_logits",
     "as_rows",
     "calibrated_logits",
+    "chosen_by_score",
     "class_sums",
+    "clipping_factors",
     "condition_number",
     "correlation_frobenius",
     "cosine_similarity",
@@ -53,8 +62,11 @@ __all__ = [
     "effective_rank",
     "eigenvalues",
     "frobenius_similarity",
+    "inverse_distance_weights",
+    "krum_scores",
     "linear_cka",
     "linear_ckas",
+    "logit_suppression",
     "low_rank_factors",
     "model_contrastive_loss",
     "neural_collapse",
@@ -72,5 +84,7 @@ __all__ = [
     "singular_values",
     "stable_rank",
     "structured_covariance_decorrelation",
+    "trimmed_mean",
     "unbiased_gram",
+    "vacant_class_distillation",
 ]

@@ -1,4 +1,4 @@
-"""Logits adjusted by label counts: FedLC, FedRS and logit adjustment.
+"""Logits adjusted by label counts: FedLC, FedRS, logit adjustment and FedVLS.
 
 FedLC: Zhang et al., Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022.
 https://arxiv.org/abs/2209.00189
@@ -7,6 +7,9 @@ FedRS: Li and Zhan, Federated Learning with Restricted Softmax for Label Distrib
 https://doi.org/10.1145/3447548.3467254, https://github.com/lxcnju/FedRepo
 
 Logit adjustment: Menon et al., Long-Tail Learning via Logit Adjustment, ICLR 2021. https://arxiv.org/abs/2007.07314
+
+FedVLS: Guo et al., Exploring Vacant Classes in Label-Skewed Federated Learning, arXiv 2024.
+https://arxiv.org/abs/2401.02329, https://github.com/krumpguo/FedVLS
 """
 
 from __future__ import annotations
@@ -146,3 +149,35 @@ def adjusted_logits(logits: Tensor, class_counts: Tensor, tau: float = 1.0, floo
     shares = counts / counts.sum().clamp_min(1)
     least = torch.full_like(shares, math.log(floor) if floor else -math.inf)
     return logits + torch.logaddexp(torch.xlogy(tau, shares), least)  # 0 log 0 is 0
+
+
+@in_full_precision
+def logit_suppression(logits: Tensor, targets: Tensor, class_counts: Tensor) -> Tensor:
+    r"""Size of the logits of classes other than the label, weighted by the class prior.
+
+    .. math::
+        \sum_c \pi_c \log \frac{1}{B} \sum_b
+        \exp\Bigl([y_b \ne c] \bigl(o_{bc} - \log \tfrac{\pi_c + \epsilon}{1 / C + \epsilon}\bigr)\Bigr)
+
+    An example of class c counts :math:`\exp(0) = 1` in the term of c. Classes without examples have weight
+    0. :math:`\epsilon` is 1e-9.
+
+    Args:
+        logits: o, ``(B, C)``.
+        targets: labels y ``(B,)``, below C.
+        class_counts: :math:`n_c`, the number of training examples of each class, ``(C,)``; :math:`\pi_c = n_c / n`.
+
+    Returns:
+        A scalar, without a lower bound. Its gradient with respect to the logits of labels is 0.
+
+    Source: FedVLS, and system/flcore/clients/clientvls.py of the authors' code.
+
+    Example:
+        >>> import torch
+        >>> logit_suppression(torch.zeros(2, 2), torch.tensor([0, 1]), torch.tensor([1, 1]))
+        tensor(0.)
+    """
+    shares = class_counts.to(logits.dtype) / class_counts.sum().clamp_min(1)
+    is_no_label = targets[:, None] != torch.arange(logits.shape[1], device=logits.device)
+    exponents = is_no_label * (logits - ((shares + 1e-9) / (1 / logits.shape[1] + 1e-9)).log())
+    return shares @ (exponents.logsumexp(0) - math.log(len(logits)))

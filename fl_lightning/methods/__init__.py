@@ -1,6 +1,10 @@
 """The published methods, one file each."""
 
+# rules for clients that may lie, and attacks that test them, are excluded from comparisons of methods
+from fl_lightning.methods.alie import ALIE as ALIE
 from fl_lightning.methods.apfl import APFL
+from fl_lightning.methods.centered_clipping import CenteredClipping as CenteredClipping
+from fl_lightning.methods.coordinate_median import CoordinateMedian as CoordinateMedian
 from fl_lightning.methods.decov import DeCov
 from fl_lightning.methods.ditto import Ditto
 
@@ -31,18 +35,27 @@ from fl_lightning.methods.fedrod import FedRoD
 from fl_lightning.methods.fedrs import FedRS
 from fl_lightning.methods.fedsam import FedSAM
 from fl_lightning.methods.feduv import FedUV
+from fl_lightning.methods.fedvls import FedVLS
 from fl_lightning.methods.ffalora import FFALoRA as FFALoRA
 from fl_lightning.methods.fixbn import FixBN
 from fl_lightning.methods.freeze import Freeze
+from fl_lightning.methods.gaussian import Gaussian as Gaussian
+from fl_lightning.methods.geometric_median import GeometricMedian as GeometricMedian
+from fl_lightning.methods.ipm import IPM as IPM
+from fl_lightning.methods.label_flip import LabelFlip as LabelFlip
 from fl_lightning.methods.lgfedavg import LGFedAvg
 from fl_lightning.methods.local import Local
 from fl_lightning.methods.logit_adjustment import LogitAdjustment
 from fl_lightning.methods.lora_product import LoRAProduct as LoRAProduct
 from fl_lightning.methods.moon import MOON
+from fl_lightning.methods.multi_krum import MultiKrum as MultiKrum
+from fl_lightning.methods.nnm import NNM as NNM
 from fl_lightning.methods.perfedavg import PerFedAvg
 from fl_lightning.methods.pfedme import PFedMe
 from fl_lightning.methods.scaffold import SCAFFOLD
+from fl_lightning.methods.sign_flip import SignFlip as SignFlip
 from fl_lightning.methods.structured_decov import StructuredDeCov
+from fl_lightning.methods.trimmed_mean import TrimmedMean as TrimmedMean
 
 __all__ = [
     "APFL",
@@ -71,6 +84,7 @@ __all__ = [
     "FedRoD",
     "FedSAM",
     "FedUV",
+    "FedVLS",
     "FixBN",
     "Freeze",
     "LGFedAvg",

@@ -27,7 +27,14 @@ from fl_lightning.utilities.errors import require
 ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512)
 
 # hooks with which another method would bypass the noise or the bound
-IN_THE_WAY = ("on_client_end", "transform_client_update", "transform_update", "client_weight")
+IN_THE_WAY = (
+    "on_client_end",
+    "transform_client_update",
+    "client_weight",
+    "transform_updates",
+    "aggregate",
+    "transform_update",
+)
 
 
 class DPFedAvg(Method):

@@ -21,7 +21,7 @@ from fl_lightning.core.state import State, clone, norm, select
 from fl_lightning.core.weighted import LazyDifference, Weighted
 from fl_lightning.utilities.errors import require
 
-CHANGES_THE_MEAN = ("transform_client_update", "transform_update")
+CHANGES_THE_MEAN = ("transform_client_update", "transform_update", "aggregate")
 
 
 class FedExP(Method):

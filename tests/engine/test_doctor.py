@@ -52,6 +52,25 @@ def test_parameters_bytes_and_state_are_those_of_a_fit(tmp_path):
     assert each[0] >= 4 * trained
 
 
+class Seeing(Method):
+    def aggregate(self, server, updates):
+        return updates.combined([1.0] * len(updates), mean=True)
+
+
+def test_updates_that_the_server_sees_one_by_one_are_counted_and_warned_of(tmp_path, monkeypatch):
+    assert examined(tmp_path)["updates"] == 0 and "updates" not in as_text(examined(tmp_path))
+    plan = examined(tmp_path, [Seeing()])
+    assert plan["updates"] > 4 * 4 * plan["model"]["trained"] and "\nupdates  " in as_text(plan)
+    assert not named_in(plan["warnings"], "Seeing")
+    monkeypatch.setattr("fl_lightning.engine.commands.doctor.available_memory", lambda device: 1.9 * plan["updates"])
+    assert named_in(examined(tmp_path, [Seeing()])["warnings"], "method=['Seeing']", "trainer.cohort_size")
+
+
+def named_in(lines, *words):
+    """Whether a line names the words."""
+    return any(missing(line, *words) is None for line in lines)
+
+
 def test_taps_name_the_module_and_who_reads_them(tmp_path):
     plan = examined(tmp_path, [MOON(), FedDecorr()], callbacks=[SpectrumMonitor()], taps={"mine": "encoder"})
     assert plan["taps"]["representation"] == {

@@ -16,7 +16,19 @@ from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from fl_lightning import callbacks
 from fl_lightning.callbacks import Callback, Measurement
 from fl_lightning.data import Dirichlet
-from fl_lightning.methods import MOON, SCAFFOLD, FedDecorr, FedExLoRA, FedExP, LoRAProduct
+from fl_lightning.methods import (
+    IPM,
+    MOON,
+    NNM,
+    SCAFFOLD,
+    CenteredClipping,
+    FedDecorr,
+    FedExLoRA,
+    FedExP,
+    FedProx,
+    LoRAProduct,
+    TrimmedMean,
+)
 from fl_lightning.models import MLP, ImageClassifier, Projector, with_lora
 from fl_lightning.storage.checkpoint import unpack_rows
 from fl_lightning.utilities.errors import ClientError
@@ -26,6 +38,8 @@ METHODS = {
     "FedExP": lambda: [FedExP(eps=0)],
     "FedExLoRA": lambda: [FedExLoRA()],
     "LoRAProduct": lambda: [LoRAProduct()],
+    "IPM, NNM, CenteredClipping": lambda: [IPM(share=0.5, epsilon=2.0), NNM(1), CenteredClipping(1.0, 2)],
+    "IPM, TrimmedMean, FedProx": lambda: [IPM(share=0.5, epsilon=2.0), TrimmedMean(1), FedProx(0.1)],
     **METHODS,
 }
 KEEP_ENTRIES = ("FedAS", "FedBN", "FedPer", "FedProto", "LGFedAvg", "Local")

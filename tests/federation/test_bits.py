@@ -31,12 +31,19 @@ RUNS = {
     "ditto": {"method": ["Ditto"]},
     "pfedme": {"method": ["PFedMe"]},
     "dpfedavg": {"method": [{"class_path": "DPFedAvg", "init_args": {"clip": 0.1, "noise": 0.0}}]},
+    "trimmed mean": {"method": [{"class_path": "TrimmedMean", "init_args": {"f": 1}}, "FedProx"]},
     "moon on a frozen base": {"method": ["MOON"], "model": {"class_path": "helpers.sites.Based"}},
     "bfloat16": {"trainer": {"precision": "bf16-true"}},
     "cohorts": {"trainer": {"cohort_size": 2}},
 }
 pytestmark = pytest.mark.usefixtures("one_parser", "undrawn")
-DEFAULT = ("scaffold, feddecorr and fedprox, with a schedule", "fedbn", "moon on a frozen base", "cohorts")
+DEFAULT = (
+    "trimmed mean",
+    "scaffold, feddecorr and fedprox, with a schedule",
+    "fedbn",
+    "moon on a frozen base",
+    "cohorts",
+)
 
 
 def config_of(name):
@@ -104,6 +111,11 @@ def test_methods_that_need_the_label_counts_of_all_clients_are_refused(tmp_path,
     config = {**copy.deepcopy(SMALL), "method": [{"class_path": name, "init_args": given}]}
     with refused(name):
         run_here(tmp_path, config)
+
+
+def test_attacks_are_refused(tmp_path):
+    with refused("method='SignFlip'"):
+        run_here(tmp_path, {**copy.deepcopy(SMALL), "method": ["SignFlip"]})
 
 
 def test_the_end_of_a_run_has_a_row_for_each_site(tmp_path, capsys):

@@ -37,6 +37,8 @@ CASES = {
         f"not_true_distillation {t}": lambda x, i, t=t: F.not_true_distillation(x, i["other"], i["labels"], t)
         for t in (1, 3)
     },
+    "logit_suppression": lambda x, i: F.logit_suppression(x, i["labels"], i["counts"]),
+    "vacant_class_distillation": lambda x, i: F.vacant_class_distillation(x, i["other"], i["counts"]),
     "prototype_distance": lambda x, i: F.prototype_distance(x, i["labels"], i["prototypes"], i["known"]),
     **{
         f"probability_variance_hinge {hinge}": lambda x, i, hinge=hinge: F.probability_variance_hinge(x, hinge)
@@ -66,6 +68,8 @@ CASES = {
 OF_LOGITS = (
     "probability_variance_hinge",
     "not_true_distillation",
+    "logit_suppression",
+    "vacant_class_distillation",
     "calibrated_logits",
     "adjusted_logits",
     "restricted_logits",

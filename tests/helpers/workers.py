@@ -31,6 +31,9 @@ class ThreadWorkers:
         parts = self.gather(tensor.clone(), "all_reduce")
         tensor.copy_(sum(parts))
 
+    def all_gather(self, tensor):
+        return self.gather(tensor.clone(), "all_gather")
+
     def send(self, packed, rank):
         self._queues[self.rank, rank].put(packed)
 

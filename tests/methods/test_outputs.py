@@ -21,6 +21,7 @@ from fl_lightning.methods import (
     FedProto,
     FedRS,
     FedUV,
+    FedVLS,
     LogitAdjustment,
     StructuredDeCov,
 )
@@ -68,6 +69,7 @@ METHODS = {
     "fedcka": partial(FedCKA, layers=["representation"]),
     "fedntd": partial(FedNTD, beta=20.0),
     "fedlc": FedLC,
+    "fedvls": partial(FedVLS, beta=0.5, lam=20.0),
     "fedrs": partial(FedRS, alpha=0.2),
     "logitadjustment": LogitAdjustment,
 }

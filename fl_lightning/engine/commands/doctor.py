@@ -23,10 +23,11 @@ from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.client.taps import submodule
 from fl_lightning.core.method import Method
 from fl_lightning.core.sampling import size_of_cohort
-from fl_lightning.core.state import num_bytes
+from fl_lightning.core.state import num_bytes, select
 from fl_lightning.data.client_loaders import last_batch
 from fl_lightning.engine.cohort_training import draw_cohort
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
+from fl_lightning.engine.launching import available_memory
 from fl_lightning.engine.model_io import warn_of_arguments
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.update_codec import TensorSpec, broadcast_bytes, encode_update, list_tensors
@@ -209,10 +210,33 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
         "bytes": {"down": cohort_size * broadcast_bytes(run), "up": cohort_size * up},
         # tensors of an update, without weight and logged values
         "leaves": leaves,
+        # of the cohort on a worker, where a method's server hooks see them one by one
+        "updates": bytes_of_updates(run, cohort_size),
         "client_state": {"each": state, "all": number * state},
         "memory": {"worker": int(peak + client_memory) if peak else None, "clients": int(client_memory)},
         "seconds": {"visit": visit, "round": in_round, "run": in_round * rounds},
     }
+
+
+def bytes_of_updates(run: Run, cohort_size: int) -> int:
+    """Return the bytes of the updates on a worker, 0 if only their sums are kept; warn if memory is short.
+
+    They are those of its own clients, and at most one entry of all clients in float64.
+    """
+    names = [type(method).__name__ for method in run.methods.seeing_updates]
+    if not names:
+        return 0
+    sent = select(run.client.live, run.client.sent)
+    is_wide = run.methods.having("transform_client_update") or run.methods.having("transform_updates")
+    sizes = [8 * value.numel() for value in sent.values()]
+    bytes_of_client = sum(sizes) if is_wide else num_bytes(sent)
+    largest = max(sizes, default=0)
+    size = math.ceil(cohort_size / run.workers.size) * bytes_of_client + cohort_size * largest
+    free = available_memory(run.fabric.device) / (run.workers.size if run.fabric.device.type == "cpu" else 1)
+    if free and size > free / 2:
+        text = f"the updates of a round take {as_bytes(size)} on a worker, more than half of the free memory"
+        run.trainer.warn(f"method={names}: {text}; lower trainer.cohort_size")
+    return size
 
 
 def as_text(plan: Outline) -> str:
@@ -291,6 +315,10 @@ def rows_of_costs(plan: Outline) -> list[tuple[str, str]]:
     return [
         ("traffic", f"{as_bytes(sent['down'])} down and {as_bytes(sent['up'])} up a round"),
         *headed("leaves a client", [*leaves, "its number of examples, as its weight, and the values that are logged"]),
+        *(
+            [("updates", f"{as_bytes(plan['updates'])} a worker, which the server sees one by one")]
+            * bool(plan["updates"])
+        ),
         ("client state", f"{as_bytes(state['each'])} a client after its first visit, {as_bytes(state['all'])} in all"),
         ("memory", f"{worker}, {as_bytes(plan['memory']['clients'])} of it client state"),
         ("time", f"{visit} a visit, {in_round} a round, {in_run} for the rounds to come, without evaluation"),

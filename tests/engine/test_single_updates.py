@@ -1,0 +1,184 @@
+"""Methods whose server sees the updates of a cohort one by one: what they see, and the same bits however it trains."""
+
+import pytest
+import torch
+from helpers.errors import refused
+from helpers.runs import Stops, assert_same_bits, differs, plain_sgd_model, small_data, small_trainer
+from helpers.tiers import sample
+
+from fl_lightning import Method, Weighted
+from fl_lightning.callbacks import Callback
+from fl_lightning.core.systems import SystemsHeterogeneity
+from fl_lightning.methods import DPFedAvg, FedProx
+from fl_lightning.utilities.errors import ClientError
+
+
+class Same(Method):
+    def transform_updates(self, server, updates):
+        return updates
+
+
+class Rewritten(Method):
+    """The same rows, read and written."""
+
+    def transform_updates(self, server, updates):
+        return updates.replaced({name: updates.entry(name) for name in (*updates.names, *updates.float_buffers)})
+
+
+class Uniform(Method):
+    def aggregate(self, server, updates):
+        return updates.combined([1.0] * len(updates), mean=True)
+
+
+class Median(Method):
+    """A method that a user might write."""
+
+    def aggregate(self, server, updates):
+        return {name: updates.entry(name).median(0).values for name in updates.names}
+
+
+class Doubles(Method):
+    def transform_client_update(self, client, delta):
+        return {name: 2 * value for name, value in delta.items()}
+
+
+class Norms(Method):
+    """Scales each change by the norm that its client has sent, and looks at what the server sees."""
+
+    def on_client_end(self, client):
+        return {"norm": Weighted.of(client.drift)}
+
+    def transform_updates(self, server, updates):
+        assert [*updates] == sorted(updates)
+        for k, one in updates.items():
+            assert one.id == k and one.num_steps > 0 and one.num_examples == one.weight and not one.received
+            assert one.change.keys() <= server.state.keys() and one.buffers
+        norms = torch.stack([one.payload["norm"].mean() for one in updates.values()])
+        rows = torch.stack([torch.stack([v.square().sum() for v in one.change.values()]) for one in updates.values()])
+        torch.testing.assert_close(rows.sum(1).sqrt(), norms)
+        return updates.replaced(updates.combined(torch.diag(1 / norms)))
+
+
+def fit(folder, methods, **kwargs):
+    trainer = small_trainer(folder, **{"max_rounds": 3, "clients_per_step": 1, "threads_per_worker": 1, **kwargs})
+    data = small_data(train_size=120, test_size=50, num_clients=4)
+    trainer.fit(plain_sgd_model(), data, methods)
+    return {name: value.clone() for name, value in trainer.server.state.items()}, trainer
+
+
+@pytest.mark.parametrize("methods", [[Same()], [Rewritten(), Same()]], ids=["untouched", "rewritten"])
+def test_updates_that_stay_as_they_are_give_fedavgs_bits(tmp_path, methods):
+    for others in ([], [Doubles()]):
+        plain, trainer = fit(tmp_path, others)
+        state, seen = fit(tmp_path, [*others, *methods])
+        assert_same_bits(state, plain)
+        assert seen.metrics["bytes/up"] == trainer.metrics["bytes/up"]
+        assert seen.metrics["drift/global"] == trainer.metrics["drift/global"]
+
+
+def test_an_aggregate_of_equal_weights_is_uniform_fedavg_wherever_other_transforms_stand(tmp_path):
+    plain, doubled = (fit(tmp_path, methods, weighting="uniform")[0] for methods in ([], [Doubles()]))
+    assert_same_bits(fit(tmp_path, [Uniform()])[0], plain)
+    for methods in ([Doubles(), Uniform()], [Uniform(), Doubles()]):
+        assert_same_bits(fit(tmp_path, methods)[0], doubled)
+
+
+LISTS = {
+    "median, FedProx": lambda: [Median(), FedProx(0.1)],
+    "norms": lambda: [Norms()],
+    "norms of a changed update, uniform": lambda: [Norms(), Uniform()],
+}
+
+
+class Fails(Callback):
+    """Client 2 fails in the second round."""
+
+    def on_client_end(self, trainer, client):
+        if client.info.id == 2 and trainer.server.round == 1:
+            raise ClientError("failed")
+
+
+@pytest.mark.parametrize("name", sample([*LISTS], "norms"))
+def test_workers_a_resume_and_a_failed_client_change_no_bit(tmp_path, name):
+    plain, _ = fit(tmp_path / "plain", LISTS[name]())
+    assert_same_bits(fit(tmp_path / "two", LISTS[name](), devices=2)[0], plain)
+    with pytest.raises(ClientError, match="stopped"):
+        fit(tmp_path / "resumed", LISTS[name](), callbacks=[Stops(1)])
+    trainer = small_trainer(tmp_path / "resumed", max_rounds=3, clients_per_step=1, threads_per_worker=1, devices=2)
+    trainer.fit(plain_sgd_model(), small_data(train_size=120, test_size=50, num_clients=4), LISTS[name](), "last")
+    assert_same_bits(trainer.server.state, plain)
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+def test_a_skipped_client_is_not_among_the_updates(tmp_path):
+    seen, states = [], []
+
+    class Ids(Same):
+        def transform_updates(self, server, updates):
+            seen.append([*updates])
+            return updates
+
+    for devices, method in ((1, Ids()), (2, Same())):
+        how = {"callbacks": [Fails()], "on_client_error": "skip", "devices": devices}
+        states.append(fit(tmp_path, [method], **how)[0])
+    assert seen == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 2, 3]]
+    assert_same_bits(*states)
+    assert_same_bits(states[0], fit(tmp_path, [], callbacks=[Fails()], on_client_error="skip")[0])
+
+
+@pytest.mark.vectorized
+def test_clients_that_train_side_by_side_are_seen_one_by_one(tmp_path):
+    alone, beside = (fit(tmp_path, [Median(), FedProx(0.1)], clients_per_step=n)[0] for n in (1, 4))
+    for name, value in alone.items():
+        torch.testing.assert_close(beside[name], value, rtol=1e-4, atol=1e-5)
+    assert differs(alone, fit(tmp_path, [FedProx(0.1)])[0])
+
+
+def test_a_round_without_an_update_calls_no_hook(tmp_path):
+    class Refuses(Method):
+        def aggregate(self, server, updates):
+            raise AssertionError
+
+    with pytest.warns(UserWarning, match="no update arrives"):
+        fit(tmp_path, [Refuses()], systems=SystemsHeterogeneity(dropout_after=1.0), max_rounds=1)
+
+
+class Other(Median):
+    name = "other"
+
+
+def returning(value):
+    class Returns(Method):
+        def aggregate(self, server, updates):
+            return value(updates)
+
+    return Returns()
+
+
+REFUSED = {
+    "two": (lambda: [Median(), Other()], ("method=['Median', 'Other']",)),
+    "DPFedAvg, aggregate": (lambda: [DPFedAvg(noise=0), Median()], ("DPFedAvg", "'Median'")),
+    "DPFedAvg, transform_updates": (lambda: [Same(), DPFedAvg(noise=0)], ("DPFedAvg", "'Same'")),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_together_is_refused_before_round_0(tmp_path, name):
+    methods, words = REFUSED[name]
+    with refused(*words):
+        fit(tmp_path, methods(), buffers="keep")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (lambda u: None, "aggregate"),
+        (lambda u: {}, "aggregate"),
+        (lambda u: {n: u.entry(n) for n in u.names}, "aggregate"),
+    ],
+    ids=["None", "nothing", "rows"],
+)
+def test_a_result_of_another_form_is_refused(tmp_path, value, words):
+    with refused("method=Returns", words):
+        fit(tmp_path, [returning(value)], max_rounds=1)
