@@ -14,6 +14,7 @@ from fl_lightning import Method, Server, ServerValue, Weighted, methods
 from fl_lightning.core.method import MethodList
 from fl_lightning.methods import (
     SCAFFOLD,
+    CenteredClipping,
     DeCov,
     DPFedAvg,
     FedDyn,
@@ -99,6 +100,7 @@ NUMBERS = {
     "DPFedAvg": ([DPFedAvg(noise=0.0)], P, P + 1),
     # and whether each class has a prototype, in a byte
     "FedProto": ([FedProto()], CLASSES * WIDTH + CLASSES / 4, CLASSES * WIDTH),
+    "CenteredClipping": ([CenteredClipping()], P, P),
     "a number": ([Drifts()], P + 1, P + 1),
 }
 
