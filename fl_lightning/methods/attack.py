@@ -8,15 +8,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.core.client_context import ClientContext
-from fl_lightning.core.method import Method
+from fl_lightning.core.method import Method, overrides
 from fl_lightning.core.seeding import torch_rng
 from fl_lightning.core.server import Server
 from fl_lightning.core.updates import LazyEntries, Updates
 from fl_lightning.utilities.errors import require
 
 Clients = list[int] | None
-# methods after which the updates are no longer those of single clients
-MIXING = ("NNM", "Bucketing")
 
 
 class Attack(Method):
@@ -43,8 +41,9 @@ class Attack(Method):
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         methods = client.methods.methods
-        before = [type(method).__name__ for method in methods[: methods.index(self)]]
-        mixing = [name for name in before if name in MIXING]
+        before = methods[: methods.index(self)]
+        changing = [part for part in before if overrides(part, "transform_updates") and not isinstance(part, Attack)]
+        mixing = [type(part).__name__ for part in changing]
         hint = "it mixes the clients' updates; list the attack first"
         require(not mixing, f"{type(self).__name__} after method", mixing, hint)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,6 @@ from quotes import Quote, Stored, hours, quoted  # noqa: E402, next to this file
 from fl_lightning.bench import Cell, Suite  # noqa: E402, found through the path above
 from fl_lightning.bench.cells_csv import stored_cells  # noqa: E402
 from fl_lightning.bench.config_fragments import leaves, of_result, write_text  # noqa: E402
-from fl_lightning.bench.results import CellResult  # noqa: E402
 from fl_lightning.bench.suite import OF_READINGS  # noqa: E402
 from fl_lightning.bench.suite_file import suites_in  # noqa: E402
 from fl_lightning.bench.table import render  # noqa: E402
@@ -58,10 +58,12 @@ def pages(papers: Path = PAPERS, docs: Path = ROOT / "docs") -> Iterator[tuple[P
         source = f"experiments/papers/programs/make_results.py from experiments/papers/pages/{template.name}"
         yield folders.get(name, docs / "papers") / name, f"<!-- made by {source} -->\n{text_of(template, papers)}"
     for file in sorted((papers / "results").glob(f"*{ENDING}")):
-        yield file.with_name(file.name.removesuffix(ENDING) + ".md"), "\n".join(of_suite(file, papers))
-        suite = suite_of(file, papers)
-        tables = render(suite, *stored_cells(file, suite), "csv")
-        yield file.with_name(file.name.removesuffix(ENDING) + ".table.csv"), tables
+        at = stored(file.name.removesuffix(ENDING), papers)
+        yield file.with_name(file.name.removesuffix(ENDING) + ".md"), "\n".join(of_suite(file, at, papers))
+        yield (
+            file.with_name(file.name.removesuffix(ENDING) + ".table.csv"),
+            render(at.suite, at.cells, at.results, "csv"),
+        )
 
 
 def pictures() -> Iterator[tuple[str, list[Draw], tuple[float, float]]]:
@@ -127,6 +129,7 @@ def draw(folder: Path) -> None:
             figure.savefig(folder / f"{name}.svg", transparent=False, metadata={"Date": None})
 
 
+@cache
 def stored(name: str, papers: Path = PAPERS) -> Stored:
     """Return the cells of a file in ``results``, or of the overview.
 
@@ -154,14 +157,13 @@ def text_of(file: Path, papers: Path) -> str:
         raise UsageError(f"{file}: {error}; see quotes.py for the syntax of quotes") from error
 
 
-def of_suite(file: Path, papers: Path) -> Iterator[str]:
+def of_suite(file: Path, at: Stored, papers: Path) -> Iterator[str]:
     """Yield the lines of the page of one file of cells: the suite, the tables, and our conclusions."""
-    suite = suite_of(file, papers)
-    cells, results = stored_cells(file, suite)
-    title, *rest = render(suite, cells, results).splitlines()
+    suite = at.suite
+    title, *rest = render(suite, at.cells, at.results).splitlines()
     path = f"{suite.path.parent.name}/{suite.path.name}"
     yield from (title, "", f"Suite: [`{path}`](../{path}); its cells: [`{file.name}`]({file.name})", "")
-    yield from (*what_was_run(suite, cells, results), "")
+    yield from (*what_was_run(at), "")
     yield from rest[1:]
     conclusions = file.with_name(file.name.removesuffix(ENDING) + TEXT)
     text = text_of(conclusions, papers).strip() if conclusions.is_file() else "Not written yet."
@@ -183,8 +185,9 @@ def suite_of(file: Path, papers: Path) -> Suite:
     raise UsageError(f"{file}: unknown suite {name} below {papers}: name the file after its suite")
 
 
-def what_was_run(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> Iterator[str]:
+def what_was_run(at: Stored) -> Iterator[str]:
     """Seeds, scale, seconds, coefficients, and the keys of the configs in which the cells are not the suite's."""
+    suite, cells, results = at.suite, at.cells, at.results
     seeds = sorted({cell.seed for cell in cells})
     done = [cell for cell in cells if results[cell.digest].state == "done"]
     scale = cells[0].scale
@@ -192,8 +195,7 @@ def what_was_run(suite: Suite, cells: Sequence[Cell], results: Mapping[str, Cell
     yield f"- Seeds {', '.join(map(str, seeds))} of the suite's {len(suite.seeds)}{share if scale != 1 else ''}"
     in_rounds = hours(results[cell.digest] for cell in done)
     yield f"- {in_rounds:.1f} hours of training in the rounds of the {len(done)} finished cells"
-    stored = Stored(suite, list(cells), results)
-    given = {label: stored.coefficients(method=label) for label in suite.axes.get("method", ())}
+    given = {label: at.coefficients(method=label) for label in suite.axes.get("method", ())}
     if any(given.values()):
         yield f"- Coefficients: {'; '.join(f'{label} {numbers}' for label, numbers in given.items() if numbers)}"
     for key, (theirs, ours) in sorted(changed(suite, done).items()):
