@@ -41,9 +41,10 @@ class Attack(Method):
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         methods = client.methods.methods
-        before = methods[: methods.index(self)]
-        changing = [part for part in before if overrides(part, "transform_updates") and not isinstance(part, Attack)]
-        mixing = [type(part).__name__ for part in changing]
+        mixing = []
+        for method in methods[: methods.index(self)]:
+            if overrides(method, "transform_updates") and not isinstance(method, Attack):
+                mixing.append(type(method).__name__)
         hint = "it mixes the clients' updates; list the attack first"
         require(not mixing, f"{type(self).__name__} after method", mixing, hint)
 
