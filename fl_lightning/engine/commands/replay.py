@@ -10,7 +10,7 @@ from fl_lightning.distributed.launcher import threads
 from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
 from fl_lightning.engine.cohort_training import draw_cohort, simulate_systems
 from fl_lightning.engine.commands.fit import begin_fit
-from fl_lightning.engine.fingerprint import description_of, differences, identity, message, shown_path
+from fl_lightning.engine.fingerprint import description_of, differences, identity, message
 from fl_lightning.engine.model_io import call_on_load, load_state, restore_data
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.run_state import load_state_of_round
@@ -79,10 +79,8 @@ def restore_failure(
     require(failure["client"] == client, "client", client, f"{str(path)!r} is of client {failure['client']}; pass it")
     changes = differences(identity(run), record)
     if changes and not allow_changes:
-        where = f"ckpt_path={shown_path(path)!r}"
-        raise UsageError(
-            message(where, changes, "restore the old values, or try the new ones with --allow_changes true")
-        )
+        hint = "restore the old values, or try the new ones with --allow_changes true"
+        raise UsageError(message(path, changes, hint))
     call_on_load(run, record)
     restore_data(run.data, record["datamodule"])
     run.server.begin_round(round_, record["cohort"])
