@@ -1,5 +1,7 @@
 """Methods that give each client a state of its own: what clients receive, and the same bits however they train."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from helpers.errors import refused
@@ -49,7 +51,7 @@ class Chosen(Shifted):
     """Client k adds the number itself, where its loss is lower than with the number subtracted."""
 
     name = "chosen"
-    memory_keys = {"sign": "what it chose"}
+    memory_keys: ClassVar = {"sign": "what it chose"}
     signs = ServerValue[dict](lambda server: {})
 
     def sent_state(self, server, k):
@@ -111,7 +113,7 @@ def test_a_change_is_measured_from_what_the_client_received(tmp_path):
                 states[k] = {name: update.change[name] for name in NAMES}
             return updates
 
-    state, trainer = fit(tmp_path, [Sums()], max_rounds=1, callbacks=[received], weighting="uniform")
+    state, _ = fit(tmp_path, [Sums()], max_rounds=1, callbacks=[received], weighting="uniform")
     start, _ = fit(tmp_path, [], max_rounds=0)
     for name in NAMES:
         for k in range(4):
