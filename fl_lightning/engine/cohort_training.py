@@ -104,12 +104,12 @@ def simulate_systems(run: Run, round_: int, clients: list[int]) -> dict[int, Sys
 
 def visit_durations(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> dict[int, int]:
     """Return the simulated microseconds of each client that trains in a round, which sends as much as it receives."""
-    clock, exchanged, durations = run.trainer.clock, 2 * broadcast_bytes(run), {}
+    clock, sizes, durations = run.trainer.clock, broadcast_bytes(run, [*simulated]), {}
     assert clock is not None
     for k, system in simulated.items():
         if system.lost != "before":
             steps = run.local_training.steps(k, system.work)
-            durations[k] = clock.duration(run.seed, k, round_, steps, exchanged)
+            durations[k] = clock.duration(run.seed, k, round_, steps, 2 * sizes[k])
     return durations
 
 

@@ -208,6 +208,8 @@ def build(
     )
     server.cohort_size = size_of_cohort(number, trainer.participation, trainer.cohort_size)
     server.at_sites = getattr(data, "is_remote", False)
+    # with the methods of the visit, which a dry run may replace
+    client.lifecycle.sent_to = lambda k: client.methods.sent_to(server, k, client.travelling)
     on_cpu = fabric.device.type == "cpu"
     resident = 0.0 if on_cpu else memory_share(workers, fabric.device, available_memory(fabric.device))
     loaders = Loaders(fabric, data, seed, model, channels_last, trainer.limit_batches, resident)

@@ -65,7 +65,7 @@ def aggregate(run: Run, totals: Totals) -> None:
     A round without an update changes neither the server nor the methods' server values.
     """
     client, server = run.client, run.server
-    down = broadcast_bytes(run) * len(server.cohort)
+    down = sum(broadcast_bytes(run, server.cohort).values())
     for k in server.cohort:
         news = {*server.news_for(k)}.difference(client.kept)
         down += sum(server.state[name].nbytes for name in news)

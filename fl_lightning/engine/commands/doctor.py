@@ -207,7 +207,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     up = update.num_bytes + sum(entry.num_bytes for entry in sums)
     in_round = visit * cohort_size / run.workers.size
     return {
-        "bytes": {"down": cohort_size * broadcast_bytes(run), "up": cohort_size * up},
+        "bytes": {"down": cohort_size * broadcast_bytes(run, [k])[k], "up": cohort_size * up},
         # tensors of an update, without weight and logged values
         "leaves": leaves,
         # of the cohort on a worker, where a method's server hooks see them one by one
