@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import shutil
 
 import numpy as np
@@ -195,6 +196,24 @@ def test_a_run_that_was_repeated_counts_once(tmp_path, report):
         write_run(tmp_path / f"version_{version}", measured=False)
     files = report()
     assert len(runs(files)) == 1 and "another run has the same config, seed" in warned(files)
+
+
+def test_a_run_without_a_config_is_compared_with_the_others(tmp_path, report):
+    """As a run from Python is, whose metrics may have other names."""
+    write_all(tmp_path, {"avg": {"method": "FedAvg"}, "prox": {"method": "FedProx"}, "own": {"rounds": 6}}, alpha=0.1)
+    folder = tmp_path / "own" / "version_0"
+    (folder / "config.yaml").unlink()
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    (folder / "checkpoints" / "model.ckpt").write_text("")  # it has ended
+    record = json.loads((folder / "environment.json").read_text())
+    (folder / "environment.json").write_text(json.dumps({**record, "data_set": "CIFAR10"}))
+    metrics = folder / "metrics.csv"
+    metrics.write_text(metrics.read_text().replace("test/accuracy", "test_acc"))
+    files = report()
+    lines = numbers(files)
+    assert set(lines) == {("", "FedAvg"), ("", "FedProx"), ("", "own")} and "not set" not in files["md"]
+    assert float(lines["", "own"]["mean"]) == pytest.approx(100 * accuracies(folder, "test_acc")[-1])
+    assert "test_acc is shown as test/accuracy" in warned(files) and "has no test/accuracy" not in warned(files)
 
 
 def test_runs_without_a_config_are_told_apart_by_their_folders(tmp_path, report):
