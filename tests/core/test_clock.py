@@ -46,8 +46,3 @@ def test_a_stated_speed_replaces_the_drawn_one():
 def test_bad_clocks_are_refused(how, key):
     with refused(key):
         Clock(**how)
-
-
-def test_speeds_of_unknown_clients_are_refused():
-    with refused("trainer.clock.speed=[7]", "0 to 4"):
-        Clock(speed={7: 2.0}).check(5)
