@@ -86,10 +86,16 @@ def launch(
 ) -> Result:
     """Start the workers, and run a command on the run that each of them builds."""
     length = (trainer.local_epochs, trainer.local_steps, trainer.accumulate_grad_batches, trainer.limit_batches)
-    trainer_shim, prepared = (
-        TrainerShim(FitProgress(trainer.max_rounds, *length), initial_shim_config(trainer, data)),
-        uses_fork(trainer),
+    # while the data are prepared, before there are workers and a folder
+    setting = ShimConfig(
+        precision=str(trainer.fabric.strategy.precision.precision),
+        device=trainer.fabric.device,
+        datamodule=own_module_of(data),
+        default_root_dir=str(trainer.default_root_dir),
+        is_global_zero=trainer.fabric.is_global_zero,
+        fast_dev_run=trainer.fast_dev_run,
     )
+    trainer_shim, prepared = TrainerShim(FitProgress(trainer.max_rounds, *length), setting), uses_fork(trainer)
     trainer_shim.attach(model)
     data.trainer = trainer_shim
     if prepared:
@@ -142,7 +148,7 @@ def build(
     folder = RunFolder(folder_of_versions(trainer, methods), trainer.logger, writes)
     trainer_shim.configure(
         replace(
-            initial_shim_config(trainer, data),
+            trainer_shim.setting,
             gradient_clip_val=trainer.gradient_clip_val,
             gradient_clip_algorithm=trainer.gradient_clip_algorithm,
             device=fabric.device,
@@ -259,18 +265,6 @@ def build_server(trainer: RunArguments, client: Client, data: FederatedDataModul
     server.cohort_size = size_of_cohort(data.num_clients, trainer.participation, trainer.cohort_size)
     server.at_sites = getattr(data, "is_remote", False)
     return server
-
-
-def initial_shim_config(trainer: RunArguments, data: Any) -> ShimConfig:
-    """The values of ``self.trainer`` while the data are prepared, before there are workers and a folder."""
-    return ShimConfig(
-        precision=str(trainer.fabric.strategy.precision.precision),
-        device=trainer.fabric.device,
-        datamodule=own_module_of(data),
-        default_root_dir=str(trainer.default_root_dir),
-        is_global_zero=trainer.fabric.is_global_zero,
-        fast_dev_run=trainer.fast_dev_run,
-    )
 
 
 def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers: OptimizerFactory) -> None:
