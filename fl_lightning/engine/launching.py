@@ -152,7 +152,7 @@ def build(
             gradient_clip_val=trainer.gradient_clip_val,
             gradient_clip_algorithm=trainer.gradient_clip_algorithm,
             device=fabric.device,
-            loggers=lambda: folder.loggers[1:],  # the first is the table of metrics
+            loggers=lambda: folder.loggers,
             logs=bool(trainer.logger),
             log_dir=lambda: folder.path,
             is_global_zero=fabric.is_global_zero,
