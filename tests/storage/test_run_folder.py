@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from helpers.errors import refused, warned
+from helpers.errors import refused
 from helpers.runs import Removes, assert_same_bits, plain_sgd_model, small_data, small_trainer
 from lightning.fabric.loggers import CSVLogger, Logger
 
