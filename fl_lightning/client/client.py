@@ -40,7 +40,7 @@ from fl_lightning.core.state import (
     select,
     tensors_by_path,
 )
-from fl_lightning.core.update import Update
+from fl_lightning.core.update import Update, VisitFacts
 from fl_lightning.core.weighted import LARGE, LazyDifference, Weighted, cloned, flatten
 from fl_lightning.data.client_loaders import ExampleIndices
 from fl_lightning.data.labels import label_entries
@@ -644,7 +644,9 @@ class ClientLifecycle:
         size = sum(live[name].nbytes for name in (*client.sent, *buffers, *frozen))
         size += numbers * client.bytes_of_number - client.methods.unsent_bytes(live, visit.info.id)
         visit.values = visit.logged.sums()
-        return Update(delta, buffers, visit.weight, payload, visit.values, visit.drift, frozen, size, bound)
+        facts = VisitFacts(client.num_steps, client.lr, visit.num_skipped, visit.num_lost, visit.scalings)
+        sent = (delta, buffers, visit.weight, payload, visit.values, visit.drift, frozen, size)
+        return Update(*sent, bound, facts, visit.logged.states())
 
     def check_terms(self) -> None:
         """Refuse a loss that cannot be trained on."""
