@@ -193,7 +193,8 @@ def build(
     cleanup.callback(data.teardown, "fit")  # set up as in every command, since each partitions the data
     cleanup.callback(model.teardown, stage)
     optimizers = OptimizerFactory(model)
-    if stage == "fit" or can_train(model):
+    trains = stage == "fit" or can_train(model)
+    if trains:
         check_optimizer(trainer, client, data, optimizers)
     if stage == "fit":
         validation.check_buffers(trainer, client)  # once the methods know their memories
@@ -208,6 +209,8 @@ def build(
     )
     server.cohort_size = size_of_cohort(number, trainer.participation, trainer.cohort_size)
     server.at_sites = getattr(data, "is_remote", False)
+    if trains:  # and the methods know which entries they keep
+        server.travelling = client.travelling
     # with the methods of the visit, which a dry run may replace
     client.lifecycle.sent_to = lambda k: client.methods.sent_to(server, k, client.travelling)
     on_cpu = fabric.device.type == "cpu"

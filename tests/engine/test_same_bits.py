@@ -17,15 +17,18 @@ from fl_lightning import callbacks
 from fl_lightning.callbacks import Callback, Measurement
 from fl_lightning.data import Dirichlet
 from fl_lightning.methods import (
+    IFCA,
     IPM,
     MOON,
     NNM,
     SCAFFOLD,
     CenteredClipping,
+    FedAMP,
     FedDecorr,
     FedExLoRA,
     FedExP,
     FedProx,
+    HetLoRA,
     LoRAProduct,
     TrimmedMean,
 )
@@ -39,6 +42,9 @@ METHODS = {
     "FedExLoRA": lambda: [FedExLoRA()],
     "LoRAProduct": lambda: [LoRAProduct()],
     "IPM, NNM, CenteredClipping": lambda: [IPM(share=0.5, epsilon=2.0), NNM(1), CenteredClipping(1.0, 2)],
+    "IFCA": lambda: [IFCA(2, 0.5)],
+    "FedAMP, FedProx": lambda: [FedAMP(weight=0), FedProx(0.1)],
+    "HetLoRA": lambda: [HetLoRA([1, 4, 2])],
     "IPM, TrimmedMean, FedProx": lambda: [IPM(share=0.5, epsilon=2.0), TrimmedMean(1), FedProx(0.1)],
     **METHODS,
 }
