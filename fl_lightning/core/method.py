@@ -607,11 +607,13 @@ class MethodList:
                 updates = method.transform_updates(server, updates.as_seen_by(method.name))
                 hint = "return the updates, or updates.replaced(rows)"
                 check_returned(isinstance(updates, Updates), method, "transform_updates", updates, hint)
+        if not updates.weights.any():
+            return {}
         for method in self.having("aggregate"):
             change = method.aggregate(server, updates.as_seen_by(method.name))
             buffers = {*updates.float_buffers} & (change.keys() if isinstance(change, Mapping) else set())
             return checked_state(method, "aggregate", change, select(server.state, [*updates.names, *buffers]))
-        return dict(updates.combined(updates.weights, mean=True)) if updates.weights.any() else {}
+        return dict(updates.combined(updates.weights, mean=True))
 
     def transform_update(self, server: Server, delta: State, payload: dict[str, Payload]) -> State:
         """Apply the methods' transforms in list order, each with its own payload."""

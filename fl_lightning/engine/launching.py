@@ -170,11 +170,14 @@ def build(
     cleanup.callback(data.teardown, "fit")  # set up as in every command, since each partitions the data
     cleanup.callback(model.teardown, stage)
     optimizers = OptimizerFactory(model)
-    if stage == "fit" or can_train(model):
+    trains = stage == "fit" or can_train(model)
+    if trains:
         check_optimizer(trainer, client, data, optimizers)
     if stage == "fit":
         validation.check_buffers(trainer, client)  # once the methods know their memories
     server = build_server(trainer, client, data)
+    if trains:  # and the methods know which entries they keep
+        server.travelling = client.travelling
     # with the methods of the visit, which a dry run may replace
     client.lifecycle.sent_to = lambda k: client.methods.sent_to(server, k, client.travelling)
     on_cpu = fabric.device.type == "cpu"
