@@ -24,7 +24,6 @@ from fl_lightning.client.run_context import BatchIndex
 from fl_lightning.client.taps import resolve_taps, submodule
 from fl_lightning.core.method import MethodList
 from fl_lightning.core.reduced import Reduced
-from fl_lightning.core.sampling import size_of_cohort
 from fl_lightning.core.seeding import base_seed, rng_scope
 from fl_lightning.core.server import Server
 from fl_lightning.core.state import select
@@ -48,6 +47,7 @@ from fl_lightning.engine.evaluation.metric_states import Note
 from fl_lightning.engine.recalibration import Recalibration
 from fl_lightning.engine.run import ClientBackend, Run, VisitRunner
 from fl_lightning.engine.run_arguments import RunArguments
+from fl_lightning.engine.versions import Versions
 from fl_lightning.storage.metrics import Metrics
 from fl_lightning.storage.run_folder import RunFolder
 from fl_lightning.training.compiled import replace_forward
@@ -206,7 +206,7 @@ def build(
     server = Server(
         client.live, client.trainable, trainer.server_optimizer, number, examples, scope, seed, label_counts
     )
-    server.cohort_size = size_of_cohort(number, trainer.participation, trainer.cohort_size)
+    server.cohort_size = trainer.nominal_cohort(number)
     server.at_sites = getattr(data, "is_remote", False)
     on_cpu = fabric.device.type == "cpu"
     resident = 0.0 if on_cpu else memory_share(workers, fabric.device, available_memory(fabric.device))
@@ -217,7 +217,8 @@ def build(
     evaluator.check()
     representations = Representations(client, loaders, workers, trainer.taps)
     recalibration = Recalibration(client, loaders, workers)
-    parts = (data, methods, client, server, loaders, local_training, evaluator, representations, recalibration)
+    versions = Versions(server, methods, client.worker_module.fit_progress)
+    parts = (data, methods, client, server, versions, loaders, local_training, evaluator, representations, recalibration)
     return Run(trainer, backend, runner, seed, fabric, workers, *parts, Metrics(), stopwatch, folder)
 
 

@@ -22,7 +22,6 @@ from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.client.taps import submodule
 from fl_lightning.core.method import Method
-from fl_lightning.core.sampling import size_of_cohort
 from fl_lightning.core.state import num_bytes, select
 from fl_lightning.data.client_loaders import last_batch
 from fl_lightning.engine.cohort_training import draw_cohort
@@ -79,7 +78,7 @@ def diagnose(
     visits = {length: sum(replace(fit_progress, batches=length).passes) for length in set(lengths)}
     batches = [visits[length] for length in lengths]
     rounds_done = min(checkpoint["round"], trainer.max_rounds)
-    cohort_size = size_of_cohort(number, trainer.participation, trainer.cohort_size)
+    cohort_size = trainer.nominal_cohort(number)
     frozen = set(client.frozen)
     entries = {
         "trained": client.trainable,
