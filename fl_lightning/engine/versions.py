@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
-from fl_lightning.client.lightning.fit_progress import FitProgress
+from fl_lightning.client.worker_module import WorkerModule
 from fl_lightning.core.clock import ServerStep
 from fl_lightning.core.method import MethodList
 from fl_lightning.core.server import Server
@@ -35,11 +35,11 @@ class Versions:
     Args:
         server: the server.
         methods: the methods of the run.
-        fit_progress: the progress of the run, with which each visit begins.
+        worker_module: the user's module in this process, from whose progress each visit begins.
     """
 
-    def __init__(self, server: Server, methods: MethodList, fit_progress: FitProgress) -> None:
-        self.server, self.methods, self._fit_progress = server, methods, fit_progress
+    def __init__(self, server: Server, methods: MethodList, worker_module: WorkerModule) -> None:
+        self.server, self.methods, self._worker_module = server, methods, worker_module
         self.kept: dict[int, Version] = {}
         self._schedule: Iterator[ServerStep] | None = None
         self._steps: list[ServerStep] = []
@@ -92,7 +92,7 @@ class Versions:
             return
         state, values = self.kept[version]
         staleness = self.server.round - version
-        with patched(self._fit_progress, staleness=staleness), self.methods.with_sent_values(values):
+        with patched(self._worker_module.fit_progress, staleness=staleness), self.methods.with_sent_values(values):
             yield {**self.server.state, **state}
 
     def state_dict(self) -> dict[int, dict[str, Any]]:
