@@ -152,7 +152,7 @@ def ends_too_late(run: Run, round_: int) -> bool:
 
 
 def follow_schedule(run: Run) -> None:
-    """Let an asynchronous run follow its schedule, which simulates each visit at its start; clients without a batch have none.
+    """Let an asynchronous run follow its schedule, in which clients without a batch have no visits.
 
     Raises:
         UsageError: too few clients are available.

@@ -218,7 +218,18 @@ def build(
     representations = Representations(client, loaders, workers, trainer.taps)
     recalibration = Recalibration(client, loaders, workers)
     versions = Versions(server, methods, client.worker_module)
-    parts = (data, methods, client, server, versions, loaders, local_training, evaluator, representations, recalibration)
+    parts = (
+        data,
+        methods,
+        client,
+        server,
+        versions,
+        loaders,
+        local_training,
+        evaluator,
+        representations,
+        recalibration,
+    )
     return Run(trainer, backend, runner, seed, fabric, workers, *parts, Metrics(), stopwatch, folder)
 
 

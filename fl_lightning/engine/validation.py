@@ -97,7 +97,9 @@ def check_asynchronous(trainer: RunArguments, methods: MethodList, num_clients: 
     hint = f"{key} uses {count(size, 'client')} in a step, by its size; omit it"
     require(trainer.participation == 1, "trainer.participation", trainer.participation, hint)
     require(trainer.cohort_size is None, "trainer.cohort_size", trainer.cohort_size, hint)
-    require(size <= num_clients, f"{key}.size", size, f"the data has {count(num_clients, 'client')}; use at most so many")
+    require(
+        size <= num_clients, f"{key}.size", size, f"the data has {count(num_clients, 'client')}; use at most so many"
+    )
     fresh = [type(method).__name__ for method in methods.methods if method.assumes_fresh]
     require(not fresh, f"{key} with method", fresh, "all their clients begin with one state; take them out")
 

@@ -58,9 +58,13 @@ class Versions:
         return self._steps[round_]
 
     def needed(self, round_: int) -> set[int]:
-        """Return the versions that visits need at the start of a round, except the present one."""
+        """Return the versions that visits need in a round, unless only its own visits need its version."""
         step = self.step(round_)
-        return {*step.in_flight, *(visit.version for visit in step.visits)} - {round_}
+        return {*step.in_flight, *(visit.version for visit in step.visits if visit.version < round_)}
+
+    def most_kept(self, rounds: Iterable[int]) -> int:
+        """Return the largest number of versions that are kept in one of these rounds."""
+        return max((len(self.needed(round_)) for round_ in rounds), default=0) if self._schedule is not None else 0
 
     def begin_round(self, round_: int, names: Iterable[str]) -> None:
         """Drop versions that no visit needs any more, and keep the present one, of these entries, if a later round does.
@@ -71,11 +75,12 @@ class Versions:
         if self._schedule is None:
             return
         step, needed = self.step(round_), self.needed(round_)
+        older = needed - {round_}
         self._received = {visit.client: visit.version for visit in step.visits}
-        missing, hint = sorted(needed - self.kept.keys()), "the checkpoint has another schedule; begin a new run"
+        missing, hint = sorted(older - self.kept.keys()), "the checkpoint has another schedule; begin a new run"
         require(not missing, "trainer.asynchronous: versions", missing, hint)
-        self.kept = {version: self.kept[version] for version in sorted(needed)}
-        if round_ in step.in_flight:
+        self.kept = {version: self.kept[version] for version in sorted(older)}
+        if round_ in needed:
             values = copy.deepcopy(self.methods.sent_values())
             self.kept[round_] = Version(clone(select(self.server.state, names)), values)
 

@@ -14,6 +14,7 @@ from fl_lightning.engine.fingerprint import description_of, differences, identit
 from fl_lightning.engine.model_io import call_on_load, load_state, restore_data
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.run_state import load_state_of_round
+from fl_lightning.engine.update_codec import broadcast_names
 from fl_lightning.storage.checkpoint import read
 from fl_lightning.utilities.errors import UsageError, count, require
 
@@ -45,6 +46,7 @@ def replay(
         restore(run, source, contents, round_, client, allow_changes)
         begin_fit(run, fresh=False)
         run.worker_module.begin_round(round_)
+        run.versions.begin_round(round_, broadcast_names(run))
         # the cohort of a changed run may differ
         simulated = simulate_systems(run, round_)
         simulated = dict.fromkeys((*run.server.cohort, client), SystemOutcome()) | simulated
