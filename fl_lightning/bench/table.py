@@ -41,7 +41,6 @@ VERDICTS = tuple(dict.fromkeys((*get_args(Verdict), *get_args(Decision), NOT_COM
 # pairs of rows in a sentence at most
 MOST_PAIRS = 10
 AT_THIS_SCALE = " at this scale"
-INTERVALS = {"t": "Student's t", "bootstrap": "bootstrap (percentiles)", "sequence": "a confidence sequence"}
 
 
 def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult], form: TableForm = "md") -> str:
@@ -68,8 +67,7 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
         tables = latex_tables(table for _, of_part, _ in parts for table in of_part)
         return "\n".join([PACKAGES, *(f"% {comment}" for comment in comments), *tables])
     for title, of_part, below in parts:
-        if title:
-            lines += [f"## {in_markdown(title)}", ""]
+        lines += [f"## {in_markdown(title)}", ""]
         for table in of_part:
             lines += markdown(table)
         lines += map(in_markdown, below)
@@ -81,16 +79,11 @@ def suite_tables(
 ) -> Iterator[tuple[str, list[TextTable], list[str]]]:
     """Yield the title of each part of a suite's tables, its tables and the lines below them.
 
-    The first part is the suite's summary, if it has one, without a title.
-
     Args:
         suite: the suite.
         comparisons: its tables.
         names: other names of labels, axes and the metric.
     """
-    if suite.summary is not None and comparisons:
-        table, sentences = suite.summary(suite, comparisons)
-        yield "", [renamed(table, names)], sentences
     for comparison in comparisons:
         tables = []
         for text_table in text_tables(comparison):
@@ -244,8 +237,7 @@ def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextT
     heads = ["difference", f"{100 * criteria.confidence:g} % interval", "pairs = looks" if decide else "pairs"]
     if decide:
         heads += [f"Student's, {decide.max_seeds} pairs, post hoc", "its p by Holm"]
-    if criteria.interval != "bootstrap":
-        heads.append("p by Holm")
+    heads.append("p by Holm")
     if decide:
         heads.append(f"{criteria.baseline_name}, same seeds")
     if table.published:
@@ -277,8 +269,7 @@ def caption_of_differences(comparison: Comparison) -> str:
     by_holm = f"p by Holm is for all {compared} comparisons of this table together."
     about = f"Difference to {criteria.baseline_name} on the same seeds and partitions, mean over the pairs"
     if not decide:
-        text = f"{about}; interval: {INTERVALS[criteria.interval]}, from two pairs on, for each pair by itself."
-        return text if criteria.interval == "bootstrap" else f"{text} {by_holm}"
+        return f"{about}; interval: Student's t, from two pairs on, for each pair by itself. {by_holm}"
     text = (
         f"{about} in the order of the seeds; the interval is a confidence sequence, which is valid at each look, "
         f"one after each pair. Its error of {100 * decide.alpha:g} % is per pair of rows in one setting, not per "
@@ -314,8 +305,7 @@ def difference_texts(entry: TableEntry, comparison: Comparison, notes: dict[str,
     if criteria.decide:
         student_p = p_text(entry.student_holm, entry.student)
         texts += [StyledText(interval_text(entry.student, comparison)), StyledText(student_p)]
-    if criteria.interval != "bootstrap":
-        texts.append(StyledText(p_text(entry.holm, difference)))
+    texts.append(StyledText(p_text(entry.holm, difference)))
     if criteria.decide:
         texts.append(StyledText(NONE if entry.baseline is None else number_text(entry.baseline, comparison)))
     return texts

@@ -36,7 +36,6 @@ from fl_lightning.bench.study import (
     results_of,
 )
 from fl_lightning.bench.suite import first_seeds, selected_cells, without_data
-from fl_lightning.bench.suite_file import with_readings
 from fl_lightning.bench.table import conclusion, render, write_tables
 from fl_lightning.bench.tuner import AXIS, Search, SearchStudy, read_tuning_spec
 from fl_lightning.bench.worker_client import WorkerClient
@@ -84,8 +83,6 @@ def bench_parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("--max-seeds", type=int, metavar="N", help=about)
         about = "hours after which no cell is begun any more"
         parser.add_argument("--hours", type=float, default=math.inf, metavar="H", help=about)
-        about = "run the readings of the suite's key open, and compare them with published numbers"
-        parser.add_argument("--readings", action="store_true", help=about)
         about = "try the suite without its data set, by tiny runs whose numbers mean nothing"
         parser.add_argument("--offline", action="store_true", help=about)
         parser.add_argument("--save", metavar="FOLDER", type=Path, help="write the tables and the cells there, too")
@@ -111,12 +108,7 @@ def run(args: Sequence[str]) -> int:
         hint = "leave it out with --offline"
         require(options.scale == 1, "--scale", options.scale, hint)
         require(not options.until_decided, "--until-decided", True, hint)
-        require(not options.readings, "--readings", True, hint)
         suite = without_data(suite)
-    if getattr(options, "readings", False):
-        hint = "the readings have the seeds of open.seeds: leave it out"
-        require(not options.until_decided, "--until-decided", True, hint)
-        suite = with_readings(suite)
     for name in ("jobs", "trials", "seeds", "max_seeds"):
         number = getattr(options, name, None)
         require(number is None or number >= 1, f"--{name.replace('_', '-')}", number, "give 1 or more")

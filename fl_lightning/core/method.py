@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
 from numbers import Real
-from typing import Any, ClassVar, Generic, Literal, TypeVar, overload
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, overload
 
 import torch
 from lightning.fabric.utilities.apply_func import apply_to_collection, move_data_to_device
@@ -46,6 +46,20 @@ class Step:
     batch: Any
     targets: Tensor | None
     taps: dict[str, Tensor]
+
+
+class SentToClient(NamedTuple):
+    """What the server sends one client alone.
+
+    Args:
+        entries: entries of the state that it receives in place of the global ones, by name.
+        extras: values in addition to the state, by the name of the method.
+        owners: class of the method that gives each of the entries.
+    """
+
+    entries: Mapping[str, Tensor]
+    extras: Mapping[str, Any]
+    owners: Mapping[str, str]
 
 
 class ServerValue(Generic[Value]):
@@ -108,8 +122,8 @@ class Method:
         needs_exchange: whether it needs a run that exchanges weights, checked before round 0.
         assumes_fresh: whether it assumes that all clients of a round have received the present state, which an
             asynchronous run refuses.
-        has_personal_models: whether it gives each client its own model, which only one method of a list may do;
-            a method with :meth:`personal_state` does so in any case.
+        has_personal_models: whether it gives each client its own model, which only one method of a list may do; by
+            default those with :meth:`personal_state`, :meth:`sent_state`, :meth:`sent_extras` or :meth:`start_state`.
         evaluation_point: when in a round :meth:`personal_state` is the client's model, which the tags of callbacks
             name: at the beginning of its next visit (``received``), at the end of its local steps, before the
             aggregation (``trained``), or after some steps from the global model (``adapted``).
@@ -124,7 +138,7 @@ class Method:
     needs_label_counts = False
     needs_exchange = False
     assumes_fresh = False
-    has_personal_models = False
+    has_personal_models: bool | None = None
     evaluation_point: Literal["received", "trained", "adapted"] = "received"
     needs_gradients = False
     replaces_gradients = False
@@ -138,6 +152,13 @@ class Method:
     def proximal(self) -> float:
         r"""Coefficient :math:`\mu` of the proximal term :math:`\mu / 2 \lVert y - w^t \rVert^2` it adds, 0 for none."""
         return 0.0
+
+    @property
+    def gives_personal_models(self) -> bool:
+        """Whether it gives each client its own model; see ``has_personal_models``."""
+        hooks = ("personal_state", "sent_state", "sent_extras", "start_state")
+        by_default = any(overrides(self, hook) for hook in hooks)
+        return by_default if self.has_personal_models is None else self.has_personal_models
 
     @property
     def corrects_gradients(self) -> bool:
@@ -181,8 +202,39 @@ class Method:
         """Whether the state entry ``key`` travels; an entry that does not stays in the client's memory."""
         return True
 
+    def sent_state(self, server: Server, k: int) -> Mapping[str, Tensor] | None:
+        """Entries of the state that client ``k`` receives in place of the global ones, by name; None for no entry.
+
+        They must travel in each round. They are ``client.received``, from which its change is measured. As
+        :meth:`sent_extras`, it runs on the server for each visit and each evaluation of the client, and must depend on
+        its arguments, server values and derived seeds alone.
+        """
+        return None
+
+    def sent_extras(self, server: Server, k: int) -> Mapping[str, Any] | None:
+        """Tensors and numbers, in dictionaries that may be nested, that client ``k`` alone receives with the state.
+
+        The client reads them as ``client.extras(self)``.
+        """
+        return None
+
+    def start_state(self, client: ClientContext) -> Mapping[str, Tensor] | None:
+        """Entries of ``client.received`` that the client replaces before :meth:`on_client_start`, by name, or None.
+
+        It chooses them by what it received, its memory and its data, for each visit and each evaluation, and changes
+        nothing. The rules are those of :meth:`sent_state`.
+        """
+        return None
+
+    def sent_numbers(self, k: int) -> Mapping[str, int]:
+        """How many numbers of an entry client ``k`` receives and sends, by name, where they are fewer than all.
+
+        Only the counts of bytes depend on it.
+        """
+        return {}
+
     def on_client_start(self, client: ClientContext) -> None:
-        """After the client has received the global state, before its first step."""
+        """After the client has received the state, before its first step."""
 
     def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
         """The logits ``(B, C)`` that the module's own loss sees, in training only; of the same shape."""
@@ -259,8 +311,8 @@ class Method:
 
         It is called between rounds, also for a client without a visit so far, and nothing that it changes lasts. The
         client has its memory and its data, and the module holds ``client.received``: the evaluated global
-        model, with the entries that stay with the client. Entries that the result leaves out have their received
-        values; None leaves out all.
+        model, with the entries that stay with the client or that :meth:`sent_state` gives. Entries that the result
+        leaves out have their received values; None leaves out all, and leaves the choice to :meth:`start_state`.
         """
         return None
 
@@ -373,7 +425,7 @@ class MethodList:
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         """Let each method refuse what does not fit it, and refuse what does not fit together."""
         exclusive: dict[str, Callable[[Method], bool]] = {
-            "gives a client its own model": lambda m: m.has_personal_models or overrides(m, "personal_state"),
+            "gives a client its own model": lambda m: m.gives_personal_models,
             "replaces the gradients of a step": lambda m: m.replaces_gradients,
             "changes the logits by label counts": lambda m: m.calibrates_labels,
             "aggregates the updates": lambda m: overrides(m, "aggregate"),
@@ -495,6 +547,43 @@ class MethodList:
         """Call the hook of each method, in list order."""
         for method in self._with_new_attributes():
             method.on_round_start(server)
+
+    def sent_to(self, server: Server, k: int, names: Collection[str]) -> SentToClient:
+        """What client ``k`` alone receives; ``names`` are the entries of the state that travel in each round."""
+        results, owners = {}, dict[str, str]()
+        for method in self.having("sent_state"):
+            results[method] = method.sent_state(server, k)
+        entries = replaced_entries("sent_state", results, server.state, names, owners)
+        return SentToClient(entries, self.sent_extras(server, k), owners)
+
+    def sent_extras(self, server: Server, k: int) -> dict[str, Any]:
+        """What client ``k`` alone receives in addition to the state, by method."""
+        extras = {}
+        for method in self.having("sent_extras"):
+            values = method.sent_extras(server, k) or {}
+            hint = "return a dictionary of tensors and numbers by name, which may be nested, or None"
+            check_returned(is_extras(values), method, "sent_extras", values, hint)
+            # the client gets dictionaries of its own
+            extras[method.name] = apply_to_collection(values, Tensor, lambda tensor: tensor)
+        return extras
+
+    def start_state(self, client: ClientContext, names: Collection[str]) -> State:
+        """The entries of ``client.received`` that the client replaces; ``names`` are those that may be."""
+        results = {method: call_hook(method, "start_state", client) for method in self.having("start_state")}
+        return replaced_entries("start_state", results, client.received, names, client.visit.owners)
+
+    def unsent_bytes(self, state: Mapping[str, Tensor], k: int) -> int:
+        """Bytes of the entries that client ``k`` neither receives nor sends, since it has a part of them."""
+        size = 0
+        for method in self.having("sent_numbers"):
+            for name, number in method.sent_numbers(k).items():
+                size += (state[name].numel() - number) * state[name].element_size()
+        return size
+
+    @property
+    def personalizes(self) -> bool:
+        """Whether the model that is evaluated for a client may differ from the global one by a method's hook."""
+        return any(self.having(hook) for hook in ("personal_state", "sent_state", "start_state"))
 
     @property
     def seeing_updates(self) -> list[Method]:
@@ -655,6 +744,38 @@ def checked_state(method: Method, hook: str, result: Any, state: Mapping[str, Te
     for name in result.keys() - state.keys():
         check_returned(False, method, f"{hook}[{name!r}]", result[name], f"{hint}, and no additional entries")
     return dict(result)
+
+
+def replaced_entries(
+    hook: str,
+    results: Mapping[Method, Any],
+    state: Mapping[str, Tensor],
+    names: Collection[str],
+    owners: dict[str, str],
+) -> State:
+    """Join what a hook of several methods returned, entries that replace those of ``state``, and note the owners."""
+    entries: State = {}
+    for method, result in results.items():
+        kind = type(method).__name__
+        is_state = result is None or isinstance(result, Mapping)
+        check_returned(is_state, method, hook, result, "return entries of the state by name, or None")
+        for name, value in (result or {}).items():
+            hint = "return entries that travel in each round, not frozen ones or ones that stay with the clients"
+            require(name in names, f"method={kind}: {hook}", name, hint)
+            fits = isinstance(value, Tensor) and value.shape == state[name].shape
+            hint = f"return a tensor {tuple(state[name].shape)}"
+            check_returned(fits, method, f"{hook}[{name!r}]", value, hint)
+            both = [owners.setdefault(name, kind), kind]
+            require(both[0] == kind, "method", both, f"each gives clients their {name}; keep one of them")
+            entries[name] = (value.detach() if value.requires_grad else value).to(state[name])
+    return entries
+
+
+def is_extras(value: object) -> bool:
+    """Whether a client may receive a value: a tensor, a number, or a dictionary of them."""
+    if isinstance(value, Mapping):
+        return all(isinstance(name, str) and is_extras(part) for name, part in value.items())
+    return isinstance(value, (Tensor, Real))
 
 
 def is_payload(name: object, value: object) -> bool:

@@ -122,12 +122,12 @@ def log_systems(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> N
 
 def visit_durations(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> dict[int, int]:
     """Return the simulated microseconds of each client that trains in a round, which sends as much as it receives."""
-    clock, exchanged, durations = run.trainer.clock, 2 * broadcast_bytes(run), {}
+    clock, sizes, durations = run.trainer.clock, broadcast_bytes(run, [*simulated]), {}
     assert clock is not None
     for k, system in simulated.items():
         if system.lost != "before":
             steps = run.local_training.steps(k, system.work)
-            durations[k] = clock.duration(run.seed, k, round_, steps, exchanged)
+            durations[k] = clock.duration(run.seed, k, round_, steps, 2 * sizes[k])
     return durations
 
 
@@ -157,18 +157,19 @@ def follow_schedule(run: Run) -> None:
     Raises:
         UsageError: too few clients are available.
     """
-    trainer, training, exchanged = run.trainer, run.local_training, 2 * broadcast_bytes(run)
+    trainer, training = run.trainer, run.local_training
     clock, asynchronous, systems = trainer.clock, trainer.asynchronous, trainer.systems
     if clock is None or asynchronous is None:
         return
     clients, full_work = [*range(run.data.num_clients)], trainer.local_steps or trainer.local_epochs
+    sizes = broadcast_bytes(run, clients)
 
     def plan_visit(k: int, visit: int, start: int) -> tuple[int, SystemOutcome]:
         outcome = SystemOutcome()
         if systems is not None:  # the share of stragglers is that of all clients at this start
             outcome = systems.outcomes(run.seed, start, clients, full_work)[k]
         steps = training.steps(k, outcome.work)
-        return clock.duration(run.seed, k, visit, steps, exchanged), outcome
+        return clock.duration(run.seed, k, visit, steps, 2 * sizes[k]), outcome
 
     def present(version: int) -> list[int]:
         return [k for k in run.backend.present(run, version) if training.batches(k)]

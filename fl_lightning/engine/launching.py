@@ -208,6 +208,8 @@ def build(
     )
     server.cohort_size = trainer.nominal_cohort(number)
     server.at_sites = getattr(data, "is_remote", False)
+    # with the methods of the visit, which a dry run may replace
+    client.lifecycle.sent_to = lambda k: client.methods.sent_to(server, k, client.travelling)
     on_cpu = fabric.device.type == "cpu"
     resident = 0.0 if on_cpu else memory_share(workers, fabric.device, available_memory(fabric.device))
     loaders = Loaders(fabric, data, seed, model, channels_last, trainer.limit_batches, resident)
@@ -217,19 +219,8 @@ def build(
     evaluator.check()
     representations = Representations(client, loaders, workers, trainer.taps)
     recalibration = Recalibration(client, loaders, workers)
-    versions = Versions(server, methods, client.worker_module)
-    parts = (
-        data,
-        methods,
-        client,
-        server,
-        versions,
-        loaders,
-        local_training,
-        evaluator,
-        representations,
-        recalibration,
-    )
+    of_server = (client, server, Versions(server, methods, client.worker_module))
+    parts = (data, methods, *of_server, loaders, local_training, evaluator, representations, recalibration)
     return Run(trainer, backend, runner, seed, fabric, workers, *parts, Metrics(), stopwatch, folder)
 
 

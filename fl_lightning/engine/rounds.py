@@ -13,7 +13,7 @@ from fl_lightning.core.update import Totals
 from fl_lightning.engine.cohort_training import end_of_round, ends_too_late, log_systems, simulate_systems, train_cohort
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.run import Run
-from fl_lightning.engine.update_codec import broadcast_bytes, broadcast_names
+from fl_lightning.engine.update_codec import broadcast_bytes
 from fl_lightning.storage.metric_format import tagged
 from fl_lightning.utilities.errors import ClientError, add_note
 
@@ -29,7 +29,7 @@ def run_round(run: Run, round_: int) -> bool:
     run.workers.begin(round_)
     run.methods.on_round_start(run.server)
     run.server.share(run.client.live)  # a hook, or a client, may have changed a frozen parameter
-    run.versions.begin_round(round_, broadcast_names(run))
+    run.versions.begin_round(round_, run.client.travelling)
     run.call("on_round_start")
     with run.metrics.timed("train"):
         totals, arrived = run.backend.train(run, round_, simulated)
@@ -69,7 +69,7 @@ def aggregate(run: Run, totals: Totals) -> None:
     A round without an update changes neither the server nor the methods' server values.
     """
     client, server = run.client, run.server
-    down = broadcast_bytes(run) * len(server.cohort)
+    down = sum(broadcast_bytes(run, server.cohort).values())
     for k in server.cohort:
         news = {*server.news_for(k)}.difference(client.kept)
         down += sum(server.state[name].nbytes for name in news)

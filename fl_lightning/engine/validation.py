@@ -19,7 +19,7 @@ from lightning.pytorch.cli import LRSchedulerCallable
 from fl_lightning.client import Client
 from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
-from fl_lightning.core.method import MethodList
+from fl_lightning.core.method import MethodList, overrides
 from fl_lightning.core.sampling import UniformSampler
 from fl_lightning.core.seeding import base_seed
 from fl_lightning.data.client_loaders import as_client_loader, num_batches
@@ -100,8 +100,12 @@ def check_asynchronous(trainer: RunArguments, methods: MethodList, num_clients: 
     require(
         size <= num_clients, f"{key}.size", size, f"the data has {count(num_clients, 'client')}; use at most so many"
     )
-    fresh = [type(method).__name__ for method in methods.methods if method.assumes_fresh]
+    fresh, single = list[str](), list[str]()
+    for method in methods.methods:
+        fresh += [type(method).__name__] * method.assumes_fresh
+        single += [type(method).__name__] * (overrides(method, "sent_state") or overrides(method, "sent_extras"))
     require(not fresh, f"{key} with method", fresh, "all their clients begin with one state; take them out")
+    require(not single, f"{key} with method", single, "each of their clients is sent a state of its own; take them out")
 
 
 def check_model_fits(model: LightningModule, data: Any, methods: MethodList) -> None:

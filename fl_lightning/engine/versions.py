@@ -67,7 +67,7 @@ class Versions:
         return max((len(self.needed(round_)) for round_ in rounds), default=0) if self._schedule is not None else 0
 
     def begin_round(self, round_: int, names: Iterable[str]) -> None:
-        """Drop versions that no visit needs any more, and keep the present one, of these entries, if a later round does.
+        """Drop versions that no visit needs any more, and keep the entries of the present one that a later round needs.
 
         Raises:
             UsageError: a version is missing, since the run had another schedule before it was resumed.

@@ -16,7 +16,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client.client import LARGEST_WEIGHT, LEAST_WEIGHT, RECALIBRATES, are_exact
 from fl_lightning.core.method import overrides
-from fl_lightning.core.state import State, select
+from fl_lightning.core.state import State, select, tensors_by_path
 from fl_lightning.core.systems import SystemOutcome
 from fl_lightning.core.update import Totals
 from fl_lightning.core.updates import ClientUpdate
@@ -27,7 +27,7 @@ from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.rounds import evaluate
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.run_state import state_of_round
-from fl_lightning.engine.update_codec import TensorSpec, broadcast_names, decode_update, tensors_of
+from fl_lightning.engine.update_codec import TensorSpec, decode_update
 from fl_lightning.federation.data import Sites, SiteSummary
 from fl_lightning.federation.framing import LARGEST, BadMessageError, as_records, joined, of_records
 from fl_lightning.federation.serialization import (
@@ -252,10 +252,10 @@ class FlowerBackend:
             if "parameters" in contents:
                 check_tensors("parameters", contents["parameters"], expected, largest, client.sent)
             check_tensors("buffers", contents.get("buffers"), expected, largest, buffers)
-            check_numbers("update", dict(tensors_of(contents)), largest)
+            check_numbers("update", dict(tensors_by_path(contents)), largest)
             if {*contents["payload"]} - {*run.methods.names}:
                 raise BadMessageError("it sends a payload of an unknown method")
-            update = decode_update(contents, expected)
+            update = decode_update(contents, {**expected, **own_entries[k]})
             if own_weights:
                 fits = update.weight == 0 or LEAST_WEIGHT <= update.weight <= LARGEST_WEIGHT
             else:
@@ -275,7 +275,8 @@ class FlowerBackend:
             if steps:
                 if run.methods.seeing_updates:
                     single = ClientUpdate(k, update.weight, facts.num_examples, steps, 0, update.delta, update.others)
-                    outcome.updates[k] = replace(single, payload=update.payload)
+                    received = {name: own_entries[k][name] for name in client.sent if name in own_entries[k]}
+                    outcome.updates[k] = replace(single, payload=update.payload, received=received)
                 totals.add(update)
                 outcome.arrived.append(k)
                 outcome.rates.append(rate)
@@ -285,10 +286,13 @@ class FlowerBackend:
             outcome.scalings += scalings
 
         run.stopwatch.reset()
-        memories = {}
+        messages, own_entries = {}, {}
         for k in simulated:
-            memories[k] = {"memory": self.sites.accepted.get(k), "keep": self.sites.kept_rounds(k)}
-        self._ask(run, "train", expected, memories, take, outcome.errors)
+            sent = client.lifecycle.sent_to(k)
+            own_entries[k] = sent.entries
+            memory = {"memory": self.sites.accepted.get(k), "keep": self.sites.kept_rounds(k)}
+            messages[k] = {**memory, "state": dict(sent.entries), "extras": sent.extras}
+        self._ask(run, "train", expected, messages, take, outcome.errors)
         run.stopwatch.lap("wait")
         arrived = share_outcome(run, round_, outcome)
         keep_updates(run, outcome, totals)
@@ -309,7 +313,10 @@ class FlowerBackend:
     ) -> None:
         """Send a message to some sites, and pass each answer to ``take``; collect failures in ``errors`` by client."""
         self.sites.run_id, self._bytes = self.sites.run_id or uuid.uuid4().hex, [0, 0]
-        server, travels = run.server, broadcast_names(run)
+        server = run.server
+        of_all = [{*message.get("state", ())} for message in client_messages.values()]
+        replaced = set.intersection(*of_all) if of_all else set()
+        travels = [name for name in run.client.travelling if name not in replaced]
         shared = encoded(
             {
                 "kind": kind,
@@ -415,7 +422,7 @@ class FlowerBackend:
 
 def rest_of(run: Run) -> State:
     """Return the entries of the global state that are not sent in each round, since the sites hold them."""
-    travels = {*broadcast_names(run)}
+    travels = {*run.client.travelling}
     return {name: value for name, value in run.server.state.items() if name not in travels}
 
 

@@ -28,6 +28,9 @@ ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512)
 
 # hooks with which another method would bypass the noise or the bound
 IN_THE_WAY = (
+    "sent_state",
+    "sent_extras",
+    "start_state",
     "on_client_end",
     "transform_client_update",
     "client_weight",

@@ -27,8 +27,6 @@ from fl_lightning.report.sections import METRICS, Section, choose_metric, sectio
 from fl_lightning.report.sources import Study
 from fl_lightning.utilities.errors import count, printable, require
 
-READINGS = "Readings that are consistent with the source"
-
 
 @dataclass
 class Report:
@@ -105,7 +103,7 @@ class Report:
         names = {**study.suite.names, **self.names}
         for title, of_part, below in suite_tables(study.suite, study.comparisons, names):
             verdicts = [line.removeprefix("- ") for line in below if line]
-            yield title or with_names(READINGS, names), of_part, verdicts
+            yield title, of_part, verdicts
 
     def all_tables(self) -> Iterator[tuple[str, TextTable]]:
         """Yield all tables, each with its heading."""
@@ -168,7 +166,7 @@ def make_report(
         of_study = choose_metric(study.runs, metric, lower, target, (study.metric,) if study.metric else METRICS)
         if suite:
             # seeds that were added until a pair was decided have no interval of Student's
-            intervals = {"interval": suite.interval, "confidence": suite.confidence, "decide": suite.decide}
+            intervals = {"confidence": suite.confidence, "decide": suite.decide}
             of_suite = {"names": suite.names, "intervals": intervals}
         sections += sections_of(study.runs, of_study, baseline, study.title, **of_suite)
     lines = list(dict.fromkeys(line for section in sections for line in section.lines))

@@ -90,7 +90,7 @@ class Section:
         repeats: further runs of a configuration and a seed, which do not count.
         setting: the setting of a section of one setting.
         names: other names of methods, settings and metrics.
-        intervals: ``interval``, ``confidence`` and ``decide`` of the suite of a study.
+        intervals: ``confidence`` and ``decide`` of the suite of a study.
     """
 
     title: str

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from helpers.benches import readings_of, result, save, stored
+from helpers.benches import result, save, stored
 from helpers.errors import assert_names, refused
 
 from fl_lightning.bench import load_suite
@@ -162,16 +162,18 @@ def test_cells_without_a_suite_are_refused(papers):
         dict(pages(papers))
 
 
-def test_cells_of_readings_are_of_the_suite_that_has_them(papers):
-    readings = {"margin": 2, "readings": {"E=1": {}, "E=5": {"trainer": {"e": 5}}}}
-    suite = readings_of(suite_in(papers, open=readings))
+def test_a_suite_of_readings_has_their_fits_above_its_tables(papers):
+    axes = {**SUITE["axes"], "reading": {"E=1": {}, "E=5": {"trainer": {"e": 5}}}}
+    published = {reading: {"FedAvg": 60, "FedProx": 61} for reading in axes["reading"]}
+    suite = suite_in(papers, axes=axes, tables=[{"rows": ["reading", "method"], "published": published}])
     results = {cell.digest: result(cell, [0.6], plan="p") for cell in suite.cells()}
     (papers / "results" / "paper-table3_scale0.125.cells.csv").unlink()
     save(suite, suite.cells(), results, papers / "results")
-    assert "| E=5 | final | 2 of 2 | 1.00 | 1 of 1 | 1.00 | all |" in page_of(papers, "paper-table3-readings")
+    above, _, tables = page_of(papers, "paper-table3").partition("## ")
+    assert "| E=5 | final | 2 of 2 | 1.00 | 1 of 1 | 1.00 | all |" in above and "| E=5 | FedProx | " in tables
     file = papers / "results" / "claims.md.j2"
-    quote = "{{ one.reading }} {{ one.within }}/{{ one.numbers }} {{ one.farthest_gain }} {{ one.ruled_out }}"
-    file.write_text(f'{{% for one in stored("paper-table3-readings").fits %}}{quote}; {{% endfor %}}')
+    quote = "{{ fit.reading }} {{ fit.within }}/{{ fit.numbers }} {{ fit.farthest_gain }} {{ fit.ruled_out }}"
+    file.write_text(f'{{% for fit in stored("paper-table3").fits %}}{quote}; {{% endfor %}}')
     assert text_of(file, papers) == "E=1 3/3 1.0 False; E=5 3/3 1.0 False; "
 
 

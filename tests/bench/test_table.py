@@ -3,7 +3,6 @@
 import csv
 import io
 import math
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -107,22 +106,6 @@ def test_the_level_of_the_interval_is_the_suite_s(make):
     line = csv_of(make(confidence=0.5))["1", "1", "MOON"]
     assert float(line["high"]) - float(line["difference"]) == pytest.approx(0.5)  # tan(pi / 4) times the error
     assert "50 % interval" in md_of(make(confidence=0.5))
-
-
-def test_a_bootstrap_agrees_with_one_by_hand_and_is_always_the_same(make):
-    numbers = [0.0, 1.0, 1.5, 4.0, 2.0, 3.0, 2.5, 0.5]
-    finals = {**FINALS, ("0.1", "FedAvg"): [0.5] * 8, ("0.1", "MOON"): [0.5 + one / 100 for one in numbers]}
-    suite = make(interval="bootstrap", seeds=8, axes={**BASE["axes"], "alpha": {"key": "a", "values": [0.1]}})
-    cells = [cell for cell in suite.cells() if cell.labels["method"] != "FedProx"]
-    results = results_of(cells, finals)
-    text = tables_of(suite, cells, results, "csv")
-    assert text == tables_of(suite, cells, results, "csv")
-    draws = random.Random(1)
-    means = sorted(sum(draws.choices(numbers, k=8)) / 8 for _ in range(20000))
-    line = lines(text)["1", "0.1", "MOON"]
-    assert float(line["low"]) == pytest.approx(means[500], abs=0.08)
-    assert float(line["high"]) == pytest.approx(means[19500], abs=0.08)
-    assert "interval: bootstrap" in tables_of(suite, cells, results)
 
 
 def test_one_pair_has_no_interval_and_no_verdict(make):
@@ -399,13 +382,9 @@ def test_a_suite_of_one_axis_has_one_column(make):
     assert row_of(text, "MOON", "+10.00") == ["[+7.52, +12.48]", "3", "0.007", "+1.00", "same sign"]
 
 
-@pytest.mark.parametrize(
-    ("interval", "finals"), [("t", [0.61, 0.63, 0.65]), ("bootstrap", [0.63, 0.66, 0.67])], ids=["equal", "too few"]
-)
-def test_pairs_that_tell_no_spread_decide_nothing_and_a_footnote_says_why(make, interval, finals):
-    """A resample of three equal numbers has probability 1/27, more than 2.5 %: a bootstrap would span all three."""
-    suite = make(interval=interval, tables=[{"published": {"FedAvg": {0.1: 60}, "FedProx": {0.1: 61}}}])
-    finals = {**FINALS, ("0.1", "FedProx"): finals}
+def test_pairs_that_tell_no_spread_decide_nothing_and_a_footnote_says_why(make):
+    suite = make(tables=[{"published": {"FedAvg": {0.1: 60}, "FedProx": {0.1: 61}}}])
+    finals = {**FINALS, ("0.1", "FedProx"): [0.61, 0.63, 0.65]}
     failed = {("0.1", "MOON", 1): {"state": "failed", "reason": "x"}}
     # the footnotes of the second table go on counting after those of the first
     for of, first in (({}, 1), (failed, 2)):
@@ -461,7 +440,6 @@ def test_latex_is_balanced_and_has_the_same_numbers(make):
 @pytest.mark.parametrize(
     ("keys", "named"),
     [
-        ({"interval": "normal"}, "interval='normal'"),
         ({"confidence": 95}, "confidence=95"),
         ({"tables": [{"show": "last", "k": 0}]}, "tables.k=0"),
         ({"tables": [{"show": "mean"}]}, "tables.rounds=None"),

@@ -166,5 +166,5 @@ def test_a_cell_whose_code_has_changed_since_its_checkpoint_begins_anew(tmp_path
     assert [one["rounds"] for one in told] == [[0], [1, 2], [0]]
     assert list(told[0]["code"]) == ["own_of_a_cell"] and told[0]["code"] == told[1]["code"] != told[2]["code"]
     assert [one["run_dir"][-1] for one in told] == ["0", "0", "1"]
-    assert_names(capsys.readouterr().err, "own_of_a_cell.py was edited")
+    assert_names(capsys.readouterr().err, "code.own_of_a_cell was edited")
     assert run_cell(cell(tmp_path, "other"), nothing)["code"] == {}

@@ -15,9 +15,10 @@ from fl_lightning.methods import SCAFFOLD, DPFedAvg, FedBuff, FedDyn, FedExP, Fe
 from fl_lightning.utilities.errors import ClientError
 
 CLOCK = Clock(spread=0.7, jitter=0.2)
+BY_TWO = Buffered(4, 2)
 
 
-def run(folder, methods=(), clock=CLOCK, asynchronous=Buffered(4, 2), max_rounds=8, ckpt_path=None, **how):
+def run(folder, methods=(), clock=CLOCK, asynchronous=BY_TWO, max_rounds=8, ckpt_path=None, **how):
     """The weights and the history of a run of six equal clients."""
     how = {"clients_per_step": 1, **how}
     trainer = small_trainer(folder, max_rounds=max_rounds, clock=clock, asynchronous=asynchronous, **how)
@@ -127,7 +128,7 @@ def test_the_place_of_a_client_that_fails_stays_empty(tmp_path):
             return run(tmp_path / name, [FedBuff(), FedProx(0.1), Fails()], on_client_error="skip", **how)
 
     weights, history = skipping("alone")
-    together, by_two = skipping("two", devices=2)
+    together, _ = skipping("two", devices=2)
     skipping("resumed", max_rounds=4)
     resumed, _ = skipping("resumed", ckpt_path="last")
     assert_same_bits(weights, together)
@@ -221,6 +222,11 @@ def test_doctor_counts_the_versions(tmp_path):
     assert plan["versions"]["bytes"] == plan["versions"]["number"] * each
 
 
+class SendsState(Method):
+    def sent_state(self, server, k):
+        return None
+
+
 @pytest.mark.parametrize(
     ("how", "keys"),
     [
@@ -237,6 +243,7 @@ def test_doctor_counts_the_versions(tmp_path):
         ({"methods": [FedDyn()]}, ["trainer.asynchronous", "FedDyn"]),
         ({"methods": [FedExP()]}, ["trainer.asynchronous", "FedExP"]),
         ({"methods": [DPFedAvg()]}, ["trainer.asynchronous", "DPFedAvg"]),
+        ({"methods": [SendsState()]}, ["trainer.asynchronous", "SendsState"]),
     ],
 )
 def test_what_cannot_be_asynchronous_is_refused_before_round_0(tmp_path, how, keys):

@@ -207,13 +207,13 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     in_round = visit * cohort_size / run.workers.size
     kept = run.versions.most_kept(range(done, run.trainer.max_rounds))
     return {
-        "bytes": {"down": cohort_size * broadcast_bytes(run), "up": cohort_size * up},
+        "bytes": {"down": cohort_size * broadcast_bytes(run, [k])[k], "up": cohort_size * up},
         # tensors of an update, without weight and logged values
         "leaves": leaves,
         # of the cohort on a worker, where a method's server hooks see them one by one
         "updates": bytes_of_updates(run, cohort_size),
         # of an asynchronous run: versions of what travels that are kept at a time, at most
-        "versions": {"number": kept, "bytes": kept * broadcast_bytes(run)},
+        "versions": {"number": kept, "bytes": kept * broadcast_bytes(run, [k])[k]},
         "client_state": {"each": state, "all": number * state},
         "memory": {"worker": int(peak + client_memory) if peak else None, "clients": int(client_memory)},
         "seconds": {"visit": visit, "round": in_round, "run": in_round * rounds},

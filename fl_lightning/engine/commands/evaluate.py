@@ -16,7 +16,7 @@ from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.engine.checkpointing import verified_checkpoint
 from fl_lightning.engine.evaluation.evaluator import bound_step, check_loader_index, step_name
 from fl_lightning.engine.evaluation.loop import can_share, evaluation_hooks
-from fl_lightning.engine.fingerprint import description_of, differences, identity, message, shown_path
+from fl_lightning.engine.fingerprint import description_of, differences, identity, message
 from fl_lightning.engine.model_io import load_model, load_weights
 from fl_lightning.engine.rounds import check_metrics
 from fl_lightning.engine.run import Run
@@ -44,8 +44,7 @@ def load_to_evaluate(run: Run, ckpt_path: str | Path | None, weights: Path | Non
     if "server" in contents:
         parts = {section: description_of(run)[section] for section in ("method", "data")}
         if changes := differences({**identity(run), "description": parts}, contents):
-            where = f"ckpt_path={shown_path(source)!r}"
-            run.trainer.warn(message(where, changes, "the present values are used"))
+            run.trainer.warn(message(source, changes, "the present values are used"))
     return load_model(run, source)
 
 
@@ -61,7 +60,7 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: P
     personal = load_to_evaluate(run, ckpt_path, weights)
     state = run.client.state()
     metrics = {} if personal else run.evaluator.evaluate_global_model(phase, state, observed=False, keeps=True)
-    if personal or (run.methods.having("personal_state") and run.client.memories().owners):
+    if personal or (run.methods.personalizes and run.client.memories().owners):
         parts = run.runner.place_models(run)
         means = run.evaluator.means(run.runner.evaluate_models(run, phase, state, parts, observed=False))
         prefix = "" if personal else f"personal/{run.methods.evaluation_point}"

@@ -10,11 +10,10 @@ from fl_lightning.distributed.launcher import threads
 from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
 from fl_lightning.engine.cohort_training import follow_schedule, simulate_systems
 from fl_lightning.engine.commands.fit import begin_fit
-from fl_lightning.engine.fingerprint import description_of, differences, identity, message, shown_path
+from fl_lightning.engine.fingerprint import description_of, differences, identity, message
 from fl_lightning.engine.model_io import call_on_load, load_state, restore_data
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.run_state import load_state_of_round
-from fl_lightning.engine.update_codec import broadcast_names
 from fl_lightning.storage.checkpoint import read
 from fl_lightning.utilities.errors import UsageError, count, require
 
@@ -46,7 +45,7 @@ def replay(
         restore(run, source, contents, round_, client, allow_changes)
         begin_fit(run, fresh=False)
         run.worker_module.begin_round(round_)
-        run.versions.begin_round(round_, broadcast_names(run))
+        run.versions.begin_round(round_, run.client.travelling)
         # the cohort of a changed run may differ
         simulated = simulate_systems(run, round_)
         simulated = dict.fromkeys((*run.server.cohort, client), SystemOutcome()) | simulated
@@ -82,10 +81,8 @@ def restore_failure(
     require(failure["client"] == client, "client", client, f"{str(path)!r} is of client {failure['client']}; pass it")
     changes = differences(identity(run), record)
     if changes and not allow_changes:
-        where = f"ckpt_path={shown_path(path)!r}"
-        raise UsageError(
-            message(where, changes, "restore the old values, or try the new ones with --allow_changes true")
-        )
+        hint = "restore the old values, or try the new ones with --allow_changes true"
+        raise UsageError(message(path, changes, hint))
     call_on_load(run, record)
     restore_data(run.data, record["datamodule"])
     run.server.begin_round(round_, record["cohort"])
