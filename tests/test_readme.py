@@ -100,12 +100,6 @@ def test_the_commands_for_many_workers_run(capsys):
     assert capsys.readouterr().out.count("test/accuracy") == 2
 
 
-@pytest.mark.thorough
-def test_the_cifar10_command_is_parsed():
-    with pytest.raises(SystemExit, match="0"):
-        main([*command("cifar10.yaml"), "--print_config"])
-
-
 @pytest.mark.parametrize("page", ["README.md", "docs/own.md"])
 def test_the_program_of_a_page_ends_at_the_accuracy_that_it_states(page, capsys):
     (program,) = re.findall(r"```python\n(.*?)```", PAGES[ROOT / page], re.DOTALL)

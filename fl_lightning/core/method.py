@@ -489,10 +489,12 @@ class MethodList:
                 check_returned(False, method, "penalty", term, "return a scalar tensor of real numbers, or None")
             if not (term.requires_grad or method.name in self._warned or needs_gradient(term)):
                 self._warned.add(method.name)
-                rank_zero_warn(
-                    f"method={type(method).__name__}: penalty returned a tensor without gradient, which has no "
-                    "effect on training; return None for no term"
-                )
+                # of fixed taps, as of a frozen encoder, the sanity check has warned
+                if not method.requires or any(needs_gradient(step.taps[tap]) for tap in method.requires):
+                    rank_zero_warn(
+                        f"method={type(method).__name__}: penalty returned a tensor without gradient, which has no "
+                        "effect on training; return None for no term"
+                    )
             terms[method.name] = term.reshape(()) if term.ndim else term
         return terms
 

@@ -271,8 +271,9 @@ def plain_attributes(value: Any) -> dict[str, Any]:
 
 def stored_arguments(value: Any) -> dict[str, Any]:
     """Return the constructor arguments that an object stores under their names, and Lightning's ``hparams``."""
+    kind: Any = type(value)
     attributes, arguments = getattr(value, "__dict__", {}), dict(getattr(value, "_hparams", {}))
-    for name in argument_names(type(value)):
+    for name in argument_names(kind):
         for attribute in {f"_{name}", name} & attributes.keys():
             arguments[name] = attributes[attribute]
     return arguments
@@ -321,8 +322,8 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
     common = {name: digest for name, digest in before["code"].items() if name in code}
     changes |= differing(common, {name: code[name] for name in common}, "code")
     changes.pop("trainer.max_rounds", None)
-    their_factors, our_factors = changes.get("trainer.client_lr_scheduler", ([0.0], [1.0]))
-    if all(map(eq, their_factors, our_factors)):  # in all rounds common to both runs
+    factors: Any = changes.get("trainer.client_lr_scheduler")
+    if factors and all(map(eq, *factors)):  # in all rounds common to both runs
         del changes["trainer.client_lr_scheduler"]
     return changes
 

@@ -23,7 +23,7 @@ from fl_lightning.report import tables
 from fl_lightning.report.cautions import cautions
 from fl_lightning.report.figures import Card
 from fl_lightning.report.gallery import SETTINGS, cards_of
-from fl_lightning.report.sections import METRICS, Section, choose_metric, sections_of
+from fl_lightning.report.sections import METRICS, Section, choose_metric, sections_of, with_tag
 from fl_lightning.report.sources import Study
 from fl_lightning.utilities.errors import count, printable, require
 
@@ -168,7 +168,8 @@ def make_report(
             # seeds that were added until a pair was decided have no interval of Student's
             intervals = {"confidence": suite.confidence, "decide": suite.decide}
             of_suite = {"names": suite.names, "intervals": intervals}
-        sections += sections_of(study.runs, of_study, baseline, study.title, **of_suite)
+        runs = [with_tag(run, of_study.tag) for run in study.runs]
+        sections += sections_of(runs, of_study, baseline, study.title, **of_suite)
     lines = list(dict.fromkeys(line for section in sections for line in section.lines))
     hint = f"no such method; available: {', '.join(lines)}"
     require(baseline is None or baseline in lines, "--baseline", baseline, hint)

@@ -92,13 +92,6 @@ def test_a_cell_that_begins_with_weights_goes_on_where_it_was(tmp_path):
     assert run_cell(cell(tmp_path, "none", given), nothing)["values"] == whole
 
 
-def test_a_config_that_is_not_valid_is_refused_in_one_line(tmp_path):
-    with refused("trainer.max_rounds=-1") as caught:
-        run_cell(cell(tmp_path, "cell", {"trainer": {"max_rounds": -1}}), nothing)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "cell" / "version_0").exists()
-
-
 def test_a_metric_that_is_not_logged_is_refused_and_one_that_is_not_finite_fails_the_cell(tmp_path):
     with refused("metric='test/f1'", "test/accuracy"):
         run_cell(cell(tmp_path, "cell", metric="test/f1"), nothing)

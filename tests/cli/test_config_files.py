@@ -66,6 +66,13 @@ def test_a_method_that_is_a_key_is_answered_with_the_form_of_its_arguments():
         check_command(["fit", "--method=[{FedProx: {mu: 0.1}}]"])
 
 
+@pytest.mark.parametrize("option", ["--method.1.init_args.mu", "--trainer.callbacks.0.init_args.patience"])
+def test_an_item_of_a_list_by_its_number_is_refused_with_the_remedy(option):
+    with refused(f"{option}='0.1'", "+=", "--config"):
+        check_command(["fit", "--method+=FedDecorr", "--method+=FedProx", option, "0.1"])
+    check_command(["fit", "--method+=FedProx", "--method.mu", "0.1", "--method+=FedDecorr"])
+
+
 @pytest.mark.parametrize("data", ["Digits", "mine.Data"])
 def test_a_short_name_is_refused_early_where_no_module_of_ones_own_may_define_it(monkeypatch, data):
     monkeypatch.delitem(sys.modules, "torch")

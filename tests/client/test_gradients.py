@@ -8,9 +8,9 @@ import pytest
 import torch
 from helpers.beside import SIZES, assert_near, rows
 from helpers.errors import refused, warned
-from helpers.gradients import Ahead, Dropping, InStep
+from helpers.gradients import Ahead, InStep
 from helpers.quadratics import Curved, curved_data
-from helpers.runs import Stops, assert_same_bits, history, plain_sgd_model, small_data, small_trainer, train
+from helpers.runs import assert_same_bits, history, plain_sgd_model, small_data, small_trainer, train
 from helpers.tiny import TinyData, TinyModule
 from lightning.fabric.plugins import MixedPrecision
 from torch import nn
@@ -333,20 +333,6 @@ def test_batches_are_those_of_training_in_type_transform_and_number(tmp_path):
             assert client.scratch(self).total.abs() < 1e-9
 
     fit(tmp_path, [Asks()], model=Doubling, precision="64-true", local_epochs=1)
-
-
-@pytest.mark.thorough
-def test_a_run_whose_method_reads_batches_resumes_with_the_same_bits(tmp_path):
-    def go(folder, callbacks=(), ckpt_path=None):
-        torch.manual_seed(0)
-        trainer = small_trainer(folder, taps=TAPS, callbacks=[*callbacks], max_rounds=3)
-        trainer.fit(Dropping(), rows(), [Elsewhere(), InStep()], ckpt_path)
-        return dict(trainer.server.state)
-
-    whole = go(tmp_path / "whole")
-    with pytest.raises(ClientError, match="stopped"):
-        go(tmp_path / "parts", [Stops(1)])
-    assert_same_bits(go(tmp_path / "parts", ckpt_path="last"), whole)
 
 
 # ---------------------------------------------------------------------- refused

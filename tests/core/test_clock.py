@@ -82,11 +82,6 @@ def test_bad_clocks_are_refused(how, key):
         Clock(**how)
 
 
-def test_speeds_of_unknown_clients_are_refused():
-    with refused("trainer.clock.speed=[7]", "0 to 4"):
-        Clock(speed={7: 2.0}).check(5)
-
-
 # ------------------------------------------------------------------ schedules
 def test_the_worked_schedules():
     """The examples of FedBuff and FedAsync of the specification: four clients of 1, 2, 3.5 and 5 seconds."""

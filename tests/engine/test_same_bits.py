@@ -26,7 +26,9 @@ from fl_lightning.methods import (
     FedExLoRA,
     FedExP,
     FedProx,
+    GeometricMedian,
     LoRAProduct,
+    MultiKrum,
     TrimmedMean,
 )
 from fl_lightning.models import MLP, ImageClassifier, Projector, with_lora
@@ -39,6 +41,8 @@ METHODS = {
     "FedExLoRA": lambda: [FedExLoRA()],
     "LoRAProduct": lambda: [LoRAProduct()],
     "IPM, NNM, CenteredClipping": lambda: [IPM(share=0.5, epsilon=2.0), NNM(1), CenteredClipping(1.0, 2)],
+    "NNM, MultiKrum, FedProx": lambda: [NNM(1), MultiKrum(0, chosen=2), FedProx(0.1)],
+    "GeometricMedian": lambda: [GeometricMedian()],
     "IPM, TrimmedMean, FedProx": lambda: [IPM(share=0.5, epsilon=2.0), TrimmedMean(1), FedProx(0.1)],
     **METHODS,
 }

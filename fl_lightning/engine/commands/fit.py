@@ -118,8 +118,9 @@ def begin_fit(run: Run, fresh: bool) -> None:
 
 def play_rounds(run: Run, first: int, folder: Path | None) -> None:
     """Run the rounds from ``first`` on, with checkpoints in ``folder``, until the last one or ``should_stop``."""
-    if first >= run.trainer.max_rounds > 0:
-        run.trainer.warn(f"trainer.max_rounds={run.trainer.max_rounds}: the checkpoint has {first}, nothing is trained")
+    if first >= run.trainer.max_rounds:
+        reason = f"the checkpoint has {first}, nothing is trained" if first else "nothing is trained; set 1 or more"
+        run.trainer.warn(f"trainer.max_rounds={run.trainer.max_rounds}: {reason}")
     signals, saved = run.workers.signals, first
     signals.install()
     for round_ in range(first, run.trainer.max_rounds):
