@@ -239,6 +239,21 @@ class Client(LightningModule):
         return self.visit.weight
 
     @property
+    def round(self) -> int:
+        """The round r of the visit, from 0; in an asynchronous run the server step that uses its update."""
+        return self.visit.fit_progress.round
+
+    @property
+    def version(self) -> int:
+        """Number of server steps before the state that the client received: r, or fewer in an asynchronous run."""
+        return self.round - self.staleness
+
+    @property
+    def staleness(self) -> int:
+        """Number of server steps between the received state and round r; 0 in a synchronous run."""
+        return self.visit.fit_progress.staleness
+
+    @property
     def epoch(self) -> int:
         """The present pass over the client's data, from 0."""
         return self.visit.fit_progress.epoch

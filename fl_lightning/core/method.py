@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
@@ -121,6 +122,8 @@ class Method:
         requires: names of the taps it reads, checked before round 0.
         needs_label_counts: whether it reads ``client.info.label_counts``, checked before round 0.
         needs_exchange: whether it needs a run that exchanges weights, checked before round 0.
+        assumes_fresh: whether it assumes that all clients of a round have received the present state, which an
+            asynchronous run refuses.
         has_personal_models: whether it gives each client its own model, which only one method of a list may do; by
             default those with :meth:`personal_state`, :meth:`sent_state`, :meth:`sent_extras` or :meth:`start_state`.
         evaluation_point: when in a round :meth:`personal_state` is the client's model, which the tags of callbacks
@@ -136,6 +139,7 @@ class Method:
     requires: tuple[str, ...] = ()
     needs_label_counts = False
     needs_exchange = False
+    assumes_fresh = False
     has_personal_models: bool | None = None
     evaluation_point: Literal["received", "trained", "adapted"] = "received"
     needs_gradients = False
@@ -665,11 +669,23 @@ class MethodList:
 
     def sent_values(self) -> list[Any]:
         """The server values that clients receive."""
-        values = []
-        for method in self.methods:
-            names = [value.name for value in method._server_values() if value.travels]
-            values += [getattr(method, name) for name in names]
-        return values
+        return [getattr(method, name) for method, name in self._sent_names()]
+
+    @contextmanager
+    def with_sent_values(self, values: Sequence[Any]) -> Iterator[None]:
+        """In this block client hooks read these values, in the order of :meth:`sent_values`."""
+        present, self.attributes = self.sent_values(), None
+        try:
+            for (method, name), value in zip(self._sent_names(), values, strict=True):
+                setattr(method, name, value)
+            yield
+        finally:
+            for (method, name), value in zip(self._sent_names(), present, strict=True):
+                setattr(method, name, value)
+            self.attributes = None
+
+    def _sent_names(self) -> list[tuple[Method, str]]:
+        return [(method, value.name) for method in self.methods for value in method._server_values() if value.travels]
 
     def load_state_dict(self, state: dict[str, dict[str, Any]], device: torch.device) -> None:
         """Restore what :meth:`state_dict` gave, on the device of the run, unless a method has its own there."""

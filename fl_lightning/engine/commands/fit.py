@@ -15,6 +15,7 @@ from fl_lightning.engine.checkpointing import (
     restore_run,
     save_run,
 )
+from fl_lightning.engine.cohort_training import follow_schedule
 from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
 from fl_lightning.engine.fingerprint import (
     FREE_OF_TRAINER,
@@ -84,6 +85,7 @@ def prepare_fit(
     if source is None and not run.trainer.fast_dev_run:
         run_sanity_check(run)
     run.runner.prepare(run)
+    follow_schedule(run)
     checkpoint = restore_run(run, source, allow_changes)
     client = run.client
     warn_of_averaged_statistics(run.trainer, client, run.data)
