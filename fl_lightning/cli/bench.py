@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import shlex
 import sys
@@ -88,10 +87,6 @@ def bench_parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("--stale", choices=("run", "keep"), help=about)
         about = "add seeds to the pairs that are undecided, as the suite's key decide says"
         parser.add_argument("--until-decided", action="store_true", help=about)
-        about = "seeds of a pair at most, up to max_seeds of the suite's key decide"
-        parser.add_argument("--max-seeds", type=int, metavar="N", help=about)
-        about = "hours after which no cell is begun any more"
-        parser.add_argument("--hours", type=float, default=math.inf, metavar="H", help=about)
         about = "try the suite without its data set, by tiny runs whose numbers mean nothing"
         parser.add_argument("--offline", action="store_true", help=about)
         parser.add_argument("--save", metavar="FOLDER", type=Path, help="write the tables and the cells there, too")
@@ -121,9 +116,9 @@ def run(args: Sequence[str]) -> int:
     if getattr(options, "add", ()):
         suite, options.add = with_rows(suite, options.add)
         options.only = options.only or [f"{AXIS}={label}" for label in (*options.add, *options.rerun)]
-    for name in ("jobs", "trials", "seeds", "max_seeds"):
+    for name in ("jobs", "trials", "seeds"):
         number = getattr(options, name, None)
-        require(number is None or number >= 1, f"--{name.replace('_', '-')}", number, "give 1 or more")
+        require(number is None or number >= 1, f"--{name}", number, "give 1 or more")
     extra = [part for path in options.config for part in fragments_of(read_yaml(path), path)]
     options.own_output, options.output = options.storage is None, options.output or Path("runs") / suite.name
     options.storage = options.storage or f"{SQLITE}{options.output / 'study.db'}"
@@ -213,7 +208,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     if options.retry:
         study.retry()
     study.free(dropped & finished(study.results()).keys(), anew=True)
-    scheduler = Scheduler([study], suite.metric, options.output.resolve(), options.jobs, say, hours=options.hours)
+    scheduler = Scheduler([study], suite.metric, options.output.resolve(), options.jobs, say)
     scheduler.run()
     if status := why_ended(scheduler, options.again):
         return status
@@ -228,8 +223,6 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     results = study.results()
     for table, *beside in files:
         say(f"Tables: {table}, {', '.join(path.name for path in beside)}")
-    if scheduler.late:
-        say(f"the {options.hours:g} hours are spent; continue: {options.again}")
     num_failed = sum(result.state == "failed" for result in results.values())
     if num_failed:
         text = f"{num_failed} of {len(results)} cells failed"
@@ -422,22 +415,15 @@ def why_ended(scheduler: Scheduler, again: str) -> int:
 
 def most_seeds(options: argparse.Namespace, suite: Suite) -> int:
     """The number of seeds that cells may be asked for."""
-    require(options.hours > 0, "--hours", options.hours, "use a number above 0")
     if not options.until_decided:
-        hint = "limits the seeds of --until-decided; add it, or use --seeds for a fixed number"
-        require(options.max_seeds is None, "--max-seeds", options.max_seeds, hint)
         looks = suite.decide is not None and options.status
         return options.seeds or (suite.decide.max_seeds if suite.decide and looks else len(suite.seeds))
-    hint = "--until-decided chooses their number: leave it out, or give --max-seeds"
+    hint = "--until-decided chooses their number: leave it out"
     require(options.seeds is None, "--seeds", options.seeds, hint)
     if suite.decide is None:
         hint = "has no rule; add the key decide, such as decide: {margin: 1.6, max_seeds: 20}"
         raise UsageError(f"--until-decided: {suite.path} {hint}")
-    limit, num_seeds = suite.decide.max_seeds, len(suite.seeds)
-    max_seeds: int = options.max_seeds or limit
-    hint = f"the suite says {limit} in decide.max_seeds, before the first run: give {num_seeds} to {limit}"
-    require(num_seeds <= max_seeds <= limit, "--max-seeds", max_seeds, hint)
-    return max_seeds
+    return suite.decide.max_seeds
 
 
 def tune(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -> int:
