@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
@@ -27,6 +28,8 @@ from fl_lightning.utilities.errors import SharedStateError, UsageError, check_al
 Value = TypeVar("Value")
 # values of a method by name: ``Weighted``, or dictionaries of them to any depth
 Payload = dict[str, Any]
+# a penalty, with its terms for the log
+Penalty = Tensor | tuple[Tensor, Mapping[str, Tensor]] | None
 # the client hook that runs at present
 client_hook: ContextVar[str] = ContextVar("client_hook", default="")
 
@@ -119,6 +122,8 @@ class Method:
         requires: names of the taps it reads, checked before round 0.
         needs_label_counts: whether it reads ``client.info.label_counts``, checked before round 0.
         needs_exchange: whether it needs a run that exchanges weights, checked before round 0.
+        assumes_fresh: whether it assumes that all clients of a round have received the present state, which an
+            asynchronous run refuses.
         has_personal_models: whether it gives each client its own model, which only one method of a list may do; by
             default those with :meth:`personal_state`, :meth:`sent_state`, :meth:`sent_extras` or :meth:`start_state`.
         evaluation_point: when in a round :meth:`personal_state` is the client's model, which the tags of callbacks
@@ -134,6 +139,7 @@ class Method:
     requires: tuple[str, ...] = ()
     needs_label_counts = False
     needs_exchange = False
+    assumes_fresh = False
     has_personal_models: bool | None = None
     evaluation_point: Literal["received", "trained", "adapted"] = "received"
     needs_gradients = False
@@ -236,10 +242,11 @@ class Method:
         """The logits ``(B, C)`` that the module's own loss sees, in training only; of the same shape."""
         return logits
 
-    def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
+    def penalty(self, client: ClientContext, step: Step) -> Penalty:
         """A scalar tensor that is added to the loss and logged as ``train/<name>``; None for no term.
 
-        A penalty of several terms logs each of them, with its coefficient, by ``client.log_term``.
+        A penalty of several terms may return a pair: their sum, and a dictionary of the terms with their coefficients,
+        which are logged as ``train/<name>/<term>``.
         """
         return None
 
@@ -473,13 +480,17 @@ class MethodList:
             logits = changed
         return logits
 
-    def penalties(self, client: ClientContext, step: Step) -> dict[str, Tensor]:
-        """The terms that are added to the loss, by the method's name."""
-        terms = {}
+    def penalties(self, client: ClientContext, step: Step) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The penalties that are added to the loss, by the method's name, and the terms of those that have several."""
+        penalties, terms = dict[str, Tensor](), dict[str, Tensor]()
         for method in self.having("penalty"):
             term = call_hook(method, "penalty", client, step)
             if term is None:
                 continue
+            if isinstance(term, tuple):
+                term, parts = term
+                for name, value in parts.items():
+                    terms[f"{method.name}/{name}"] = value
             number = isinstance(term, Tensor) and term.numel() == 1 and term.is_floating_point()
             if not number:
                 check_returned(False, method, "penalty", term, "return a scalar tensor of real numbers, or None")
@@ -491,8 +502,8 @@ class MethodList:
                         f"method={type(method).__name__}: penalty returned a tensor without gradient, which has no "
                         "effect on training; return None for no term"
                     )
-            terms[method.name] = term.reshape(()) if term.ndim else term
-        return terms
+            penalties[method.name] = term.reshape(()) if term.ndim else term
+        return penalties, terms
 
     def on_client_end(self, client: ClientContext) -> dict[str, Payload]:
         """Return the payload of each method by name."""
@@ -600,11 +611,13 @@ class MethodList:
                 updates = method.transform_updates(server, updates.as_seen_by(method.name))
                 hint = "return the updates, or updates.replaced(rows)"
                 check_returned(isinstance(updates, Updates), method, "transform_updates", updates, hint)
+        if not updates.weights.any():
+            return {}
         for method in self.having("aggregate"):
             change = method.aggregate(server, updates.as_seen_by(method.name))
             buffers = {*updates.float_buffers} & (change.keys() if isinstance(change, Mapping) else set())
             return checked_state(method, "aggregate", change, select(server.state, [*updates.names, *buffers]))
-        return dict(updates.combined(updates.weights, mean=True)) if updates.weights.any() else {}
+        return dict(updates.combined(updates.weights, mean=True))
 
     def transform_update(self, server: Server, delta: State, payload: dict[str, Payload]) -> State:
         """Apply the methods' transforms in list order, each with its own payload."""
@@ -656,11 +669,23 @@ class MethodList:
 
     def sent_values(self) -> list[Any]:
         """The server values that clients receive."""
-        values = []
-        for method in self.methods:
-            names = [value.name for value in method._server_values() if value.travels]
-            values += [getattr(method, name) for name in names]
-        return values
+        return [getattr(method, name) for method, name in self._sent_names()]
+
+    @contextmanager
+    def with_sent_values(self, values: Sequence[Any]) -> Iterator[None]:
+        """In this block client hooks read these values, in the order of :meth:`sent_values`."""
+        present, self.attributes = self.sent_values(), None
+        try:
+            for (method, name), value in zip(self._sent_names(), values, strict=True):
+                setattr(method, name, value)
+            yield
+        finally:
+            for (method, name), value in zip(self._sent_names(), present, strict=True):
+                setattr(method, name, value)
+            self.attributes = None
+
+    def _sent_names(self) -> list[tuple[Method, str]]:
+        return [(method, value.name) for method in self.methods for value in method._server_values() if value.travels]
 
     def load_state_dict(self, state: dict[str, dict[str, Any]], device: torch.device) -> None:
         """Restore what :meth:`state_dict` gave, on the device of the run, unless a method has its own there."""

@@ -42,9 +42,9 @@ from fl_lightning.utilities.numerics import tf32_settings
 Change = tuple[Any, Any]
 # arguments of the trainer that do not affect the model, or that another key describes
 FREE_OF_TRAINER = (
-    *("max_rounds", "eval_every_n_rounds", "checkpoint_every_n_rounds", "devices", "workers_per_device", "num_nodes"),
-    *("timeout", "strategy", "client_memory", "cache_references", "callbacks", "logger", "default_root_dir", "name"),
-    *("on_client_error", "min_clients", "fast_dev_run", "enable_progress_bar"),
+    *("max_rounds", "max_seconds", "eval_every_n_rounds", "checkpoint_every_n_rounds", "devices"),
+    *("workers_per_device", "num_nodes", "timeout", "strategy", "client_memory", "cache_references", "callbacks"),
+    *("logger", "default_root_dir", "name", "on_client_error", "min_clients", "fast_dev_run", "enable_progress_bar"),
 )
 # arguments of the data that do not affect the model, or that the plan's hash describes; Hugging Face's fingerprint may
 # differ in each process

@@ -24,7 +24,6 @@ from fl_lightning.client.run_context import BatchIndex
 from fl_lightning.client.taps import resolve_taps, submodule
 from fl_lightning.core.method import MethodList
 from fl_lightning.core.reduced import Reduced
-from fl_lightning.core.sampling import size_of_cohort
 from fl_lightning.core.seeding import base_seed, rng_scope
 from fl_lightning.core.server import Server
 from fl_lightning.core.state import select
@@ -48,6 +47,7 @@ from fl_lightning.engine.evaluation.metric_states import Note
 from fl_lightning.engine.recalibration import Recalibration
 from fl_lightning.engine.run import ClientBackend, Run, VisitRunner
 from fl_lightning.engine.run_arguments import RunArguments
+from fl_lightning.engine.versions import Versions
 from fl_lightning.storage.metrics import Metrics
 from fl_lightning.storage.run_folder import RunFolder
 from fl_lightning.training.compiled import replace_forward
@@ -176,11 +176,14 @@ def build(
     cleanup.callback(data.teardown, "fit")  # set up as in every command, since each partitions the data
     cleanup.callback(model.teardown, stage)
     optimizers = OptimizerFactory(model)
-    if stage == "fit" or can_train(model):
+    trains = stage == "fit" or can_train(model)
+    if trains:
         check_optimizer(trainer, client, data, optimizers)
     if stage == "fit":
         validation.check_buffers(trainer, client)  # once the methods know their memories
     server = build_server(trainer, client, data)
+    if trains:  # and the methods know which entries they keep
+        server.travelling = client.travelling
     # with the methods of the visit, which a dry run may replace
     client.lifecycle.sent_to = lambda k: client.methods.sent_to(server, k, client.travelling)
     on_cpu = fabric.device.type == "cpu"
@@ -200,6 +203,7 @@ def build(
         methods=methods,
         client=client,
         server=server,
+        versions=Versions(server, methods, client.worker_module),
         loaders=loaders,
         local_training=LocalTraining(fabric, client, loaders, workers, stopwatch, optimizers, *how),
         evaluator=evaluator,
@@ -262,7 +266,7 @@ def build_server(trainer: RunArguments, client: Client, data: FederatedDataModul
         client.seed,
         torch.stack([*filter(torch.is_tensor, counts)]) if all(map(torch.is_tensor, counts)) else None,
     )
-    server.cohort_size = size_of_cohort(data.num_clients, trainer.participation, trainer.cohort_size)
+    server.cohort_size = trainer.nominal_cohort(data.num_clients)
     server.at_sites = getattr(data, "is_remote", False)
     return server
 

@@ -11,6 +11,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.distributed.launcher import show_idle_cores
 from fl_lightning.engine.checkpointing import checkpoint_to_resume, restore_callbacks, restore_run, save_run
+from fl_lightning.engine.cohort_training import follow_schedule
 from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
 from fl_lightning.engine.fingerprint import FREE_OF_TRAINER
 from fl_lightning.engine.model_io import check_storable, load_weights, save_model
@@ -79,6 +80,7 @@ def prepare_fit(
     if source is None and not run.trainer.fast_dev_run:
         run_sanity_check(run)
     run.runner.prepare(run)
+    follow_schedule(run)
     checkpoint = restore_run(run, source, allow_changes)
     client = run.client
     warn_of_averaged_statistics(run.trainer, client, run.data)
