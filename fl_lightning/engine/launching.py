@@ -114,8 +114,8 @@ def launch(
             validation.check_data_fits(trainer, model, data, methods)
             cleanup.callback(trainer_shim.detach, model)
             cleanup.push(partial(notify_failure, data))
-            parts_of_run = (model, data, methods, stage, cleanup)
-            return command(build(trainer, backend, runner, trainer_shim, fabric, workers, *parts_of_run))
+            run = build(trainer, backend, runner, trainer_shim, fabric, workers, model, data, methods, stage, cleanup)
+            return command(run)
 
     fabric = build_fabric(trainer, *devices_and_nodes(trainer, data))
     refuse_default_group(fabric.world_size)
@@ -169,9 +169,18 @@ def build(
         for name, part in methods.add_modules(model, paths).items():
             cleanup.callback(delattr, model, name)
             fabric.strategy.precision.convert_module(fabric.to_device(part))
-    memories = ClientStateStore(trainer.client_memory * 2**30, fabric.device)
-    rules = (trainer.weighting, trainer.buffers, cache_limit(trainer, model, data, workers, fabric.device))
-    client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0), trainer_shim=trainer_shim)
+    client = Client(
+        model,
+        methods,
+        taps,
+        memories=ClientStateStore(trainer.client_memory * 2**30, fabric.device),
+        seed=seed,
+        weighting=trainer.weighting,
+        buffers=trainer.buffers,
+        cache_limit=cache_limit(trainer, model, data, workers, fabric.device),
+        info=data.info(0),
+        trainer_shim=trainer_shim,
+    )
     cleanup.callback(client.lifecycle.release)
     cleanup.callback(data.teardown, "fit")  # set up as in every command, since each partitions the data
     cleanup.callback(model.teardown, stage)
@@ -189,7 +198,10 @@ def build(
     on_cpu = fabric.device.type == "cpu"
     resident = 0.0 if on_cpu else memory_share(workers, fabric.device, available_memory(fabric.device))
     loaders = Loaders(fabric, data, seed, model, channels_last, trainer.limit_batches, resident)
-    how = (trainer.client_schedulers, validation.lr_factors(trainer.client_lr_scheduler, trainer.max_rounds))
+    factors = validation.lr_factors(trainer.client_lr_scheduler, trainer.max_rounds)
+    training = LocalTraining(
+        fabric, client, loaders, workers, stopwatch, optimizers, trainer.client_schedulers, factors
+    )
     evaluator = Evaluator(client, loaders, workers, partial(fabric.call, trainer=trainer))
     evaluator.check()
     return Run(
@@ -205,7 +217,7 @@ def build(
         server=server,
         versions=Versions(server, methods, client.worker_module),
         loaders=loaders,
-        local_training=LocalTraining(fabric, client, loaders, workers, stopwatch, optimizers, *how),
+        local_training=training,
         evaluator=evaluator,
         representations=Representations(client, loaders, workers, trainer.taps),
         recalibration=Recalibration(client, loaders, workers),
