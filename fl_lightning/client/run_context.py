@@ -227,9 +227,9 @@ class RunContext:
         fits = phase == "test" or (phase == "val" and client is None)
         require(fits, "trainer.evaluate: phase", phase, "use val or test; with client, use test")
         complete = self._complete(state, client, domain, phase if client is None else "")
-        before, evaluate = self.client.state(), self.run.evaluator.evaluate_global_model
+        before = self.client.state()
         try:
-            return evaluate(phase, complete, observed=False, data_of=client, domain=domain)
+            return self.run.evaluator.evaluate(phase, complete, observed=False, data_of=client, domain=domain)
         finally:
             self.client.worker_module.load(before)
 

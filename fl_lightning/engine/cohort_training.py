@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -258,12 +257,24 @@ def add_result(
     totals: Totals,
     outcome: Outcome,
 ) -> None:
-    """Add the update of a client, or note its failure."""
+    """Add the update of a client, or note its failure, before which neither the sums nor its memory have changed."""
     k, update = result
-    with isolate_failure(run, k, outcome), run.client.memories().committing(k):
-        if isinstance(update, Exception):
-            raise update
-        add_update(run, k, round_, simulated[k], update, totals, outcome)
+    try:
+        with run.client.memories().committing(k):
+            if isinstance(update, Exception):
+                raise update
+            add_update(run, k, round_, simulated[k], update, totals, outcome)
+    except LostWorkerError:
+        raise
+    except (ClientError, UsageError) as error:
+        outcome.errors[k] = error
+        record_failure(run, k, error)
+        # it may have changed the state of later clients, and a full memory is not the client's fault
+        cause = error.__cause__
+        full = isinstance(cause, (MemoryError, torch.OutOfMemoryError))
+        full = full or (isinstance(cause, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(cause))
+        if (full or isinstance(error, SharedStateError)) and run.trainer.on_client_error != "raise":
+            raise
 
 
 def add_update(
@@ -332,24 +343,6 @@ def show_client(run: Run, k: int, round_: int) -> None:
         if run.trainer.on_client_error == "raise":
             raise
         raise ClientError(f"client {k}, round {round_}: a callback's on_client_end: {with_location(error)}") from error
-
-
-@contextmanager
-def isolate_failure(run: Run, k: int, outcome: Outcome) -> Iterator[None]:
-    """In this block a failure is one of client ``k``; neither the sums nor its memory may have changed before it."""
-    try:
-        yield
-    except LostWorkerError:
-        raise
-    except (ClientError, UsageError) as error:
-        outcome.errors[k] = error
-        record_failure(run, k, error)
-        # it may have changed the state of later clients, and a full memory is not the client's fault
-        cause = error.__cause__
-        full = isinstance(cause, (MemoryError, torch.OutOfMemoryError))
-        full = full or (isinstance(cause, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(cause))
-        if (full or isinstance(error, SharedStateError)) and run.trainer.on_client_error != "raise":
-            raise
 
 
 def record_path(run: Run, k: int) -> Path | None:

@@ -121,7 +121,7 @@ def evaluate(run: Run) -> None:
                 if personal:
                     run.metrics.update(run.evaluator.means(run.runner.evaluate_models(run, phase, state, parts)))
                 else:
-                    run.metrics.update(run.evaluator.evaluate_global_model(phase, state))
+                    run.metrics.update(run.evaluator.evaluate(phase, state))
             except Exception as error:
                 add_note(error, f"in the evaluation on the {phase} data, round {run.server.round}")
                 raise

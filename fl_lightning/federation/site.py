@@ -209,9 +209,9 @@ class Site:
         phases = client_message.get("phases", [])
         for phase in (phase for phase in phases if phase in self.evaluation):
             if run.client.has_global_model:
-                metrics[phase] = run.evaluator.evaluate_global_model(phase, run.server.state)
+                metrics[phase] = run.evaluator.evaluate(phase, run.server.state)
             elif entries:
-                evaluated = run.evaluator.evaluate_local_model(phase, run.server.state, k, entries)
+                evaluated = run.evaluator.evaluate(phase, {**run.server.state, **entries}, client=k)
                 metrics[phase] = run.evaluator.means([evaluated])
         self.tell(f"round {shared['round']}/{run.trainer.max_rounds - 1}: evaluated")
         return {"metrics": metrics}
