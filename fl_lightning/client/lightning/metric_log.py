@@ -137,7 +137,7 @@ class MetricLog:
         if entry is None:
             entry = self.terms[key] = self.new_value(key, LogSpec(name))
         if self._counted is None:
-            self._counted = count_examples(self._batch)
+            self._counted = count_examples(self._batch, self._size)
         value = value.detach()
         entry.append((value.reshape(()) if value.ndim else value, self._counted))
 
@@ -435,12 +435,17 @@ def _warn_of_ambiguous_size() -> None:
     )
 
 
-def count_examples(batch: Any) -> int:
-    """Return the number of examples in a batch: graphs (PyG), or the length of its first tensor; 1 if unknown."""
+def count_examples(batch: Any, size: int | None = None) -> int:
+    """Return the number of examples in a batch: graphs (PyG), or the length of its first tensor; 1 if unknown.
+
+    ``size`` is this length, where it is known already.
+    """
     graphs = None if type(batch) in (tuple, list) else getattr(batch, "num_graphs", None)
     if isinstance(graphs, int):
         return graphs
-    return next((length for length in extract_batch_sizes(batch) if length is not None), 1)
+    if size is None:
+        size = next((length for length in extract_batch_sizes(batch) if length is not None), 1)
+    return size
 
 
 def as_tensor(value: Any) -> Tensor:
