@@ -316,7 +316,7 @@ class MethodList:
     Attributes:
         attributes: the :class:`~fl_lightning.client.lightning.module_snapshot.MethodSnapshot` at the start of visits;
             None after a server hook.
-        having: methods that override a hook, in the order in which they are called, by name of the hook.
+        overriding: methods that override a hook, in the order in which they are called, by name of the hook.
         needs_gradients: whether any of them calls ``client.gradients`` in a local step.
     """
 
@@ -325,7 +325,7 @@ class MethodList:
         self.attributes: Any = None
         self._warned: set[str] = set()
         # a server hook may set another hook of a method
-        self.having = cache(self._overriding)
+        self.overriding = cache(self._overriding)
         for method in self.methods:
             hint = "give objects of Method's subclasses, such as FedProx(mu=0.01)"
             require(isinstance(method, Method), "method", method, hint)
@@ -358,7 +358,7 @@ class MethodList:
     def add_modules(self, module: nn.Module, taps: Mapping[str, str]) -> dict[str, nn.Module]:
         """Add the methods' own modules to the user's module; return them by the names of the methods."""
         added: dict[str, nn.Module] = {}
-        for method in self.having("modules"):
+        for method in self.overriding("modules"):
             parts, hint = method.modules(module, taps), "return a dictionary of modules by name"
             values = parts.values() if isinstance(parts, Mapping) else [None]
             valid = all(isinstance(part, nn.Module) for part in values)
@@ -411,12 +411,12 @@ class MethodList:
 
     def call(self, hook: str, client: ClientContext, *args: Any) -> None:
         """Call a hook of a client that returns nothing, of each method in list order: corrections add."""
-        for method in self.having(hook):
+        for method in self.overriding(hook):
             call_hook(method, hook, client, *args)
 
     def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
         """Apply the methods' transforms in list order."""
-        for method in self.having("transform_logits"):
+        for method in self.overriding("transform_logits"):
             check_logits(method, client, logits)
             changed = call_hook(method, "transform_logits", client, logits)
             fits = isinstance(changed, Tensor) and changed.shape == logits.shape
@@ -427,7 +427,7 @@ class MethodList:
     def penalties(self, client: ClientContext, step: Step) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The penalties that are added to the loss, by the method's name, and the terms of those that have several."""
         penalties, terms = dict[str, Tensor](), dict[str, Tensor]()
-        for method in self.having("penalty"):
+        for method in self.overriding("penalty"):
             term = call_hook(method, "penalty", client, step)
             if term is None:
                 continue
@@ -461,7 +461,7 @@ class MethodList:
 
     def transform_client_update(self, client: ClientContext, delta: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Apply the methods' transforms in list order."""
-        for method in self.having("transform_client_update"):
+        for method in self.overriding("transform_client_update"):
             transformed = call_hook(method, "transform_client_update", client, delta)
             delta = checked_state(method, "transform_client_update", transformed, delta)
         return delta
@@ -469,7 +469,7 @@ class MethodList:
     def client_weight(self, client: ClientContext) -> float | None:
         """The weight that the methods agree on, None where none gives one."""
         weights: dict[str, float] = {}
-        for method in self.having("client_weight"):
+        for method in self.overriding("client_weight"):
             weight = call_hook(method, "client_weight", client)
             if weight is None:
                 continue
@@ -516,7 +516,7 @@ class MethodList:
                 updates = method.transform_updates(server, updates.as_seen_by(method.name))
                 hint = "return the updates, or updates.replaced(rows)"
                 check_returned(isinstance(updates, Updates), method, "transform_updates", updates, hint)
-        for method in self.having("aggregate"):
+        for method in self.overriding("aggregate"):
             change = method.aggregate(server, updates.as_seen_by(method.name))
             buffers = {*updates.float_buffers} & (change.keys() if isinstance(change, Mapping) else set())
             return checked_state(method, "aggregate", change, select(server.state, [*updates.names, *buffers]))
@@ -543,7 +543,7 @@ class MethodList:
 
     def personal_state(self, client: ClientContext) -> State:
         """The entries in which the state that is evaluated for a client differs from ``client.received``."""
-        for method in self.having("personal_state"):
+        for method in self.overriding("personal_state"):
             state = call_hook(method, "personal_state", client)
             hint = "return entries of client.received by name, or None"
             fits = isinstance(state, Mapping) and state.keys() <= client.received.keys()
@@ -554,7 +554,7 @@ class MethodList:
     @property
     def evaluation_point(self) -> str:
         """The prefix of the tags of measurements on the clients' models; empty for received models."""
-        points = (method.evaluation_point for method in self.having("personal_state"))
+        points = (method.evaluation_point for method in self.overriding("personal_state"))
         return next((f"{point}/" for point in points if point != "received"), "")
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
@@ -597,7 +597,7 @@ class MethodList:
     def _with_new_attributes(self) -> list[Method]:
         """Return the methods for a server hook, after which the snapshot of their attributes is taken again."""
         self.attributes = None
-        self.having.cache_clear()
+        self.overriding.cache_clear()
         return self.methods
 
 

@@ -31,7 +31,7 @@ class Update:
             the method returns them.
         logged: the values logged in this visit, by name, each with its reduction.
         drift: Euclidean norm of the change of the trained parameters.
-        frozen: change of the shared frozen parameters that this client has changed, by name.
+        frozen_changes: change of the shared frozen parameters that this client has changed, by name.
         num_bytes: bytes of all these values, in the client's types.
         bound: a number that no magnitude in ``delta`` exceeds, if one is known.
     """
@@ -42,7 +42,7 @@ class Update:
     payload: dict[str, dict[str, Any]]
     logged: dict[str, Reduced]
     drift: float
-    frozen: dict[str, Tensor] = field(default_factory=dict)
+    frozen_changes: dict[str, Tensor] = field(default_factory=dict)
     num_bytes: int = 0
     bound: float = math.inf
 
@@ -53,7 +53,7 @@ class Update:
             "drift": Weighted.of(self.drift, float(self.weight)),
             "delta": weigh(self.delta, self.weight, self.bound * self.weight),
             "others": weigh(self.others, self.weight),
-            "frozen": weigh(self.frozen, self.weight),
+            "frozen": weigh(self.frozen_changes, self.weight),
             "bytes": Weighted.summed(self.num_bytes, 1.0),
             "payload": self.payload,
             "logged": addable(self.logged),
@@ -134,7 +134,7 @@ class Totals:
         return self._present_means("others")
 
     @property
-    def frozen(self) -> dict[str, Tensor]:
+    def frozen_changes(self) -> dict[str, Tensor]:
         """Mean change of the frozen parameters that any client has changed; 0 for clients that have not."""
         changes = self._fields.get("frozen", {})
         names = [name for name, change in changes.items() if bool(change.weight)]

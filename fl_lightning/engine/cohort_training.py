@@ -187,7 +187,7 @@ def add_rows(run: Run, rows: UpdateRows, totals: Totals, outcome: Outcome) -> No
         totals.add_rows(rows)
     for k, steps, rate, skipped in zip(rows.clients, rows.steps, rows.rates, rows.skipped, strict=True):
         run.client.memories().commit_visit(k)
-        outcome.note_visit(k, steps, rate, skipped, run.local_training.batches(k) == 0)
+        outcome.note_visit(k, steps, rate, skipped, run.local_training.num_batches(k) == 0)
 
 
 def add_result(
@@ -232,7 +232,7 @@ def add_update(
         client.memories().drop(k)
     outcome.counts.update(lost=client.visit.num_lost)
     outcome.scalings += client.visit.scalings if simulated.lost is None else []
-    idle = run.local_training.batches(k) == 0
+    idle = run.local_training.num_batches(k) == 0
     outcome.note_visit(k, client.num_steps, client.lr, client.visit.num_skipped, idle, arrives)
 
 
@@ -243,7 +243,7 @@ def single_update(run: Run, update: Update) -> ClientUpdate:
     """
     client, methods, state = run.client, run.methods, run.server.state
     change: Mapping[str, Tensor] = LazyDifference(clone(select(client.live, client.sent)), client.received, client.sent)
-    if methods.having("transform_client_update"):
+    if methods.overriding("transform_client_update"):
         change = clone(update.delta)
     replaced = [name for name in client.sent if client.received[name] is not state[name]]
     payload = {m.name: cloned(update.payload.get(m.name, {})) for m in methods.seeing_updates}

@@ -82,7 +82,7 @@ def aggregate(run: Run, totals: Totals) -> None:
             why = "all clients that sent an update have the weight 0"
             run.trainer.warn(f"round {server.round}: {why}, and the global model does not change")
         delta = run.methods.transform_update(server, mean, payload)
-        changes = totals.frozen
+        changes = totals.frozen_changes
         frozen = {name: server.state[name].double() + change for name, change in changes.items()}
         server.step(delta, buffers | frozen)
         run.methods.on_round_end(server, payload)

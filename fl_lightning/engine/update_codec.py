@@ -61,7 +61,7 @@ def encode_update(client: Client, update: Update) -> dict[str, Any]:
     It contains the parameters in their own type, from which the server subtracts the state that it sent, in float64 as
     the client does; or the change itself, if a method has transformed it.
     """
-    if client.methods.having("transform_client_update"):
+    if client.methods.overriding("transform_client_update"):
         narrow = {name: to_float32_if_exact(value) for name, value in update.delta.items()}
         # all in one type, so that a site can say beforehand how much it sends
         fits = all(value.dtype != torch.float64 for value in narrow.values())
@@ -72,7 +72,7 @@ def encode_update(client: Client, update: Update) -> dict[str, Any]:
     return {
         **values,
         "buffers": update.others,
-        "frozen": {name: to_float32_if_exact(value) for name, value in update.frozen.items()},
+        "frozen": {name: to_float32_if_exact(value) for name, value in update.frozen_changes.items()},
         "payload": {name: encode_weighted(part) for name, part in update.payload.items()},
         "weight": float(update.weight),
         "drift": update.drift,

@@ -103,7 +103,7 @@ class Group:
         self._tables: dict[str, BatchedTree] = {}
         self._kinds = np.zeros(self.size, dtype=np.int64)
         self._epoch, self.settings = 0, ""
-        hooks = self.client.methods.having
+        hooks = self.client.methods.overriding
         clips = training.client.worker_module.trainer_shim.setting.gradient_clip_val is not None
         self._prepares = bool(hooks("on_before_optimizer_step") or hooks("on_after_clipping") or clips)
         self._corrects = bool(hooks("on_after_optimizer_step"))
@@ -192,7 +192,7 @@ class Group:
     def _begin(self, optimizer: Any) -> None:
         """Let the methods start each visit, and stack the clients' values."""
         client, size = self.client, self.size
-        starts = client.kept or client.methods.having("on_client_start")
+        starts = client.kept or client.methods.overriding("on_client_start")
         beginnings = [self._start(row) if starts else ({}, {}, {}) for row in range(size)]
         # a frozen parameter that stays with nobody is the same for all, and a step may not change it
         alike = {name for name in client.frozen if name not in client.kept}
@@ -413,7 +413,7 @@ class Group:
 
     def sends_states_alone(self) -> bool:
         """Return whether no hook needs a trained client, so that updates can be computed side by side."""
-        client, hooks = self.client, self.client.methods.having
+        client, hooks = self.client, self.client.methods.overriding
         ends = hooks("on_client_end") or hooks("transform_client_update") or hooks("client_weight")
         return not (client.kept or ends or self.size * client.worker_module.numel > MOST_NUMBERS)
 

@@ -17,7 +17,7 @@ from fl_lightning.client.reference_models import ReferenceModels
 from fl_lightning.client.visit import Visit
 from fl_lightning.core import foreach
 from fl_lightning.core.client_info import ClientInfo
-from fl_lightning.core.state import State, clone, select
+from fl_lightning.core.state import State, clone, select, tensors
 from fl_lightning.functional.rows import linked_zero
 from fl_lightning.training.patching import patched
 
@@ -86,7 +86,9 @@ def holding(models: ReferenceModels, loads: Mapping[str, Mapping[str, Any]]) -> 
     models.wanted = {name: set(part["taps"]) for name, part in loads.items()}
     with ExitStack() as stack:
         for name, part in loads.items():
-            stack.enter_context(models.swapped(name, part["state"]))
+            model = models.reset(name)
+            live = tensors(model)
+            stack.enter_context(StateBinding(model, live).swapped({**live, **part["state"]}))
         yield
     models.start(repeats=False)
 
@@ -95,13 +97,13 @@ def mapped_gradient(
     client: Client, places: StateBinding, at: MutableMapping[str, Tensor], value: Callable[[], Tensor | None]
 ) -> Gradients:
     """The gradient in a step of clients side by side, as a function of the parameters."""
-    tensors = places.held()
-    parameters = {name: at[name] if name in at else tensors[name] for name in client.trainable}
+    present = places.held()
+    parameters = {name: at[name] if name in at else present[name] for name in client.trainable}
     parameter_names = {*client.trainable, *client.frozen}
 
     def of(parameters: State) -> tuple[Tensor, tuple[Tensor, State]]:
         # an operation in place on a tensor from outside would not be differentiable
-        start = {name: at.get(name, tensor) for name, tensor in tensors.items()}
+        start = {name: at.get(name, tensor) for name, tensor in present.items()}
         buffers = {name: value.clone() for name, value in start.items() if name not in parameter_names}
         now = start | buffers | parameters
         live = {name: now[name] for name in client.live}

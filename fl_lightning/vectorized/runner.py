@@ -48,7 +48,7 @@ class VectorizedRunner(VisitRunner):
         choice, training = self.chosen, run.local_training
         _, schedulers = training.optimizers.first
         # clients that share a group have the same schedule of rates
-        kind = training.batches if schedulers else lambda k: None
+        kind = training.num_batches if schedulers else lambda k: None
         groups = form_groups(steps, choice.least, choice.size, kind, choice.least > 2)
         return {tuple(group): cost(group, steps) for group in groups}
 

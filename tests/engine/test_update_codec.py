@@ -25,7 +25,7 @@ FIELDS = {
 def test_a_message_has_each_field_of_an_update():
     # the bound of the changes is found again by the sum
     assert [field.name for field in fields(Update)] == [*FIELDS, "bound"]
-    client = SimpleNamespace(methods=SimpleNamespace(having=lambda hook: [hook]))
+    client = SimpleNamespace(methods=SimpleNamespace(overriding=lambda hook: [hook]))
     message = encode_update(client, Update(**FIELDS))
     assert message.keys() <= PARTS
     again = decode_update(message, {})

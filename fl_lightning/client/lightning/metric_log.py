@@ -407,12 +407,8 @@ class LoggedValue:
         """The latest value, with its weight for a mean over clients."""
         if self.last is None:
             return None
-        value, weight = self.as_number(self.last), self.last_weight
+        value, weight = float(self.last) if isinstance(self.last, Tensor) else self.last, self.last_weight
         return Reduced(self.spec.kind, value * weight if self.spec.kind == "mean" else value, weight)
-
-    def as_number(self, value: Any) -> Any:
-        """Return a logged value as a number."""
-        return float(value)
 
 
 def size_of_batch(batch: Any) -> int | None:

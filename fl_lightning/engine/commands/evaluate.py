@@ -61,7 +61,7 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: P
     personal = load_to_evaluate(run, ckpt_path, weights)
     state = run.client.state()
     metrics = {} if personal else run.evaluator.evaluate_global_model(phase, state, observed=False, keeps=True)
-    if personal or (run.methods.having("personal_state") and run.client.memories().owners):
+    if personal or (run.methods.overriding("personal_state") and run.client.memories().owners):
         parts = run.runner.place_models(run)
         means = run.evaluator.means(run.runner.evaluate_models(run, phase, state, parts, observed=False))
         prefix = "" if personal else f"personal/{run.methods.evaluation_point}"
