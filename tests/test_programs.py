@@ -90,7 +90,10 @@ USUAL = (
 # the files that a program must reproduce
 STORED = {
     "docs/make_lightning_page.py": ["docs/coming_from_lightning.md"],
-    "docs/make_methods.py": ["docs/methods.md", "docs/libraries.md"],
+    "docs/make_methods.py": [
+        "docs/libraries.md",
+        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("methods*.md")),
+    ],
     "experiments/papers/programs/make_figures.py": ["docs/paper_figures.md"],
     "experiments/papers/programs/make_results.py": [
         *("experiments/papers/RESULTS.md", "docs/findings.md"),

@@ -26,7 +26,7 @@ from fl_lightning.client.worker_module import WorkerModule
 from fl_lightning.core import foreach
 from fl_lightning.core.client_info import ClientInfo
 from fl_lightning.core.lazy_copies import written_entries
-from fl_lightning.core.method import Method, MethodList, Payload, Step, call_hook, check_returned
+from fl_lightning.core.method import Method, MethodList, Payload, SentToClient, Step, call_hook, check_returned
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.core.state import (
     Gradients,
@@ -38,14 +38,15 @@ from fl_lightning.core.state import (
     first_not_finite,
     norm,
     select,
+    tensors_by_path,
 )
-from fl_lightning.core.update import Update
+from fl_lightning.core.update import Update, VisitFacts
 from fl_lightning.core.weighted import LARGE, LazyDifference, Weighted, cloned, flatten
 from fl_lightning.data.client_loaders import ExampleIndices
 from fl_lightning.data.labels import label_entries
 from fl_lightning.storage.metric_format import tagged
 from fl_lightning.storage.serializable import with_tensors
-from fl_lightning.utilities.errors import ClientError, UsageError
+from fl_lightning.utilities.errors import ClientError, UsageError, require
 
 # up to here, all integers have exact values in float64
 LARGEST_INTEGER = 2**53
@@ -55,6 +56,8 @@ Buffers = Literal["average", "keep", "local", "recalibrate", "recalibrate_once"]
 RECALIBRATES: tuple[Buffers, ...] = ("recalibrate", "recalibrate_once")
 # the weights with which an update is added without rounding
 LEAST_WEIGHT, LARGEST_WEIGHT = 1e-12, 1e30
+# of a server that sends a client the global state alone
+NOTHING_ELSE = SentToClient({}, {}, {})
 # return values of a training_step
 STEP_HINT = "return a tensor, a dictionary with the key loss, or None to skip the batch"
 
@@ -170,6 +173,14 @@ class Client(LightningModule):
         return [name for name in self.frozen if self.methods.exchanges(name)] if self.shares_buffers else []
 
     @cached_property
+    def travelling(self) -> list[str]:
+        """Names of the entries of the state that each client of a cohort receives in each round.
+
+        A frozen parameter is known to every client until it changes, and then sent once (:meth:`.Server.news_for`).
+        """
+        return self.sent + self.sent_others + self.recomputed
+
+    @cached_property
     def bytes_of_number(self) -> int:
         """Bytes of a number of a payload or a server value: they are in float64, but travel in the parameters' type."""
         return next((self.live[name].element_size() for name in self.trainable), 4)
@@ -187,8 +198,8 @@ class Client(LightningModule):
 
     @property
     def has_own_models(self) -> bool:
-        """Whether the clients' models differ from the global one, by entries that stay or by ``personal_state``."""
-        return bool(self.kept or self.methods.overriding("personal_state"))
+        """Whether the clients' models differ from the global one, by entries that stay or by hooks of methods."""
+        return bool(self.kept or self.methods.personalizes)
 
     # ------------------------------------------------------------------ what methods use
     @property
@@ -200,7 +211,8 @@ class Client(LightningModule):
     def received(self) -> State:
         """The state the visit began with, by name; do not change it.
 
-        It is the global state w^t that the server sent, and the client's own entries where they do not travel.
+        It is the global state w^t that the server sent, with the client's own entries where they do not travel, and
+        those of :meth:`.Method.sent_state` and :meth:`.Method.start_state`.
         """
         return self.visit.received
 
@@ -225,6 +237,21 @@ class Client(LightningModule):
     def weight(self) -> float:
         """p_k, before it is normalised over the cohort; set before ``on_client_end``."""
         return self.visit.weight
+
+    @property
+    def round(self) -> int:
+        """The round r of the visit, from 0; in an asynchronous run the server step that uses its update."""
+        return self.visit.fit_progress.round
+
+    @property
+    def version(self) -> int:
+        """Number of server steps before the state that the client received: r, or fewer in an asynchronous run."""
+        return self.round - self.staleness
+
+    @property
+    def staleness(self) -> int:
+        """Number of server steps between the received state and round r; 0 in a synchronous run."""
+        return self.visit.fit_progress.staleness
 
     @property
     def epoch(self) -> int:
@@ -263,6 +290,15 @@ class Client(LightningModule):
         state = self.worker_module.state()
         again = {*self.sent_frozen} - {*changed_entries(state, self.received, self.sent_frozen)} if own else ()
         return {name: value for name, value in state.items() if name not in again}
+
+    def extras(self, method: Method) -> Mapping[str, Any]:
+        """Return what :meth:`.Method.sent_extras` of ``method`` sent this client; do not change it.
+
+        A step of clients that train side by side cannot read it; ``on_client_start`` can keep it in ``scratch``.
+        """
+        hint = "read it in on_client_start, or set trainer.clients_per_step=1"
+        require(self.visit.extras is not None, "client.extras", "in a step of clients side by side", hint)
+        return (self.visit.extras or {}).get(method.name, {})
 
     def memory(self, method: Method) -> dict[str, Any]:
         """Return the memory of ``method`` for this client between rounds: tensors and plain values.
@@ -462,16 +498,29 @@ class ClientLifecycle:
 
     def __init__(self, client: Client) -> None:
         self.client, self._idle = client, client.visit
+        # gives a client what its server sends it alone
+        self.sent_to: Callable[[int], SentToClient] = lambda k: NOTHING_ELSE
 
-    def begin(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> Visit:
+    def begin(
+        self, info: ClientInfo, received: State, fit_progress: FitProgress, sent: SentToClient = NOTHING_ELSE
+    ) -> Visit:
         """Begin a visit of client ``info.id`` with the received state and the client's own entries; load nothing."""
         client = self.client
         local_entries = client.memories().visited(info.id).get("state", {}) if client.kept else {}
         logged = client.worker_module.begin_logging(info.num_examples)
         attributes = client.methods.attributes
         server = () if attributes is None else attributes.server
-        client.visit = Visit(info, {**received, **local_entries}, fit_progress, logged, server)
+        watched = [(f"client.extras: {path}", value) for path, value in tensors_by_path(sent.extras)]
+        state = {**received, **sent.entries, **local_entries}
+        client.visit = Visit(info, state, fit_progress, logged, [*server, *watched], sent.extras, sent.owners)
         return client.visit
+
+    def choose_start(self, visit: Visit) -> None:
+        """Let the client choose entries of the received state, which the module holds."""
+        client = self.client
+        if entries := client.methods.start_state(client, client.travelling):
+            visit.receive({**visit.received, **entries})
+            client.worker_module.load(visit.received)
 
     @contextmanager
     def visiting(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> Iterator[Visit]:
@@ -483,9 +532,10 @@ class ClientLifecycle:
         client = self.client
         with self.attributes_restored():
             client.worker_module.trainer_shim.fit_progress = fit_progress
-            visit = self.begin(info, received, fit_progress)
+            visit = self.begin(info, received, fit_progress, self.sent_to(info.id))
             client.references.start(repeats=len(fit_progress.passes_now) > 1)
             client.worker_module.load_and_reset(visit.received)
+            self.choose_start(visit)
             client.methods.call("on_client_start", client)
             yield visit
 
@@ -525,19 +575,23 @@ class ClientLifecycle:
     def personal_entries(self, info: ClientInfo, state: State) -> State:
         """The entries in which the model of a client differs from the evaluated global ``state``, from its memory.
 
-        They are the entries that stay with the client, or the result of a method's ``personal_state``.
+        They are the entries that stay with the client, and the results of the methods' hooks.
         """
         client, memories, fit_progress = self.client, self.client.memories(), self.client.visit.fit_progress
-        if not client.methods.overriding("personal_state"):
+        if not client.methods.personalizes:
             return memories.own_entries(info.id)
         with (
             self.rehearsing(client.methods, info.id),
             self.attributes_restored(),
             rng_scope(client.seed, "personal_state", info.id),
         ):
-            visit = self.begin(info, state, fit_progress)
+            visit = self.begin(info, state, fit_progress, self.sent_to(info.id))
             client.worker_module.load_and_reset(visit.received)
-            return {**memories.own_entries(info.id), **clone(client.methods.personal_state(client))}
+            entries = client.methods.personal_state(client)
+            if not entries:
+                self.choose_start(visit)
+            differing = {name: value for name, value in visit.received.items() if value is not state.get(name)}
+            return {**clone(differing), **memories.own_entries(info.id), **clone(entries)}
 
     def finish(self) -> Update:
         """End the visit: store the client-local entries, and return the client's update."""
@@ -598,9 +652,11 @@ class ClientLifecycle:
         frozen = dict(LazyDifference(live, visit.received, changed_entries(live, visit.received, client.sent_frozen)))
         numbers = sum(value.shape.numel() for value in flatten(payload).values())
         size = sum(live[name].nbytes for name in (*client.sent, *buffers, *frozen))
-        size += numbers * client.bytes_of_number
+        size += numbers * client.bytes_of_number - client.methods.unsent_bytes(live, visit.info.id)
         visit.values = visit.logged.sums()
-        return Update(delta, buffers, visit.weight, payload, visit.values, visit.drift, frozen, size, bound)
+        facts = VisitFacts(client.num_steps, client.lr, visit.num_skipped, visit.num_lost, visit.scalings)
+        sent = (delta, buffers, visit.weight, payload, visit.values, visit.drift, frozen, size)
+        return Update(*sent, bound, facts, visit.logged.states())
 
     def check_terms(self) -> None:
         """Refuse a loss that cannot be trained on."""

@@ -70,7 +70,7 @@ class Group:
     Attributes:
         errors: the error of each client that failed, by row.
         visits: the visits that the methods have started, by row.
-        received_own: client-local entries of the received state ``(G, ...)``, by name.
+        received_own: entries of the received state in which clients may differ ``(G, ...)``, by name.
         shared: frozen parameters, equal for all clients, by name.
         settings: settings of the optimizer on which a step may depend.
     """
@@ -192,7 +192,8 @@ class Group:
     def _begin(self, optimizer: Any) -> None:
         """Let the methods start each visit, and stack the clients' values."""
         client, size = self.client, self.size
-        starts = client.kept or client.methods.overriding("on_client_start")
+        hooks = ("on_client_start", "sent_state", "sent_extras", "start_state")
+        starts = client.kept or any(map(client.methods.overriding, hooks))
         beginnings = [self._start(row) if starts else ({}, {}, {}) for row in range(size)]
         # a frozen parameter that stays with nobody is the same for all, and a step may not change it
         alike = {name for name in client.frozen if name not in client.kept}
@@ -202,7 +203,8 @@ class Group:
         for row, (entries, *_) in enumerate(beginnings):
             for name, value in entries.items():
                 state[name][row] = value
-        self.received_own = {name: state[name].clone() for name in client.kept if starts}
+        own_names = {*client.kept}.union(*(entries for entries, *_ in beginnings))
+        self.received_own = {name: state[name].clone() for name in state if name in own_names and starts}
         for row, (_, moved, _) in enumerate(beginnings):
             for name, value in moved.items():
                 if name in alike:
@@ -415,7 +417,7 @@ class Group:
         """Return whether no hook needs a trained client, so that updates can be computed side by side."""
         client, hooks = self.client, self.client.methods.overriding
         ends = hooks("on_client_end") or hooks("transform_client_update") or hooks("client_weight")
-        return not (client.kept or ends or self.size * client.worker_module.numel > MOST_NUMBERS)
+        return not (self.received_own or ends or self.size * client.worker_module.numel > MOST_NUMBERS)
 
     @torch.no_grad()
     def updates(self) -> tuple[list[int], dict[str, Any], dict[str, Reduced]]:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_lightning.core.sampling import size_of_cohort
 from fl_lightning.core.seeding import rng_scope, torch_generators
 from fl_lightning.core.state import norm
 from fl_lightning.data.client_loaders import DataLoaderAdapter, IndexedLoader
@@ -78,7 +77,7 @@ def choice_for(run: Run) -> GroupSize:
     requested, least = trainer.clients_per_step, bounds.least
     if requested == 1:
         return bounds
-    cohort = size_of_cohort(run.data.num_clients, trainer.participation, trainer.cohort_size)
+    cohort = trainer.nominal_cohort(run.data.num_clients)
     if cohort < least:
         return GroupSize(1, f"a round has {count(cohort, 'client')}; from {least} on, they may share a program")
     if bounds.size < least:

@@ -17,7 +17,7 @@ from fl_lightning.client.reference_models import ReferenceModels
 from fl_lightning.client.visit import Visit
 from fl_lightning.core import foreach
 from fl_lightning.core.client_info import ClientInfo
-from fl_lightning.core.state import State, clone, select, tensors
+from fl_lightning.core.state import State, clone, tensors
 from fl_lightning.functional.rows import linked_zero
 from fl_lightning.training.patching import patched
 
@@ -28,14 +28,16 @@ def start_visit(
     """Start the visit of a client that trains side by side, in a module with the global state.
 
     Returns:
-        The visit, the entries of its received state that stay with the client, those that a method has changed,
+        The visit, the entries of its received state that differ from the global ones, those that a method has changed,
         and the states of the reference models.
     """
     client.worker_module.trainer_shim.fit_progress = fit_progress
-    visit = client.lifecycle.begin(info, received, fit_progress)
-    entries = select(visit.received, client.kept)
-    if entries:
+    lifecycle = client.lifecycle
+    visit = lifecycle.begin(info, received, fit_progress, lifecycle.sent_to(info.id))
+    if client.methods.overriding("start_state") or any(visit.received[name] is not received[name] for name in received):
         client.worker_module.load(visit.received)
+        lifecycle.choose_start(visit)
+    entries = {name: value for name, value in visit.received.items() if value is not received[name]}
     versions = [value._version for value in client.live.values()]
     with collected(client.references) as references:
         client.methods.call("on_client_start", client)

@@ -213,6 +213,11 @@ class MetricLog:
                 metrics |= entry.shown_epoch(entry.partial_value()) if ended else {}
         return {name: as_tensor(value) for name, value in metrics.items()}
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the record so far."""
+        return [entry.epoch_name for entry in self._recorded]
+
     def muted(self) -> MetricLog:
         """Return another log, for passes whose values are not kept."""
         return MetricLog(self.module)

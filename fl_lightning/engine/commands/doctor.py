@@ -22,7 +22,6 @@ from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.client.taps import submodule
 from fl_lightning.core.method import Method
-from fl_lightning.core.sampling import size_of_cohort
 from fl_lightning.core.state import num_bytes, select
 from fl_lightning.data.client_loaders import last_batch
 from fl_lightning.engine.cohort_training import draw_cohort
@@ -79,7 +78,7 @@ def diagnose(
     visits = {length: sum(replace(fit_progress, batches=length).passes) for length in set(lengths)}
     batches = [visits[length] for length in lengths]
     rounds_done = min(checkpoint["round"], trainer.max_rounds)
-    cohort_size = size_of_cohort(number, trainer.participation, trainer.cohort_size)
+    cohort_size = trainer.nominal_cohort(number)
     frozen = set(client.frozen)
     entries = {
         "trained": client.trainable,
@@ -206,12 +205,15 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     client_memory = min(number * state / run.workers.size, client.memories().limit)
     up = update.num_bytes + sum(entry.num_bytes for entry in sums)
     in_round = visit * cohort_size / run.workers.size
+    kept = run.versions.most_kept(range(done, run.trainer.max_rounds))
     return {
-        "bytes": {"down": cohort_size * broadcast_bytes(run), "up": cohort_size * up},
+        "bytes": {"down": cohort_size * broadcast_bytes(run, [k])[k], "up": cohort_size * up},
         # tensors of an update, without weight and logged values
         "leaves": leaves,
         # of the cohort on a worker, where a method's server hooks see them one by one
         "updates": bytes_of_updates(run, cohort_size),
+        # of an asynchronous run: versions of what travels that are kept at a time, at most
+        "versions": {"number": kept, "bytes": kept * broadcast_bytes(run, [k])[k]},
         "client_state": {"each": state, "all": number * state},
         "memory": {"worker": int(peak + client_memory) if peak else None, "clients": int(client_memory)},
         "seconds": {"visit": visit, "round": in_round, "run": in_round * rounds},
@@ -318,6 +320,10 @@ def rows_of_costs(plan: Outline) -> list[tuple[str, str]]:
         *(
             [("updates", f"{as_bytes(plan['updates'])} a worker, which the server sees one by one")]
             * bool(plan["updates"])
+        ),
+        *(
+            [("versions", f"{plan['versions']['number']} on each worker, {as_bytes(plan['versions']['bytes'])}")]
+            * bool(plan["versions"]["number"])
         ),
         ("client state", f"{as_bytes(state['each'])} a client after its first visit, {as_bytes(state['all'])} in all"),
         ("memory", f"{worker}, {as_bytes(plan['memory']['clients'])} of it client state"),

@@ -15,6 +15,7 @@ from fl_lightning.engine.checkpointing import (
     restore_run,
     save_run,
 )
+from fl_lightning.engine.cohort_training import follow_schedule
 from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
 from fl_lightning.engine.fingerprint import (
     FREE_OF_TRAINER,
@@ -84,6 +85,7 @@ def prepare_fit(
     if source is None and not run.trainer.fast_dev_run:
         run_sanity_check(run)
     run.runner.prepare(run)
+    follow_schedule(run)
     checkpoint = restore_run(run, source, allow_changes)
     client = run.client
     warn_of_averaged_statistics(run.trainer, client, run.data)
@@ -116,8 +118,9 @@ def begin_fit(run: Run, fresh: bool) -> None:
 
 def play_rounds(run: Run, first: int, folder: Path | None) -> None:
     """Run the rounds from ``first`` on, with checkpoints in ``folder``, until the last one or ``should_stop``."""
-    if first >= run.trainer.max_rounds > 0:
-        run.trainer.warn(f"trainer.max_rounds={run.trainer.max_rounds}: the checkpoint has {first}, nothing is trained")
+    if first >= run.trainer.max_rounds:
+        reason = f"the checkpoint has {first}, nothing is trained" if first else "nothing is trained; set 1 or more"
+        run.trainer.warn(f"trainer.max_rounds={run.trainer.max_rounds}: {reason}")
     signals, saved = run.workers.signals, first
     signals.install()
     for round_ in range(first, run.trainer.max_rounds):
