@@ -2,8 +2,8 @@
 
 python docs/make_asynchronous.py [--output FOLDER]
 
-Accuracies come from the stored cells of ``experiments/asynchronous/suite.yaml``. Times and stalenesses are a function of
-the seed and the config, and are computed again, without training.
+Accuracies come from the stored cells of ``experiments/asynchronous/suite.yaml``. Times and stalenesses are a
+function of the seed and the config, and are computed again, without training. The text is in its ``page.md.j2``.
 """
 
 from __future__ import annotations
@@ -31,115 +31,16 @@ from fl_lightning.bench.cells_csv import stored_cells  # noqa: E402
 from fl_lightning.core.clock import MICROSECONDS, Buffered, Clock, ServerStep  # noqa: E402
 from fl_lightning.core.sampling import UniformSampler  # noqa: E402
 from fl_lightning.core.systems import SystemOutcome  # noqa: E402
-from fl_lightning.plotting.drawing import Curve, Draw, bars, curves, in_style  # noqa: E402
+from fl_lightning.plotting.drawing import Curve, Draw, bar_style, bars, curves, in_style  # noqa: E402
 from fl_lightning.plotting.figures import laid_out  # noqa: E402
-from fl_lightning.plotting.style import LIGHT, LINE_COLOURS  # noqa: E402
+from fl_lightning.plotting.style import LIGHT  # noqa: E402
 
-SUITE, CELLS = (ROOT / "experiments" / "asynchronous" / name for name in ("suite.yaml", "asynchronous-suite.cells.csv"))
-# accuracies to which the seconds are counted, in percent; seconds between two points of a curve and of the schedule's picture
+FILES = ("suite.yaml", "asynchronous-suite.cells.csv", "page.md.j2")
+SUITE, CELLS, PAGE = (ROOT / "experiments" / "asynchronous" / name for name in FILES)
+# percents to which the seconds are counted; seconds between two points of a curve, and in the picture of the schedule
 TARGETS, EVERY, SHOWN = (80, 90), 10, 60
 # stalenesses with a colour of their own; the last is for all larger ones
 COLOURS = 4
-
-PAGE = """\
-# Asynchronous federation
-
-<!-- make_asynchronous.py makes this page -->
-
-A synchronous server waits for the slowest client of each round. An asynchronous one takes a step as soon as a few updates
-have arrived; the others go on training, from older states. Time is simulated here: `trainer.clock` gives each visit a
-duration, and `trainer.asynchronous` decides which updates a step uses.
-
-```python
-from fl_lightning import FederatedTrainer
-from fl_lightning.core.clock import Buffered, Clock
-from fl_lightning.data import Digits
-from fl_lightning.methods import FedBuff
-from fl_lightning.models import MLP, ImageClassifier
-
-trainer = FederatedTrainer(
-    max_rounds=40,
-    local_steps=5,
-    clock=Clock(step_seconds=1.0, spread=0.62),
-    asynchronous=Buffered(concurrency=8, size=4),
-)
-result = trainer.fit(ImageClassifier(MLP(64, [128])), Digits(num_clients=20), FedBuff())
-print(f"{result.metrics['clock/seconds']:.0f} s, staleness {result.metrics['staleness/mean']:.1f}")
-```
-
-Or in a config:
-
-```yaml
-trainer:
-  max_rounds: 10000
-  max_seconds: 600
-  clock: {class_path: Clock, init_args: {step_seconds: 1.0, spread: 0.62}}
-  asynchronous: {class_path: Buffered, init_args: {concurrency: 8, size: 4}}
-method: [{class_path: FedBuff, init_args: {power: 0.5}}]
-```
-
-## The schedule
-
-![Visits of twenty clients, and the steps of the server](figures/asynchronous/schedule.svg)
-
-*The first {{ shown }} simulated seconds of a run with `concurrency=8, size=4`. Rows are clients, bars their visits, in the
-colour of their staleness, and lines the steps of the server. Visits that no step has used are not shown.*
-
-`concurrency` clients train at a time. An update that arrives waits in the buffer until there are `size` of them; then the
-server takes a step, at once, and their clients may be drawn again by `trainer.sampler`. A client is busy as long as it trains or
-waits. Its *staleness* is the number of steps between its start and the step that uses it; `max_staleness` leaves out older updates.
-Durations are those of [simulated seconds](systems.md#simulated-seconds), and `trainer.systems` shortens or loses visits.
-
-The schedule needs no training result: it is a function of the seed and the config, in whole microseconds. So a round of the
-run is a step of the server, whose clients train together, each from the state of its version. Workers, memories of
-clients, failures, metrics and checkpoints work as in synchronous runs, and the bits are the same on
-[any number of workers](workers.md) and after [a resume](resuming.md). With `concurrency` and `size` equal to the number of clients, and
-equal durations, the run is FedAvg, bit for bit.
-
-| value | meaning |
-|---|---|
-| `client.received` | the state that the client began with; `client.change` and FedProx's term count from it |
-| `client.version`, `client.staleness` | number of server steps before that state, and since then |
-| `client.round` | number of the step that uses the update; streams of random numbers, epochs and rate schedules count it |
-| `server.time` | simulated seconds of the step |
-| `clock/seconds`, `staleness/mean`, `staleness/max`, `clients/in_flight` | tags of each step; `clients/in_flight` counts those that train on |
-
-`trainer.max_rounds` counts steps, and `trainer.max_seconds` ends the run before the first step that is later. A client that fails
-leaves its place empty with `on_client_error: skip`.
-
-## Accuracy by simulated seconds
-
-![Test accuracy of three methods over simulated seconds](figures/asynchronous/accuracy.svg)
-
-{{ protocol | wordwrap(120) }}
-Lines are means over {{ seeds }} seeds, of [one suite](../experiments/asynchronous/suite.yaml); the slowest client takes {{ slowest }} times
-as long as the fastest.
-
-| method | steps | updates | staleness | {% for target in targets %}seconds to {{ target }} % | {% endfor %}accuracy at the end |
-|---|---:|---:|---:|{{ "---:|" * (targets | length) }}---:|
-{% for row in rows -%}
-| {{ row | join(" | ") }} |
-{% endfor %}
-Seconds are until the first evaluation with this accuracy; accuracies are means of the last evaluations within 60 seconds.
-With ± the standard deviation over the seeds.
-
-![Share of the updates by staleness](figures/asynchronous/staleness.svg)
-
-## Methods
-
-[FedBuff](methods_asynchronous.md#fedbuff) averages the updates of a step with less weight on stale ones, and
-[FedAsync](methods_asynchronous.md#fedasync) mixes the model of one client into the global one. Without a method, the server takes the
-mean of the updates by `trainer.weighting`. Most methods fit: FedProx, MOON, FedNova, terms for label skew, personal models in the
-memory of clients, server optimizers, and [rules for clients that may lie](methods_robust.md). A method of your own reads
-`client.staleness` on the client and `update.staleness` in [`aggregate`](own_aggregation.md).
-
-Refused before the first round are methods whose clients must begin with one state (SCAFFOLD, FedDyn, FedExP, LoRAProduct,
-FedExLoRA, DPFedAvg; your own with `assumes_fresh = True`), methods with `sent_state` or `sent_extras`, a `deadline`, and
-[real sites](federation.md), which have real clocks.
-
-A version holds the entries and server values that travel. At most `concurrency + 1` are kept, on each worker and in
-checkpoints; `doctor` prints their bytes. Side by side train only clients of one version.
-"""
 
 
 @dataclass(frozen=True)
@@ -184,13 +85,15 @@ def visits_of(course: Course, number: int) -> Draw:
                 break
             axes.axvline(step.time / MICROSECONDS, color=LIGHT["quiet"], linewidth=0.8, zorder=1)
             for visit in step.visits:
-                colour = LINE_COLOURS[min(step_number - visit.version, COLOURS - 1)]
-                start, end = visit.started / MICROSECONDS, visit.ended / MICROSECONDS
-                axes.barh(visit.client, end - start, 0.7, start, color=colour, edgecolor=LIGHT["card"], zorder=2)
+                style = bar_style(min(step_number - visit.version, COLOURS - 1))
+                start, end, used = (time / MICROSECONDS for time in (visit.started, visit.ended, step.time))
+                axes.barh(visit.client, end - start, 0.7, start, zorder=2, **style)
+                axes.hlines(visit.client, end, used, color=style["facecolor"], linewidth=1.2)
         for staleness in range(COLOURS):
             label = f"staleness {staleness}" if staleness < COLOURS - 1 else f"{staleness} or more"
-            axes.barh([], [], color=LINE_COLOURS[staleness], label=label)
+            axes.barh(0, 0, label=label, **bar_style(staleness))
         axes.set(xlim=(0, SHOWN), ylim=(number - 0.5, -0.5), xlabel="simulated seconds", ylabel="client")
+        axes.set_yticks(range(number))
         axes.grid(visible=False)
 
     return draw
@@ -272,7 +175,7 @@ def main() -> None:
         # the letters look alike everywhere, and equal pictures are equal files
         with in_style(), rc_context({"svg.fonttype": "path", "svg.hashsalt": name}):
             figure.savefig(figures / f"{name}.svg", transparent=False, metadata={"Date": None})
-    (folder / "asynchronous.md").write_text(jinja2.Template(PAGE).render(facts).rstrip() + "\n")
+    (folder / "asynchronous.md").write_text(jinja2.Template(PAGE.read_text()).render(facts).rstrip() + "\n")
 
 
 if __name__ == "__main__":

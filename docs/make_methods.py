@@ -44,7 +44,8 @@ Runs = dict[int, dict[str, float]]
 # code with which the ledger compares methods of other authors
 OTHERS = {"Chainer", "FL-bench", "Flower", "NIID-Bench", "PFLlib", "TFF", "fedjax", "fluke", "logit-adj-pytorch"}
 OTHERS |= {"FLoRA", "FedBABU", "FedDecorr", "FedDyn", "FedEx-LoRA", "FedSOL", "FedUV", "MOON", "baseline of FLoRA"}
-OTHERS |= {"Blades", "ByzFL", "FLSim", "NVFlare", "Plato", "FedETF's code", "FedRep's code", "a port", "centered clipping's code"}
+OTHERS |= {"Blades", "ByzFL", "FedETF's code", "FedRep's code", "a port", "centered clipping's code"}
+OTHERS |= {"FLSim", "NVFlare", "Plato"}
 
 # groups of methods, each with a page of its own: title and content
 GROUPS = {
