@@ -162,8 +162,7 @@ NUMBERS = range(max(map(len, APART)))
 
 
 @pytest.mark.parametrize("numbers", sample([NUMBERS[:1], NUMBERS[1:]], NUMBERS[:1]), ids=str)
-def test_the_examples_of_classes_are_parsed(numbers, tmp_path, monkeypatch, capsys, one_parser):
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
+def test_the_examples_of_classes_are_parsed(numbers, tmp_path, capsys, one_parser):
     optimizers = [config["trainer"] for config in CONFIGS if "server_optimizer" in config.get("trainer", {})]
     for number in numbers:
         used, model = (part[number % len(part)] for part in APART)
@@ -185,7 +184,6 @@ def test_the_commands_of_the_callbacks_leave_the_files_they_name(tmp_path, monke
     lines = [shlex.split(line) for line in re.findall(r"^python cli\.py (.*)$", CALLBACKS, re.MULTILINE)]
     assert all(line[:2] == ["fit", "--config"] and (ROOT / line[2]).is_file() for line in lines)
     added = [argument for line in lines for argument in line[3:]]
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     main(["fit", *lines[0][1:3], *added, "--trainer.max_rounds=1", "--data.train_size=150", "--data.test_size=60"])

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,6 @@ LINES = list(dict.fromkeys(line for block in BLOCKS for line in block.replace("\
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch, tmp_path, one_parser, undrawn):
     """Run in an empty folder that sees the repository's configs."""
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     monkeypatch.chdir(tmp_path)
 

@@ -40,7 +40,7 @@ from fl_lightning.core.state import (
     select,
     tensors_by_path,
 )
-from fl_lightning.core.update import Update
+from fl_lightning.core.update import Update, VisitFacts
 from fl_lightning.core.weighted import LARGE, LazyDifference, Weighted, cloned, flatten
 from fl_lightning.data.client_loaders import ExampleIndices
 from fl_lightning.data.labels import label_entries
@@ -180,7 +180,7 @@ class Client(LightningModule):
         """
         return self.sent + self.sent_others + self.recomputed
 
-    @property
+    @cached_property
     def bytes_of_number(self) -> int:
         """Bytes of a number of a payload or a server value: they are in float64, but travel in the parameters' type."""
         return next((self.live[name].element_size() for name in self.trainable), 4)
@@ -423,13 +423,6 @@ class Client(LightningModule):
         size = kwargs.pop("batch_size", None)
         self.visit.logged.add(name, value, size if weight is None else weight, *args, **kwargs)
 
-    def log_term(self, method: Method, name: str, value: Tensor) -> None:
-        """Log a term of a method's penalty as ``train/<method>/<name>``, the mean over the visit and the clients.
-
-        It is logged with its coefficient, as it enters the loss: the terms of a method add up to ``train/<method>``.
-        """
-        self.visit.logged.add_term(f"{method.name}/{name}", value)
-
     def load_reference(self, name: str, state: State, taps: Collection[str] | None = None) -> None:
         """Load ``state`` into the reference model ``name``, a frozen copy of the module, for this visit.
 
@@ -460,6 +453,7 @@ class Client(LightningModule):
         taps, add_term = worker_module.taps, visit.logged.add_term
         if self.references.wanted:
             self.references.begin_batch(batch, batch_idx, rows)
+        targets = targets_of(batch) if self.methods.methods else None
         taps.clear()
         # the hook that runs, on which depends what self.log does
         vars(module)["_current_fx_name"] = "training_step"
@@ -487,9 +481,10 @@ class Client(LightningModule):
             return None
         add_term("loss", loss)
         if self.methods.methods:
-            step = Step(batch, targets_of(batch), taps.values)
-            for name, value in self.methods.penalties(self, step).items():
+            penalties, terms = self.methods.penalties(self, Step(batch, targets, taps.values))
+            for name, value in (*terms.items(), *penalties.items()):
                 add_term(name, value)
+            for value in penalties.values():
                 loss = loss + value
         return loss
 
@@ -614,8 +609,8 @@ class ClientLifecycle:
         worker_module.taps.clear()
         visit.outputs, visit.present = {}, None
         client.references.end()
-        worker_module.commit_buffers()
         worker_module.clear_gradients()
+        worker_module.commit_buffers()
 
     def _check_trained(self) -> None:
         """Refuse a loss or a state that became nan or infinite, and set the drift."""
@@ -659,7 +654,9 @@ class ClientLifecycle:
         size = sum(live[name].nbytes for name in (*client.sent, *buffers, *frozen))
         size += numbers * client.bytes_of_number - client.methods.unsent_bytes(live, visit.info.id)
         visit.values = visit.logged.sums()
-        return Update(delta, buffers, visit.weight, payload, visit.values, visit.drift, frozen, size, bound)
+        facts = VisitFacts(client.num_steps, client.lr, visit.num_skipped, visit.num_lost, visit.scalings)
+        sent = (delta, buffers, visit.weight, payload, visit.values, visit.drift, frozen, size)
+        return Update(*sent, bound, facts, visit.logged.states())
 
     def check_terms(self) -> None:
         """Refuse a loss that cannot be trained on."""
@@ -685,7 +682,7 @@ class ClientLifecycle:
             kind = type(methods.having("client_weight")[0]).__name__
             hint = f"return 0, or a number from {LEAST_WEIGHT} to {LARGEST_WEIGHT}, from {kind}.client_weight"
             raise ClientError(f"its weight is {weight}; {hint}; only the ratios of weights count")
-        examples = float(client.info.num_examples) if client.weighting == "examples" else 1.0
+        examples = float(client.visit.info.num_examples) if client.weighting == "examples" else 1.0
         return examples if weight is None else weight
 
 

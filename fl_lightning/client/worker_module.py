@@ -134,9 +134,9 @@ class WorkerModule:
 
     def load_and_reset(self, state: State) -> None:
         """Load a state, and restore everything outside the state to the start of the run, without gradients."""
+        self.clear_gradients()
         self.load(state)
         self._start.restore()
-        self.clear_gradients()
 
     def clear_gradients(self) -> None:
         """Free the gradients."""

@@ -28,6 +28,8 @@ from fl_lightning.utilities.errors import SharedStateError, UsageError, check_al
 Value = TypeVar("Value")
 # values of a method by name: ``Weighted``, or dictionaries of them to any depth
 Payload = dict[str, Any]
+# a penalty, with its terms for the log
+Penalty = Tensor | tuple[Tensor, Mapping[str, Tensor]] | None
 # the client hook that runs at present
 client_hook: ContextVar[str] = ContextVar("client_hook", default="")
 
@@ -240,10 +242,11 @@ class Method:
         """The logits ``(B, C)`` that the module's own loss sees, in training only; of the same shape."""
         return logits
 
-    def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
+    def penalty(self, client: ClientContext, step: Step) -> Penalty:
         """A scalar tensor that is added to the loss and logged as ``train/<name>``; None for no term.
 
-        A penalty of several terms logs each of them, with its coefficient, by ``client.log_term``.
+        A penalty of several terms may return a pair: their sum, and a dictionary of the terms with their coefficients,
+        which are logged as ``train/<name>/<term>``.
         """
         return None
 
@@ -477,13 +480,17 @@ class MethodList:
             logits = changed
         return logits
 
-    def penalties(self, client: ClientContext, step: Step) -> dict[str, Tensor]:
-        """The terms that are added to the loss, by the method's name."""
-        terms = {}
+    def penalties(self, client: ClientContext, step: Step) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The penalties that are added to the loss, by the method's name, and the terms of those that have several."""
+        penalties, terms = dict[str, Tensor](), dict[str, Tensor]()
         for method in self.having("penalty"):
             term = call_hook(method, "penalty", client, step)
             if term is None:
                 continue
+            if isinstance(term, tuple):
+                term, parts = term
+                for name, value in parts.items():
+                    terms[f"{method.name}/{name}"] = value
             number = isinstance(term, Tensor) and term.numel() == 1 and term.is_floating_point()
             if not number:
                 check_returned(False, method, "penalty", term, "return a scalar tensor of real numbers, or None")
@@ -495,8 +502,8 @@ class MethodList:
                         f"method={type(method).__name__}: penalty returned a tensor without gradient, which has no "
                         "effect on training; return None for no term"
                     )
-            terms[method.name] = term.reshape(()) if term.ndim else term
-        return terms
+            penalties[method.name] = term.reshape(()) if term.ndim else term
+        return penalties, terms
 
     def on_client_end(self, client: ClientContext) -> dict[str, Payload]:
         """Return the payload of each method by name."""
@@ -604,11 +611,13 @@ class MethodList:
                 updates = method.transform_updates(server, updates.as_seen_by(method.name))
                 hint = "return the updates, or updates.replaced(rows)"
                 check_returned(isinstance(updates, Updates), method, "transform_updates", updates, hint)
+        if not updates.weights.any():
+            return {}
         for method in self.having("aggregate"):
             change = method.aggregate(server, updates.as_seen_by(method.name))
             buffers = {*updates.float_buffers} & (change.keys() if isinstance(change, Mapping) else set())
             return checked_state(method, "aggregate", change, select(server.state, [*updates.names, *buffers]))
-        return dict(updates.combined(updates.weights, mean=True)) if updates.weights.any() else {}
+        return dict(updates.combined(updates.weights, mean=True))
 
     def transform_update(self, server: Server, delta: State, payload: dict[str, Payload]) -> State:
         """Apply the methods' transforms in list order, each with its own payload."""

@@ -17,7 +17,7 @@ from fl_lightning.core.clock import MICROSECONDS
 from fl_lightning.core.sampling import UniformSampler
 from fl_lightning.core.state import clone, select
 from fl_lightning.core.systems import SystemOutcome
-from fl_lightning.core.update import Totals, Update, UpdateRows
+from fl_lightning.core.update import CohortMeans, Totals, Update, UpdateRows, VisitFacts
 from fl_lightning.core.updates import ClientUpdate, Updates
 from fl_lightning.core.weighted import LazyDifference, cloned
 from fl_lightning.distributed.workers import schedule
@@ -66,13 +66,14 @@ class Outcome:
     errors: dict[int, Exception] = field(default_factory=dict)
     updates: dict[int, ClientUpdate] = field(default_factory=dict)
 
-    def note_visit(self, k: int, steps: int, rate: float, skipped: int, idle: bool, arrived: bool = True) -> None:
-        """Count the visit of client ``k``."""
-        self.counts.update(visits=1, stepped=steps > 0, idle=idle, skipped=skipped)
-        if arrived:
-            self.arrived.append(k)
-            if steps > 0:
-                self.rates.append(rate)
+    def note_visit(self, k: int, facts: VisitFacts, idle: bool, drops_out: bool = False) -> None:
+        """Count the visit of client ``k``, whose update the server gets if it took a step and does not drop out."""
+        self.counts.update(visits=1, stepped=facts.steps > 0, idle=idle, skipped=facts.skipped, lost=facts.lost)
+        if not drops_out:
+            self.scalings += facts.scalings
+            if facts.steps:
+                self.arrived.append(k)
+                self.rates.append(facts.rate)
 
 
 def draw_cohort(run: Run, round_: int) -> list[int]:
@@ -179,11 +180,11 @@ def follow_schedule(run: Run) -> None:
         run.versions.step(trainer.max_rounds - 1 if systems is not None else 0)  # refuses too few clients
 
 
-def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[Totals, list[int]]:
+def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[CohortMeans, list[int]]:
     """Train the clients that are placed on this worker, and add up the updates of all workers.
 
     Returns:
-        The sums, and the clients whose updates are in them.
+        The means, and the clients whose updates are in them.
     """
     totals, outcome = Totals(run.fabric.device), Outcome(VisitMetrics(run.client.module))
     run.stopwatch.reset()
@@ -204,15 +205,18 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
             break
     arrived = share_outcome(run, round_, outcome)
     totals.all_reduce(run.workers)
-    keep_updates(run, outcome, totals)
-    totals.merged = outcome.metrics.merged(run.workers)
+    means = totals.close()
+    means.updates = shared_updates(run, outcome)
+    of_objects = outcome.metrics.merged(run.workers)
+    counted = {f"{name}/clients" for name in of_objects}
+    means.logged = {name: value for name, value in {**means.logged, **of_objects}.items() if name not in counted}
     run.stopwatch.lap("wait")
     seconds_of_workers = run.workers.gather(run.stopwatch.read(), "seconds of a cohort")
     for phase in VISIT_PHASES:
         if not (run.stopwatch.events and phase in PARTS_OF_STEP):
             seconds = [worker_seconds.get(phase, 0.0) for worker_seconds in seconds_of_workers]
             run.metrics.update({f"time/{phase}": sum(seconds) / len(seconds)})
-    return totals, arrived
+    return means, arrived
 
 
 def place_cohort(run: Run, simulated: dict[int, SystemOutcome]) -> list[Part]:
@@ -241,9 +245,9 @@ def add_rows(run: Run, rows: UpdateRows, totals: Totals, outcome: Outcome) -> No
     """Add the updates of clients that nothing observes one by one."""
     if rows.clients:
         totals.add_rows(rows)
-    for k, steps, rate, skipped in zip(rows.clients, rows.steps, rows.rates, rows.skipped, strict=True):
+    for k, facts in zip(rows.clients, rows.facts, strict=True):
         run.client.memories().commit_visit(k)
-        outcome.note_visit(k, steps, rate, skipped, run.local_training.batches(k) == 0)
+        outcome.note_visit(k, facts, run.local_training.batches(k) == 0)
 
 
 def add_result(
@@ -266,9 +270,8 @@ def add_update(
     run: Run, k: int, round_: int, simulated: SystemOutcome, update: Update, totals: Totals, outcome: Outcome
 ) -> None:
     """Show a client that has trained to the callbacks, and add its update, unless it is lost or took no step."""
-    client = run.client
-    arrives = simulated.lost is None and client.num_steps > 0
-    if arrives:
+    client, drops_out = run.client, simulated.lost is not None
+    if update.facts.steps and not drops_out:
         single = single_update(run, update) if run.methods.seeing_updates else None
         if single is not None:
             update = replace(update, delta={})  # its sum is not needed
@@ -283,13 +286,10 @@ def add_update(
             raise ClientError(f"client {k}, round {round_}: {error}") from error
         if single is not None:
             outcome.updates[k] = single
-        outcome.metrics.add(k, client.visit.logged)
+        outcome.metrics.add(k, update.metric_states)
     else:
         client.memories().drop(k)
-    outcome.counts.update(lost=client.visit.num_lost)
-    outcome.scalings += client.visit.scalings if simulated.lost is None else []
-    idle = run.local_training.batches(k) == 0
-    outcome.note_visit(k, client.num_steps, client.lr, client.visit.num_skipped, idle, arrives)
+    outcome.note_visit(k, update.facts, run.local_training.batches(k) == 0, drops_out)
 
 
 def single_update(run: Run, update: Update) -> ClientUpdate:
@@ -303,16 +303,17 @@ def single_update(run: Run, update: Update) -> ClientUpdate:
         change = clone(update.delta)
     replaced = [name for name in client.sent if client.received[name] is not state[name]]
     payload = {m.name: cloned(update.payload.get(m.name, {})) for m in methods.seeing_updates}
-    facts = float(update.weight), client.info.num_examples, client.num_steps, client.staleness
+    facts = float(update.weight), client.info.num_examples, update.facts.steps, client.staleness
     return ClientUpdate(client.info.id, *facts, change, update.others, select(client.received, replaced), payload)
 
 
-def keep_updates(run: Run, outcome: Outcome, totals: Totals) -> None:
-    """Let the server hooks see the updates one by one, where a method's do; all workers call this."""
-    if run.methods.seeing_updates:
-        client, state = run.client, run.server.state
-        buffers = [name for name in client.sent_others if state[name].is_floating_point()]
-        totals.updates = Updates(outcome.updates, state, client.sent, buffers, run.workers, run.fabric.device)
+def shared_updates(run: Run, outcome: Outcome) -> Updates | None:
+    """Return the updates one by one, where a method's server hooks see them; all workers call this."""
+    if not run.methods.seeing_updates:
+        return None
+    client, state = run.client, run.server.state
+    buffers = [name for name in client.sent_others if state[name].is_floating_point()]
+    return Updates(outcome.updates, state, client.sent, buffers, run.workers, run.fabric.device)
 
 
 def is_watched(run: Run) -> bool:

@@ -18,7 +18,7 @@ from fl_lightning.core.method import MethodList
 from fl_lightning.core.server import Server
 from fl_lightning.core.state import State
 from fl_lightning.core.systems import SystemOutcome
-from fl_lightning.core.update import Totals, Update, UpdateRows
+from fl_lightning.core.update import CohortMeans, Update, UpdateRows
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.distributed.workers import Workers
 from fl_lightning.engine.evaluation.evaluator import Evaluator, Representations
@@ -39,8 +39,8 @@ class ClientBackend(Protocol):
     def present(self, run: Run, round_: int) -> Sequence[int]:
         """The clients that are present in a round, in ascending order, from which its cohort is drawn."""
 
-    def train(self, run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[Totals, list[int]]:
-        """Train a cohort; returns the sums of its updates, and the clients whose updates are in them, ascending."""
+    def train(self, run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[CohortMeans, list[int]]:
+        """Train a cohort; returns the means of its updates, and the clients whose updates are in them, ascending."""
 
     def evaluate(self, run: Run) -> None:
         """Evaluate the global model, or the clients' own models where entries of the state do not travel."""
@@ -131,7 +131,7 @@ def update_or_failure(visit: Callable[[], Update]) -> Update | Exception:
         return error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """The parts of a run, as one worker has them: ``client`` is the module in which all its clients train."""
 

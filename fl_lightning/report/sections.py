@@ -250,7 +250,7 @@ def sections_of(
         metric: the metric of the comparison.
         baseline: line to compare with; None for FedAvg, if it exists.
         title: beginning of the titles, such as the title of a study.
-        of_suite: ``names`` and ``intervals`` of :class:`Section`.
+        of_suite: ``intervals`` of :class:`Section`.
     """
     by_data: dict[str, list[FitResult]] = defaultdict(list)
     for run in runs:

@@ -1,4 +1,8 @@
-"""Local training of a client, from the state that it receives to the update that it sends."""
+"""Local training of a client, from the state that it receives to the update that it sends.
+
+Private names of torch, as of torch 2.6 and 2.15: the hooks and ``profile_hook_step`` of ``torch.optim.Optimizer``, and
+``torch.autograd._profiler_enabled``.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
 
 from fl_lightning.client import Client
 from fl_lightning.client.lightning.fit_progress import FitProgress
@@ -35,7 +40,6 @@ from fl_lightning.training.optimizers import (
     clear_gradients,
     needs_closure,
     set_mode,
-    take_step,
 )
 from fl_lightning.training.patching import patched
 from fl_lightning.training.schedules import Mode, PlateauScheduler, Schedules
@@ -49,6 +53,8 @@ from fl_lightning.utilities.errors import (
     with_location,
 )
 
+# torch's wrapper around the ``step`` of every optimizer, which calls hooks and opens a span for its profiler
+WRAPPER = Optimizer.profile_hook_step(Optimizer.step).__code__
 # phases that the stopwatch of a GPU counts as ``step``
 PARTS_OF_STEP = ("forward_backward", "correct")
 
@@ -102,13 +108,11 @@ class LocalTraining:
                 rng_scope(seed, "train", round_, k),
                 client.worker_module.training(),
                 self.loaders.train(k, round_) as loader,
-                client.lifecycle.visiting(
-                    datamodule.info(k), received, client.worker_module.fit_progress.at(round_, len(loader), work)
-                ) as visit,
             ):
-                if visit.fit_progress.passes_now:  # a client without batches has no fit, and calls no hook
+                fit_progress = client.worker_module.fit_progress.at(round_, len(loader), work)
+                with client.lifecycle.visiting(datamodule.info(k), received, fit_progress) as visit:
                     self._train(visit, loader, self.lr_factors[round_])
-                return client.lifecycle.finish()
+                    return client.lifecycle.finish()
         except (UsageError, LostWorkerError, Stopped):
             raise
         except (Exception, SystemExit) as error:
@@ -184,6 +188,8 @@ class LocalTraining:
     def begin_optimizer(self, factor: float, loader: ClientLoader | None) -> tuple[Optimizer, Schedulers]:
         """The optimizer and the schedulers of a visit in their initial state."""
         optimizer, schedulers = self.optimizers.fresh()
+        worker_module = self.client.worker_module
+        self._closes = "optimizer_step" in worker_module.hooks or needs_closure(optimizer)
         for group in optimizer.param_groups if factor != 1.0 else ():
             group["lr"] = group["lr"] * factor
         self.schedules.begin_visit(optimizer, schedulers)
@@ -193,8 +199,6 @@ class LocalTraining:
             self._scaler = self._precision.scaler = copy.deepcopy(self._unused_scaler)
             state = zip(("scale", "_growth_tracker"), self.scaling, strict=True)
             self._scaler.load_state_dict({**self._scaler.state_dict(), **dict(state)})
-        worker_module = self.client.worker_module
-        self._closes = "optimizer_step" in worker_module.hooks or needs_closure(optimizer)
         worker_module.trainer_shim.begin_visit(optimizer, schedulers, loader)
         set_mode(optimizer, "train")
         return optimizer, schedulers
@@ -203,10 +207,13 @@ class LocalTraining:
         """All epochs and batches of a visit, with the hooks of Lightning's training loop in its order."""
         client, fit_progress, logged, watch = self.client, visit.fit_progress, visit.logged, self.stopwatch
         call, hooks, schedules = client.worker_module.call, client.worker_module.hooks, self.schedules
+        passes = fit_progress.passes_now
+        if not passes:  # a client without batches has no fit, and calls no hook
+            return
         optimizer, schedulers = self.begin_optimizer(lr_factor, loader)
         call("on_train_start")
         watch.lap("load")
-        for epoch, length in enumerate(fit_progress.passes_now):
+        for epoch, length in enumerate(passes):
             fit_progress.epoch = epoch
             call("on_train_epoch_start")
             for batch in self._pass(loader, length, fit_progress):
@@ -387,6 +394,26 @@ class LocalTraining:
         if methods.having("on_after_clipping") and not self._overflows:
             methods.call("on_after_clipping", client, optimizer)
         self.stopwatch.lap("correct")
+
+
+def take_step(optimizer: Optimizer) -> None:
+    """``optimizer.step()``, without what torch wraps around it where nobody looks: hooks, and a profiler's span.
+
+    For a small model the wrapper takes as long as the step.
+    """
+    step: Any = type(optimizer).step
+    wrapped = getattr(step, "__code__", None) is WRAPPER and "step" not in vars(optimizer)
+    observed = wrapped and (
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+        or torch.autograd._profiler_enabled()
+    )
+    if wrapped and not observed:
+        step.__wrapped__(optimizer)
+    else:
+        optimizer.step()
 
 
 def end_step(client: Client, optimizer: Optimizer, lost: bool = False) -> None:

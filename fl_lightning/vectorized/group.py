@@ -24,8 +24,7 @@ from fl_lightning.core.seeding import generator_states, rng_scope
 from fl_lightning.core.state import State, norm
 from fl_lightning.core.update import Update
 from fl_lightning.core.weighted import Weighted, weigh_rows
-from fl_lightning.training.local_training import LocalTraining
-from fl_lightning.training.optimizers import take_step
+from fl_lightning.training.local_training import LocalTraining, take_step
 from fl_lightning.training.patching import patched
 from fl_lightning.utilities.errors import ClientError, LostWorkerError, Stopped, UsageError, with_location
 from fl_lightning.vectorized.batched_tree import (

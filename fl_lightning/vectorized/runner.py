@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from fl_lightning.core.state import State
-from fl_lightning.core.update import UpdateRows
+from fl_lightning.core.update import UpdateRows, VisitFacts
 from fl_lightning.engine.run import Part, Run, VisitResult, VisitRunner, Work, update_or_failure
 from fl_lightning.utilities.errors import ClientError, LostWorkerError, UsageError, with_location
 from fl_lightning.vectorized.group import Group, GroupMember
@@ -88,7 +88,8 @@ class VectorizedRunner(VisitRunner):
             if group.sends_states_alone() and not observed:
                 rows, updates, extremes = group.updates()
                 numbers = [values[rows].tolist() for values in (group.num_steps, group.lr, group.num_skipped)]
-                yield UpdateRows([part[row] for row in rows], updates, extremes, *numbers)
+                facts = [VisitFacts(*of_visit) for of_visit in zip(*numbers, strict=True)]
+                yield UpdateRows([part[row] for row in rows], updates, extremes, facts)
                 added_rows = {*rows}
             for row, k in enumerate(part):
                 if row not in added_rows:

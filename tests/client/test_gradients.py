@@ -8,11 +8,10 @@ import pytest
 import torch
 from helpers.beside import SIZES, assert_near, rows
 from helpers.errors import refused, warned
-from helpers.gradients import Ahead, InStep
+from helpers.gradients import Ahead, InStep, scales_gradients
 from helpers.quadratics import Curved, curved_data
 from helpers.runs import assert_same_bits, history, plain_sgd_model, small_data, small_trainer, train
 from helpers.tiny import TinyData, TinyModule
-from lightning.fabric.plugins import MixedPrecision
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import LBFGS
@@ -219,12 +218,7 @@ def test_outside_of_steps_the_gradients_of_batches_add_up_to_that_of_all_data(tm
 
 
 def test_sixteen_bit_gradients_are_unscaled_and_do_not_overflow(tmp_path, monkeypatch):
-    """A scaler on the CPU, as 16-mixed has on a GPU, and a loss whose scaled gradients overflow float32."""
-    plain = MixedPrecision.__init__
-
-    def scaled(self, **kwargs):
-        plain(self, **kwargs)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=1000)
+    """The scaled gradients of the loss overflow float32."""
 
     class Steep(TinyModule):
         def loss(self, batch):
@@ -238,7 +232,7 @@ def test_sixteen_bit_gradients_are_unscaled_and_do_not_overflow(tmp_path, monkey
                 torch.testing.assert_close(value, client.live[name].grad)
                 client.live[name].grad = value * 2.0**-115
 
-    monkeypatch.setattr(MixedPrecision, "__init__", scaled)
+    scales_gradients(monkeypatch, 2.0)
     monkeypatch.setattr("fl_lightning.training.extra_passes.SCALE", 2.0**16)
     fit(tmp_path, [Asks()], model=Steep, precision="bf16-mixed", max_rounds=1)
 

@@ -19,7 +19,7 @@ from helpers.tiers import sample
 
 from fl_lightning import Method, ServerValue, Weighted
 from fl_lightning.callbacks import Callback, PersonalAccuracy
-from fl_lightning.methods import MOON, SCAFFOLD, DPFedAvg, FedBN, FedProx
+from fl_lightning.methods import IFCA, MOON, SCAFFOLD, DPFedAvg, FedAMP, FedBN, FedProx, HetLoRA
 from fl_lightning.utilities.errors import ClientError, SharedStateError
 
 NAMES = ("classifier.weight", "classifier.bias")
@@ -89,10 +89,14 @@ class Received(Callback):
             assert torch.equal(after[name].double() - self.states[k][name].double(), change)
 
 
+def names_of(methods):
+    return [method.name for method in methods]
+
+
 def fit(folder, methods, ckpt_path=None, model=plain_sgd_model, **kwargs):
     trainer = small_trainer(folder, **{"max_rounds": 3, "clients_per_step": 1, "threads_per_worker": 1, **kwargs})
     data = small_data(train_size=120, test_size=50, num_clients=4)
-    trainer.fit(model(), data, methods, ckpt_path)
+    trainer.fit(lora_model() if "hetlora" in names_of(methods) else model(), data, methods, ckpt_path)
     return {name: value.clone() for name, value in trainer.server.state.items()}, trainer
 
 
@@ -138,6 +142,9 @@ LISTS = {
     "Shifted, SCAFFOLD, MOON": lambda: [SCAFFOLD(), Shifted(), MOON()],
     "Chosen, FedProx": lambda: [Chosen(), FedProx(0.1)],
     "FedBN, Shifted": lambda: [FedBN(), Shifted()],
+    "IFCA": lambda: [IFCA(2, 0.5)],
+    "FedAMP, FedProx": lambda: [FedAMP(weight=0), FedProx(0.1)],
+    "HetLoRA": lambda: [HetLoRA([1, 4, 2])],
 }
 BOTH = sample([*LISTS], "Chosen, FedProx")
 
@@ -183,7 +190,8 @@ def test_a_visit_is_repeated_to_its_bits(tmp_path, name):
     again = small_trainer(tmp_path, max_rounds=3, clients_per_step=1, threads_per_worker=1)
     data = small_data(train_size=120, test_size=50, num_clients=4)
     path = trainer.run_dir / "checkpoints" / "last.ckpt"
-    again.replay(plain_sgd_model(), data, 2, 3, path, LISTS[name]())
+    model = lora_model() if name == "HetLoRA" else plain_sgd_model()
+    again.replay(model, data, 2, 3, path, LISTS[name]())
     assert_same_bits(dict(again.client.change), received.changes[3])
 
 

@@ -68,7 +68,8 @@ def test_feduv_with_one_coefficient_is_the_other_term_alone(run):
 
         def penalty(self, client, step):
             z, logits = step.taps["representation"].detach(), step.taps["logits"].detach()
-            seen.append([term.penalty(client, step).item() for term in (FedUV(0.5, 0), FedUV(0, 2.0), FedUV(0.5, 2.0))])
+            methods = (FedUV(0.5, 0), FedUV(0, 2.0), FedUV(0.5, 2.0))
+            seen.append([method.penalty(client, step)[0].item() for method in methods])
             assert seen[-1][0] == pytest.approx(0.5 * float(rbf_uniformity(z)))
             assert seen[-1][1] == pytest.approx(2.0 * float(hinge(logits)))
             assert FedUV(0, 0).penalty(client, step) is None
