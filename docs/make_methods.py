@@ -45,6 +45,7 @@ Runs = dict[int, dict[str, float]]
 OTHERS = {"Chainer", "FL-bench", "Flower", "NIID-Bench", "PFLlib", "TFF", "fedjax", "fluke", "logit-adj-pytorch"}
 OTHERS |= {"FLoRA", "FedBABU", "FedDecorr", "FedDyn", "FedEx-LoRA", "FedSOL", "FedUV", "MOON", "baseline of FLoRA"}
 OTHERS |= {"Blades", "ByzFL", "FedETF's code", "FedRep's code", "RB-LoRA", "a port", "centered clipping's code", "flgo"}
+OTHERS |= {"FLSim", "NVFlare", "Plato"}
 
 # groups of methods, each with a page of its own: title and content
 GROUPS = {
@@ -54,6 +55,7 @@ GROUPS = {
     "personal": ("Personal models", "Parts of the model, or whole models, that stay with each client."),
     "adapters": ("Low-rank adapters", "Aggregation of LoRA adapters of a frozen model."),
     "robust": ("Robust aggregation and attacks", "Rules that see each client's update, and attackers to test them."),
+    "asynchronous": ("Asynchronous servers", "Methods for updates of clients that trained from older models."),
 }
 
 INDEX = """\
