@@ -98,9 +98,10 @@ class FileDataModule(ImageDataModule):
         """Return the offline data set, whose domains follow each other."""
         labels = [cycled(self.num_classes, number) for number in self.numbers]
         train, test = (patterns(part, *self.shape, seed=len(part)) for part in labels)
-        domains = [np.arange(number) * len(self.domain_names) // number for number in self.numbers]
-        in_domains = (*domains, self.domain_names) if self.domain_names else ()
-        return Images(train, labels[0], test, labels[1], *in_domains)
+        if not self.domain_names:
+            return Images(train, labels[0], test, labels[1])
+        domain, test_domain = (np.arange(number) * len(self.domain_names) // number for number in self.numbers)
+        return Images(train, labels[0], test, labels[1], domain, test_domain, self.domain_names)
 
 
 class NpyImages(FileDataModule):
