@@ -119,7 +119,8 @@ class Comparison:
             # other tables have other numbers
             by_place[tuple(run.labels.values()), run.seed] = replace(run, state=run.result.state, notes=[])
         self.numbers = list(by_place.values())
-        of_local = {(without_method(number.labels), number.seed): number for number in self.numbers if number.is_local}
+        local_runs = [run for run in self.numbers if run.is_local]
+        of_local = {(without_method(run.labels), run.seed): run for run in local_runs}
         for number in self.numbers:
             labels, seed = number.labels, number.seed
             number.local = of_local.get((without_method(labels), seed))

@@ -100,7 +100,8 @@ class FileDataModule(ImageDataModule):
         train, test = (patterns(part, *self.shape, seed=len(part)) for part in labels)
         if not self.domain_names:
             return Images(train, labels[0], test, labels[1])
-        domain, test_domain = (np.arange(number) * len(self.domain_names) // number for number in self.numbers)
+        count = len(self.domain_names)
+        domain, test_domain = (np.arange(number) * count // number for number in self.numbers)
         return Images(train, labels[0], test, labels[1], domain, test_domain, self.domain_names)
 
 
