@@ -510,7 +510,8 @@ class ClientLifecycle:
         logged = client.worker_module.begin_logging(info.num_examples)
         attributes = client.methods.attributes
         server = () if attributes is None else attributes.server
-        watched = [(f"client.extras: {path}", value) for path, value in tensors_by_path(sent.extras)]
+        extras = tensors_by_path(sent.extras) if sent.extras else ()
+        watched = [(f"client.extras: {path}", value) for path, value in extras]
         state = {**received, **sent.entries, **local_entries}
         client.visit = Visit(info, state, fit_progress, logged, [*server, *watched], sent.extras, sent.owners)
         return client.visit
@@ -535,7 +536,8 @@ class ClientLifecycle:
             visit = self.begin(info, received, fit_progress, self.sent_to(info.id))
             client.references.start(repeats=len(fit_progress.passes_now) > 1)
             client.worker_module.load_and_reset(visit.received)
-            self.choose_start(visit)
+            if client.methods.overriding("start_state"):
+                self.choose_start(visit)
             client.methods.call("on_client_start", client)
             yield visit
 
