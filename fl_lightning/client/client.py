@@ -534,7 +534,7 @@ class ClientLifecycle:
         with self.attributes_restored():
             client.worker_module.trainer_shim.fit_progress = fit_progress
             visit = self.begin(info, received, fit_progress, self.sent_to(info.id))
-            client.references.start(repeats=len(fit_progress.passes_now) > 1)
+            client.references.clear(repeats=len(fit_progress.passes_now) > 1)
             client.worker_module.load_and_reset(visit.received)
             if client.methods.overriding("start_state"):
                 self.choose_start(visit)
@@ -572,7 +572,7 @@ class ClientLifecycle:
                 yield
         finally:
             client.methods, client.visit, client.references.num_runs = before, visit, runs
-            client.references.end()
+            client.references.clear()
 
     def personal_entries(self, info: ClientInfo, state: State) -> State:
         """The entries in which the model of a client differs from the evaluated global ``state``, from its memory.
@@ -610,7 +610,7 @@ class ClientLifecycle:
         client, visit, worker_module = self.client, self.client.visit, self.client.worker_module
         worker_module.taps.clear()
         visit.outputs, visit.present = {}, None
-        client.references.end()
+        client.references.clear()
         worker_module.clear_gradients()
         worker_module.commit_buffers()
 

@@ -84,7 +84,7 @@ def collected(models: ReferenceModels) -> Iterator[dict[str, dict[str, Any]]]:
 @contextmanager
 def holding(models: ReferenceModels, loads: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
     """In this block the reference models have these states, and no value is cached."""
-    models.start(repeats=False)
+    models.clear()
     models.wanted = {name: set(part["taps"]) for name, part in loads.items()}
     with ExitStack() as stack:
         for name, part in loads.items():
@@ -92,7 +92,7 @@ def holding(models: ReferenceModels, loads: Mapping[str, Mapping[str, Any]]) -> 
             live = tensors(model)
             stack.enter_context(StateBinding(model, live).swapped({**live, **part["state"]}))
         yield
-    models.start(repeats=False)
+    models.clear()
 
 
 def mapped_gradient(
