@@ -22,7 +22,7 @@ from fl_lightning.utilities.errors import require
 
 
 class FedAsync(Method):
-    r"""Moves the global model towards the model of each client that arrives, the less the staler its update is.
+    r"""Moves the global model towards the model of each arriving client, by less if its update is stale.
 
     :math:`\tau` is the number of server steps since the state with which client k began, and :math:`y_k` its model
     after training: that state and its change. The server steps after each update: ``trainer.asynchronous`` is

@@ -14,7 +14,7 @@ from fl_lightning.utilities.errors import require
 
 
 class FedBuff(Method):
-    r"""Averages K updates of an asynchronous server, the less of each the staler it is.
+    r"""Averages K updates of an asynchronous server, after scaling down stale ones.
 
     :math:`\tau_k` is the number of server steps since the state with which client k began. The buffer is
     ``trainer.asynchronous``: ``Buffered(concurrency, size=K)``; :math:`\eta_g` is the rate of the server optimizer.

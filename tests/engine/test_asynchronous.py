@@ -52,13 +52,19 @@ def test_workers_and_a_resume_at_any_step_change_no_bit(tmp_path):
         assert values == [row[tag] for row in by_two] == [row[tag] for row in rest]
 
 
+class DecaysWithStaleness(Method):
+    def penalty(self, client, step):
+        return 0.01 * client.staleness * sum(client.live[name].square().sum() for name in client.sent)
+
+
 def test_side_by_side_clients_of_one_version_share_a_group(tmp_path):
     how = {"asynchronous": Buffered(6, 4), "precision": "64-true"}
-    weights, history = run(tmp_path / "alone", [FedBuff()], **how)
-    grouped, rows = run(tmp_path / "groups", [FedBuff()], clients_per_step=4, **how)
+    weights, history = run(tmp_path / "alone", [FedBuff(), DecaysWithStaleness()], **how)
+    grouped, rows = run(tmp_path / "groups", [FedBuff(), DecaysWithStaleness()], clients_per_step=4, **how)
     for name, value in weights.items():
         torch.testing.assert_close(grouped[name], value, rtol=1e-8, atol=1e-8)
     assert [row["staleness/mean"] for row in rows] == [row["staleness/mean"] for row in history]
+    assert [row["train/decayswithstaleness"] > 0 for row in rows] == [row["staleness/mean"] > 0 for row in history]
 
 
 class Records(Method):

@@ -68,12 +68,8 @@ def diagnose(
     begin_fit(run, fresh=source is None)
     if run.client.sent and not run.trainer.fast_dev_run:
         warn_of_arguments(run, "model.ckpt")
-    trainer, client, fit_progress, number = (
-        run.trainer,
-        run.client,
-        run.worker_module.fit_progress,
-        run.data.num_clients,
-    )
+    trainer, client, number = run.trainer, run.client, run.data.num_clients
+    fit_progress = run.worker_module.fit_progress
     lengths = [run.local_training.num_batches(k) for k in range(number)]
     visits = {length: sum(replace(fit_progress, batches=length).passes) for length in set(lengths)}
     batches = [visits[length] for length in lengths]
@@ -165,12 +161,8 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     rounds = run.trainer.max_rounds - done
     if rounds <= 0 or not trained:
         return {}
-    client, fit_progress, training, number = (
-        run.client,
-        run.worker_module.fit_progress,
-        run.local_training,
-        run.data.num_clients,
-    )
+    client, training, number = run.client, run.local_training, run.data.num_clients
+    fit_progress = run.worker_module.fit_progress
     run.server.begin_round(done, draw_cohort(run, done))
     run.worker_module.begin_round(done)
     run.methods.on_round_start(run.server)
