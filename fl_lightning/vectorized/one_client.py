@@ -15,7 +15,6 @@ from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.lightning.module_snapshot import StateBinding
 from fl_lightning.client.reference_models import ReferenceModels
 from fl_lightning.client.visit import Visit
-from fl_lightning.core import foreach
 from fl_lightning.core.client_info import ClientInfo
 from fl_lightning.core.state import State, clone, tensors
 from fl_lightning.functional.rows import linked_zero
@@ -59,7 +58,7 @@ def one_client(client: Client, live: State, visit: Any, references: Mapping[str,
         trainer_shim.fit_progress = visit.fit_progress
         worker_module.log_into(visit.logged)
         models = holding(client.references, references) if references else nullcontext()
-        with models, foreach.tensor_by_tensor():
+        with models:
             yield
     finally:
         attributes.update(before[0])
