@@ -46,7 +46,7 @@ METHODS = {
     "IPM, TrimmedMean, FedProx": lambda: [IPM(share=0.5, epsilon=2.0), TrimmedMean(1), FedProx(0.1)],
     **METHODS,
 }
-KEEP_ENTRIES = ("FedAS", "FedBN", "FedPer", "FedProto", "LGFedAvg", "Local")
+KEEP_ENTRIES = ("FedAS", "FedBN", "FedBN, Shifted", "FedPer", "FedProto", "LGFedAvg", "Local")
 ARGUMENTS = {
     "BatchNormGap": {"every_n_rounds": 2},
     "BestCheckpoint": {"monitor": "test/loss", "mode": "max"},
@@ -177,7 +177,7 @@ def alone(tmp_path_factory):
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("workers", [(2,), (1, 2)])
 @pytest.mark.parametrize("precision", sample(["32-true", "bf16-mixed"], "32-true"))
-@pytest.mark.parametrize("name", sample([*METHODS], "SCAFFOLD, MOON and FedDecorr", "FedBN"))
+@pytest.mark.parametrize("name", sample([*METHODS], "SCAFFOLD, MOON and FedDecorr", "FedBN", "Chosen, FedProx"))
 def test_workers_and_a_resume_change_no_output(tmp_path, alone, name, precision, workers):
     one = alone(name, precision)
     if len(workers) == 2:
