@@ -83,7 +83,7 @@ KEYS_OF_SUITE = {
     **{"title": TEXT, "source": TEXT, "notes": LIST, "base": ANY, "axes": NOT_EMPTY, "seeds": SEEDS},
     **{"overrides": LIST, "exclude": LIST, "metric": NAME, "minimize": BOOL, "percent": BOOL, "baseline": MAPPING},
     **{"confidence": SHARE, "tables": LIST},
-    **{"tune": ANY, "tuned": TEXT, "decide": ANY, "names": MAPPING, "finished": TEXT},
+    **{"tune": ANY, "tuned": TEXT, "decide": ANY, "finished": TEXT},
 }
 KEYS_OF_DECIDE = {"margin": POSITIVE, "prior_scale": POSITIVE, "alpha": SHARE, "max_seeds": COUNT}
 KEYS_OF_TABLE = {
@@ -133,7 +133,6 @@ def load_suite(path: str | Path) -> Suite:
         "seeds": keys.get("seeds", (0,)),
         "overrides": tuple(overrides),
         "exclude": tuple(map(CHOICE.form, keys.get("exclude", ()))),
-        "names": {name: printable(other_name) for name, other_name in keys.get("names", {}).items()},
         "baseline": keys.get("baseline", {"method": "FedAvg"} if "FedAvg" in axes.get("method", {}) else {}),
         "tables": tuple(tables),
         "decide": decide,
@@ -307,12 +306,6 @@ def check_labels(suite: Suite) -> None:
         require(axis in suite.axes, where, axis, f"is not an axis; available: {', '.join(suite.axes)}")
         hint = f"is not a label; available: {', '.join(suite.axes[axis])}{order}"
         require(label in suite.axes[axis], f"{where}.{axis}", label, hint)
-    nameable = [suite.metric, *suite.axes]
-    for labels_of_axis in suite.axes.values():
-        nameable += labels_of_axis
-    for name in suite.names:
-        hint = f"is neither the metric nor an axis nor a label; there are {', '.join(nameable)}"
-        require(name in nameable, f"{suite.path}: names", name, hint)
     if suite.decide is not None:
         require(
             bool(suite.baseline), f"{suite.path}: baseline", None, "decide needs a baseline, such as {method: FedAvg}"

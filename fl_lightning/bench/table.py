@@ -28,8 +28,6 @@ from fl_lightning.bench.table_rendering import (
     latex_tables,
     markdown,
     plain_table,
-    renamed,
-    with_names,
 )
 from fl_lightning.storage.metric_format import fixed
 from fl_lightning.utilities.errors import count, require
@@ -61,7 +59,7 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
     if form == "csv":
         return comparisons_csv(comparisons)
     lines = list(about(suite, cells, results))
-    parts = suite_tables(suite, comparisons, suite.names)
+    parts = suite_tables(suite, comparisons)
     if form == "tex":
         comments = filter(None, (line.lstrip("#- ") for line in lines))
         tables = latex_tables(table for _, of_part, _ in parts for table in of_part)
@@ -74,27 +72,23 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
     return "\n".join(lines)
 
 
-def suite_tables(
-    suite: Suite, comparisons: Sequence[Comparison], names: Mapping[str, str]
-) -> Iterator[tuple[str, list[TextTable], list[str]]]:
+def suite_tables(suite: Suite, comparisons: Sequence[Comparison]) -> Iterator[tuple[str, list[TextTable], list[str]]]:
     """Yield the title of each part of a suite's tables, its tables and the lines below them.
 
     Args:
         suite: the suite.
         comparisons: its tables.
-        names: other names of labels, axes and the metric.
     """
     for comparison in comparisons:
         tables = []
         for text_table in text_tables(comparison):
-            tables.append(renamed(replace(text_table, key=f"{suite.name}-{text_table.key}"), names))
-        below = [with_names(line, names) for line in summary_lines(comparison)]
+            tables.append(replace(text_table, key=f"{suite.name}-{text_table.key}"))
         table = comparison.table
         title = table.caption or first_upper(comparison.title)
         if table.page is not None:
             page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
             title = f"{title} ({page})"
-        yield with_names(title, names), tables, below
+        yield title, tables, list(summary_lines(comparison))
 
 
 def write_tables(
@@ -402,9 +396,8 @@ def remarks(comparison: Comparison) -> Iterator[str]:
 def seconds_of_baseline(comparison: Comparison) -> Iterator[str]:
     """Yield a sentence with the mean seconds of the baseline in each column, if there are any."""
     seconds: dict[str, list[float]] = {}
-    for number in comparison.numbers:
-        run = number.run
-        if comparison.criteria.is_baseline(run.labels) and number.value is not None and run.result.seconds:
+    for run in comparison.numbers:
+        if comparison.criteria.is_baseline(run.labels) and run.value is not None and run.result.seconds:
             column = tuple(run.labels[axis] for axis in comparison.table.columns)
             seconds.setdefault(column_name(comparison, column), []).append(run.result.seconds)
     means = []
@@ -488,7 +481,7 @@ def conclusion(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellRe
             sign = 1 if comparison.table.show.lower_is_better(comparison.criteria) else -1
             near = min(means, key=lambda row: sign * means[row])
             text += f"; to it, {', '.join(near)} has {difference_in_words(entries[near], comparison)}"
-    return with_names(f"{text}.", suite.names)
+    return f"{text}."
 
 
 def difference_in_words(entry: TableEntry, comparison: Comparison) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import shlex
 import sys
@@ -88,10 +87,6 @@ def bench_parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument("--stale", choices=("run", "keep"), help=about)
         about = "add seeds to the pairs that are undecided, as the suite's key decide says"
         parser.add_argument("--until-decided", action="store_true", help=about)
-        about = "seeds of a pair at most, up to max_seeds of the suite's key decide"
-        parser.add_argument("--max-seeds", type=int, metavar="N", help=about)
-        about = "hours after which no cell is begun any more"
-        parser.add_argument("--hours", type=float, default=math.inf, metavar="H", help=about)
         about = "try the suite without its data set, by tiny runs whose numbers mean nothing"
         parser.add_argument("--offline", action="store_true", help=about)
         parser.add_argument("--save", metavar="FOLDER", type=Path, help="write the tables and the cells there, too")
@@ -120,10 +115,12 @@ def run(args: Sequence[str]) -> int:
         suite = without_data(suite)
     if getattr(options, "add", ()):
         suite, options.add = with_rows(suite, options.add)
+        for label in options.rerun:
+            require(label in suite.axes[AXIS], "--rerun", label, "is not a row of the suite; name one")
         options.only = options.only or [f"{AXIS}={label}" for label in (*options.add, *options.rerun)]
-    for name in ("jobs", "trials", "seeds", "max_seeds"):
+    for name in ("jobs", "trials", "seeds"):
         number = getattr(options, name, None)
-        require(number is None or number >= 1, f"--{name.replace('_', '-')}", number, "give 1 or more")
+        require(number is None or number >= 1, f"--{name}", number, "give 1 or more")
     extra = [part for path in options.config for part in fragments_of(read_yaml(path), path)]
     options.own_output, options.output = options.storage is None, options.output or Path("runs") / suite.name
     options.storage = options.storage or f"{SQLITE}{options.output / 'study.db'}"
@@ -163,8 +160,6 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     select = partial(paired_cells, suite) if options.until_decided else selected_cells
     shown = select([cell for cell in all_cells if cell.seed in seeds], options.only)
     stored = stored_with(suite)
-    for label in options.rerun:
-        require(label in suite.axes.get(AXIS, ()), "--rerun", label, "is not a row of the suite; name one")
     cells = [cell for cell in shown if cell.digest not in stored or cell.labels.get(AXIS) in options.rerun]
     check_jobs(options.jobs, cells)
     loaded: dict[Path, dict[str, CellResult]] = {}
@@ -213,7 +208,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     if options.retry:
         study.retry()
     study.free(dropped & finished(study.results()).keys(), anew=True)
-    scheduler = Scheduler([study], suite.metric, options.output.resolve(), options.jobs, say, hours=options.hours)
+    scheduler = Scheduler([study], suite.metric, options.output.resolve(), options.jobs, say)
     scheduler.run()
     if status := why_ended(scheduler, options.again):
         return status
@@ -228,8 +223,6 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     results = study.results()
     for table, *beside in files:
         say(f"Tables: {table}, {', '.join(path.name for path in beside)}")
-    if scheduler.late:
-        say(f"the {options.hours:g} hours are spent; continue: {options.again}")
     num_failed = sum(result.state == "failed" for result in results.values())
     if num_failed:
         text = f"{num_failed} of {len(results)} cells failed"
@@ -422,22 +415,15 @@ def why_ended(scheduler: Scheduler, again: str) -> int:
 
 def most_seeds(options: argparse.Namespace, suite: Suite) -> int:
     """The number of seeds that cells may be asked for."""
-    require(options.hours > 0, "--hours", options.hours, "use a number above 0")
     if not options.until_decided:
-        hint = "limits the seeds of --until-decided; add it, or use --seeds for a fixed number"
-        require(options.max_seeds is None, "--max-seeds", options.max_seeds, hint)
         looks = suite.decide is not None and options.status
         return options.seeds or (suite.decide.max_seeds if suite.decide and looks else len(suite.seeds))
-    hint = "--until-decided chooses their number: leave it out, or give --max-seeds"
+    hint = "--until-decided chooses their number: leave it out"
     require(options.seeds is None, "--seeds", options.seeds, hint)
     if suite.decide is None:
         hint = "has no rule; add the key decide, such as decide: {margin: 1.6, max_seeds: 20}"
         raise UsageError(f"--until-decided: {suite.path} {hint}")
-    limit, num_seeds = suite.decide.max_seeds, len(suite.seeds)
-    max_seeds: int = options.max_seeds or limit
-    hint = f"the suite says {limit} in decide.max_seeds, before the first run: give {num_seeds} to {limit}"
-    require(num_seeds <= max_seeds <= limit, "--max-seeds", max_seeds, hint)
-    return max_seeds
+    return suite.decide.max_seeds
 
 
 def tune(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -> int:
@@ -452,7 +438,8 @@ def tune(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -
         for spec in specs if name in (options.only or tuned) else ():
             search = Search(suite, spec, label, options.scale, extra, options.trials)
             searches.append(search)
-            cells[f"{suite.path}: {search.study}"] = search.first_cell()
+            name = ", ".join([f"tune.search.{label}", *search.setting])
+            cells[f"{suite.path}: {name}"] = search.first_cell()
     check_jobs(options.jobs, cells.values())
     # a key or a metric that is not valid is refused before any trial runs
     check_cells(specs[0].metric, cells)

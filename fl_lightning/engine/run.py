@@ -24,6 +24,7 @@ from fl_lightning.distributed.workers import Workers
 from fl_lightning.engine.evaluation.evaluator import Evaluator, Representations
 from fl_lightning.engine.recalibration import Recalibration
 from fl_lightning.engine.run_arguments import RunArguments
+from fl_lightning.engine.versions import Versions
 from fl_lightning.storage.metrics import Metrics
 from fl_lightning.storage.run_folder import RunFolder
 from fl_lightning.training.device_loaders import Loaders
@@ -84,8 +85,8 @@ class VisitRunner:
         """
         for k in part:
             try:
-                visit = partial(run.local_training.visit, k, round_, run.server.state, work[k])
-                yield k, update_or_failure(visit)
+                with run.versions.receiving(k) as received:
+                    yield k, update_or_failure(partial(run.local_training.visit, k, round_, received, work[k]))
             finally:
                 run.client.memories().drop(k)
 
@@ -103,8 +104,8 @@ class VisitRunner:
             run.client.lifecycle.check_terms()
             return loss
 
-        with patched(run.client, training_step=checked):
-            run.local_training.visit(k, round_, run.server.state, work[k])
+        with patched(run.client, training_step=checked), run.versions.receiving(k) as received:
+            run.local_training.visit(k, round_, received, work[k])
 
     def place_models(self, run: Run) -> list[list[int]]:
         """Return the clients with a memory whose models this worker evaluates, by part; all workers call this."""
@@ -144,6 +145,7 @@ class Run:
     methods: MethodList
     client: Client
     server: Server
+    versions: Versions
     loaders: Loaders
     local_training: LocalTraining
     evaluator: Evaluator

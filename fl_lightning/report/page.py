@@ -16,7 +16,15 @@ from jinja2 import Environment, StrictUndefined
 from fl_lightning import __version__
 from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.table import count_states, suite_tables, titled_csv
-from fl_lightning.bench.table_rendering import PACKAGES, TextTable, in_markdown, latex_tables, markdown, with_names
+from fl_lightning.bench.table_rendering import (
+    PACKAGES,
+    TextTable,
+    in_markdown,
+    latex_tables,
+    markdown,
+    renamed,
+    with_names,
+)
 from fl_lightning.plotting.drawing import in_style
 from fl_lightning.plotting.style import DARK, LIGHT, LINE_COLOURS, LINES_DARK, variables
 from fl_lightning.report import tables
@@ -100,10 +108,10 @@ class Report:
         """Yield the tables of a study's suite: a heading, its tables, and its verdicts as Markdown."""
         if study.suite is None:
             return
-        names = {**study.suite.names, **self.names}
-        for title, of_part, below in suite_tables(study.suite, study.comparisons, names):
-            verdicts = [line.removeprefix("- ") for line in below if line]
-            yield title, of_part, verdicts
+        for title, of_part, below in suite_tables(study.suite, study.comparisons):
+            verdicts = [with_names(line.removeprefix("- "), self.names) for line in below if line]
+            renamed_tables = [renamed(table, self.names) for table in of_part]
+            yield with_names(title, self.names), renamed_tables, verdicts
 
     def all_tables(self) -> Iterator[tuple[str, TextTable]]:
         """Yield all tables, each with its heading."""
@@ -167,7 +175,7 @@ def make_report(
         if suite:
             # seeds that were added until a pair was decided have no interval of Student's
             intervals = {"confidence": suite.confidence, "decide": suite.decide}
-            of_suite = {"names": suite.names, "intervals": intervals}
+            of_suite = {"intervals": intervals}
         runs = [with_tag(run, of_study.tag) for run in study.runs]
         sections += sections_of(runs, of_study, baseline, study.title, **of_suite)
     lines = list(dict.fromkeys(line for section in sections for line in section.lines))
@@ -182,7 +190,7 @@ def make_report(
     for name in new_names:
         hint = "no such method, setting or metric; use a name from the report"
         require(any(with_names(text, {name: ""}) != text for text in texts), "--names", name, hint)
-    sections = [section.renamed({**section.names, **new_names}) for section in sections]
+    sections = [section.renamed(new_names) for section in sections]
     warnings = [f"{note}." for note in (note for study in studies for note in study.notes)]
     for section in sections:
         of = f"{section.title}: " if len(sections) > 1 else ""

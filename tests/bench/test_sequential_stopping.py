@@ -62,12 +62,13 @@ def test_only_undecided_pairs_get_further_seeds_and_the_baseline_has_those_of_al
     assert decide("--only", "alpha=2").ran == []
 
 
-def test_a_pair_was_undecided_one_seed_before_it_was_decided(decide):
+def test_a_pair_was_undecided_one_seed_before_it_was_decided(decide, tmp_path):
     """With fewer seeds at most, each pair has that number of seeds, or as many as it needs."""
     seeds = seeds_of(decide(*PAIR).ran)
     most = seeds.pop("alpha=1,method=FedAvg")
     assert most == max(seeds.values()) > 5
-    ended = decide(*PAIR, "--max-seeds", most - 1, "--output", "fewer")
+    toy_suite(tmp_path, TEXT.replace("max_seeds: 9", f"max_seeds: {most - 1}"))
+    ended = decide(*PAIR, "--output", "fewer")
     assert ended.out.count("| undecided") == sum(number == most for number in seeds.values())
 
 
@@ -99,12 +100,6 @@ def test_two_jobs_and_a_stopped_run_ask_for_the_cells_of_one_whole_run(decide):
     first = decide(*PAIR, answer=stopping)
     second = decide(*PAIR, "--jobs", 2)
     assert first.status == 128 + signal.SIGTERM and sorted([*first.ran[:-1], *second.ran]) == sorted(alone)
-
-
-def test_no_cell_begins_after_the_hours(decide):
-    ended = decide("--hours", 1e-12)
-    assert (ended.status, ended.ran) == (0, [])
-    assert_names(ended.out, "hours", "bench", "--until-decided")
 
 
 @pytest.mark.parametrize(

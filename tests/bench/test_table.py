@@ -140,15 +140,6 @@ def test_a_suite_without_a_baseline_compares_nothing(make):
     assert float(line["mean"]) == pytest.approx(2.4) and line["shows"] == "seconds a round"
 
 
-def test_tables_call_things_by_the_names_of_the_suite(make):
-    suite = make(names={"FedAvg": "Averaging", "alpha": "skew", "test/accuracy": "Accuracy"})
-    text = md_of(suite)
-    assert "Final Accuracy in %" in text and "| method | skew=0.1 | skew=1 |" in text
-    assert "Difference to Averaging on" in text and "FedAvg" not in text.split("\n## ")[1]
-    with refused("names='FedAvgg'", "is neither the metric nor an axis nor a label"):
-        make(names={"FedAvgg": "x"})
-
-
 @pytest.mark.parametrize("plan", ["other", ""])
 def test_only_cells_of_one_known_partition_are_compared(make, plan):
     suite = make(tables=[{"published": {"FedAvg": {0.1: 60}, "FedProx": {0.1: 61}}}])
@@ -602,9 +593,9 @@ def test_a_conclusion_says_where_the_interval_leaves_a_difference_undecided(make
 
 def test_a_conclusion_in_which_the_baseline_is_best_names_the_next_row(make):
     finals = {**FINALS, ("0.1", "FedAvg"): [0.9, 0.9, 0.9], ("1", "FedAvg"): [0.9, 0.9, 0.9]}
-    text = sentence_of(make(names={"FedProx": "Proximal"}), finals)
+    text = sentence_of(make(), finals)
     assert_names(
-        text, "FedAvg has the best", "2 of 2 columns", "90.00 over 3 seeds", "Proximal", "-24.67 (95 % interval ["
+        text, "FedAvg has the best", "2 of 2 columns", "90.00 over 3 seeds", "FedProx", "-24.67 (95 % interval ["
     )
 
 

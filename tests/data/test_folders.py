@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.errors import refused
+from helpers.image_files import write_ham10000, write_pacs, write_tiny_imagenet
 from helpers.runs import ready
 from PIL import Image
 
@@ -208,7 +209,7 @@ def test_a_folder_may_lack_a_class_whose_name_is_given(tmp_path):
 
 # ---------------------------------------------------------------- TinyImageNet
 def test_tinyimagenet_reads_validation_as_published_or_sorted_into_classes(tmp_path):
-    TinyImageNet(offline=True, image_size=8).write_offline(tmp_path)
+    write_tiny_imagenet(tmp_path)
     published = ready(TinyImageNet(str(tmp_path), image_size=8))
     assert torch.equal(torch.cat([y for _, y in published.test_dataloader()]), torch.arange(100))
     annotations = tmp_path / "val" / "val_annotations.txt"
@@ -231,7 +232,7 @@ def test_tinyimagenet_reads_validation_as_published_or_sorted_into_classes(tmp_p
 @pytest.fixture(scope="module")
 def shared_pacs(tmp_path_factory):
     root = tmp_path_factory.mktemp("pacs")
-    PACS(offline=True, image_size=8).write_offline(root)
+    write_pacs(root)
     return root
 
 
@@ -241,9 +242,15 @@ def pacs(shared_pacs, tmp_path):
     return shutil.copytree(shared_pacs, tmp_path / "pacs")
 
 
+class SmallPACS(PACS):
+    """PACS with five images of each class and domain, instead of about 357."""
+
+    test_per_class = 2
+
+
 def of_pacs(root, **kwargs):
-    given = {"image_size": 8, "test_per_class": 2, "num_clients": 4, "partitioner": ByDomain(), **kwargs}
-    return ready(PACS(str(root), **given))
+    given = {"image_size": 8, "num_clients": 4, "partitioner": ByDomain(), **kwargs}
+    return ready(SmallPACS(str(root), **given))
 
 
 def test_pacs_is_split_by_class_and_domain_whatever_the_seed(shared_pacs, monkeypatch):
@@ -259,10 +266,9 @@ def test_pacs_is_split_by_class_and_domain_whatever_the_seed(shared_pacs, monkey
     assert not torch.equal(of_pacs(shared_pacs, split_seed=1).test_dataloader().rows, rows)
 
 
-@pytest.mark.parametrize("number", [0, 5])
-def test_a_number_of_test_images_out_of_range_is_refused(shared_pacs, number):
-    with refused(f"data.test_per_class={number}"):
-        of_pacs(shared_pacs, test_per_class=number)
+def test_an_incomplete_copy_without_enough_images_for_test_is_refused(shared_pacs):
+    with refused("a class of a domain has only 5 images, of which 40 are for test"):
+        PACS(str(shared_pacs)).setup()
 
 
 @pytest.mark.parametrize(
@@ -282,7 +288,7 @@ def test_a_wrong_layout_shows_what_is_expected_and_what_is_there(pacs, change, n
 # ---------------------------------------------------------------- HAM10000
 @pytest.fixture
 def ham(tmp_path):
-    HAM10000(offline=True, image_size=8).write_offline(tmp_path)
+    write_ham10000(tmp_path)
     return tmp_path
 
 

@@ -79,13 +79,14 @@ def test_the_first_step_has_no_pull_of_fedprox_beside_it(tmp_path, method):
     assert differs(fit(tmp_path, [method()], **two)[0], fit(tmp_path, [method(), FedProx(1.0)], **two)[0])
 
 
-LISTS = "Shifted, FedProx", "Shifted, SCAFFOLD, MOON", "Chosen, FedProx", "FedBN, Shifted"
+LISTS = "Shifted, FedProx", "Shifted, SCAFFOLD, MOON", "FedBN, Shifted", "IFCA", "FedAMP, FedProx", "HetLoRA"
 
 
 @pytest.mark.filterwarnings("ignore:skipped")
-@pytest.mark.parametrize("name", sample(LISTS, "Chosen, FedProx"))
+@pytest.mark.parametrize("name", sample(["Chosen, FedProx", *LISTS], "Chosen, FedProx"))
 def test_a_failed_client_is_skipped_on_any_number_of_workers(tmp_path, name):
     how = {"callbacks": [Stops(1, client=2)], "on_client_error": "skip"}
+    how |= {"model": lora_model} if name == "HetLoRA" else {}
     one, two = (fit(tmp_path, METHODS[name](), devices=n, **how)[0] for n in (1, 2))
     assert_same_bits(one, two)
 

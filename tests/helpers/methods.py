@@ -64,4 +64,7 @@ METHODS = {
     "Shifted, SCAFFOLD, MOON": lambda: [methods.SCAFFOLD(), Shifted(), methods.MOON()],
     "Chosen, FedProx": lambda: [Chosen(), methods.FedProx(0.1)],
     "FedBN, Shifted": lambda: [methods.FedBN(), Shifted()],
+    "IFCA": lambda: [methods.IFCA(2, 0.5)],
+    "FedAMP, FedProx": lambda: [methods.FedAMP(weight=0), methods.FedProx(0.1)],
+    "HetLoRA": lambda: [methods.HetLoRA([1, 4, 2])],
 }

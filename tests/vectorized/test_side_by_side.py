@@ -23,11 +23,13 @@ from fl_lightning.core.systems import SystemsHeterogeneity
 from fl_lightning.data import RandomCrop, RandomFlip
 from fl_lightning.methods import (
     APFL,
+    IFCA,
     MOON,
     SCAFFOLD,
     DeCov,
     Ditto,
     FedALA,
+    FedAMP,
     FedAS,
     FedASAM,
     FedBABU,
@@ -54,6 +56,7 @@ from fl_lightning.methods import (
     FFALoRA,
     FixBN,
     Freeze,
+    HetLoRA,
     LGFedAvg,
     Local,
     LogitAdjustment,
@@ -115,6 +118,8 @@ DEFAULT_METHODS = {
     "APFL, FedProx": (lambda: [APFL(adaptive=True, alpha_decay=0.02), FedProx(0.1)], MOMENTUM | SOME),
     "PFedMe": (lambda: [PFedMe(5.0, 2)], {"model": partial(mlp, sgd(weight_decay=1e-3)), **SOME}),
     "FedRep": (lambda: [FedRep(), FedLC()], MOMENTUM),
+    "IFCA, FedBN": (lambda: [IFCA(2, 0.5), FedBN()], NORMED | SOME),
+    "FedAMP, FedProx": (lambda: [FedAMP(start="own"), FedProx(0.1)], MOMENTUM | SOME),
     "LGFedAvg": (lambda: [LGFedAvg(), FedBN()], NORMED | ONE),
     "Chosen, FedProx": (LISTS["Chosen, FedProx"], SOME),
 }
@@ -126,6 +131,7 @@ METHODS = DEFAULT_METHODS | {
     "Freeze that resets": (lambda: [Freeze(mode="reset_each_round", orthogonal=True)], MOMENTUM),
     "Shifted, SCAFFOLD, MOON": (LISTS["Shifted, SCAFFOLD, MOON"], SOME),
     "FedBN, Shifted": (LISTS["FedBN, Shifted"], NORMED | SOME),
+    "HetLoRA": (lambda: [HetLoRA([1, 4, 2])], {"model": lora_model}),
     **{kind.__name__: (lambda kind=kind: [kind()], {"model": lora_model}) for kind in ADAPTERS},
     "FedBN, SCAFFOLD": (lambda: [FedBN(), SCAFFOLD()], NORMED | SOME),
 }

@@ -32,20 +32,31 @@ from fl_lightning.utilities.lightning_compat import is_overridden
 def load_to_evaluate(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> dict[int, State]:
     """Load a checkpoint (``last``: of the newest version), or else the given weights, if any.
 
+    Methods that give clients states of their own have their server values, too.
+
     Returns:
         The state entries that stay with each client; empty if the checkpoint has none.
     """
     source = None if ckpt_path is None else verified_checkpoint(run, ckpt_path)
     if source is None and weights is not None:
         load_weights(run, weights)
-    if source is None:
-        return {}
-    contents = read(source)
-    if "server" in contents:
+    contents = {} if source is None else read(source)
+    if source is not None and "server" in contents:
         parts = {section: description_of(run)[section] for section in ("method", "data")}
         if changes := differences({**identity(run), "description": parts}, contents):
             run.trainer.warn(message(source, changes, "the present values are used"))
-    return load_model(run, source)
+    personal = {} if source is None else load_model(run, source)
+    if sends_states(run):
+        run.server.assign(run.client.state())
+        run.methods.on_fit_start(run.server)
+        if {*run.methods.names} <= contents.get("methods", {}).keys():
+            run.methods.load_state_dict(contents["methods"], run.fabric.device)
+    return personal
+
+
+def sends_states(run: Run) -> bool:
+    """Whether a method gives clients states of their own."""
+    return bool(run.methods.overriding("sent_state") or run.methods.overriding("start_state"))
 
 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:
@@ -155,7 +166,8 @@ def evaluate_and_observe(run: Run, phase: str, ckpt_path: str | Path | None, wei
     hook = "on_evaluation_command_end"
     overrides = [getattr(type(callback), hook, None) for callback in run.callbacks]
     if any(override not in (None, getattr(Callback, hook)) for override in overrides):
-        run.server.assign(run.client.state())
-        run.methods.on_fit_start(run.server)  # sets the methods' server values to their initial ones
+        if not sends_states(run):
+            run.server.assign(run.client.state())
+            run.methods.on_fit_start(run.server)  # sets the methods' server values to their initial ones
         run.call(hook, phase=phase)
     return run.metrics.current
