@@ -16,6 +16,7 @@ import inspect
 import re
 import statistics
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from fl_lightning.bench.statistics import point_of
 
 DOCS = Path(__file__).resolve().parent
 OVERVIEW = DOCS.parent / "experiments" / "overview"
+ROBUST_SUITE = DOCS.parent / "experiments" / "robust"
 MEASURED = DOCS.parent / "experiments" / "libraries"
 RANK = "rank/representation/effective"
 NC1 = "nc/1"
@@ -43,6 +45,7 @@ Runs = dict[int, dict[str, float]]
 OTHERS = {"Chainer", "FL-bench", "Flower", "NIID-Bench", "PFLlib", "TFF", "fedjax", "fluke", "logit-adj-pytorch"}
 OTHERS |= {"FLoRA", "FedBABU", "FedDecorr", "FedDyn", "FedEx-LoRA", "FedSOL", "FedUV", "MOON", "baseline of FLoRA"}
 OTHERS |= {"Blades", "ByzFL", "FedETF's code", "FedRep's code", "RB-LoRA", "a port", "centered clipping's code", "flgo"}
+OTHERS |= {"FLSim", "NVFlare", "Plato"}
 
 # groups of methods, each with a page of its own: title and content
 GROUPS = {
@@ -52,6 +55,7 @@ GROUPS = {
     "personal": ("Personal models", "Parts of the model, or whole models, that stay with each client."),
     "adapters": ("Low-rank adapters", "Aggregation of LoRA adapters of a frozen model."),
     "robust": ("Robust aggregation and attacks", "Rules that see each client's update, and attackers to test them."),
+    "asynchronous": ("Asynchronous servers", "Methods for updates of clients that trained from older models."),
 }
 
 INDEX = """\
@@ -109,7 +113,7 @@ The last table of a method lists the differences between this package, the paper
 which the link above the table leads, and code by others, whose name is in brackets. A dash means that the source does
 not mention it, a dagger (†) that we could not read the paper's text. Its last column names the argument or key that
 changes the behaviour.
-{% for part in parts %}
+{{ about }}{% for part in parts %}
 ## {{ part.name }}
 
 {{ part.cites }}
@@ -140,6 +144,28 @@ Tested by
 - [`{{ test }}`](../tests/{{ file }})
 {%- endfor %}
 {% endfor %}"""
+
+ROBUST = """
+## Which rule withstands which attack
+
+Test accuracy in percent, mean of the last five rounds and standard deviation over {{ seeds }} seeds, of
+[one suite](../experiments/robust/suite.yaml):
+
+| rule | {{ attacks | join(" | ") }} |
+|---|{{ "---:|" * (attacks | length) }}
+{% for row in rows -%}
+| {{ row | join(" | ") }} |
+{% endfor %}
+{{ protocol | wordwrap(120) }}
+
+SignFlip ruins the mean. MultiKrum, and NNM before TrimmedMean, leave the attackers out and average the others. Where
+nobody attacks, the rules that drop clients or coordinates lose accuracy: under label skew, clients with rare classes
+look like attackers. CenteredClipping equals the mean there, since its radius exceeds the honest changes. ALIE stays
+within the spread of the honest changes, and costs little here.
+
+Put the attack before `NNM`, and the rule last: `trainer.fit(model, data, ALIE(share=0.2), NNM(f=2), TrimmedMean(f=2))`.
+[Your own aggregation](own_aggregation.md) shows how to write another rule.
+"""
 
 # libraries in the README's table of features
 COMPARED = ("Flower", "fluke", "pfl-research", "PFLlib")
@@ -332,9 +358,26 @@ def make() -> dict[str, str]:
     pages = {"methods.md": index.rstrip() + "\n"}
     for group, (title, content) in GROUPS.items():
         of_group = [part for part in parts if part["group"] == group]
-        page = jinja2.Template(PAGE).render(title=title, content=content, parts=of_group)
+        about = make_robust() if group == "robust" else ""
+        page = jinja2.Template(PAGE).render(title=title, content=content, about=about, parts=of_group)
         pages[f"methods_{group}.md"] = page.rstrip() + "\n"
     return pages
+
+
+def make_robust() -> str:
+    """Return the table of rules by attacks, with its protocol."""
+    suite = load_suite(ROBUST_SUITE / "suite.yaml")
+    cells, results = stored_cells(ROBUST_SUITE / "robust-suite.cells.csv", suite)
+    accuracies = defaultdict[tuple[str, str], list[float]](list)
+    for cell in cells:
+        values = results[cell.digest].values
+        last = [values[round_] for round_ in sorted(values)[-5:]]
+        accuracies[cell.labels["rule"], cell.labels["attack"]].append(statistics.fmean(last))
+    attacks, rules = suite.axes["attack"], suite.axes["rule"]
+    rows = [[rule, *(spread(accuracies[rule, attack], 100) for attack in attacks)] for rule in rules]
+    (protocol,) = suite.notes
+    facts = {"attacks": [*attacks], "rows": rows, "seeds": len(suite.seeds), "protocol": protocol}
+    return jinja2.Template(ROBUST).render(facts) + "\n"
 
 
 def number_of_seeds(runs: dict[str, Runs]) -> str:

@@ -46,7 +46,6 @@ def test_the_first_method_of_the_guide_ends_at_the_accuracy_that_it_says(monkeyp
     command = re.search(r"^python cli\.py (.*?[^\\])$", GUIDE, re.DOTALL | re.MULTILINE)[1].replace("\\\n", " ")
     (tmp_path / "my_method.py").write_text(FIRST)
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     main(shlex.split(command))
@@ -56,7 +55,6 @@ def test_the_first_method_of_the_guide_ends_at_the_accuracy_that_it_says(monkeyp
 
 
 def test_it_runs_by_its_class_path(monkeypatch, tmp_path, capsys, undrawn, one_parser):
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(ROOT)
     main(["fit", f"--config={FOLDER / 'clipped_change.yaml'}", f"--trainer.default_root_dir={tmp_path}"])
     assert float(capsys.readouterr().out.split("test/accuracy ")[1].split(" %")[0]) > 50

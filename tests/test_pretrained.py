@@ -15,7 +15,8 @@ from torchvision.models import ResNet18_Weights, resnet18
 from fl_lightning import load_run
 from fl_lightning.cli import main
 from fl_lightning.data import Digits
-from fl_lightning.models import Backbone, ImageClassifier, with_lora
+from fl_lightning.methods import FedDecorr
+from fl_lightning.models import MLP, Backbone, ImageClassifier, with_lora
 
 # the encoder of a linear probe, of which a test below asserts it
 pytestmark = pytest.mark.filterwarnings("ignore:.* are in evaluation mode:UserWarning")
@@ -38,7 +39,6 @@ def _folder(monkeypatch, tmp_path, one_parser, undrawn):
     """Work in a folder with the page's files, and with the weights that its program writes."""
     for name, text in files():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("my_vit", "my_resnet"):
@@ -118,6 +118,14 @@ def test_the_running_statistics_of_a_probe_stay_as_they_are(run):
     with pytest.warns(UserWarning, match="evaluation mode"):
         run([], model=model, data=Digits(channels=3, image_size=32, train_size=100, test_size=50), max_rounds=1)
     assert_same_bits(model.encoder.state_dict(), before)
+
+
+def test_a_penalty_on_a_frozen_encoder_is_warned_of_once(run):
+    model = ImageClassifier(MLP(64, [16]))
+    model.encoder.requires_grad_(False)
+    with warned("method=FedDecorr", "representation", "changes nothing") as lines:
+        run([FedDecorr(beta=0.1)], model=model, data=Digits(num_clients=2, train_size=100), max_rounds=1)
+    assert len([line for line in lines if "method=FedDecorr" in str(line.message)]) == 1
 
 
 @pytest.mark.thorough

@@ -63,8 +63,8 @@ class TableEntry:
         best: whether it has the best number of its column.
         baseline: mean of the baseline over the seeds of the pairs.
         student: difference with Student's interval in a suite with ``decide``, once all its seeds have run.
-        holm: p-value of the difference, corrected for all comparisons of the table; None for a bootstrap. In a suite
-            without ``decide``, a verdict on the sign needs a p-value below the error of the interval.
+        holm: p-value of the difference, corrected for all comparisons of the table. In a suite without ``decide``, a
+            verdict on the sign needs a p-value below the error of the interval.
         student_holm: the same of ``student``.
     """
 
@@ -172,7 +172,7 @@ class Comparison:
             if entry.student:
                 of_student[place] = entry.student
         scale = criteria.decide.prior_scale if criteria.decide else 1.0
-        by_place = {} if criteria.interval == "bootstrap" else holm_by_place(differences, criteria.interval, scale)
+        by_place = holm_by_place(differences, criteria.interval, scale)
         by_student = holm_by_place(of_student, "t")
         for place, entry in self.entries.items():
             corrected = replace(entry, holm=by_place.get(place), student_holm=by_student.get(place))

@@ -38,9 +38,7 @@ class Criteria:
         minimize: whether smaller values of it are better.
         percent: whether tables show 100 times its value.
         baseline: labels of the cells that others are compared with.
-        interval: kind of confidence intervals of paired differences: Student's ``t`` or ``bootstrap``; with ``decide``
-            a confidence ``sequence``.
-        confidence: their level, in (0, 1).
+        confidence: level of the confidence intervals of paired differences, in (0, 1).
         decide: when a pair has enough seeds, for ``--until-decided``; None for a fixed number.
     """
 
@@ -49,9 +47,13 @@ class Criteria:
     minimize: bool = False
     percent: bool = True
     baseline: Labels = field(default_factory=dict)
-    interval: Literal["t", "bootstrap", "sequence"] = "t"
     confidence: float = 0.95
     decide: Decide | None = None
+
+    @property
+    def interval(self) -> Literal["t", "sequence"]:
+        """The kind of the intervals: Student's or, with ``decide``, a confidence sequence."""
+        return "sequence" if self.decide else "t"
 
     @property
     def unit(self) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import threading
 import time
@@ -43,7 +42,6 @@ class Scheduler:
     Attributes:
         caught: the signal that has stopped it.
         error: the error that has ended a job, such as a lost connection to the database.
-        late: whether the hours were spent before all cells were done.
     """
 
     def __init__(
@@ -54,13 +52,11 @@ class Scheduler:
         jobs: int = 1,
         say: Callable[[str], object] = print,
         client: Callable[[int], Any] = WorkerClient,
-        hours: float = math.inf,
     ) -> None:
         self.studies, self.metric, self.output, self.say = studies, metric, output, say
         self.clients = [client(job) for job in range(jobs)]
         self.caught: signal.Signals | None = None
         self.error: BaseException | None = None
-        self.late, self._end = False, time.monotonic() + 3600 * hours
         self._stop, self._said = threading.Event(), set[str]()
 
     def run(self) -> None:
@@ -102,9 +98,6 @@ class Scheduler:
         """Run cells with one client until all are done."""
         try:
             while not self._stop.is_set():
-                if time.monotonic() >= self._end:
-                    self.late = any(next(study.missing(), None) for study in self.studies)
-                    return
                 if any(self._run_next(study, client) for study in self.studies):
                     continue
                 trials = [trial for study in self.studies for trial in study.last_trials()]

@@ -154,7 +154,7 @@ def paired_difference(
 
     Args:
         pairs: a number and the baseline's, seed by seed.
-        kind: kind of interval: Student's ``t``, ``bootstrap`` or ``sequence``.
+        kind: kind of interval: Student's ``t`` or ``sequence``.
         confidence: its level, in (0, 1).
         prior_scale: for a sequence, see :func:`half_width`.
     """
@@ -168,20 +168,11 @@ def paired_difference(
             return Difference(mean, None, n)
         if np.ptp(values) <= 10.0**-DECIMALS * max(1.0, float(np.abs(pairs).max())):
             return Difference(mean, None, n, why=f"the differences of the {n} pairs are equal")
-        if kind == "bootstrap" and 2 / n**n >= 1 - confidence:
-            return Difference(mean, None, n, why=f"{n} pairs are too few for a bootstrap at {100 * confidence:g} %")
         if not np.isfinite(values).all():
             return Difference(mean, None, n, why="a difference is not finite")
         deviation = float(np.std(values, ddof=1))
-        if kind != "bootstrap":
-            half = float(half_width(n, deviation, kind, confidence, prior_scale))
-            interval = mean - half, mean + half
-        else:
-            # Always the same 9,999 resamples. The smallest mean of a resample of n values has the probability n^-n: the
-            # percentiles of two or three values are their smallest and largest one, up to a level of 1 - 2 n^-n.
-            how: Any = {"method": "percentile", "random_state": np.random.default_rng(0)}
-            ends = stats.bootstrap((values,), np.mean, confidence_level=confidence, **how).confidence_interval
-            interval = float(ends.low), float(ends.high)
+        half = float(half_width(n, deviation, kind, confidence, prior_scale))
+        interval = mean - half, mean + half
     if all(map(math.isfinite, interval)):
         return Difference(mean, interval, n, deviation=deviation)
     if kind == "sequence" and math.isfinite(deviation):
@@ -256,8 +247,7 @@ def seeds_to_decide(
     """Estimate the number of seeds that decide an undecided difference, if its mean and deviation do not change.
 
     It is the least greater number at which :func:`half_width` is below the absolute mean, so that the interval excludes
-    0, or below the margin minus the absolute mean, so that the interval lies within the margin. Without a formula for
-    ``bootstrap``, Student's t is used.
+    0, or below the margin minus the absolute mean, so that the interval lies within the margin.
 
     Returns:
         The number; ``MOST_SEEDS`` + 1 for any greater one; None without a deviation.

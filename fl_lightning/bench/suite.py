@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,6 @@ from fl_lightning.bench.shows import Published, Show
 from fl_lightning.utilities.errors import require
 
 Choice = dict[str, tuple[str, ...]]
-# the additional axis of ``--readings``
-READING = "reading"
-# ends the name of a suite of readings
-OF_READINGS = "-readings"
 # ends the name of a suite that is tried without its data set
 OF_OFFLINE = "-offline"
 NO_MEANING = "numbers without meaning"
@@ -46,25 +42,6 @@ DEFAULTS: Fragment = {
     "method": [],
     "trainer": {"devices": 1, "threads_per_worker": 1, "enable_progress_bar": False},
 }
-
-
-@dataclass(frozen=True)
-class ProtocolVariants:
-    """Details that the source of a suite does not state, see :func:`fl_lightning.bench.suite_file.with_readings`.
-
-    Args:
-        readings: fragments for the missing details by name, applied after the suite's fragments.
-        margin: distance to a published number at most for consistency, in the unit of the tables, above 0.
-        scores: unknown ways of scoring; empty for the number of each table.
-        config: fragments for all readings, for example to reduce their cost.
-        seeds: seeds of each cell.
-    """
-
-    readings: Mapping[str, tuple[Fragment, ...]]
-    margin: float
-    scores: tuple[str, ...] = ()
-    config: tuple[Fragment, ...] = ()
-    seeds: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True)
@@ -103,9 +80,7 @@ class Suite(Criteria):
         exclude: labels, or lists of labels, whose cells are omitted.
         tables: the tables.
         tune: search for arguments, see :mod:`fl_lightning.bench.tuner`.
-        open: details that the source does not state, for ``--readings``; None for no readings.
-        names: other names of labels, axes and the metric in the tables.
-        summary: makes a table of all tables and sentences below it, for a suite of readings; None for none.
+        finished: file of finished cells that come with the suite; None for none.
         offline: whether its cells are tiny runs on generated data, see :func:`offline_work`.
     """
 
@@ -119,18 +94,14 @@ class Suite(Criteria):
     overrides: tuple[tuple[Choice, tuple[Fragment, ...]], ...] = ()
     exclude: tuple[Choice, ...] = ()
     tune: Mapping[str, Any] = field(default_factory=dict)
-    open: ProtocolVariants | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
-    summary: Callable[..., tuple[Any, list[str]]] | None = None
+    finished: Path | None = None
     offline: bool = False
 
     @property
     def name(self) -> str:
         """Name of its study: folder and file, such as ``fedcka-table2``."""
-        endings = [OF_READINGS] if self.open is not None and READING in self.axes else []
-        if self.offline:
-            endings.append(OF_OFFLINE)
-        return "".join([f"{self.path.resolve().parent.name}-{self.path.stem}", *endings])
+        name = f"{self.path.resolve().parent.name}-{self.path.stem}"
+        return f"{name}{OF_OFFLINE}" if self.offline else name
 
     def combinations(self) -> Iterator[Labels]:
         """Return the labels of each cell, in the order of the axes, without excluded cells."""
@@ -218,10 +189,9 @@ def without_data(suite: Suite) -> Suite:
     for table in suite.tables:
         caption = ": ".join(filter(None, [f"Offline, {NO_MEANING}", table.caption]))
         tables.append(replace(table, caption=caption, published={}))
-    fixed: dict[str, Any] = {"interval": "t", "decide": None} if suite.decide else {}
     title = f"{suite.title} (offline: {NO_MEANING})"
     seeds, notes = suite.seeds[:1], (note, *suite.notes)
-    return replace(suite, title=title, notes=notes, tables=tuple(tables), seeds=seeds, offline=True, **fixed)
+    return replace(suite, title=title, notes=notes, tables=tuple(tables), seeds=seeds, offline=True, decide=None)
 
 
 def offline_work(config: Fragment) -> Fragment:

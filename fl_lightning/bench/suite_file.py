@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from runpy import run_path
 from typing import Any, NamedTuple
 
 from fl_lightning.bench.cell import Labels, file_part
@@ -15,8 +14,8 @@ from fl_lightning.bench.config_fragments import Fragment, fragments_of, nested_c
 from fl_lightning.bench.criteria import Decide
 from fl_lightning.bench.shows import OF_METRIC, SCORES, SHOWS, Fair, Mean, Rank, RoundsTo, Seconds, Show
 from fl_lightning.bench.statistics import half_width
-from fl_lightning.bench.suite import READING, ProtocolVariants, Suite, Table, without_data
-from fl_lightning.utilities.bundled_configs import FOLDERS, packaged_config
+from fl_lightning.bench.suite import Choice, Suite, Table, without_data
+from fl_lightning.utilities.bundled_configs import packaged_config
 from fl_lightning.utilities.errors import UsageError, printable, require
 from fl_lightning.utilities.yaml_files import read_yaml
 
@@ -83,17 +82,14 @@ CHOICE = MAPPING._replace(form=lambda when: {str(axis): label_tuple(labels) for 
 KEYS_OF_SUITE = {
     **{"title": TEXT, "source": TEXT, "notes": LIST, "base": ANY, "axes": NOT_EMPTY, "seeds": SEEDS},
     **{"overrides": LIST, "exclude": LIST, "metric": NAME, "minimize": BOOL, "percent": BOOL, "baseline": MAPPING},
-    **{"interval": one_of(("t", "bootstrap")), "confidence": SHARE, "tables": LIST},
-    **{"tune": ANY, "decide": ANY, "open": ANY, "names": MAPPING},
+    **{"confidence": SHARE, "tables": LIST},
+    **{"tune": ANY, "tuned": TEXT, "decide": ANY, "finished": TEXT},
 }
 KEYS_OF_DECIDE = {"margin": POSITIVE, "prior_scale": POSITIVE, "alpha": SHARE, "max_seeds": COUNT}
-KEYS_OF_OPEN = {"readings": ANY, "margin": POSITIVE, "scores": SOME_SCORES, "config": ANY, "seeds": SEEDS}
 KEYS_OF_TABLE = {
     **{"show": one_of(tuple(SHOWS)), "rows": LIST, "columns": LIST, "k": COUNT, "rounds": ROUNDS, "target": ANY},
     **{"scores": SOME_SCORES, "page": ANY, "caption": ANY, "published": ANY},
 }
-# compares readings with published numbers; a part of the repository that an installed package does not carry
-PROTOCOL_VARIANTS = FOLDERS[-1] / "papers" / "programs" / "protocol_variants.py"
 # the key of a config in whose place each cell has a seed of the suite
 SEED = "seed_everything"
 
@@ -117,15 +113,16 @@ def load_suite(path: str | Path) -> Suite:
     for raw_override in keys.get("overrides", ()):
         override = read_keys(raw_override, {"when": CHOICE, "config": ANY}, f"{path}: overrides.", ["when", "config"])
         overrides.append((override["when"], seedless(override["config"], path, f"{path}: overrides.config")))
+    if "tuned" in keys:
+        overrides += tuned_overrides(path.parent / keys.pop("tuned"), axes)
     for when in keys.get("exclude", ()):
         require(CHOICE.passes(when), f"{path}: exclude", when, CHOICE.remedy)
     decide = None
     if keys.get("decide") is not None:
         decide = read_decide(keys["decide"], len(keys.get("seeds", [0])), path)
-        for key in ("interval", "confidence"):
-            hint = "leave it out: decide has its own interval, and alpha"
-            require(key not in keys, f"{path}: {key}", keys.get(key), hint)
-        keys |= {"interval": "sequence", "confidence": 1 - decide.alpha}
+        hint = "leave it out: decide has alpha"
+        require("confidence" not in keys, f"{path}: confidence", keys.get("confidence"), hint)
+        keys["confidence"] = 1 - decide.alpha
     percent = keys.get("percent", True)
     tables = [parse_table(table, axes, percent, path) for table in keys.get("tables", [{}])]
     arguments = {
@@ -136,11 +133,10 @@ def load_suite(path: str | Path) -> Suite:
         "seeds": keys.get("seeds", (0,)),
         "overrides": tuple(overrides),
         "exclude": tuple(map(CHOICE.form, keys.get("exclude", ()))),
-        "names": {name: printable(other_name) for name, other_name in keys.get("names", {}).items()},
         "baseline": keys.get("baseline", {"method": "FedAvg"} if "FedAvg" in axes.get("method", {}) else {}),
         "tables": tuple(tables),
         "decide": decide,
-        "open": None if keys.get("open") is None else read_open(keys["open"], path),
+        "finished": path.parent / keys["finished"] if "finished" in keys else None,
     }
     suite = Suite(path=path, **{**keys, **arguments})
     require(suite.name.isprintable(), "SUITE", str(path), "use printable names for the file and its folder")
@@ -148,23 +144,26 @@ def load_suite(path: str | Path) -> Suite:
     return suite
 
 
+def tuned_overrides(
+    folder: Path, axes: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[Choice, tuple[Fragment, ...]]]:
+    """Yield the files of ``tune`` in a folder, each with the labels of its cells."""
+    settings = [axis for axis in axes if axis != "method"]
+    for file in sorted(folder.rglob("*.yaml")):
+        *parts, name = file.relative_to(folder).with_suffix("").parts
+        by_axis = {"method": name, **dict(zip(settings, parts, strict=False))}
+        when = {}
+        for axis, part in by_axis.items():
+            labels = tuple(label for label in axes.get(axis, ()) if file_part(label) == part)
+            require(bool(labels), str(file), part, f"no label of the axis {axis}; remove the file")
+            when[axis] = labels
+        yield when, seedless(read_yaml(file), file, str(file))
+
+
 def suites_in(path: str | Path) -> list[Suite]:
-    """Return the suite of a file, its offline form and, if it has the key ``open``, the suite of its readings."""
+    """Return the suite of a file, and its offline form."""
     suite = load_suite(path)
-    readings = [with_readings(suite)] if suite.open and PROTOCOL_VARIANTS.is_file() else []
-    return [suite, without_data(suite), *readings]
-
-
-def with_readings(suite: Suite) -> Suite:
-    """Return a suite with the cells of ``suite`` under each reading of its key ``open``.
-
-    Raises:
-        UsageError: there is no copy of the repository, or the suite has no readings to compare.
-    """
-    require(PROTOCOL_VARIANTS.is_file(), "--readings", True, "needs a copy of the repository; use one")
-    functions = run_path(str(PROTOCOL_VARIANTS))
-    with_axis: Suite = functions["with_readings"](suite)
-    return with_axis
+    return [suite, without_data(suite)]
 
 
 def read_keys(raw: Any, kinds: Mapping[str, Kind], where: str, required: Sequence[str] = ()) -> dict[str, Any]:
@@ -224,15 +223,6 @@ def read_decide(raw: Any, num_seeds: int, path: Path) -> Decide:
     ends = seeds > 1 and math.isfinite(half_width(seeds, 1.0, "sequence", 1 - decide.alpha, decide.prior_scale))
     require(ends, f"{where}max_seeds", seeds, "so few pairs have no interval, and decide nothing; give more, as 20")
     return decide
-
-
-def read_open(raw: Any, path: Path) -> ProtocolVariants:
-    """The key ``open`` of a suite."""
-    where = f"{path}: open."
-    keys = read_keys(raw, KEYS_OF_OPEN, where, ["readings", "margin"])
-    readings = labelled_fragments(keys["readings"], path, f"{where}readings")
-    config = seedless(keys.get("config"), path, f"{where}config")
-    return ProtocolVariants(**{**keys, "readings": readings, "config": config, "margin": float(keys["margin"])})
 
 
 def parse_table(raw: Any, axes: Mapping[str, Any], percent: bool, path: Path) -> Table:
@@ -300,32 +290,22 @@ def read_published(
 
 def check_labels(suite: Suite) -> None:
     """Refuse labels that no axis has, and tables that cannot be made."""
-    clash = suite.open is not None and READING in suite.axes
-    require(not clash, f"{suite.path}: axes", READING, "is the axis of the readings: give this one another name")
-    # an override or exclusion may be of one reading
-    axes_with_readings = {**suite.axes, READING: suite.open.readings} if suite.open else suite.axes
-    named = [("baseline", axis, label, suite.axes) for axis, label in suite.baseline.items()]
+    named = [("baseline", axis, label) for axis, label in suite.baseline.items()]
     choices = [("overrides.when", when) for when, _ in suite.overrides]
     choices += [("exclude", when) for when in suite.exclude]
     for key, when in choices:
         for axis, labels in when.items():
-            named += [(key, axis, label, axes_with_readings) for label in labels]
+            named += [(key, axis, label) for label in labels]
     for table in suite.tables:
         axes = (*table.rows, *table.columns)
         for labels in table.published:
-            named += [("published", *pair, suite.axes) for pair in zip(axes, labels, strict=True)]
-    for key, axis, label, axes_of_key in named:
+            named += [("published", *pair) for pair in zip(axes, labels, strict=True)]
+    for key, axis, label in named:
         where = f"{suite.path}: {key}"
         order = "; published nests by rows, then columns" if key == "published" else ""
-        require(axis in axes_of_key, where, axis, f"is not an axis; available: {', '.join(axes_of_key)}")
-        hint = f"is not a label; available: {', '.join(axes_of_key[axis])}{order}"
-        require(label in axes_of_key[axis], f"{where}.{axis}", label, hint)
-    nameable = [suite.metric, *suite.axes]
-    for labels_of_axis in suite.axes.values():
-        nameable += labels_of_axis
-    for name in suite.names:
-        hint = f"is neither the metric nor an axis nor a label; there are {', '.join(nameable)}"
-        require(name in nameable, f"{suite.path}: names", name, hint)
+        require(axis in suite.axes, where, axis, f"is not an axis; available: {', '.join(suite.axes)}")
+        hint = f"is not a label; available: {', '.join(suite.axes[axis])}{order}"
+        require(label in suite.axes[axis], f"{where}.{axis}", label, hint)
     if suite.decide is not None:
         require(
             bool(suite.baseline), f"{suite.path}: baseline", None, "decide needs a baseline, such as {method: FedAvg}"

@@ -28,8 +28,6 @@ from fl_lightning.bench.table_rendering import (
     latex_tables,
     markdown,
     plain_table,
-    renamed,
-    with_names,
 )
 from fl_lightning.storage.metric_format import fixed
 from fl_lightning.utilities.errors import count, require
@@ -41,7 +39,6 @@ VERDICTS = tuple(dict.fromkeys((*get_args(Verdict), *get_args(Decision), NOT_COM
 # pairs of rows in a sentence at most
 MOST_PAIRS = 10
 AT_THIS_SCALE = " at this scale"
-INTERVALS = {"t": "Student's t", "bootstrap": "bootstrap (percentiles)", "sequence": "a confidence sequence"}
 
 
 def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult], form: TableForm = "md") -> str:
@@ -62,46 +59,36 @@ def render(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult
     if form == "csv":
         return comparisons_csv(comparisons)
     lines = list(about(suite, cells, results))
-    parts = suite_tables(suite, comparisons, suite.names)
+    parts = suite_tables(suite, comparisons)
     if form == "tex":
         comments = filter(None, (line.lstrip("#- ") for line in lines))
         tables = latex_tables(table for _, of_part, _ in parts for table in of_part)
         return "\n".join([PACKAGES, *(f"% {comment}" for comment in comments), *tables])
     for title, of_part, below in parts:
-        if title:
-            lines += [f"## {in_markdown(title)}", ""]
+        lines += [f"## {in_markdown(title)}", ""]
         for table in of_part:
             lines += markdown(table)
         lines += map(in_markdown, below)
     return "\n".join(lines)
 
 
-def suite_tables(
-    suite: Suite, comparisons: Sequence[Comparison], names: Mapping[str, str]
-) -> Iterator[tuple[str, list[TextTable], list[str]]]:
+def suite_tables(suite: Suite, comparisons: Sequence[Comparison]) -> Iterator[tuple[str, list[TextTable], list[str]]]:
     """Yield the title of each part of a suite's tables, its tables and the lines below them.
-
-    The first part is the suite's summary, if it has one, without a title.
 
     Args:
         suite: the suite.
         comparisons: its tables.
-        names: other names of labels, axes and the metric.
     """
-    if suite.summary is not None and comparisons:
-        table, sentences = suite.summary(suite, comparisons)
-        yield "", [renamed(table, names)], sentences
     for comparison in comparisons:
         tables = []
         for text_table in text_tables(comparison):
-            tables.append(renamed(replace(text_table, key=f"{suite.name}-{text_table.key}"), names))
-        below = [with_names(line, names) for line in summary_lines(comparison)]
+            tables.append(replace(text_table, key=f"{suite.name}-{text_table.key}"))
         table = comparison.table
         title = table.caption or first_upper(comparison.title)
         if table.page is not None:
             page = f"page {table.page} of the source" if str(table.page).isdigit() else table.page
             title = f"{title} ({page})"
-        yield with_names(title, names), tables, below
+        yield title, tables, list(summary_lines(comparison))
 
 
 def write_tables(
@@ -244,8 +231,7 @@ def differences_table(comparison: Comparison, notes: Mapping[str, str]) -> TextT
     heads = ["difference", f"{100 * criteria.confidence:g} % interval", "pairs = looks" if decide else "pairs"]
     if decide:
         heads += [f"Student's, {decide.max_seeds} pairs, post hoc", "its p by Holm"]
-    if criteria.interval != "bootstrap":
-        heads.append("p by Holm")
+    heads.append("p by Holm")
     if decide:
         heads.append(f"{criteria.baseline_name}, same seeds")
     if table.published:
@@ -277,8 +263,7 @@ def caption_of_differences(comparison: Comparison) -> str:
     by_holm = f"p by Holm is for all {compared} comparisons of this table together."
     about = f"Difference to {criteria.baseline_name} on the same seeds and partitions, mean over the pairs"
     if not decide:
-        text = f"{about}; interval: {INTERVALS[criteria.interval]}, from two pairs on, for each pair by itself."
-        return text if criteria.interval == "bootstrap" else f"{text} {by_holm}"
+        return f"{about}; interval: Student's t, from two pairs on, for each pair by itself. {by_holm}"
     text = (
         f"{about} in the order of the seeds; the interval is a confidence sequence, which is valid at each look, "
         f"one after each pair. Its error of {100 * decide.alpha:g} % is per pair of rows in one setting, not per "
@@ -314,8 +299,7 @@ def difference_texts(entry: TableEntry, comparison: Comparison, notes: dict[str,
     if criteria.decide:
         student_p = p_text(entry.student_holm, entry.student)
         texts += [StyledText(interval_text(entry.student, comparison)), StyledText(student_p)]
-    if criteria.interval != "bootstrap":
-        texts.append(StyledText(p_text(entry.holm, difference)))
+    texts.append(StyledText(p_text(entry.holm, difference)))
     if criteria.decide:
         texts.append(StyledText(NONE if entry.baseline is None else number_text(entry.baseline, comparison)))
     return texts
@@ -498,7 +482,7 @@ def conclusion(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellRe
             sign = 1 if comparison.table.show.lower_is_better(comparison.criteria) else -1
             near = min(means, key=lambda row: sign * means[row])
             text += f"; to it, {', '.join(near)} has {difference_in_words(entries[near], comparison)}"
-    return with_names(f"{text}.", suite.names)
+    return f"{text}."
 
 
 def difference_in_words(entry: TableEntry, comparison: Comparison) -> str:

@@ -6,24 +6,65 @@ The only use of this private name of Lightning (as of 2.6):
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 from lightning.pytorch.callbacks import EarlyStopping as LightningEarlyStopping
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from fl_lightning.callbacks.base import Callback, logged_instead
 from fl_lightning.client.run_context import RunContext
-from fl_lightning.utilities.errors import UsageError, require
+from fl_lightning.utilities.errors import require
 
 # the end of the name of a metric that usually improves when it rises
 RISES = re.compile("(accuracy|acc|f1|auroc|precision|recall|iou|dice|map|r2)$", re.IGNORECASE)
 
 
-class EarlyStopping(Callback):
+class MonitoringCallback(Callback):
+    """A callback that compares a metric of the run by round.
+
+    Args:
+        monitor: tag of the metric.
+        mode: whether it improves when it falls (``min``) or rises (``max``).
+        strict: raise if the run does not log the metric; otherwise warn and continue.
+    """
+
+    def __init__(self, monitor: str, mode: Literal["min", "max"] | None, strict: bool = True) -> None:
+        require(mode in ("min", "max", None), f"{type(self).__name__}.mode", mode, "use min or max")
+        self.monitor, self.mode, self.strict = monitor, mode, strict
+
+    def check_monitor(self, logged: Mapping[str, Collection[str]]) -> None:
+        """Refuse a metric of validation or test data, before round 0, that the module's step does not log.
+
+        Args:
+            logged: the tags that a sanity check has seen for ``val`` and ``test``; empty for a phase that is not
+                evaluated. A phase whose tags are unknown is missing.
+        """
+        tags = sorted(itertools.chain(*logged.values()))
+        hint = f"the run does not log it; its steps log {', '.join(tags) or 'no metric'}"
+        absent = self.strict and re.split("[/_]", self.monitor)[0] in logged and self.monitor not in tags
+        require(not absent, f"{type(self).__name__}.monitor", self.monitor, hint)
+
+    def on_fit_start(self, trainer: RunContext) -> None:
+        self._seen = False
+        if self.mode is None and RISES.search(self.monitor):
+            hint = f"{self.monitor} usually rises, and None keeps the lowest value; set max, or min"
+            trainer.warn(f"{type(self).__name__}.mode=None: {hint}")
+
+    def check_seen(self, trainer: RunContext) -> None:
+        """Refuse a metric that no round before the end of the first evaluated one has logged."""
+        hint = None if self._seen else logged_instead(trainer)
+        if hint is not None:
+            require(not self.strict, f"{type(self).__name__}.monitor", self.monitor, hint)
+            trainer.warn(f"{type(self).__name__}.monitor={self.monitor!r}: {hint}")
+            self._seen = True
+
+
+class EarlyStopping(MonitoringCallback):
     """Ends the run after a round in which a metric has not improved for ``patience`` evaluations.
 
     Arguments and rule are as in Lightning's ``EarlyStopping``. Any tag of ``metrics.csv`` can be monitored, because the
@@ -36,13 +77,13 @@ class EarlyStopping(Callback):
         verbose: also report each improvement, not only the reason of the end.
         mode: whether the metric improves when it falls (``min``) or rises (``max``). None is ``min``, with a warning
             for a metric that usually rises.
-        strict: raise if the first evaluated round does not log the metric; otherwise warn and continue.
+        strict: raise if the run does not log the metric; otherwise warn and continue.
         check_finite: end the run when the metric is nan or infinite.
         stopping_threshold: end the run when the metric is better than this; None for none.
         divergence_threshold: end the run when the metric is worse than this; None for none.
 
     Raises:
-        UsageError: an argument out of its range; or, with ``strict``, a metric that an evaluated round does not log.
+        UsageError: an argument out of its range; or, with ``strict``, a metric that the run does not log.
     """
 
     def __init__(
@@ -57,32 +98,25 @@ class EarlyStopping(Callback):
         stopping_threshold: float | None = None,
         divergence_threshold: float | None = None,
     ) -> None:
+        super().__init__(monitor, mode, strict)
         require(min_delta >= 0, "EarlyStopping.min_delta", min_delta, "use 0 or more")
         require(patience >= 0, "EarlyStopping.patience", patience, "use 0 or more")
-        self.monitor, self.mode, self.verbose, self.strict = monitor, mode, verbose, strict
+        self.verbose = verbose
         how: dict[str, Any] = {"min_delta": min_delta, "patience": patience, "mode": mode or "min"}
         how |= {"stopping_threshold": stopping_threshold, "divergence_threshold": divergence_threshold}
-        try:
-            self._rule = LightningEarlyStopping(monitor, check_finite=check_finite, **how)
-        except MisconfigurationException as error:
-            raise UsageError(f"EarlyStopping.mode={mode!r}: use min or max") from error
+        self._rule = LightningEarlyStopping(monitor, check_finite=check_finite, **how)
         self._initial = self._rule.state_dict()
 
     def on_fit_start(self, trainer: RunContext) -> None:
-        warn_of_mode(trainer, self)
+        super().on_fit_start(trainer)
         self._rule.load_state_dict(self._initial)
-        self._seen = False
 
     def on_round_end(self, trainer: RunContext) -> None:
         value = trainer.metrics.get(self.monitor)
+        self._seen = self._seen or value is not None
+        self.check_seen(trainer)
         if value is None:
-            hint = None if self._seen else logged_instead(trainer)
-            if hint is not None:
-                require(not self.strict, "EarlyStopping.monitor", self.monitor, hint)
-                trainer.warn(f"EarlyStopping.monitor={self.monitor!r}: {hint}")
-                self._seen = True
             return
-        self._seen = True
         stop, reason = self._rule._evaluate_stopping_criteria(torch.tensor(value))
         trainer.should_stop = trainer.should_stop or stop
         if reason and (stop or self.verbose):
@@ -97,7 +131,7 @@ class EarlyStopping(Callback):
             self._rule.load_state_dict({**state, "patience": self._rule.patience})
 
 
-class BestCheckpoint(Callback):
+class BestCheckpoint(MonitoringCallback):
     """Keeps the checkpoint of the round in which a metric is best so far, as ``checkpoints/best.ckpt``.
 
     Arguments are as in Lightning's ``ModelCheckpoint``. Any tag of ``metrics.csv`` can be monitored, because the
@@ -110,23 +144,20 @@ class BestCheckpoint(Callback):
             for a metric that usually rises.
 
     Raises:
-        UsageError: an unknown mode, or a metric that the first evaluated round does not log.
+        UsageError: an unknown mode, or a metric that the run does not log.
     """
 
     def __init__(self, monitor: str, mode: Literal["min", "max"] | None = None) -> None:
-        require(mode in ("min", "max", None), "BestCheckpoint.mode", mode, "use min or max")
-        self.monitor, self.mode = monitor, mode
+        super().__init__(monitor, mode)
 
     def on_fit_start(self, trainer: RunContext) -> None:
-        warn_of_mode(trainer, self)
+        super().on_fit_start(trainer)
         self._best: float | None = None
         self._round = -1
-        self._seen = False
 
     def on_round_end(self, trainer: RunContext) -> None:
         self._compare(trainer)
-        hint = logged_instead(trainer)
-        require(self._seen or hint is None, "BestCheckpoint.monitor", self.monitor, hint or "")
+        self.check_seen(trainer)
 
     def on_last_round_end(self, trainer: RunContext) -> None:
         self._compare(trainer)  # the final model may have been evaluated since on_round_end
@@ -148,10 +179,3 @@ class BestCheckpoint(Callback):
         if self._best is None or (value > self._best if self.mode == "max" else value < self._best):
             self._best, self._round = float(value), trainer.server.round
             trainer.save_best = True
-
-
-def warn_of_mode(trainer: RunContext, callback: EarlyStopping | BestCheckpoint) -> None:
-    """Warn of a metric that usually rises, without a mode."""
-    if callback.mode is None and RISES.search(callback.monitor):
-        hint = f"{callback.monitor} usually rises, and None keeps the lowest value; set max, or min"
-        trainer.warn(f"{type(callback).__name__}.mode=None: {hint}")

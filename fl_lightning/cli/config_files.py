@@ -22,6 +22,8 @@ PACKAGE = Path(__file__).parents[1]
 COMMON_KEYS = ("seed_everything", "model", "data", "trainer", "config", "print_config", "help")
 # modules that define no methods
 LIBRARIES = {"fl_lightning", "lightning", "torch", "torchvision"}
+# an argument of one class of a list by its number, which the parser does not know
+ITEM_OF_LIST = re.compile(r"--(method|trainer\.(?:callbacks|logger))\.[0-9]+(\.|$)")
 # commands that read a checkpoint
 OF_CHECKPOINTS = ("fit", "doctor", "validate", "test", "predict", "replay")
 
@@ -40,6 +42,10 @@ def check_command(words: Sequence[str]) -> None:
             check_keys(entries, keys)
             values.update(entries)
         else:
+            item = ITEM_OF_LIST.match(option)
+            if item is not None:
+                hint = f"an option sets the last of a list: give it before the next --{item[1]}+=CLASS, or use --config"
+                raise UsageError(f"{option}={value!r}: {hint}")
             check_key(option, keys)
             values[option.removeprefix("--")] = value
     check_methods(values)

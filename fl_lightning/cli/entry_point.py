@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from fl_lightning import __version__
-from fl_lightning.utilities.errors import UsageError, printable, require, texts_of
+from fl_lightning.utilities.errors import UsageError, printable, texts_of
 
 # in the order in which the help lists them
 COMMANDS = {
@@ -50,7 +50,6 @@ def main(args: list[str] | None = None) -> None:
     # options of configs may stand before the command
     commands = not asks and COMMANDS.keys() & set(words if words and words[0].startswith("-") else words[:1])
     try:
-        end_with_status(check_encoding)
         if not commands:
             end_with_status(lambda: without_command(words))
         elif words[0] in APART:
@@ -61,13 +60,6 @@ def main(args: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
-
-
-def check_encoding() -> None:
-    """Refuse an interpreter that cannot read or write some names of files."""
-    encoding = sys.getfilesystemencoding()
-    hint = "names of files need utf-8; set the environment variable PYTHONUTF8=1"
-    require(encoding.replace("-", "") == "utf8", "sys.getfilesystemencoding()", encoding, hint)
 
 
 def check_before_torch(words: list[str]) -> None:

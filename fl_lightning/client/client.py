@@ -40,7 +40,7 @@ from fl_lightning.core.state import (
     select,
     tensors_by_path,
 )
-from fl_lightning.core.update import Update
+from fl_lightning.core.update import Update, VisitFacts
 from fl_lightning.core.weighted import LARGE, LazyDifference, Weighted, cloned, flatten
 from fl_lightning.data.client_loaders import ExampleIndices
 from fl_lightning.data.labels import label_entries
@@ -121,12 +121,12 @@ class Client(LightningModule):
         super().__init__()
         self.module = module
         self.methods, self.seed, self.weighting, self._policy = methods, seed, weighting, buffers
-        transforms = bool(methods.having("transform_logits"))
+        transforms = bool(methods.overriding("transform_logits"))
         transform = (lambda logits: self.methods.transform_logits(self, logits)) if transforms else None
         self.worker_module = worker_module = WorkerModule(module, taps, trainer_shim, transform)
         self.live, self.trainable = worker_module.live, worker_module.trainable
         self.others, self.frozen = worker_module.others, worker_module.frozen
-        names = {method.name for method in methods.having("modules")}
+        names = {method.name for method in methods.overriding("modules")}
         self.of_methods = [name for name in self.live if name.partition(".")[0] in names]
         self.tap_paths = {name: submodule(binding) for name, binding in taps.items()}
         self.batch_norms = batch_norms(module)
@@ -180,7 +180,7 @@ class Client(LightningModule):
         """
         return self.sent + self.sent_others + self.recomputed
 
-    @property
+    @cached_property
     def bytes_of_number(self) -> int:
         """Bytes of a number of a payload or a server value: they are in float64, but travel in the parameters' type."""
         return next((self.live[name].element_size() for name in self.trainable), 4)
@@ -237,6 +237,21 @@ class Client(LightningModule):
     def weight(self) -> float:
         """p_k, before it is normalised over the cohort; set before ``on_client_end``."""
         return self.visit.weight
+
+    @property
+    def round(self) -> int:
+        """The round r of the visit, from 0; in an asynchronous run the server step that uses its update."""
+        return self.visit.fit_progress.round
+
+    @property
+    def version(self) -> int:
+        """Number of server steps before the state that the client received: r, or fewer in an asynchronous run."""
+        return self.round - self.staleness
+
+    @property
+    def staleness(self) -> int:
+        """Number of server steps between the received state and round r; 0 in a synchronous run."""
+        return self.visit.fit_progress.staleness
 
     @property
     def epoch(self) -> int:
@@ -408,13 +423,6 @@ class Client(LightningModule):
         size = kwargs.pop("batch_size", None)
         self.visit.logged.add(name, value, size if weight is None else weight, *args, **kwargs)
 
-    def log_term(self, method: Method, name: str, value: Tensor) -> None:
-        """Log a term of a method's penalty as ``train/<method>/<name>``, the mean over the visit and the clients.
-
-        It is logged with its coefficient, as it enters the loss: the terms of a method add up to ``train/<method>``.
-        """
-        self.visit.logged.add_term(f"{method.name}/{name}", value)
-
     def load_reference(self, name: str, state: State, taps: Collection[str] | None = None) -> None:
         """Load ``state`` into the reference model ``name``, a frozen copy of the module, for this visit.
 
@@ -422,7 +430,7 @@ class Client(LightningModule):
         Methods that use the same name share one model.
         """
         if name not in self.references:
-            self.references.add(name, self.frozen_copy())
+            self.references.add(name, self.reference_copy())
         self.references.load(name, state, taps)
 
     def observe(self, name: str) -> dict[str, Tensor]:
@@ -432,9 +440,9 @@ class Client(LightningModule):
         """
         return self.references.observe(name, self.worker_module.taps.values.places)
 
-    def frozen_copy(self) -> LightningModule:
+    def reference_copy(self) -> LightningModule:
         """A copy of the module in eval mode without gradients, hooks, logging and Fabric."""
-        return self.worker_module.frozen_copy()
+        return self.worker_module.reference_copy()
 
     def training_step(self, batch: Any, batch_idx: int, rows: ExampleIndices | None = None) -> Tensor | None:
         """The module's loss plus the penalties; None where the module asks to skip the batch.
@@ -445,6 +453,7 @@ class Client(LightningModule):
         taps, add_term = worker_module.taps, visit.logged.add_term
         if self.references.wanted:
             self.references.begin_batch(batch, batch_idx, rows)
+        targets = targets_of(batch) if self.methods.methods else None
         taps.clear()
         # the hook that runs, on which depends what self.log does
         vars(module)["_current_fx_name"] = "training_step"
@@ -472,9 +481,10 @@ class Client(LightningModule):
             return None
         add_term("loss", loss)
         if self.methods.methods:
-            step = Step(batch, targets_of(batch), taps.values)
-            for name, value in self.methods.penalties(self, step).items():
+            penalties, terms = self.methods.penalties(self, Step(batch, targets, taps.values))
+            for name, value in (*terms.items(), *penalties.items()):
                 add_term(name, value)
+            for value in penalties.values():
                 loss = loss + value
         return loss
 
@@ -599,8 +609,8 @@ class ClientLifecycle:
         worker_module.taps.clear()
         visit.outputs, visit.present = {}, None
         client.references.end()
-        worker_module.commit_buffers()
         worker_module.clear_gradients()
+        worker_module.commit_buffers()
 
     def _check_trained(self) -> None:
         """Refuse a loss or a state that became nan or infinite, and set the drift."""
@@ -644,7 +654,9 @@ class ClientLifecycle:
         size = sum(live[name].nbytes for name in (*client.sent, *buffers, *frozen))
         size += numbers * client.bytes_of_number - client.methods.unsent_bytes(live, visit.info.id)
         visit.values = visit.logged.sums()
-        return Update(delta, buffers, visit.weight, payload, visit.values, visit.drift, frozen, size, bound)
+        facts = VisitFacts(client.num_steps, client.lr, visit.num_skipped, visit.num_lost, visit.scalings)
+        sent = (delta, buffers, visit.weight, payload, visit.values, visit.drift, frozen, size)
+        return Update(*sent, bound, facts, visit.logged.states())
 
     def check_terms(self) -> None:
         """Refuse a loss that cannot be trained on."""
@@ -667,10 +679,10 @@ class ClientLifecycle:
         weight = methods.client_weight(client)
         if weight is not None and weight != 0 and not LEAST_WEIGHT <= weight <= LARGEST_WEIGHT:
             # beyond this range the sums over the cohort would round
-            kind = type(methods.having("client_weight")[0]).__name__
+            kind = type(methods.overriding("client_weight")[0]).__name__
             hint = f"return 0, or a number from {LEAST_WEIGHT} to {LARGEST_WEIGHT}, from {kind}.client_weight"
             raise ClientError(f"its weight is {weight}; {hint}; only the ratios of weights count")
-        examples = float(client.info.num_examples) if client.weighting == "examples" else 1.0
+        examples = float(client.visit.info.num_examples) if client.weighting == "examples" else 1.0
         return examples if weight is None else weight
 
 

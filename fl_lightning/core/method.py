@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
@@ -27,6 +28,8 @@ from fl_lightning.utilities.errors import SharedStateError, UsageError, check_al
 Value = TypeVar("Value")
 # values of a method by name: ``Weighted``, or dictionaries of them to any depth
 Payload = dict[str, Any]
+# a penalty, with its terms for the log
+Penalty = Tensor | tuple[Tensor, Mapping[str, Tensor]] | None
 # the client hook that runs at present
 client_hook: ContextVar[str] = ContextVar("client_hook", default="")
 
@@ -119,6 +122,8 @@ class Method:
         requires: names of the taps it reads, checked before round 0.
         needs_label_counts: whether it reads ``client.info.label_counts``, checked before round 0.
         needs_exchange: whether it needs a run that exchanges weights, checked before round 0.
+        assumes_fresh: whether it assumes that all clients of a round have received the present state, which an
+            asynchronous run refuses.
         has_personal_models: whether it gives each client its own model, which only one method of a list may do; by
             default those with :meth:`personal_state`, :meth:`sent_state`, :meth:`sent_extras` or :meth:`start_state`.
         evaluation_point: when in a round :meth:`personal_state` is the client's model, which the tags of callbacks
@@ -134,6 +139,7 @@ class Method:
     requires: tuple[str, ...] = ()
     needs_label_counts = False
     needs_exchange = False
+    assumes_fresh = False
     has_personal_models: bool | None = None
     evaluation_point: Literal["received", "trained", "adapted"] = "received"
     needs_gradients = False
@@ -236,10 +242,11 @@ class Method:
         """The logits ``(B, C)`` that the module's own loss sees, in training only; of the same shape."""
         return logits
 
-    def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
+    def penalty(self, client: ClientContext, step: Step) -> Penalty:
         """A scalar tensor that is added to the loss and logged as ``train/<name>``; None for no term.
 
-        A penalty of several terms logs each of them, with its coefficient, by ``client.log_term``.
+        A penalty of several terms may return a pair: their sum, and a dictionary of the terms with their coefficients,
+        which are logged as ``train/<name>/<term>``.
         """
         return None
 
@@ -365,7 +372,7 @@ class MethodList:
     Attributes:
         attributes: the :class:`~fl_lightning.client.lightning.module_snapshot.MethodSnapshot` at the start of visits;
             None after a server hook.
-        having: methods that override a hook, in the order in which they are called, by name of the hook.
+        overriding: methods that override a hook, in the order in which they are called, by name of the hook.
         needs_gradients: whether any of them calls ``client.gradients`` in a local step.
     """
 
@@ -374,7 +381,7 @@ class MethodList:
         self.attributes: Any = None
         self._warned: set[str] = set()
         # a server hook may set another hook of a method
-        self.having = cache(self._overriding)
+        self.overriding = cache(self._overriding)
         for method in self.methods:
             hint = "give objects of Method's subclasses, such as FedProx(mu=0.01)"
             require(isinstance(method, Method), "method", method, hint)
@@ -407,7 +414,7 @@ class MethodList:
     def add_modules(self, module: nn.Module, taps: Mapping[str, str]) -> dict[str, nn.Module]:
         """Add the methods' own modules to the user's module; return them by the names of the methods."""
         added: dict[str, nn.Module] = {}
-        for method in self.having("modules"):
+        for method in self.overriding("modules"):
             parts, hint = method.modules(module, taps), "return a dictionary of modules by name"
             values = parts.values() if isinstance(parts, Mapping) else [None]
             valid = all(isinstance(part, nn.Module) for part in values)
@@ -460,12 +467,12 @@ class MethodList:
 
     def call(self, hook: str, client: ClientContext, *args: Any) -> None:
         """Call a hook of a client that returns nothing, of each method in list order: corrections add."""
-        for method in self.having(hook):
+        for method in self.overriding(hook):
             call_hook(method, hook, client, *args)
 
     def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
         """Apply the methods' transforms in list order."""
-        for method in self.having("transform_logits"):
+        for method in self.overriding("transform_logits"):
             check_logits(method, client, logits)
             changed = call_hook(method, "transform_logits", client, logits)
             fits = isinstance(changed, Tensor) and changed.shape == logits.shape
@@ -473,24 +480,30 @@ class MethodList:
             logits = changed
         return logits
 
-    def penalties(self, client: ClientContext, step: Step) -> dict[str, Tensor]:
-        """The terms that are added to the loss, by the method's name."""
-        terms = {}
-        for method in self.having("penalty"):
+    def penalties(self, client: ClientContext, step: Step) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The penalties that are added to the loss, by the method's name, and the terms of those that have several."""
+        penalties, terms = dict[str, Tensor](), dict[str, Tensor]()
+        for method in self.overriding("penalty"):
             term = call_hook(method, "penalty", client, step)
             if term is None:
                 continue
+            if isinstance(term, tuple):
+                term, parts = term
+                for name, value in parts.items():
+                    terms[f"{method.name}/{name}"] = value
             number = isinstance(term, Tensor) and term.numel() == 1 and term.is_floating_point()
             if not number:
                 check_returned(False, method, "penalty", term, "return a scalar tensor of real numbers, or None")
             if not (term.requires_grad or method.name in self._warned or needs_gradient(term)):
                 self._warned.add(method.name)
-                rank_zero_warn(
-                    f"method={type(method).__name__}: penalty returned a tensor without gradient, which has no "
-                    "effect on training; return None for no term"
-                )
-            terms[method.name] = term.reshape(()) if term.ndim else term
-        return terms
+                # of fixed taps, as of a frozen encoder, the sanity check has warned
+                if not method.requires or any(needs_gradient(step.taps[tap]) for tap in method.requires):
+                    rank_zero_warn(
+                        f"method={type(method).__name__}: penalty returned a tensor without gradient, which has no "
+                        "effect on training; return None for no term"
+                    )
+            penalties[method.name] = term.reshape(()) if term.ndim else term
+        return penalties, terms
 
     def on_client_end(self, client: ClientContext) -> dict[str, Payload]:
         """Return the payload of each method by name."""
@@ -506,7 +519,7 @@ class MethodList:
 
     def transform_client_update(self, client: ClientContext, delta: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Apply the methods' transforms in list order."""
-        for method in self.having("transform_client_update"):
+        for method in self.overriding("transform_client_update"):
             transformed = call_hook(method, "transform_client_update", client, delta)
             delta = checked_state(method, "transform_client_update", transformed, delta)
         return delta
@@ -514,7 +527,7 @@ class MethodList:
     def client_weight(self, client: ClientContext) -> float | None:
         """The weight that the methods agree on, None where none gives one."""
         weights: dict[str, float] = {}
-        for method in self.having("client_weight"):
+        for method in self.overriding("client_weight"):
             weight = call_hook(method, "client_weight", client)
             if weight is None:
                 continue
@@ -547,7 +560,7 @@ class MethodList:
     def sent_to(self, server: Server, k: int, names: Collection[str]) -> SentToClient:
         """What client ``k`` alone receives; ``names`` are the entries of the state that travel in each round."""
         results, owners = {}, dict[str, str]()
-        for method in self.having("sent_state"):
+        for method in self.overriding("sent_state"):
             results[method] = method.sent_state(server, k)
         entries = replaced_entries("sent_state", results, server.state, names, owners)
         return SentToClient(entries, self.sent_extras(server, k), owners)
@@ -555,7 +568,7 @@ class MethodList:
     def sent_extras(self, server: Server, k: int) -> dict[str, Any]:
         """What client ``k`` alone receives in addition to the state, by method."""
         extras = {}
-        for method in self.having("sent_extras"):
+        for method in self.overriding("sent_extras"):
             values = method.sent_extras(server, k) or {}
             hint = "return a dictionary of tensors and numbers by name, which may be nested, or None"
             check_returned(is_extras(values), method, "sent_extras", values, hint)
@@ -565,13 +578,13 @@ class MethodList:
 
     def start_state(self, client: ClientContext, names: Collection[str]) -> State:
         """The entries of ``client.received`` that the client replaces; ``names`` are those that may be."""
-        results = {method: call_hook(method, "start_state", client) for method in self.having("start_state")}
+        results = {method: call_hook(method, "start_state", client) for method in self.overriding("start_state")}
         return replaced_entries("start_state", results, client.received, names, client.visit.owners)
 
     def unsent_bytes(self, state: Mapping[str, Tensor], k: int) -> int:
         """Bytes of the entries that client ``k`` neither receives nor sends, since it has a part of them."""
         size = 0
-        for method in self.having("sent_numbers"):
+        for method in self.overriding("sent_numbers"):
             for name, number in method.sent_numbers(k).items():
                 size += (state[name].numel() - number) * state[name].element_size()
         return size
@@ -579,7 +592,7 @@ class MethodList:
     @property
     def personalizes(self) -> bool:
         """Whether the model that is evaluated for a client may differ from the global one by a method's hook."""
-        return any(self.having(hook) for hook in ("personal_state", "sent_state", "start_state"))
+        return any(self.overriding(hook) for hook in ("personal_state", "sent_state", "start_state"))
 
     @property
     def seeing_updates(self) -> list[Method]:
@@ -600,7 +613,7 @@ class MethodList:
                 check_returned(isinstance(updates, Updates), method, "transform_updates", updates, hint)
         if not updates.weights.any():
             return {}
-        for method in self.having("aggregate"):
+        for method in self.overriding("aggregate"):
             change = method.aggregate(server, updates.as_seen_by(method.name))
             buffers = {*updates.float_buffers} & (change.keys() if isinstance(change, Mapping) else set())
             return checked_state(method, "aggregate", change, select(server.state, [*updates.names, *buffers]))
@@ -627,7 +640,7 @@ class MethodList:
 
     def personal_state(self, client: ClientContext) -> State:
         """The entries in which the state that is evaluated for a client differs from ``client.received``."""
-        for method in self.having("personal_state"):
+        for method in self.overriding("personal_state"):
             state = call_hook(method, "personal_state", client)
             hint = "return entries of client.received by name, or None"
             fits = isinstance(state, Mapping) and state.keys() <= client.received.keys()
@@ -638,7 +651,7 @@ class MethodList:
     @property
     def evaluation_point(self) -> str:
         """The prefix of the tags of measurements on the clients' models; empty for received models."""
-        points = (method.evaluation_point for method in self.having("personal_state"))
+        points = (method.evaluation_point for method in self.overriding("personal_state"))
         return next((f"{point}/" for point in points if point != "received"), "")
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
@@ -656,11 +669,23 @@ class MethodList:
 
     def sent_values(self) -> list[Any]:
         """The server values that clients receive."""
-        values = []
-        for method in self.methods:
-            names = [value.name for value in method._server_values() if value.travels]
-            values += [getattr(method, name) for name in names]
-        return values
+        return [getattr(method, name) for method, name in self._sent_names()]
+
+    @contextmanager
+    def with_sent_values(self, values: Sequence[Any]) -> Iterator[None]:
+        """In this block client hooks read these values, in the order of :meth:`sent_values`."""
+        present, self.attributes = self.sent_values(), None
+        try:
+            for (method, name), value in zip(self._sent_names(), values, strict=True):
+                setattr(method, name, value)
+            yield
+        finally:
+            for (method, name), value in zip(self._sent_names(), present, strict=True):
+                setattr(method, name, value)
+            self.attributes = None
+
+    def _sent_names(self) -> list[tuple[Method, str]]:
+        return [(method, value.name) for method in self.methods for value in method._server_values() if value.travels]
 
     def load_state_dict(self, state: dict[str, dict[str, Any]], device: torch.device) -> None:
         """Restore what :meth:`state_dict` gave, on the device of the run, unless a method has its own there."""
@@ -681,7 +706,7 @@ class MethodList:
     def _with_new_attributes(self) -> list[Method]:
         """Return the methods for a server hook, after which the snapshot of their attributes is taken again."""
         self.attributes = None
-        self.having.cache_clear()
+        self.overriding.cache_clear()
         return self.methods
 
 

@@ -183,8 +183,8 @@ class Server:
         Raises:
             KeyError: the state belongs to another model.
         """
-        if state["state"].keys() != self.state.keys():
-            raise KeyError(f"it holds {len(state['state'])} entries, the model has {len(self.state)}")
+        if names := sorted(state["state"].keys() ^ self.state.keys()):
+            raise KeyError(f"it and the model have different entries, such as {names[0]}")
         self.assign(state["state"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])

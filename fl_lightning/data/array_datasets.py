@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import pickle
-import tempfile
 from abc import abstractmethod
 from functools import cache
 from pathlib import Path
@@ -57,7 +56,7 @@ class Digits(ImageDataModule):
 class FileDataModule(ImageDataModule):
     """A data set in files under ``root``.
 
-    Subclasses implement :meth:`read`, and :meth:`generate` or :meth:`write_offline`.
+    Subclasses implement :meth:`read`.
 
     Args:
         root: folder of the files.
@@ -65,10 +64,14 @@ class FileDataModule(ImageDataModule):
         **kwargs: see :class:`ImageDataModule`.
 
     Attributes:
-        cache_folder: folder of decoded images; None is :func:`~fl_lightning.data.cache.cache_folder`.
+        shape: height and width, and channels, of the images of the offline data set.
+        numbers: its training and test images.
+        domain_names: names of the domains; empty without domains.
     """
 
-    cache_folder: Path | None = None
+    shape = (32, 3)
+    numbers = (200, 100)
+    domain_names: tuple[str, ...] = ()
 
     def __init__(self, root: str = "data", offline: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -92,39 +95,17 @@ class FileDataModule(ImageDataModule):
         """Read the data set from its files under ``root``."""
 
     def generate(self) -> Images:
-        """Return the offline data set in memory, by default read from temporary files of :meth:`write_offline`."""
-        with tempfile.TemporaryDirectory() as folder:
-            root, self.cache_folder = Path(folder, "data"), Path(folder)
-            root.mkdir()
-            self.write_offline(root)
-            images = self.read(root)
-            # copies in memory: the folder is deleted on return
-            train, train_labels, test, test_labels = (np.array(array) for array in images[:4])
-            return Images(train, train_labels, test, test_labels, *images[4:])
-
-    def write_offline(self, root: Path) -> None:
-        """Write the offline data set into ``root``, in the format of the real files."""
-        raise NotImplementedError
-
-
-class ArrayDataModule(FileDataModule):
-    """A data set of arrays in files.
-
-    Attributes:
-        shape: height and width, and channels, of the images of the offline data set.
-        numbers: its training and test images.
-    """
-
-    shape = (32, 3)
-    numbers = (200, 100)
-
-    def generate(self) -> Images:
+        """Return the offline data set, whose domains follow each other."""
         labels = [cycled(self.num_classes, number) for number in self.numbers]
         train, test = (patterns(part, *self.shape, seed=len(part)) for part in labels)
-        return Images(train, labels[0], test, labels[1])
+        images = Images(train, labels[0], test, labels[1])
+        if not self.domain_names:
+            return images
+        domains = [np.arange(number) * len(self.domain_names) // number for number in self.numbers]
+        return images._replace(train_domains=domains[0], test_domains=domains[1], domain_names=self.domain_names)
 
 
-class NpyImages(ArrayDataModule):
+class NpyImages(FileDataModule):
     """A folder with ``train_images.npy``, ``train_labels.npy``, ``test_images.npy`` and ``test_labels.npy``.
 
     Images are uint8, ``(N, H, W, C)`` or grey ``(N, H, W)``; labels are integers ``(N,)`` from 0. The files are
@@ -186,7 +167,7 @@ class NpyImages(ArrayDataModule):
         return dataset
 
 
-class TorchvisionDataModule(ArrayDataModule):
+class TorchvisionDataModule(FileDataModule):
     """A data set that torchvision can download.
 
     Args:

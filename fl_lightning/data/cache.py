@@ -23,7 +23,7 @@ Range = tuple[float, float]
 
 
 def cached(
-    folder: Path | None, paths: Iterable[Path], recipe: object, make: Callable[[Path], dict[str, np.ndarray]]
+    paths: Iterable[Path], recipe: object, make: Callable[[Path], dict[str, np.ndarray]]
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Open images and smaller arrays from the cache, or ``make`` both; ``recipe`` is part of its key."""
     digest = hashlib.blake2b(f"{VERSION} {recipe}".encode(), digest_size=12)
@@ -32,7 +32,7 @@ def cached(
         # a file copied by `cp -p` or `rsync -t` may have the size and time of the one that it replaces
         version = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
         digest.update(os.fsencode(path.absolute()) + f" {version}\n".encode())
-    images = (folder or cache_folder()) / f"{digest.hexdigest()}.images"
+    images = cache_folder() / f"{digest.hexdigest()}.images"
     beside = images.with_suffix(".npz")
     if not (images.is_file() and beside.is_file()):
         new_images = images.with_suffix(f".{os.getpid()}.partial")

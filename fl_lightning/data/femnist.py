@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -12,7 +11,7 @@ from typing import Any
 import ijson
 import numpy as np
 
-from fl_lightning.data.array_datasets import FileDataModule, cycled, patterns
+from fl_lightning.data.array_datasets import FileDataModule
 from fl_lightning.data.cache import cached
 from fl_lightning.data.datamodule import Images
 from fl_lightning.data.partitioners import Natural, Partitioner
@@ -37,7 +36,7 @@ class FEMNIST(FileDataModule):
     """
 
     mean, std = (0.9637,), (0.1597,)
-    num_classes = 62
+    num_classes, shape, numbers = 62, (28, 1), (240, 80)
 
     def __init__(
         self,
@@ -49,31 +48,19 @@ class FEMNIST(FileDataModule):
     ) -> None:
         super().__init__(root, offline, num_clients=num_clients, partitioner=partitioner or Natural(), **kwargs)
 
+    def generate(self) -> Images:
+        self.domain_names = tuple(f"f{writer:04}_00" for writer in range(20))
+        return super().generate()
+
     def read(self, root: Path) -> Images:
         splits = [sorted((root / split).glob("*.json")) for split in ("train", "test")]
         for split, files in zip(("train", "test"), splits, strict=True):
             hint = "it must hold all_data_*.json, as LEAF's preprocess.sh writes them"
             require(len(files) > 0, "data.root", str(root / split), hint)
-        images, arrays = cached(self.cache_folder, chain(*splits), "FEMNIST", partial(convert, splits))
+        images, arrays = cached(chain(*splits), "FEMNIST", partial(convert, splits))
         labels, writers = arrays["labels"], arrays["writers"]
         rows = np.split(np.arange(len(labels)), [int(arrays["train"])])
         return Images(images, labels, images, labels, writers, writers, tuple(arrays["names"].tolist()), *rows)
-
-    def write_offline(self, root: Path) -> None:
-        for split, per_writer in (("train", 12), ("test", 4)):
-            (root / split).mkdir()
-            for part in range(2):
-                writers = range(10 * part, 10 * part + 10)
-                users = {f"f{writer:04}_00": self._user(per_writer, writer) for writer in writers}
-                sizes = [per_writer] * len(users)
-                content = {"users": list(users), "num_samples": sizes, "user_data": users}
-                (root / split / f"all_data_{part}.json").write_text(json.dumps(content))
-
-    def _user(self, number: int, writer: int) -> dict[str, Any]:
-        labels = (cycled(62, number) + 3 * writer) % 62
-        images = patterns(np.append(labels, 61), 28, 1, writer)[:-1]
-        # in LEAF's files white paper is 1 and ink is darker
-        return {"x": (1 - images.reshape(number, -1) / 1275).round(3).tolist(), "y": labels.tolist()}
 
 
 def convert(splits: Sequence[Sequence[Path]], target: Path) -> dict[str, np.ndarray]:

@@ -17,10 +17,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
-from PIL import Image
 
 from fl_lightning.core.seeding import numpy_rng
-from fl_lightning.data.array_datasets import FileDataModule, cycled, patterns
+from fl_lightning.data.array_datasets import FileDataModule
 from fl_lightning.data.cache import Range, cached, decode, listed
 from fl_lightning.data.datamodule import Images
 from fl_lightning.data.partitioners import Natural, Partitioner
@@ -70,9 +69,8 @@ class FolderDataModule(FileDataModule):
     """
 
     mean, std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-    domain_names: tuple[str, ...] = ()
     layout: str
-    # share of each class of a domain that is drawn for test, where the data set does not say which images are
+    # share of each class of a domain that is drawn for test, if the data set has no split
     test_fraction = 0.0
 
     def __init__(
@@ -90,7 +88,8 @@ class FolderDataModule(FileDataModule):
         low, high = value_range if not isinstance(value_range, str) and len(value_range) == 2 else (0.0, 0.0)
         ordered = value_range == "auto" or -math.inf < low < high < math.inf
         require(ordered, "data.value_range", value_range, "give auto, or [low, high]")
-        self.image_size, self.split_seed, self.value_range = image_size, split_seed, value_range
+        self.image_size, self.shape = image_size, (image_size, 3)
+        self.split_seed, self.value_range = split_seed, value_range
         self.given_range: Range | None = None if value_range == "auto" else (float(low), float(high))
 
     @abstractmethod
@@ -128,7 +127,7 @@ class FolderDataModule(FileDataModule):
         rows = (np.flatnonzero(~test & ~val), np.flatnonzero(test), np.flatnonzero(val) if val.any() else None)
         paths = [file.path for file in files]
         how = (self.image_size, self.given_range)
-        images, _ = cached(self.cache_folder, paths, how, partial(decode, paths, *how))
+        images, _ = cached(paths, how, partial(decode, paths, *how))
         return Images(images, labels, images, labels, file_domains, file_domains, self.domain_names, *rows)
 
     def inference_arguments(self) -> dict[str, Any]:
@@ -184,6 +183,11 @@ class ImageFolderImages(FolderDataModule):
             require(texts and len({*classes}) == len(classes) >= 2, "data.classes", classes, hint)
         self.test_fraction, self.num_classes, self.classes = test_fraction, len(classes or ()), classes
 
+    def generate(self) -> Images:
+        self.class_names = tuple(self.classes or ())
+        self.num_classes = len(self.class_names) or 12
+        return super().generate()
+
     def list_files(self, root: Path) -> list[ImageFile]:
         splits = split_folders(root)
         hint = f"its folders are {listed(subfolders(root)) or 'none'}, but it must hold {self.layout}"
@@ -209,11 +213,6 @@ class ImageFolderImages(FolderDataModule):
         warn_of_others(root, files)
         return files
 
-    def write_offline(self, root: Path) -> None:
-        for split, number in (("train", 120), ("test", 60)):
-            labels = cycled(12, number)
-            write_images(root / split, [f"class_{c:02}" for c in labels], labels, self.image_size)
-
 
 class TinyImageNet(FolderDataModule):
     """Tiny ImageNet: 100,000 training images of 64 x 64 pixels, 200 classes; tested on the 10,000 validation images.
@@ -227,7 +226,7 @@ class TinyImageNet(FolderDataModule):
     """
 
     layout = "train/CLASS/images/*.JPEG and val (cs231n.stanford.edu/tiny-imagenet-200.zip)"
-    num_classes = 200
+    num_classes, numbers = 200, (200, 100)
 
     def __init__(self, root: str = "data", image_size: int = 64, **kwargs: Any) -> None:
         super().__init__(root, image_size, **kwargs)
@@ -256,25 +255,16 @@ class TinyImageNet(FolderDataModule):
                 files += [ImageFile(path, name, "", "test") for path in images_in(folder)]
         return files
 
-    def write_offline(self, root: Path) -> None:
-        labels = cycled(200, 200)
-        write_images(root / "train", [f"n{c:08}/images" for c in labels], labels, self.image_size)
-        labels = cycled(200, 100)
-        write_images(root / "val", ["images"] * 100, labels, self.image_size)
-        lines = [f"{i:05}.jpg\tn{c:08}\t0\t0\t62\t62" for i, c in enumerate(labels)]
-        (root / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
-
 
 class _DomainFolders(FolderDataModule):
     """Images in ``DOMAIN/CLASS/*``; ``other_folders`` are further names of a domain's folder."""
 
     other_folders: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    offline_test = 1
 
     def __init__(self, root: str, image_size: int, test_per_class: int, **kwargs: Any) -> None:
         super().__init__(root, image_size, **kwargs)
         require(test_per_class >= 1, "data.test_per_class", test_per_class, "give 1 or more")
-        self.test_per_class = min(test_per_class, self.offline_test) if self.offline else test_per_class
+        self.test_per_class = test_per_class
 
     def list_files(self, root: Path) -> list[ImageFile]:
         folders = {}
@@ -294,12 +284,6 @@ class _DomainFolders(FolderDataModule):
         require(self.test_per_class < fewest, "data.test_per_class", self.test_per_class, hint)
         return np.full_like(counts, self.test_per_class)
 
-    def write_offline(self, root: Path) -> None:
-        classes = self.class_names or [f"class_{c:02}" for c in range(self.num_classes)]
-        labels = cycled(len(classes), (self.test_per_class + 3) * len(classes))
-        for domain in self.domain_names:
-            write_images(root / domain, [classes[c] for c in labels], labels, self.image_size)
-
 
 class PACS(_DomainFolders):
     """PACS: 9,991 images of 7 classes in 4 domains; 40 of each class and domain are for test, as in FedUV (CVPR 2024).
@@ -314,8 +298,7 @@ class PACS(_DomainFolders):
     layout = "art_painting/dog/*.jpg, ..., sketch/person/*.jpg (Li et al., ICCV 2017)"
     domain_names = ("art_painting", "cartoon", "photo", "sketch")
     class_names = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-    num_classes = 7
-    offline_test = 2
+    num_classes, numbers = 7, (84, 56)
 
     def __init__(self, root: str = "data", image_size: int = 96, test_per_class: int = 40, **kwargs: Any) -> None:
         super().__init__(root, image_size, test_per_class, **kwargs)
@@ -334,7 +317,7 @@ class OfficeHome(_DomainFolders):
     layout = "Art/CLASS/*.jpg, Clipart, Product and Real World (hemanthdv.org/officeHomeDataset.html)"
     domain_names = ("Art", "Clipart", "Product", "Real World")
     other_folders: ClassVar = {"Real World": ("Real", "RealWorld")}
-    num_classes = 65
+    num_classes, numbers = 65, (780, 260)
 
     def __init__(self, root: str = "data", image_size: int = 96, test_per_class: int = 7, **kwargs: Any) -> None:
         super().__init__(root, image_size, test_per_class, **kwargs)
@@ -357,7 +340,7 @@ class HAM10000(FolderDataModule):
     layout = "HAM10000_metadata.csv and the images, in one or several folders (doi.org/10.7910/DVN/DBW86T)"
     domain_names = ("vidir_modern", "rosendahl", "vienna_dias", "vidir_molemax")
     class_names = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
-    num_classes = 7
+    num_classes, numbers = 7, (112, 56)
 
     def __init__(
         self,
@@ -384,15 +367,6 @@ class HAM10000(FolderDataModule):
                 require(row[column] in allowed, f"data: column {column}", row[column], hint)
             files.append(ImageFile(images[name], row["dx"], row["dataset"]))
         return files
-
-    def write_offline(self, root: Path) -> None:
-        number = 7 * 4 * 6
-        labels, domains = cycled(7, number), np.arange(number) // 7 % 4
-        write_images(root, ["HAM10000_images_part_1"] * number, labels, self.image_size)
-        lines = ["lesion_id,image_id,dx,dx_type,age,sex,localization,dataset"]
-        for i, (c, d) in enumerate(zip(labels, domains, strict=True)):
-            lines.append(f"HAM_{i:07},{i:05},{self.class_names[c]},histo,50,male,back,{self.domain_names[d]}")
-        (root / "HAM10000_metadata.csv").write_text("\n".join(lines) + "\n")
 
 
 class SiteImageFolders(FolderDataModule):
@@ -433,6 +407,11 @@ class SiteImageFolders(FolderDataModule):
         require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "use a share in (0, 1)")
         self.test_fraction, self.num_classes, self._client_each = test_fraction, 0, num_clients is None
 
+    def generate(self) -> Images:
+        self.num_classes, self.domain_names = 3, ("east", "north", "south", "west")
+        self.num_clients = len(self.domain_names) if self._client_each else self.num_clients
+        return super().generate()
+
     def read(self, root: Path) -> Images:
         if root.suffix.lower() != ".csv":
             return super().read(root)
@@ -455,13 +434,6 @@ class SiteImageFolders(FolderDataModule):
         if self._client_each:
             self.num_clients = len(trains)
         return files
-
-    def write_offline(self, root: Path) -> None:
-        for number, site in enumerate(("east", "north", "south", "west")):
-            for split, size in (("train", 30 + 6 * number), ("test", 12)):
-                labels = cycled(3, size)
-                folders = [f"class_{label}" for label in labels]
-                write_images(root / site / split, folders, labels, self.image_size)
 
 
 def files_of_sites(root: Path, layout: str) -> list[ImageFile]:
@@ -643,11 +615,3 @@ def alike(names: Sequence[str], form: Callable[[str], str]) -> list[str]:
     """Return those of the names, in quotes, that have a form in common with others."""
     numbers = Counter(map(form, names))
     return [repr(name) for name in names if numbers[form(name)] > 1]
-
-
-def write_images(root: Path, folders: Sequence[str], labels: np.ndarray, size: int) -> None:
-    """Write generated JPEG files into the folder of each image."""
-    for index, image in enumerate(patterns(labels, size, 3, len(labels))):
-        folder = root / folders[index]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(image).save(folder / f"{index:05}.jpg", quality=95)

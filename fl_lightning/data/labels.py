@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -65,15 +65,16 @@ def _stored_labels(dataset: Dataset, number: int) -> np.ndarray | None:
                 changed = _integers([transform(label) for label in labels.tolist()], number)
             # a transform may give something else than a class
             return labels if changed is None else changed
+    return _joined(dataset, lambda part: _stored_labels(part, len(part)))
+
+
+def _joined(dataset: Any, read: Callable[[Any], np.ndarray | None]) -> np.ndarray | None:
+    """What ``read`` gives for the data sets within a Subset or ConcatDataset; None if one of them lacks it."""
     if isinstance(dataset, Subset):
-        inner = _stored_labels(dataset.dataset, len(dataset.dataset))  # type: ignore[arg-type]
+        inner = read(dataset.dataset)
         return None if inner is None else inner[np.asarray(dataset.indices, np.int64)]
-    if isinstance(dataset, ConcatDataset):
-        datasets: Any = dataset.datasets
-        labels_of_parts = [_stored_labels(part, len(part)) for part in datasets]
-        parts = [part for part in labels_of_parts if part is not None]
-        return np.concatenate(parts) if len(parts) == len(datasets) else None
-    return None
+    arrays = [read(part) for part in dataset.datasets] if isinstance(dataset, ConcatDataset) else [None]
+    return None if any(array is None for array in arrays) else np.concatenate(arrays)  # type: ignore[arg-type]
 
 
 def domains_of(dataset: Dataset, key: str | None = None) -> np.ndarray | None:
@@ -90,14 +91,7 @@ def domains_of(dataset: Dataset, key: str | None = None) -> np.ndarray | None:
             values = np.asarray(column) if isinstance(column, (list, tuple, np.ndarray, Tensor)) else np.zeros(())
             if values.shape == (number,) and values.dtype.kind in "iubU":
                 return values
-    if isinstance(dataset, Subset):
-        inner = domains_of(dataset.dataset, key)
-        return None if inner is None else inner[np.asarray(dataset.indices, np.int64)]
-    if isinstance(dataset, ConcatDataset):
-        domains_of_parts = [domains_of(part, key) for part in dataset.datasets]
-        parts = [domains for domains in domains_of_parts if domains is not None]
-        return np.concatenate(parts) if len(parts) == len(domains_of_parts) else None
-    return None
+    return _joined(dataset, lambda part: domains_of(part, key))
 
 
 def class_names_of(dataset: Any, number: int) -> list[str]:

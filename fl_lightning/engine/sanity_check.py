@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, IterableDataset
 
+from fl_lightning.callbacks.early_stopping import MonitoringCallback
 from fl_lightning.core.method import check_logits, overrides
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.data.client_loaders import Batches, ClientLoader, DataLoaderAdapter, last_batch, without_singles
@@ -29,6 +30,7 @@ from fl_lightning.engine.evaluation.evaluator import PHASES, STAGES, bound_step,
 from fl_lightning.engine.evaluation.loop import BATCH_HOOKS, EPOCH_HOOKS, stage_of
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.validation import CLIENTS_SHOWN, few
+from fl_lightning.storage.metric_format import tagged
 from fl_lightning.utilities.errors import ClientError, UsageError, text_of, truncate, with_location
 
 # hooks on which the first training step may depend, and which the check does not call
@@ -40,17 +42,23 @@ FEW = 8
 def run_sanity_check(run: Run) -> None:
     """Run the module's steps on one batch of training, validation and test data; refuse a failing step."""
     with rng_scope(run.seed, "first_batch"):
-        k = next(filter(run.local_training.batches, range(run.data.num_clients)), -1)
+        k = next(filter(run.local_training.num_batches, range(run.data.num_clients)), -1)
     if k >= 0 and not (BEFORE_A_STEP & run.worker_module.hooks or getattr(run.data, "is_remote", False)):
         train_on_one(run, k)
         check_single_example(run)
+    logged: dict[str, set[str]] = {}
     for phase in PHASES:
         step = step_name(run.client.module, phase)
         names = (*EPOCH_HOOKS, *BATCH_HOOKS, "model_eval", "model_train")
-        if step is not None:
-            hooks = {f"on_{stage_of(step)}_{name}" for name in names}
-            if hooks.isdisjoint(run.worker_module.hooks):
-                evaluate_one(run, phase, step)
+        if step is None or not run.evaluator.has_data(phase):
+            logged[phase] = set()
+        elif {f"on_{stage_of(step)}_{name}" for name in names}.isdisjoint(run.worker_module.hooks):
+            tags = evaluate_one(run, phase, step)
+            logged |= {phase: tags} if tags else {}
+    for callback in run.callbacks:
+        # a callback of the user may log more
+        if isinstance(callback, MonitoringCallback) and has_only_own_parts(run):
+            callback.check_monitor(logged)
 
 
 @contextmanager
@@ -64,15 +72,12 @@ def trial(run: Run, phase: str, step: str, whose: str) -> Iterator[list[Any]]:
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        # a step may depend on hooks of the user's methods and callbacks, which are not called here
-        parts = (*run.methods.methods, *run.callbacks)
-        only_own_parts = all(type(part).__module__.startswith("fl_lightning.") for part in parts)
         # whether an operation rejected its inputs, in contrast to an error raised by the user's code
         last_frame = traceback.extract_tb(error.__traceback__)[-1]
         explicit = linecache.getline(last_frame.filename, last_frame.lineno or 0).strip().startswith("raise")
         refused = isinstance(error, (RuntimeError, ValueError, IndexError)) and not isinstance(error, RecursionError)
         misfit = refused and (last_frame.filename.startswith(torch.__path__[0]) or not explicit)
-        if run.trainer.on_client_error == "raise" and (only_own_parts or not batches or misfit):
+        if run.trainer.on_client_error == "raise" and (has_only_own_parts(run) or not batches or misfit):
             model, name_of_data = type(run.client.module).__name__, type(own_module_of(run.data)).__name__
             text = f"model={model}: {step} fails on a batch of {whose} {shapes(batches)}" if batches else ""
             text = text or f"data={name_of_data}: the first batch of {whose} cannot be read"
@@ -81,12 +86,18 @@ def trial(run: Run, phase: str, step: str, whose: str) -> Iterator[list[Any]]:
             raise UsageError(f"model={model}: {error}" if isinstance(error, ClientError) else line) from error
 
 
+def has_only_own_parts(run: Run) -> bool:
+    """Return whether all methods and callbacks are of this package; hooks of the user's are not called here."""
+    parts = (*run.methods.methods, *run.callbacks)
+    return all(type(part).__module__.startswith("fl_lightning.") for part in parts)
+
+
 def check_single_example(run: Run) -> None:
     """Refuse clients whose last batch has one example, if the model has BatchNorm and cannot train on it.
 
     A step that returns no loss for it skips the batch: a line names the clients.
     """
-    datamodule, fit_progress, batches = run.data, run.worker_module.fit_progress, run.local_training.batches
+    datamodule, fit_progress, batches = run.data, run.worker_module.fit_progress, run.local_training.num_batches
     if not any(isinstance(module, _BatchNorm) for module in run.client.module.modules()):
         return
     single = []
@@ -150,8 +161,8 @@ def train_on_one(run: Run, k: int, most: int | None = None) -> bool:
     return True
 
 
-def evaluate_one(run: Run, phase: str, step: str) -> None:
-    """Run the validation or the test step on the first batch of each loader."""
+def evaluate_one(run: Run, phase: str, step: str) -> set[str]:
+    """Run the validation or the test step on the first batch of each loader; return the tags that it logs."""
     worker_module = run.worker_module
     with (
         trial(run, phase, step, f"the {phase} data") as batches,
@@ -169,6 +180,7 @@ def evaluate_one(run: Run, phase: str, step: str) -> None:
                 worker_module.begin_hook(step)
                 with run.fabric.autocast():
                     bound_step(run.client.module, step, index)(batch, 0)
+        return {tagged(phase, name) for name in logged.names}
 
 
 def first_of(loader: ClientLoader, most: int | None = None) -> list[Any]:

@@ -18,10 +18,10 @@ from fl_lightning.client.client import LARGEST_WEIGHT, LEAST_WEIGHT, RECALIBRATE
 from fl_lightning.core.method import overrides
 from fl_lightning.core.state import State, select, tensors_by_path
 from fl_lightning.core.systems import SystemOutcome
-from fl_lightning.core.update import Totals
+from fl_lightning.core.update import CohortMeans, Totals, VisitFacts
 from fl_lightning.core.updates import ClientUpdate
 from fl_lightning.core.weighted import Sums, Weighted
-from fl_lightning.engine.cohort_training import Outcome, keep_updates, share_outcome
+from fl_lightning.engine.cohort_training import Outcome, share_outcome, shared_updates
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.rounds import evaluate
@@ -235,7 +235,7 @@ class FlowerBackend:
         return available
 
     # ------------------------------------------------------------------ a round
-    def train(self, run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[Totals, list[int]]:
+    def train(self, run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[CohortMeans, list[int]]:
         """Send the state to the sites of the cohort, and add up their updates as they arrive."""
         totals, outcome = Totals(run.fabric.device), Outcome(VisitMetrics(run.client.module))
         client, expected, largest = run.client, run.server.state, self.sites.largest_number
@@ -264,8 +264,8 @@ class FlowerBackend:
                 raise BadMessageError(f"its weight is {update.weight:g}, which is not valid for this site")
             try:
                 steps, rate, skipped = int(answer["steps"]), float(answer["rate"]), int(answer["skipped"])
-                num_lost = int(answer["lost"])
                 scalings = [(float(scale), int(number)) for scale, number in answer["scalings"]]
+                of_visit = VisitFacts(steps, rate, skipped, int(answer["lost"]), scalings)
                 by_phase = {}
                 for phase in PHASES_OF_A_VISIT:
                     by_phase[phase] = float(answer["seconds"].get(phase, 0.0))
@@ -278,12 +278,8 @@ class FlowerBackend:
                     received = {name: own_entries[k][name] for name in client.sent if name in own_entries[k]}
                     outcome.updates[k] = replace(single, payload=update.payload, received=received)
                 totals.add(update)
-                outcome.arrived.append(k)
-                outcome.rates.append(rate)
                 self.sites.accepted[k] = round_
-            idle = facts.batches == 0
-            outcome.counts.update(visits=1, stepped=steps > 0, idle=idle, skipped=skipped, lost=num_lost)
-            outcome.scalings += scalings
+            outcome.note_visit(k, of_visit, facts.batches == 0)
 
         run.stopwatch.reset()
         messages, own_entries = {}, {}
@@ -295,12 +291,13 @@ class FlowerBackend:
         self._ask(run, "train", expected, messages, take, outcome.errors)
         run.stopwatch.lap("wait")
         arrived = share_outcome(run, round_, outcome)
-        keep_updates(run, outcome, totals)
+        means = totals.close()
+        means.updates = shared_updates(run, outcome)
         for phase in PHASES_OF_A_VISIT:
             mean = sum(by_phase[phase] for by_phase in seconds) / max(len(seconds), 1)
             run.metrics.update({f"time/{phase}": mean})
         run.metrics.update({"bytes/message/down": self._bytes[0], "bytes/message/up": self._bytes[1]})
-        return totals, arrived
+        return means, arrived
 
     def _ask(
         self,

@@ -192,11 +192,7 @@ class Site:
             save(on_cpu(memories.get(k, {})), self.file(shared, round_))
             answer = {
                 "update": contents,
-                "steps": client.num_steps,
-                "rate": client.lr,
-                "skipped": client.visit.num_skipped,
-                "lost": client.visit.num_lost,
-                "scalings": client.visit.scalings,
+                **asdict(update.facts),
                 "seconds": run.stopwatch.read(),
             }
             client.lifecycle.end_round()

@@ -14,8 +14,12 @@ from fl_lightning.methods.fedala import FedALA
 from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.methods.fedas import FedAS
 from fl_lightning.methods.fedasam import FedASAM
+
+# FedAsync and FedBuff are excluded, since a step of an asynchronous server is no round
+from fl_lightning.methods.fedasync import FedAsync as FedAsync
 from fl_lightning.methods.fedbabu import FedBABU
 from fl_lightning.methods.fedbn import FedBN
+from fl_lightning.methods.fedbuff import FedBuff as FedBuff
 from fl_lightning.methods.fedcka import FedCKA
 from fl_lightning.methods.feddecorr import FedDecorr
 from fl_lightning.methods.feddisco import FedDisco

@@ -7,6 +7,7 @@ from torch.optim import Optimizer
 
 from fl_lightning.core.client_context import ClientContext
 from fl_lightning.core.method import Method, overrides
+from fl_lightning.methods.fedbuff import FedBuff
 from fl_lightning.utilities.errors import require
 
 # methods whose sums over the clients move the model, and pass by the rule
@@ -30,7 +31,8 @@ class AggregationRule(Method):
             hint = "its sums would pass by the rule; take one of them out"
             require(name not in MOVED_BY_SUMS, key, name, hint)
             hint = "the rule ignores the clients' weights; take one of them out"
-            require(self.reads_weights or not overrides(method, "client_weight"), key, name, hint)
+            weighs = overrides(method, "client_weight") and not isinstance(method, FedBuff)  # whose weights are equal
+            require(self.reads_weights or not weighs, key, name, hint)
             reads_sums = overrides(method, "transform_update") or overrides(method, "on_round_end")
             if reads_sums and overrides(method, "on_client_end"):
                 rank_zero_warn(f"method={[name]}: the sums of what its clients send pass by {kind}")

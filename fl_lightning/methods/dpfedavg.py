@@ -66,6 +66,7 @@ class DPFedAvg(Method):
     """
 
     needs_exchange = True
+    assumes_fresh = True
     # how many rounds there were, by "clients in the cohort/clients it was drawn from"
     rounds = ServerValue[dict[str, int]](lambda server: {}, travels=False)
 

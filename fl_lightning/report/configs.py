@@ -183,19 +183,21 @@ def name_configs(runs: Sequence[FitResult]) -> pd.DataFrame:
         for key, name in short_keys(of_method).items():
             lines[alike.index] += [f" {name}={value}" if value else "" for value in alike[key]]
     one_line, keys = lines.nunique() == 1, list[str]()
+    # a run without a config, as from Python, is in no setting
+    configs = configs[configs.notna().any(axis=1)]
     for key in differing_keys(configs):
         follows = configs.groupby(lines)[key].nunique(dropna=False).max() == 1
         if is_of_method(key) or key == by_label or (key == "data" and axes):
             continue
         if key in axes or OF_SETTING.fullmatch(key) or one_line or not follows:
             keys.append(key)
-    settings = pd.Series("", configs.index)
+    settings = pd.Series("", lines.index)
     names = short_keys(keys)
     for key in telling(configs, keys) if keys else ():
-        settings += [f", {names[key]}={value or 'not set'}" for value in configs[key]]
+        settings[configs.index] += [f", {names[key]}={value or 'not set'}" for value in configs[key]]
     settings = settings.str.removeprefix(", ")
     if one_line and not axes:  # the settings are compared
-        settings, lines = pd.Series("", configs.index), settings.where(settings != "", lines)
+        settings, lines = pd.Series("", lines.index), settings.where(settings != "", lines)
     return pd.DataFrame({"setting": settings, "line": lines})
 
 

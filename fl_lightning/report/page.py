@@ -16,18 +16,24 @@ from jinja2 import Environment, StrictUndefined
 from fl_lightning import __version__
 from fl_lightning.bench.comparison import Comparison
 from fl_lightning.bench.table import count_states, suite_tables, titled_csv
-from fl_lightning.bench.table_rendering import PACKAGES, TextTable, in_markdown, latex_tables, markdown, with_names
+from fl_lightning.bench.table_rendering import (
+    PACKAGES,
+    TextTable,
+    in_markdown,
+    latex_tables,
+    markdown,
+    renamed,
+    with_names,
+)
 from fl_lightning.plotting.drawing import in_style
 from fl_lightning.plotting.style import DARK, LIGHT, LINE_COLOURS, LINES_DARK, variables
 from fl_lightning.report import tables
 from fl_lightning.report.cautions import cautions
 from fl_lightning.report.figures import Card
 from fl_lightning.report.gallery import SETTINGS, cards_of
-from fl_lightning.report.sections import METRICS, Section, choose_metric, sections_of
+from fl_lightning.report.sections import METRICS, Section, choose_metric, sections_of, with_tag
 from fl_lightning.report.sources import Study
 from fl_lightning.utilities.errors import count, printable, require
-
-READINGS = "Readings that are consistent with the source"
 
 
 @dataclass
@@ -102,10 +108,9 @@ class Report:
         """Yield the tables of a study's suite: a heading, its tables, and its verdicts as Markdown."""
         if study.suite is None:
             return
-        names = {**study.suite.names, **self.names}
-        for title, of_part, below in suite_tables(study.suite, study.comparisons, names):
-            verdicts = [line.removeprefix("- ") for line in below if line]
-            yield title or with_names(READINGS, names), of_part, verdicts
+        for title, of_part, below in suite_tables(study.suite, study.comparisons):
+            verdicts = [with_names(line.removeprefix("- "), self.names) for line in below if line]
+            yield with_names(title, self.names), [renamed(table, self.names) for table in of_part], verdicts
 
     def all_tables(self) -> Iterator[tuple[str, TextTable]]:
         """Yield all tables, each with its heading."""
@@ -168,9 +173,10 @@ def make_report(
         of_study = choose_metric(study.runs, metric, lower, target, (study.metric,) if study.metric else METRICS)
         if suite:
             # seeds that were added until a pair was decided have no interval of Student's
-            intervals = {"interval": suite.interval, "confidence": suite.confidence, "decide": suite.decide}
-            of_suite = {"names": suite.names, "intervals": intervals}
-        sections += sections_of(study.runs, of_study, baseline, study.title, **of_suite)
+            intervals = {"confidence": suite.confidence, "decide": suite.decide}
+            of_suite = {"intervals": intervals}
+        runs = [with_tag(run, of_study.tag) for run in study.runs]
+        sections += sections_of(runs, of_study, baseline, study.title, **of_suite)
     lines = list(dict.fromkeys(line for section in sections for line in section.lines))
     hint = f"no such method; available: {', '.join(lines)}"
     require(baseline is None or baseline in lines, "--baseline", baseline, hint)
@@ -183,7 +189,7 @@ def make_report(
     for name in new_names:
         hint = "no such method, setting or metric; use a name from the report"
         require(any(with_names(text, {name: ""}) != text for text in texts), "--names", name, hint)
-    sections = [section.renamed({**section.names, **new_names}) for section in sections]
+    sections = [section.renamed(new_names) for section in sections]
     warnings = [f"{note}." for note in (note for study in studies for note in study.notes)]
     for section in sections:
         of = f"{section.title}: " if len(sections) > 1 else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,15 +23,20 @@ from fl_lightning.bench.table_rendering import with_names
 from fl_lightning.report.configs import UNKNOWN, config_frame, data_set, name_configs
 from fl_lightning.report.reading import INFINITE
 from fl_lightning.storage.metric_format import in_percent
-from fl_lightning.storage.results import FitResult, RunState
+from fl_lightning.storage.results import FitResult, History, RunState
 from fl_lightning.utilities.errors import choices, require
 
-# usual metrics of a report, the first choice first
-METRICS = (
-    *("test/accuracy", "test_accuracy", "test/acc", "test_acc", "val/accuracy", "val_accuracy", "val/acc", "val_acc"),
-    *("test/loss", "test_loss", "val/loss", "val_loss"),
-    *("train/accuracy", "train_accuracy", "train/acc", "train_acc", "train/loss", "train_loss"),
+# names of one metric
+NAMES_OF_METRIC = (
+    ("test/accuracy", "test_accuracy", "test/acc", "test_acc"),
+    ("val/accuracy", "val_accuracy", "val/acc", "val_acc"),
+    ("test/loss", "test_loss"),
+    ("val/loss", "val_loss"),
+    ("train/accuracy", "train_accuracy", "train/acc", "train_acc"),
+    ("train/loss", "train_loss"),
 )
+# usual metrics of a report, the first choice first
+METRICS = tuple(itertools.chain(*NAMES_OF_METRIC))
 # a stopped run can resume, so its cell waits
 CELL_STATES: Mapping[RunState, CellState] = {
     "finished": "done",
@@ -90,7 +96,7 @@ class Section:
         repeats: further runs of a configuration and a seed, which do not count.
         setting: the setting of a section of one setting.
         names: other names of methods, settings and metrics.
-        intervals: ``interval``, ``confidence`` and ``decide`` of the suite of a study.
+        intervals: ``confidence`` and ``decide`` of the suite of a study.
     """
 
     title: str
@@ -224,6 +230,16 @@ def choose_metric(
     return metric
 
 
+def with_tag(run: FitResult, tag: str) -> FitResult:
+    """Return a run whose metric has this tag; a run that logs another usual name of it gets the tag, and a note."""
+    names = next((names for names in NAMES_OF_METRIC if tag in names), ())
+    name = next((name for name in names if run.values(name)), tag)
+    if name == tag or run.values(tag):
+        return run
+    history = History({tag if key == name else key: value for key, value in row.items()} for row in run.history)
+    return replace(run, history=history, notes=[*run.notes, f"its {name} is shown as {tag}"])
+
+
 def sections_of(
     runs: Iterable[FitResult], metric: Metric, baseline: str | None, title: str = "", **of_suite: Any
 ) -> Iterator[Section]:
@@ -234,7 +250,7 @@ def sections_of(
         metric: the metric of the comparison.
         baseline: line to compare with; None for FedAvg, if it exists.
         title: beginning of the titles, such as the title of a study.
-        of_suite: ``names`` and ``intervals`` of :class:`Section`.
+        of_suite: ``intervals`` of :class:`Section`.
     """
     by_data: dict[str, list[FitResult]] = defaultdict(list)
     for run in runs:

@@ -75,7 +75,7 @@ def test_numbers_are_said_to_mean_nothing_and_stay_apart_from_results(bench, tmp
     assert_names(ended.err, "--load")
 
 
-@pytest.mark.parametrize("given", [["--scale", 0.5], ["--until-decided"], ["--readings"]])
+@pytest.mark.parametrize("given", [["--scale", 0.5], ["--until-decided"]])
 def test_what_changes_the_runs_of_results_is_refused(bench, tmp_path, given):
     ended = bench(toy_suite(tmp_path, TOY).path, "--offline", *given)
     assert ended.status == 2

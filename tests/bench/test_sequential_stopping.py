@@ -62,12 +62,13 @@ def test_only_undecided_pairs_get_further_seeds_and_the_baseline_has_those_of_al
     assert decide("--only", "alpha=2").ran == []
 
 
-def test_a_pair_was_undecided_one_seed_before_it_was_decided(decide):
+def test_a_pair_was_undecided_one_seed_before_it_was_decided(decide, tmp_path):
     """With fewer seeds at most, each pair has that number of seeds, or as many as it needs."""
     seeds = seeds_of(decide(*PAIR).ran)
     most = seeds.pop("alpha=1,method=FedAvg")
     assert most == max(seeds.values()) > 5
-    ended = decide(*PAIR, "--max-seeds", most - 1, "--output", "fewer")
+    toy_suite(tmp_path, TEXT.replace("max_seeds: 9", f"max_seeds: {most - 1}"))
+    ended = decide(*PAIR, "--output", "fewer")
     assert ended.out.count("| undecided") == sum(number == most for number in seeds.values())
 
 
@@ -101,12 +102,6 @@ def test_two_jobs_and_a_stopped_run_ask_for_the_cells_of_one_whole_run(decide):
     assert first.status == 128 + signal.SIGTERM and sorted([*first.ran[:-1], *second.ran]) == sorted(alone)
 
 
-def test_no_cell_begins_after_the_hours(decide):
-    ended = decide("--hours", 1e-12)
-    assert (ended.status, ended.ran) == (0, [])
-    assert_names(ended.out, "hours", "bench", "--until-decided")
-
-
 @pytest.mark.parametrize(
     ("old", "new", "keys"),
     [
@@ -119,9 +114,7 @@ def test_no_cell_begins_after_the_hours(decide):
         ("max_seeds: 9", "seeds: 12", ["decide", "max_seeds"]),
         ("seeds: 5\ndecide: {margin: 1.0, max_seeds: 9}", "decide: {margin: 1, max_seeds: 4}", ["decide.max_seeds=4"]),
         ("max_seeds: 9", "max_seeds: 9, alpha: 1.0e-9", ["decide.max_seeds=9"]),
-        ("decide:", "interval: t\ndecide:", ["interval", "decide"]),
         ("decide:", "confidence: 0.9\ndecide:", ["confidence", "alpha"]),
-        ("decide:", "interval: sequence\n#", ["interval"]),
         ("decide:", "baseline: {}\ndecide:", ["baseline"]),
         ("decide:", "tables: [{show: final}, {show: rank}]\ndecide:", ["tables.show", "rank"]),
     ],

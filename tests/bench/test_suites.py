@@ -16,19 +16,18 @@ import pytest
 import torch
 from helpers.tiers import sample
 from jsonargparse import Namespace
-from lightning.pytorch import LightningModule
 
-from fl_lightning.bench.suite_file import load_suite, with_readings
+from fl_lightning.bench.suite_file import load_suite
 from fl_lightning.cli.cli import FederatedCLI
 from fl_lightning.cli.config_checks import check_resolved
-from fl_lightning.data import Digits, FederatedDataModule, ImageDataModule
+from fl_lightning.data import Digits, ImageDataModule
 from fl_lightning.trainer import FederatedTrainer
 from fl_lightning.utilities.errors import UsageError
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 PATHS = sorted(path for path in EXPERIMENTS.rglob("*.yaml") if re.search(r"^axes:", path.read_text(), re.M))
 SUITES = {f"{path.parent.name}/{path.stem}": path for path in PATHS}
-# one of each kind: images with published numbers, synthetic data, a method of one's own, readings
+# one of each kind: images with published numbers, synthetic data, a method of one's own
 KINDS = ("feduv/table1", "fedlc/table4", "own_method/suite")
 SECTIONS = ("model", "data", "trainer", "method")
 # arguments of a data module that say which images of a data set are whose, not what an image is
@@ -141,18 +140,6 @@ def test_every_cell_is_a_valid_config_that_can_be_scaled(name):
         data = config["data"].init_args
         batches = min(data.batch_size * data.num_clients, data.train_size or 0)  # the largest client keeps one
         assert less.data.init_args.train_size in (0.1, max(batches, round(0.1 * (data.train_size or 0))))
-
-
-@pytest.mark.parametrize("name", sample([name for name in SUITES if suite_of(name).open], "fedlc/table4"))
-def test_every_reading_is_a_valid_config_whose_model_and_data_can_be_built(name):
-    suite = with_readings(suite_of(name))
-    of_reading = {labels["reading"]: labels for labels in suite.combinations()}
-    assert set(of_reading) == set(suite.open.readings)
-    for labels in of_reading.values():
-        config = parsed(suite.cell(labels, 0).fragments)
-        sections = built(model=config.model, data=config.data)
-        assert isinstance(sections.data, FederatedDataModule) and isinstance(sections.model, LightningModule)
-        assert config.trainer.callbacks or not suite.open.scores
 
 
 @pytest.mark.parametrize("name", sample(SUITES, *KINDS))

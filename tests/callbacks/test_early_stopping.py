@@ -115,6 +115,22 @@ def test_an_unknown_metric_is_refused_with_those_there_are_or_ignored_if_not_str
         assert len(fit(tmp_path, EarlyStopping("absent", strict=False), rounds=2).history) == 2
 
 
+@pytest.mark.parametrize("kind", [EarlyStopping, BestCheckpoint])
+@pytest.mark.parametrize("monitor", ["test/absent", "test_accuracy", "val/loss"])
+def test_a_metric_that_no_step_logs_is_refused_before_anything_is_written(tmp_path, kind, monitor):
+    with refused(f"{kind.__name__}.monitor={monitor!r}", "test/accuracy", "test/loss"):
+        fit(tmp_path, kind(monitor, mode="max"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_metric_that_a_callback_of_the_user_logs_is_known_after_the_round(tmp_path):
+    class Logs(Callback):
+        def on_evaluation_end(self, trainer, phase, client=None):
+            trainer.log("test/own", 1.0)
+
+    assert len(fit(tmp_path, Logs(), EarlyStopping("test/own", patience=2)).history) == 3
+
+
 def test_a_metric_that_usually_rises_without_a_mode_is_named_before_round_0(tmp_path):
     kinds = (EarlyStopping, BestCheckpoint)
     with warned("EarlyStopping.mode", "test/accuracy", "max") as lines:

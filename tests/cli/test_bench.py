@@ -233,11 +233,8 @@ def test_a_database_that_another_process_has_locked_is_refused(bench, toy, tmp_p
     ("text", "args", "keys"),
     [
         (TOY, ["--until-decided"], ["--until-decided", "decide"]),
-        (DECIDING, ["--until-decided", "--seeds", 6], ["--seeds", "--max-seeds"]),
-        (DECIDING, ["--until-decided", "--max-seeds", 4], ["--max-seeds", "decide.max_seeds"]),
-        (DECIDING, ["--max-seeds", 6], ["--max-seeds", "--until-decided"]),
+        (DECIDING, ["--until-decided", "--seeds", 6], ["--seeds"]),
         (DECIDING, ["--until-decided", "--only", "seed=1"], ["--only", "seed"]),
-        (TOY, ["--hours", 0], ["--hours"]),
     ],
 )
 def test_seeds_that_do_not_fit_the_suite_are_refused(bench, text, args, keys, tmp_path):

@@ -18,7 +18,6 @@ TWICE = "class_path: Dirichlet\nclass_path: IID\n"
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch, tmp_path, one_parser):
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "base.yaml").write_text(BASE)
     (tmp_path / "names.yaml").write_text("data: {init_args: {partitioner: inner.yaml}}\n")
@@ -64,6 +63,13 @@ def test_a_text_need_not_be_yaml(capsys):
 def test_a_method_that_is_a_key_is_answered_with_the_form_of_its_arguments():
     with refused("method=FedProx", "class_path: FedProx", "init_args"):
         check_command(["fit", "--method=[{FedProx: {mu: 0.1}}]"])
+
+
+@pytest.mark.parametrize("option", ["--method.1.init_args.mu", "--trainer.callbacks.0.init_args.patience"])
+def test_an_item_of_a_list_by_its_number_is_refused_with_the_remedy(option):
+    with refused(f"{option}='0.1'", "+=", "--config"):
+        check_command(["fit", "--method+=FedDecorr", "--method+=FedProx", option, "0.1"])
+    check_command(["fit", "--method+=FedProx", "--method.mu", "0.1", "--method+=FedDecorr"])
 
 
 @pytest.mark.parametrize("data", ["Digits", "mine.Data"])

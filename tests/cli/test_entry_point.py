@@ -183,15 +183,6 @@ def test_the_program_has_a_name_after_a_script_has_put_other_arguments_into_argv
     assert entry_point.program() == "python"
 
 
-def test_an_interpreter_that_does_not_encode_names_of_files_in_utf_8_is_refused(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "iso8859-1")
-    monkeypatch.setattr(entry_point, "import_module", lambda name: pytest.fail(f"it imports {name}"))
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["fit", "--config", "experiments/smoke/fedavg.yaml"])
-    (line,) = capsys.readouterr().err.splitlines()
-    assert_names(line, "error: ", "iso8859-1", "PYTHONUTF8=1")
-
-
 def test_the_version_is_printed(capsys):
     cli.main(["--version"])
     assert capsys.readouterr().out == f"{fl_lightning.__version__}\n"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.errors import refused
+from helpers.image_files import write_ham10000, write_pacs, write_tiny_imagenet
 from helpers.runs import ready
 from PIL import Image
 
@@ -208,7 +209,7 @@ def test_a_folder_may_lack_a_class_whose_name_is_given(tmp_path):
 
 # ---------------------------------------------------------------- TinyImageNet
 def test_tinyimagenet_reads_validation_as_published_or_sorted_into_classes(tmp_path):
-    TinyImageNet(offline=True, image_size=8).write_offline(tmp_path)
+    write_tiny_imagenet(tmp_path)
     published = ready(TinyImageNet(str(tmp_path), image_size=8))
     assert torch.equal(torch.cat([y for _, y in published.test_dataloader()]), torch.arange(100))
     annotations = tmp_path / "val" / "val_annotations.txt"
@@ -231,7 +232,7 @@ def test_tinyimagenet_reads_validation_as_published_or_sorted_into_classes(tmp_p
 @pytest.fixture(scope="module")
 def shared_pacs(tmp_path_factory):
     root = tmp_path_factory.mktemp("pacs")
-    PACS(offline=True, image_size=8).write_offline(root)
+    write_pacs(root)
     return root
 
 
@@ -282,7 +283,7 @@ def test_a_wrong_layout_shows_what_is_expected_and_what_is_there(pacs, change, n
 # ---------------------------------------------------------------- HAM10000
 @pytest.fixture
 def ham(tmp_path):
-    HAM10000(offline=True, image_size=8).write_offline(tmp_path)
+    write_ham10000(tmp_path)
     return tmp_path
 
 

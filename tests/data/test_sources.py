@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from helpers.errors import refused
+from helpers.image_files import write_femnist, write_ham10000, write_pacs
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import data as sets
 from fl_lightning.data.folders import FolderDataModule
 
-RGB, GREY, PAPER = (80, 167, 167), (153, 215, 180), (224, 212, 219)
+RGB, GREY = (80, 167, 167), (153, 215, 180)
 # channels, size, classes, training and test images of the offline data set; three corners of class 1; a file it needs
 FORMATS = {
     sets.NpyImages: (3, 32, 10, 200, 100, RGB, "train_images.npy"),
@@ -25,12 +26,12 @@ FORMATS = {
     sets.SVHN: (3, 32, 10, 200, 100, RGB, "train_32x32.mat"),
     sets.STL10: (3, 96, 10, 100, 50, RGB, "stl10_binary"),
     sets.TinyImageNet: (3, 64, 200, 200, 100, RGB, "train/CLASS/images"),
-    sets.ImageFolderImages: (3, 64, 12, 120, 60, RGB, "train/CLASS"),
-    sets.SiteImageFolders: (3, 64, 3, 156, 48, RGB, "SITE/train/CLASS"),
+    sets.ImageFolderImages: (3, 64, 12, 200, 100, RGB, "train/CLASS"),
+    sets.SiteImageFolders: (3, 64, 3, 200, 100, RGB, "SITE/train/CLASS"),
     sets.PACS: (3, 96, 7, 84, 56, RGB, "art_painting/dog"),
     sets.OfficeHome: (3, 96, 65, 780, 260, RGB, "Art/CLASS"),
-    sets.HAM10000: (3, 96, 7, 136, 32, RGB, "HAM10000_metadata.csv"),
-    sets.FEMNIST: (1, 28, 62, 240, 80, PAPER, "all_data_"),
+    sets.HAM10000: (3, 96, 7, 112, 56, RGB, "HAM10000_metadata.csv"),
+    sets.FEMNIST: (1, 28, 62, 240, 80, GREY, "all_data_"),
 }
 
 
@@ -92,10 +93,12 @@ def test_missing_files_are_named(kind, tmp_path):
             ready(kind(str(root)))
 
 
-@pytest.mark.parametrize("kind", [sets.PACS, sets.HAM10000, sets.FEMNIST])
-def test_files_that_are_cut_off_are_refused_in_one_line(kind, tmp_path):
-    data = offline(kind)
-    data.write_offline(tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "write"),
+    [(sets.PACS, write_pacs), (sets.HAM10000, write_ham10000), (sets.FEMNIST, write_femnist)],
+)
+def test_files_that_are_cut_off_are_refused_in_one_line(kind, write, tmp_path):
+    write(tmp_path)
     for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with refused("data") as caught:
@@ -160,7 +163,7 @@ def test_labels_outside_the_classes_are_refused(monkeypatch, tmp_path):
 
 # ---------------------------------------------------------------- FEMNIST
 def test_femnist_writers_are_clients(tmp_path):
-    sets.FEMNIST(offline=True).write_offline(tmp_path)
+    write_femnist(tmp_path)
     data = ready(sets.FEMNIST(str(tmp_path), num_clients=20))
     assert [data.info(k).domain for k in (0, 19)] == ["f0000_00", "f0019_00"]
     user = json.loads((tmp_path / "train" / "all_data_0.json").read_text())["user_data"]["f0003_00"]
@@ -210,7 +213,7 @@ USER = {"x": [[0.5] * 784], "y": [3]}
     ],
 )
 def test_a_file_that_is_not_leafs_is_named(tmp_path, content, named):
-    sets.FEMNIST(offline=True).write_offline(tmp_path)
+    write_femnist(tmp_path)
     file = tmp_path / "train" / "all_data_1.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     with refused("data.root=", "all_data_1.json", "FEMNIST", *named):

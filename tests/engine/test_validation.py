@@ -142,6 +142,11 @@ def test_clients_without_a_full_batch_are_named_before_round_0(tmp_path):
         fit(tmp_path, data=small_data(batch_size=102, drop_last=True), max_rounds=0)
 
 
+def test_a_run_of_no_rounds_is_warned_of(tmp_path):
+    with warned("trainer.max_rounds=0", "nothing is trained", "1 or more"):
+        fit(tmp_path, max_rounds=0)
+
+
 def test_a_module_that_cannot_be_evaluated_is_named_before_round_0(tmp_path, said):
     fit(tmp_path, TinyModule(), clients(TinyData(test=(6,)), 7, 7), max_rounds=0)
     assert_names(said(), "model=TinyModule", "test_step", "validation_step")

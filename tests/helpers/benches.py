@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 from sqlalchemy import event
 
-from fl_lightning.bench import cells_csv, load_suite, scheduler, suite_file, table
+from fl_lightning.bench import cells_csv, load_suite, scheduler, table
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.study import open_database
 from fl_lightning.bench.worker_client import PROGRAM, Interrupt, answer_of
@@ -113,11 +113,6 @@ def result(cell, values=(0.25, 0.5), state="done", **other):
 def tables_of(suite, cells, results, form="md"):
     """The tables of a suite from results by the digest of their cells: ``md``, ``tex`` or ``csv``."""
     return table.render(suite, cells, results, form)
-
-
-def readings_of(suite):
-    """The suite of the readings that a suite has in its key ``open``."""
-    return suite_file.with_readings(suite)
 
 
 def save(suite, cells, results, folder):

@@ -78,10 +78,10 @@ def held(folder):
         process.stdin.close()
 
 
-def accuracies(folder):
+def accuracies(folder, tag="test/accuracy"):
     """The accuracies of the rounds in a folder's metrics.csv."""
     header, *lines = (folder / "metrics.csv").read_text().splitlines()
-    at = header.split(",").index("test/accuracy")
+    at = header.split(",").index(tag)
     return [float(line.split(",")[at]) for line in lines]
 
 

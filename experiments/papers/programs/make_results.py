@@ -25,14 +25,14 @@ from matplotlib import rc_context
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
 
+from protocol_variants import READING, conclusions, readings_table  # noqa: E402, next to this file
 from quotes import Quote, Stored, hours, quoted  # noqa: E402, next to this file
 
-from fl_lightning.bench import Cell, Suite  # noqa: E402, found through the path above
+from fl_lightning.bench import Cell, Suite, load_suite  # noqa: E402, found through the path above
 from fl_lightning.bench.cells_csv import stored_cells  # noqa: E402
 from fl_lightning.bench.config_fragments import leaves, of_result, write_text  # noqa: E402
-from fl_lightning.bench.suite import OF_READINGS  # noqa: E402
-from fl_lightning.bench.suite_file import suites_in  # noqa: E402
 from fl_lightning.bench.table import render  # noqa: E402
+from fl_lightning.bench.table_rendering import in_markdown, markdown  # noqa: E402
 from fl_lightning.plotting.drawing import Curve, Draw, curves, forest, in_style  # noqa: E402
 from fl_lightning.plotting.figures import laid_out  # noqa: E402
 from fl_lightning.plotting.style import LIGHT  # noqa: E402
@@ -164,9 +164,15 @@ def of_suite(file: Path, at: Stored, papers: Path) -> Iterator[str]:
     path = f"{suite.path.parent.name}/{suite.path.name}"
     yield from (title, "", f"Suite: [`{path}`](../{path}); its cells: [`{file.name}`]({file.name})", "")
     yield from (*what_was_run(at), "")
-    yield from rest[1:]
-    conclusions = file.with_name(file.name.removesuffix(ENDING) + TEXT)
-    text = text_of(conclusions, papers).strip() if conclusions.is_file() else "Not written yet."
+    tables = next(number for number, line in enumerate(rest) if line.startswith("## "))
+    yield from rest[1:tables]
+    if READING in suite.axes:
+        yield from markdown(readings_table(suite, at.comparisons))
+        for sentence in conclusions(at.comparisons):
+            yield from (in_markdown(sentence), "")
+    yield from rest[tables:]
+    template = file.with_name(file.name.removesuffix(ENDING) + TEXT)
+    text = text_of(template, papers).strip() if template.is_file() else "Not written yet."
     yield from ("", "## What we conclude", "", text, "")
 
 
@@ -178,10 +184,8 @@ def suite_of(file: Path, papers: Path) -> Suite:
     """
     name = file.name.removesuffix(ENDING).split("_scale")[0]
     for path in (*sorted(papers.glob("*/*.yaml")), papers.parent / "overview" / "suite.yaml"):
-        if name.removesuffix(OF_READINGS) == f"{path.parent.name}-{path.stem}":
-            for suite in suites_in(path):
-                if suite.name == name:
-                    return suite
+        if name == f"{path.parent.name}-{path.stem}":
+            return load_suite(path)
     raise UsageError(f"{file}: unknown suite {name} below {papers}: name the file after its suite")
 
 

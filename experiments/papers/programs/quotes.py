@@ -23,7 +23,7 @@ from statistics import stdev
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from protocol_variants import consistency, fits  # next to this file
+from protocol_variants import MARGIN, consistency, fits  # next to this file
 from scipy.stats import spearmanr
 
 from fl_lightning.bench import Cell, Suite
@@ -164,18 +164,20 @@ class Stored:
         return hours(self.results.values())
 
     @property
+    def comparisons(self) -> list[Comparison]:
+        """The tables of the suite."""
+        return [suite_comparison(self.suite, table, self.cells, self.results) for table in self.suite.tables]
+
+    @property
     def fits(self) -> list[Fit]:
         """Return each reading of a suite under each score, without readings that have no finished cell."""
-        suite, made = self.suite, []
-        assert suite.open is not None
-        margin = suite.open.margin
-        comparisons = [suite_comparison(suite, table, self.cells, self.results) for table in suite.tables]
-        for (reading, score), parts in fits(comparisons).items():
+        made = []
+        for (reading, score), parts in fits(self.comparisons).items():
             of_numbers, of_gains = (part.distances for part in parts)
             if of_numbers:
-                counts = len(of_numbers + of_gains), sum(part.within(margin) for part in parts)
+                counts = len(of_numbers + of_gains), sum(part.within() for part in parts)
                 far = max(of_numbers), max(of_gains, default=None)
-                made.append(Fit(reading, score, *counts, *far, "all" not in consistency(parts, margin)))
+                made.append(Fit(reading, score, *counts, *far, "all" not in consistency(parts)))
         return made
 
     def coefficients(self, **labels: str) -> str:
@@ -388,7 +390,7 @@ def quoted(text: str, stored: Callable[[str], Stored], folder: Path, names: Sequ
     how = {"undefined": StrictUndefined, "keep_trailing_newline": True, "trim_blocks": True}
     made = Environment(loader=FileSystemLoader(folder), **how)  # type: ignore[arg-type]
     made.globals |= {"stored": cache(stored), "names": names, "paired": paired, "differences": differences}
-    made.globals |= {"outcome": outcome}
+    made.globals |= {"outcome": outcome, "margin": MARGIN}
     made.globals |= {"spearman": spearman, "spearman_interval": spearman_interval}
     made.globals |= {"gains_together": gains_together, "differing": differing, "only_by_student": only_by_student}
     made.filters |= {

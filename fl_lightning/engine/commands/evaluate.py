@@ -16,7 +16,7 @@ from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.engine.checkpointing import verified_checkpoint
 from fl_lightning.engine.evaluation.evaluator import bound_step, check_loader_index, step_name
 from fl_lightning.engine.evaluation.loop import can_share, evaluation_hooks
-from fl_lightning.engine.fingerprint import description_of, differences, identity, message, shown_path
+from fl_lightning.engine.fingerprint import description_of, differences, identity, message
 from fl_lightning.engine.model_io import load_model, load_weights
 from fl_lightning.engine.rounds import check_metrics
 from fl_lightning.engine.run import Run
@@ -44,8 +44,7 @@ def load_to_evaluate(run: Run, ckpt_path: str | Path | None, weights: Path | Non
     if source is not None and "server" in contents:
         parts = {section: description_of(run)[section] for section in ("method", "data")}
         if changes := differences({**identity(run), "description": parts}, contents):
-            where = f"ckpt_path={shown_path(source)!r}"
-            run.trainer.warn(message(where, changes, "the present values are used"))
+            run.trainer.warn(message(source, changes, "the present values are used"))
     personal = {} if source is None else load_model(run, source)
     if sends_states(run):
         run.server.assign(run.client.state())
@@ -57,7 +56,7 @@ def load_to_evaluate(run: Run, ckpt_path: str | Path | None, weights: Path | Non
 
 def sends_states(run: Run) -> bool:
     """Whether a method gives clients states of their own."""
-    return bool(run.methods.having("sent_state") or run.methods.having("start_state"))
+    return bool(run.methods.overriding("sent_state") or run.methods.overriding("start_state"))
 
 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:
