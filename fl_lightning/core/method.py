@@ -772,8 +772,8 @@ def replaced_entries(
             fits = isinstance(value, Tensor) and value.shape == state[name].shape
             hint = f"return a tensor {tuple(state[name].shape)}"
             check_returned(fits, method, f"{hook}[{name!r}]", value, hint)
-            both = [owners.setdefault(name, kind), kind]
-            require(both[0] == kind, "method", both, f"each gives clients their {name}; keep one of them")
+            kinds = [owners.setdefault(name, kind), kind]
+            require(kinds[0] == kind, "method", kinds, f"each gives clients their {name}; keep one of them")
             entries[name] = (value.detach() if value.requires_grad else value).to(state[name])
     return entries
 
