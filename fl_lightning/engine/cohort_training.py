@@ -107,8 +107,8 @@ def simulate_systems(run: Run, round_: int) -> dict[int, SystemOutcome]:
 
 def log_systems(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> None:
     """Log how many clients of a cohort drop out, do less work or miss the deadline, and how stale their states are."""
-    trainer, lost = run.trainer, Counter(system.lost for system in simulated.values())
-    dropped = lost["before"] + lost["after"]
+    trainer, numbers = run.trainer, Counter(system.lost for system in simulated.values())
+    dropped = numbers["before"] + numbers["after"]
     if trainer.asynchronous is not None:
         step = run.versions.step(round_)
         dropped, staleness = step.num_lost, [round_ - visit.version for visit in step.visits]
@@ -118,7 +118,7 @@ def log_systems(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> N
         stragglers = sum(system.work is not None for system in simulated.values())
         run.metrics.update({"clients/dropped": dropped, "clients/stragglers": stragglers})
     if trainer.clock is not None and trainer.clock.deadline is not None:
-        run.metrics.update({"clients/late": lost["late"]})
+        run.metrics.update({"clients/late": numbers["late"]})
 
 
 def visit_durations(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> dict[int, int]:

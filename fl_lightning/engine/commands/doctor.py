@@ -205,7 +205,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     client_memory = min(number * state / run.workers.size, client.memories().limit)
     up = update.num_bytes + sum(entry.num_bytes for entry in sums)
     in_round = visit * cohort_size / run.workers.size
-    kept = run.versions.most_kept(range(done, run.trainer.max_rounds))
+    num_versions = run.versions.most_kept(range(done, run.trainer.max_rounds))
     return {
         "bytes": {"down": cohort_size * broadcast_bytes(run, [k])[k], "up": cohort_size * up},
         # tensors of an update, without weight and logged values
@@ -213,7 +213,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
         # of the cohort on a worker, where a method's server hooks see them one by one
         "updates": bytes_of_updates(run, cohort_size),
         # of an asynchronous run: versions of what travels that are kept at a time, at most
-        "versions": {"number": kept, "bytes": kept * broadcast_bytes(run, [k])[k]},
+        "versions": {"number": num_versions, "bytes": num_versions * broadcast_bytes(run, [k])[k]},
         "client_state": {"each": state, "all": number * state},
         "memory": {"worker": int(peak + client_memory) if peak else None, "clients": int(client_memory)},
         "seconds": {"visit": visit, "round": in_round, "run": in_round * rounds},
