@@ -44,7 +44,7 @@ Runs = dict[int, dict[str, float]]
 # code with which the ledger compares methods of other authors
 OTHERS = {"Chainer", "FL-bench", "Flower", "NIID-Bench", "PFLlib", "TFF", "fedjax", "fluke", "logit-adj-pytorch"}
 OTHERS |= {"FLoRA", "FedBABU", "FedDecorr", "FedDyn", "FedEx-LoRA", "FedSOL", "FedUV", "MOON", "baseline of FLoRA"}
-OTHERS |= {"Blades", "ByzFL", "FedETF's code", "FedRep's code", "a port", "centered clipping's code"}
+OTHERS |= {"Blades", "ByzFL", "FedETF's code", "FedRep's code", "RB-LoRA", "a port", "centered clipping's code", "flgo"}
 OTHERS |= {"FLSim", "NVFlare", "Plato"}
 
 # groups of methods, each with a page of its own: title and content
@@ -181,8 +181,7 @@ listed if it is here or in two of the libraries. A number refers to a measured d
 {% for row in rows -%}
 | {{ row | join(" | ") }} |
 {% endfor %}
-Here, all clients receive the same state, and the server sees only sums over the clients. FedAMP, FedFomo, FedPAC and
-FedGen are not available: they need a state for each client, or a server that sees each client's update.
+FedFomo, FedPAC and FedGen are not available here.
 
 ## Measured differences
 

@@ -115,6 +115,8 @@ def run(args: Sequence[str]) -> int:
         suite = without_data(suite)
     if getattr(options, "add", ()):
         suite, options.add = with_rows(suite, options.add)
+        for label in options.rerun:
+            require(label in suite.axes[AXIS], "--rerun", label, "is not a row of the suite; name one")
         options.only = options.only or [f"{AXIS}={label}" for label in (*options.add, *options.rerun)]
     for name in ("jobs", "trials", "seeds"):
         number = getattr(options, name, None)
@@ -158,8 +160,6 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     select = partial(paired_cells, suite) if options.until_decided else selected_cells
     shown = select([cell for cell in all_cells if cell.seed in seeds], options.only)
     stored = stored_with(suite)
-    for label in options.rerun:
-        require(label in suite.axes.get(AXIS, ()), "--rerun", label, "is not a row of the suite; name one")
     cells = [cell for cell in shown if cell.digest not in stored or cell.labels.get(AXIS) in options.rerun]
     check_jobs(options.jobs, cells)
     loaded: dict[Path, dict[str, CellResult]] = {}
@@ -438,7 +438,8 @@ def tune(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -
         for spec in specs if name in (options.only or tuned) else ():
             search = Search(suite, spec, label, options.scale, extra, options.trials)
             searches.append(search)
-            cells[f"{suite.path}: {search.study}"] = search.first_cell()
+            name = ", ".join([f"tune.search.{label}", *search.setting])
+            cells[f"{suite.path}: {name}"] = search.first_cell()
     check_jobs(options.jobs, cells.values())
     # a key or a metric that is not valid is refused before any trial runs
     check_cells(specs[0].metric, cells)

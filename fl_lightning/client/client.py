@@ -121,12 +121,12 @@ class Client(LightningModule):
         super().__init__()
         self.module = module
         self.methods, self.seed, self.weighting, self._policy = methods, seed, weighting, buffers
-        transforms = bool(methods.having("transform_logits"))
+        transforms = bool(methods.overriding("transform_logits"))
         transform = (lambda logits: self.methods.transform_logits(self, logits)) if transforms else None
         self.worker_module = worker_module = WorkerModule(module, taps, trainer_shim, transform)
         self.live, self.trainable = worker_module.live, worker_module.trainable
         self.others, self.frozen = worker_module.others, worker_module.frozen
-        names = {method.name for method in methods.having("modules")}
+        names = {method.name for method in methods.overriding("modules")}
         self.of_methods = [name for name in self.live if name.partition(".")[0] in names]
         self.tap_paths = {name: submodule(binding) for name, binding in taps.items()}
         self.batch_norms = batch_norms(module)
@@ -430,7 +430,7 @@ class Client(LightningModule):
         Methods that use the same name share one model.
         """
         if name not in self.references:
-            self.references.add(name, self.frozen_copy())
+            self.references.add(name, self.reference_copy())
         self.references.load(name, state, taps)
 
     def observe(self, name: str) -> dict[str, Tensor]:
@@ -440,9 +440,9 @@ class Client(LightningModule):
         """
         return self.references.observe(name, self.worker_module.taps.values.places)
 
-    def frozen_copy(self) -> LightningModule:
+    def reference_copy(self) -> LightningModule:
         """A copy of the module in eval mode without gradients, hooks, logging and Fabric."""
-        return self.worker_module.frozen_copy()
+        return self.worker_module.reference_copy()
 
     def training_step(self, batch: Any, batch_idx: int, rows: ExampleIndices | None = None) -> Tensor | None:
         """The module's loss plus the penalties; None where the module asks to skip the batch.
@@ -679,7 +679,7 @@ class ClientLifecycle:
         weight = methods.client_weight(client)
         if weight is not None and weight != 0 and not LEAST_WEIGHT <= weight <= LARGEST_WEIGHT:
             # beyond this range the sums over the cohort would round
-            kind = type(methods.having("client_weight")[0]).__name__
+            kind = type(methods.overriding("client_weight")[0]).__name__
             hint = f"return 0, or a number from {LEAST_WEIGHT} to {LARGEST_WEIGHT}, from {kind}.client_weight"
             raise ClientError(f"its weight is {weight}; {hint}; only the ratios of weights count")
         examples = float(client.visit.info.num_examples) if client.weighting == "examples" else 1.0

@@ -372,7 +372,7 @@ class MethodList:
     Attributes:
         attributes: the :class:`~fl_lightning.client.lightning.module_snapshot.MethodSnapshot` at the start of visits;
             None after a server hook.
-        having: methods that override a hook, in the order in which they are called, by name of the hook.
+        overriding: methods that override a hook, in the order in which they are called, by name of the hook.
         needs_gradients: whether any of them calls ``client.gradients`` in a local step.
     """
 
@@ -381,7 +381,7 @@ class MethodList:
         self.attributes: Any = None
         self._warned: set[str] = set()
         # a server hook may set another hook of a method
-        self.having = cache(self._overriding)
+        self.overriding = cache(self._overriding)
         for method in self.methods:
             hint = "give objects of Method's subclasses, such as FedProx(mu=0.01)"
             require(isinstance(method, Method), "method", method, hint)
@@ -414,7 +414,7 @@ class MethodList:
     def add_modules(self, module: nn.Module, taps: Mapping[str, str]) -> dict[str, nn.Module]:
         """Add the methods' own modules to the user's module; return them by the names of the methods."""
         added: dict[str, nn.Module] = {}
-        for method in self.having("modules"):
+        for method in self.overriding("modules"):
             parts, hint = method.modules(module, taps), "return a dictionary of modules by name"
             values = parts.values() if isinstance(parts, Mapping) else [None]
             valid = all(isinstance(part, nn.Module) for part in values)
@@ -467,12 +467,12 @@ class MethodList:
 
     def call(self, hook: str, client: ClientContext, *args: Any) -> None:
         """Call a hook of a client that returns nothing, of each method in list order: corrections add."""
-        for method in self.having(hook):
+        for method in self.overriding(hook):
             call_hook(method, hook, client, *args)
 
     def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
         """Apply the methods' transforms in list order."""
-        for method in self.having("transform_logits"):
+        for method in self.overriding("transform_logits"):
             check_logits(method, client, logits)
             changed = call_hook(method, "transform_logits", client, logits)
             fits = isinstance(changed, Tensor) and changed.shape == logits.shape
@@ -483,7 +483,7 @@ class MethodList:
     def penalties(self, client: ClientContext, step: Step) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The penalties that are added to the loss, by the method's name, and the terms of those that have several."""
         penalties, terms = dict[str, Tensor](), dict[str, Tensor]()
-        for method in self.having("penalty"):
+        for method in self.overriding("penalty"):
             term = call_hook(method, "penalty", client, step)
             if term is None:
                 continue
@@ -519,7 +519,7 @@ class MethodList:
 
     def transform_client_update(self, client: ClientContext, delta: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Apply the methods' transforms in list order."""
-        for method in self.having("transform_client_update"):
+        for method in self.overriding("transform_client_update"):
             transformed = call_hook(method, "transform_client_update", client, delta)
             delta = checked_state(method, "transform_client_update", transformed, delta)
         return delta
@@ -527,7 +527,7 @@ class MethodList:
     def client_weight(self, client: ClientContext) -> float | None:
         """The weight that the methods agree on, None where none gives one."""
         weights: dict[str, float] = {}
-        for method in self.having("client_weight"):
+        for method in self.overriding("client_weight"):
             weight = call_hook(method, "client_weight", client)
             if weight is None:
                 continue
@@ -560,7 +560,7 @@ class MethodList:
     def sent_to(self, server: Server, k: int, names: Collection[str]) -> SentToClient:
         """What client ``k`` alone receives; ``names`` are the entries of the state that travel in each round."""
         results, owners = {}, dict[str, str]()
-        for method in self.having("sent_state"):
+        for method in self.overriding("sent_state"):
             results[method] = method.sent_state(server, k)
         entries = replaced_entries("sent_state", results, server.state, names, owners)
         return SentToClient(entries, self.sent_extras(server, k), owners)
@@ -568,7 +568,7 @@ class MethodList:
     def sent_extras(self, server: Server, k: int) -> dict[str, Any]:
         """What client ``k`` alone receives in addition to the state, by method."""
         extras = {}
-        for method in self.having("sent_extras"):
+        for method in self.overriding("sent_extras"):
             values = method.sent_extras(server, k) or {}
             hint = "return a dictionary of tensors and numbers by name, which may be nested, or None"
             check_returned(is_extras(values), method, "sent_extras", values, hint)
@@ -578,13 +578,13 @@ class MethodList:
 
     def start_state(self, client: ClientContext, names: Collection[str]) -> State:
         """The entries of ``client.received`` that the client replaces; ``names`` are those that may be."""
-        results = {method: call_hook(method, "start_state", client) for method in self.having("start_state")}
+        results = {method: call_hook(method, "start_state", client) for method in self.overriding("start_state")}
         return replaced_entries("start_state", results, client.received, names, client.visit.owners)
 
     def unsent_bytes(self, state: Mapping[str, Tensor], k: int) -> int:
         """Bytes of the entries that client ``k`` neither receives nor sends, since it has a part of them."""
         size = 0
-        for method in self.having("sent_numbers"):
+        for method in self.overriding("sent_numbers"):
             for name, number in method.sent_numbers(k).items():
                 size += (state[name].numel() - number) * state[name].element_size()
         return size
@@ -592,7 +592,7 @@ class MethodList:
     @property
     def personalizes(self) -> bool:
         """Whether the model that is evaluated for a client may differ from the global one by a method's hook."""
-        return any(self.having(hook) for hook in ("personal_state", "sent_state", "start_state"))
+        return any(self.overriding(hook) for hook in ("personal_state", "sent_state", "start_state"))
 
     @property
     def seeing_updates(self) -> list[Method]:
@@ -613,7 +613,7 @@ class MethodList:
                 check_returned(isinstance(updates, Updates), method, "transform_updates", updates, hint)
         if not updates.weights.any():
             return {}
-        for method in self.having("aggregate"):
+        for method in self.overriding("aggregate"):
             change = method.aggregate(server, updates.as_seen_by(method.name))
             buffers = {*updates.float_buffers} & (change.keys() if isinstance(change, Mapping) else set())
             return checked_state(method, "aggregate", change, select(server.state, [*updates.names, *buffers]))
@@ -640,7 +640,7 @@ class MethodList:
 
     def personal_state(self, client: ClientContext) -> State:
         """The entries in which the state that is evaluated for a client differs from ``client.received``."""
-        for method in self.having("personal_state"):
+        for method in self.overriding("personal_state"):
             state = call_hook(method, "personal_state", client)
             hint = "return entries of client.received by name, or None"
             fits = isinstance(state, Mapping) and state.keys() <= client.received.keys()
@@ -651,7 +651,7 @@ class MethodList:
     @property
     def evaluation_point(self) -> str:
         """The prefix of the tags of measurements on the clients' models; empty for received models."""
-        points = (method.evaluation_point for method in self.having("personal_state"))
+        points = (method.evaluation_point for method in self.overriding("personal_state"))
         return next((f"{point}/" for point in points if point != "received"), "")
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
@@ -706,7 +706,7 @@ class MethodList:
     def _with_new_attributes(self) -> list[Method]:
         """Return the methods for a server hook, after which the snapshot of their attributes is taken again."""
         self.attributes = None
-        self.having.cache_clear()
+        self.overriding.cache_clear()
         return self.methods
 
 

@@ -49,7 +49,7 @@ class Update:
             the method returns them.
         logged: the values logged in this visit, by name, each with its reduction.
         drift: Euclidean norm of the change of the trained parameters.
-        frozen: change of the shared frozen parameters that this client has changed, by name.
+        frozen_changes: change of the shared frozen parameters that this client has changed, by name.
         num_bytes: bytes of all these values, in the client's types.
         bound: a number that no magnitude in ``delta`` exceeds, if one is known.
         facts: what the engine notes of the visit.
@@ -62,7 +62,7 @@ class Update:
     payload: dict[str, dict[str, Any]]
     logged: dict[str, Reduced]
     drift: float
-    frozen: dict[str, Tensor] = field(default_factory=dict)
+    frozen_changes: dict[str, Tensor] = field(default_factory=dict)
     num_bytes: int = 0
     bound: float = math.inf
     facts: VisitFacts = VisitFacts()
@@ -75,7 +75,7 @@ class Update:
             "drift": Weighted.of(self.drift, float(self.weight)),
             "delta": weigh(self.delta, self.weight, self.bound * self.weight),
             "others": weigh(self.others, self.weight),
-            "frozen": weigh(self.frozen, self.weight),
+            "frozen": weigh(self.frozen_changes, self.weight),
             "bytes": Weighted.summed(self.num_bytes, 1.0),
             "payload": self.payload,
             "logged": addable(self.logged),
@@ -109,7 +109,7 @@ class CohortMeans:
         drift: mean norm of the clients' changes.
         delta: mean change of the parameters by name; empty if all weights are 0.
         others: mean of the buffers by name; empty if all weights are 0.
-        frozen: mean change of the frozen parameters that any client has changed; 0 for clients that have not.
+        frozen_changes: mean change of the frozen parameters that any client has changed; 0 for clients that have not.
         payload: sums of the clients' payloads, by the method's name, nested as the payloads.
         logged: logged values by name: means over examples, and sums, maxima and minima over the clients.
         updates: the updates one by one, where a method's server hooks see them.
@@ -120,7 +120,7 @@ class CohortMeans:
     drift: float
     delta: dict[str, Tensor]
     others: dict[str, Tensor]
-    frozen: dict[str, Tensor]
+    frozen_changes: dict[str, Tensor]
     payload: dict[str, dict[str, Any]]
     logged: dict[str, float]
     updates: Updates | None = None
@@ -165,7 +165,7 @@ class Totals:
             drift=float(drift.mean()),
             delta=means_of_present(fields.get("delta", {})),
             others=means_of_present(fields.get("others", {})),
-            frozen={name: frozen[name].total / drift.weight for name in changed},
+            frozen_changes={name: frozen[name].total / drift.weight for name in changed},
             payload=fields.get("payload", {}),
             logged=reduced(fields.get("logged", {}), self._extremes),
         )

@@ -173,7 +173,7 @@ def follow_schedule(run: Run) -> None:
         return clock.duration(run.seed, k, visit, steps, 2 * sizes[k]), outcome
 
     def present(version: int) -> list[int]:
-        return [k for k in run.backend.present(run, version) if training.batches(k)]
+        return [k for k in run.backend.present(run, version) if training.num_batches(k)]
 
     run.versions.follow(asynchronous.schedule(run.seed, trainer.sampler, plan_visit, present))
     if trainer.max_rounds:
@@ -247,7 +247,7 @@ def add_rows(run: Run, rows: UpdateRows, totals: Totals, outcome: Outcome) -> No
         totals.add_rows(rows)
     for k, facts in zip(rows.clients, rows.facts, strict=True):
         run.client.memories().commit_visit(k)
-        outcome.note_visit(k, facts, run.local_training.batches(k) == 0)
+        outcome.note_visit(k, facts, run.local_training.num_batches(k) == 0)
 
 
 def add_result(
@@ -289,7 +289,7 @@ def add_update(
         outcome.metrics.add(k, update.metric_states)
     else:
         client.memories().drop(k)
-    outcome.note_visit(k, update.facts, run.local_training.batches(k) == 0, drops_out)
+    outcome.note_visit(k, update.facts, run.local_training.num_batches(k) == 0, drops_out)
 
 
 def single_update(run: Run, update: Update) -> ClientUpdate:
@@ -299,7 +299,7 @@ def single_update(run: Run, update: Update) -> ClientUpdate:
     """
     client, methods, state = run.client, run.methods, run.server.state
     change: Mapping[str, Tensor] = LazyDifference(clone(select(client.live, client.sent)), client.received, client.sent)
-    if methods.having("transform_client_update"):
+    if methods.overriding("transform_client_update"):
         change = clone(update.delta)
     replaced = [name for name in client.sent if client.received[name] is not state[name]]
     payload = {m.name: cloned(update.payload.get(m.name, {})) for m in methods.seeing_updates}

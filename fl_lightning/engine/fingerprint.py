@@ -16,6 +16,7 @@ from enum import Enum
 from functools import cache, partial
 from gc import get_referents
 from inspect import getclosurevars, signature
+from itertools import repeat
 from operator import eq
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType
@@ -101,7 +102,7 @@ def describe_trainer(run: Run) -> dict[str, Any]:
         "max_rounds": trainer.max_rounds,
         "fast_dev_run": trainer.limit_batches or False,
         "server_optimizer": None if run.server.optimizer is None else describe_optimizer(run.server.optimizer),
-        "client_lr_scheduler": local.lr_factors,
+        "client_lr_scheduler": None if trainer.client_lr_scheduler is None else local.lr_factors,
         "gradient_clip_algorithm": trainer.gradient_clip_algorithm or "norm",
         "accelerator": run.fabric.device.type,
         "precision": str(run.fabric.strategy.precision.precision),
@@ -323,7 +324,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
     changes |= differing(common, {name: code[name] for name in common}, "code")
     changes.pop("trainer.max_rounds", None)
     factors: Any = changes.get("trainer.client_lr_scheduler")
-    if factors and all(map(eq, *factors)):  # in all rounds common to both runs
+    if factors and all(map(eq, *(part or repeat(1.0) for part in factors))):  # in all rounds common to both runs
         del changes["trainer.client_lr_scheduler"]
     return changes
 

@@ -86,10 +86,16 @@ def launch(
 ) -> Result:
     """Start the workers, and run a command on the run that each of them builds."""
     length = (trainer.local_epochs, trainer.local_steps, trainer.accumulate_grad_batches, trainer.limit_batches)
-    trainer_shim, prepared = (
-        TrainerShim(FitProgress(trainer.max_rounds, *length), initial_shim_config(trainer, data)),
-        uses_fork(trainer),
+    # while the data are prepared, before there are workers and a folder
+    setting = ShimConfig(
+        precision=str(trainer.fabric.strategy.precision.precision),
+        device=trainer.fabric.device,
+        datamodule=own_module_of(data),
+        default_root_dir=str(trainer.default_root_dir),
+        is_global_zero=trainer.fabric.is_global_zero,
+        fast_dev_run=trainer.fast_dev_run,
     )
+    trainer_shim, prepared = TrainerShim(FitProgress(trainer.max_rounds, *length), setting), uses_fork(trainer)
     trainer_shim.attach(model)
     data.trainer = trainer_shim
     if prepared:
@@ -108,8 +114,8 @@ def launch(
             validation.check_data_fits(trainer, model, data, methods)
             cleanup.callback(trainer_shim.detach, model)
             cleanup.push(partial(notify_failure, data))
-            parts_of_run = (model, data, methods, stage, cleanup)
-            return command(build(trainer, backend, runner, trainer_shim, fabric, workers, *parts_of_run))
+            run = build(trainer, backend, runner, trainer_shim, fabric, workers, model, data, methods, stage, cleanup)
+            return command(run)
 
     fabric = build_fabric(trainer, *devices_and_nodes(trainer, data))
     refuse_default_group(fabric.world_size)
@@ -142,11 +148,11 @@ def build(
     folder = RunFolder(folder_of_versions(trainer, methods), trainer.logger, writes)
     trainer_shim.configure(
         replace(
-            initial_shim_config(trainer, data),
+            trainer_shim.setting,
             gradient_clip_val=trainer.gradient_clip_val,
             gradient_clip_algorithm=trainer.gradient_clip_algorithm,
             device=fabric.device,
-            loggers=lambda: folder.loggers[1:],  # the first is the table of metrics
+            loggers=lambda: folder.loggers,
             logs=bool(trainer.logger),
             log_dir=lambda: folder.path,
             is_global_zero=fabric.is_global_zero,
@@ -163,9 +169,18 @@ def build(
         for name, part in methods.add_modules(model, paths).items():
             cleanup.callback(delattr, model, name)
             fabric.strategy.precision.convert_module(fabric.to_device(part))
-    memories = ClientStateStore(trainer.client_memory * 2**30, fabric.device)
-    rules = (trainer.weighting, trainer.buffers, cache_limit(trainer, model, data, workers, fabric.device))
-    client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0), trainer_shim=trainer_shim)
+    client = Client(
+        model,
+        methods,
+        taps,
+        memories=ClientStateStore(trainer.client_memory * 2**30, fabric.device),
+        seed=seed,
+        weighting=trainer.weighting,
+        buffers=trainer.buffers,
+        cache_limit=cache_limit(trainer, model, data, workers, fabric.device),
+        info=data.info(0),
+        trainer_shim=trainer_shim,
+    )
     cleanup.callback(client.lifecycle.release)
     cleanup.callback(data.teardown, "fit")  # set up as in every command, since each partitions the data
     cleanup.callback(model.teardown, stage)
@@ -183,7 +198,10 @@ def build(
     on_cpu = fabric.device.type == "cpu"
     resident = 0.0 if on_cpu else memory_share(workers, fabric.device, available_memory(fabric.device))
     loaders = Loaders(fabric, data, seed, model, channels_last, trainer.limit_batches, resident)
-    how = (trainer.client_schedulers, validation.lr_factors(trainer.client_lr_scheduler, trainer.max_rounds))
+    factors = validation.lr_factors(trainer.client_lr_scheduler, trainer.max_rounds)
+    training = LocalTraining(
+        fabric, client, loaders, workers, stopwatch, optimizers, trainer.client_schedulers, factors
+    )
     evaluator = Evaluator(client, loaders, workers, partial(fabric.call, trainer=trainer))
     evaluator.check()
     return Run(
@@ -199,7 +217,7 @@ def build(
         server=server,
         versions=Versions(server, methods, client.worker_module),
         loaders=loaders,
-        local_training=LocalTraining(fabric, client, loaders, workers, stopwatch, optimizers, *how),
+        local_training=training,
         evaluator=evaluator,
         representations=Representations(client, loaders, workers, trainer.taps),
         recalibration=Recalibration(client, loaders, workers),
@@ -263,18 +281,6 @@ def build_server(trainer: RunArguments, client: Client, data: FederatedDataModul
     server.cohort_size = trainer.nominal_cohort(data.num_clients)
     server.at_sites = getattr(data, "is_remote", False)
     return server
-
-
-def initial_shim_config(trainer: RunArguments, data: Any) -> ShimConfig:
-    """The values of ``self.trainer`` while the data are prepared, before there are workers and a folder."""
-    return ShimConfig(
-        precision=str(trainer.fabric.strategy.precision.precision),
-        device=trainer.fabric.device,
-        datamodule=own_module_of(data),
-        default_root_dir=str(trainer.default_root_dir),
-        is_global_zero=trainer.fabric.is_global_zero,
-        fast_dev_run=trainer.fast_dev_run,
-    )
 
 
 def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers: OptimizerFactory) -> None:

@@ -42,7 +42,7 @@ def broadcast_bytes(run: Run, clients: Sequence[int]) -> dict[int, int]:
     """Bytes that each of these clients is sent in a round: entries of the state, server values, and its extras."""
     server, methods = run.server, run.methods
     size = num_bytes(select(server.state, run.client.travelling)) + bytes_of_values(run, methods.sent_values())
-    if not (methods.having("sent_extras") or methods.having("sent_numbers")):
+    if not (methods.overriding("sent_extras") or methods.overriding("sent_numbers")):
         return dict.fromkeys(clients, size)
     sizes = {}
     for k in clients:
@@ -68,7 +68,7 @@ def encode_update(client: Client, update: Update) -> dict[str, Any]:
     the client does; or the change itself, if a method has transformed it or chosen the start.
     """
     # the server does not know with which state a client has begun that chooses it
-    if client.methods.having("transform_client_update") or client.methods.having("start_state"):
+    if client.methods.overriding("transform_client_update") or client.methods.overriding("start_state"):
         narrow = {name: to_float32_if_exact(value) for name, value in update.delta.items()}
         # all in one type, so that a site can say beforehand how much it sends
         fits = all(value.dtype != torch.float64 for value in narrow.values())
@@ -79,7 +79,7 @@ def encode_update(client: Client, update: Update) -> dict[str, Any]:
     return {
         **values,
         "buffers": update.others,
-        "frozen": {name: to_float32_if_exact(value) for name, value in update.frozen.items()},
+        "frozen": {name: to_float32_if_exact(value) for name, value in update.frozen_changes.items()},
         "payload": {name: encode_weighted(part) for name, part in update.payload.items()},
         "weight": float(update.weight),
         "drift": update.drift,

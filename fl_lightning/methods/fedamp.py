@@ -29,8 +29,8 @@ from fl_lightning.utilities.errors import require
 class FedAMP(AggregationRule):
     r"""Sends each client a mixture of all clients' last models, in which similar ones have more weight.
 
-    The server keeps the last model :math:`w_j` of each client, with 0 steps since it was absent or failed. With
-    ``heuristic``, HeurFedAMP, the weights are
+    The server keeps the last model :math:`w_j` of each client, also of one that is absent or fails. With ``heuristic``,
+    HeurFedAMP, the weights are
 
     .. math:: \xi_{kj} = (1 - \xi_{kk}) \frac{e^{\sigma \cos(w_k, w_j)}}{\sum_{h \ne k} e^{\sigma \cos(w_k, w_h)}}
 

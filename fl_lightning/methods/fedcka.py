@@ -107,7 +107,7 @@ class FedCKA(Method):
         self.bandwidth, self.requires = bandwidth, tuple(names)
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
-        client.frozen_copy()  # refuses a model that cannot be copied
+        client.reference_copy()  # refuses a model that cannot be copied
 
     def on_client_start(self, client: ClientContext) -> None:
         previous = client.memory(self).get("previous")

@@ -89,18 +89,19 @@ class IFCA(AggregationRule):
         if not self.clustered:
             return None
         losses = self.losses(client)
-        client.scratch(self).choice = losses.index(min(losses))
-        return self.models.get(str(client.scratch(self).choice))
+        # of an evaluation, the memory is dropped
+        client.memory(self)["choice"] = choice = losses.index(min(losses))
+        return self.models.get(str(choice))
 
     def losses(self, client: ClientContext) -> list[float]:
         """Return the mean loss of each model on the client's training data, times their number."""
-        sums = [0.0] * self.clusters
+        losses = []
         with evaluating(client.module):
             for batch in client.batches(self.name):
                 size = next((len(part) for part in leaves_of(batch) if isinstance(part, Tensor) and part.ndim), 1)
-                for c in range(self.clusters):
-                    model = dict(self.models.get(str(c), {}))
-                    sums[c] += size * float(client.gradients(model, batch, "own").loss)
+                models = [dict(self.models.get(str(c), {})) for c in range(self.clusters)]
+                losses.append(torch.stack([client.gradients(model, batch, "own").loss for model in models]) * size)
+        sums = torch.stack(losses).double().sum(0).tolist() if losses else [0.0]
         for c, total in enumerate(sums):
             if not math.isfinite(total):
                 raise ClientError(f"IFCA: the loss of model {c} is nan or infinite")
@@ -109,8 +110,7 @@ class IFCA(AggregationRule):
     def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
         if not self.clustered:
             return None
-        client.memory(self)["choice"] = choice = int(client.scratch(self).choice)
-        return {"choice": Weighted.of(float(choice))}
+        return {"choice": Weighted.of(float(client.memory(self)["choice"]))}
 
     def personal_state(self, client: ClientContext) -> State | None:
         choice = client.memory(self).get("choice")
@@ -125,6 +125,7 @@ class IFCA(AggregationRule):
         chosen = choices == torch.arange(self.clusters)[:, None]
         # the last row is of all clients, for shared entries
         weights = torch.cat([chosen * updates.weights, updates.weights[None]])
+        moves = weights.any(1).tolist()
         models = {str(c): dict(model) for c, model in self.models.items()}
         models["0"] = {name: server.state[name] for name in self.clustered}
         result: State = {}
@@ -133,7 +134,7 @@ class IFCA(AggregationRule):
                 result[name] = means[-1]
                 continue
             for c in range(self.clusters):
-                if weights[c].any():
+                if moves[c]:
                     before = models[str(c)][name]
                     value = before.double() + means[c] if name in updates.names else means[c]
                     models[str(c)][name] = value.to(before.dtype)

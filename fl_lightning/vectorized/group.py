@@ -103,7 +103,7 @@ class Group:
         self._tables: dict[str, BatchedTree] = {}
         self._kinds = np.zeros(self.size, dtype=np.int64)
         self._epoch, self.settings = 0, ""
-        hooks = self.client.methods.having
+        hooks = self.client.methods.overriding
         clips = training.client.worker_module.trainer_shim.setting.gradient_clip_val is not None
         self._prepares = bool(hooks("on_before_optimizer_step") or hooks("on_after_clipping") or clips)
         self._corrects = bool(hooks("on_after_optimizer_step"))
@@ -193,7 +193,7 @@ class Group:
         """Let the methods start each visit, and stack the clients' values."""
         client, size = self.client, self.size
         hooks = ("on_client_start", "sent_state", "sent_extras", "start_state")
-        starts = client.kept or any(map(client.methods.having, hooks))
+        starts = client.kept or any(map(client.methods.overriding, hooks))
         beginnings = [self._start(row) if starts else ({}, {}, {}) for row in range(size)]
         # a frozen parameter that stays with nobody is the same for all, and a step may not change it
         alike = {name for name in client.frozen if name not in client.kept}
@@ -415,7 +415,7 @@ class Group:
 
     def sends_states_alone(self) -> bool:
         """Return whether no hook needs a trained client, so that updates can be computed side by side."""
-        client, hooks = self.client, self.client.methods.having
+        client, hooks = self.client, self.client.methods.overriding
         ends = hooks("on_client_end") or hooks("transform_client_update") or hooks("client_weight")
         return not (self.received_own or ends or self.size * client.worker_module.numel > MOST_NUMBERS)
 

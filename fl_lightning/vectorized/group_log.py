@@ -182,9 +182,6 @@ class GroupValue(LoggedValue):
         value.first_bad = int(np.broadcast_to(self.first_bad, self.num_read.shape)[row])
         return value
 
-    def as_number(self, value: Any) -> Any:
-        return value
-
 
 def row_of(value: Reduced, row: int) -> Reduced:
     """The reduction of one of several clients."""

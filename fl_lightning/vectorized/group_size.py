@@ -152,7 +152,7 @@ def try_two(run: Run) -> None:
         VmapUnsupported: the step side by side fails, or has another result.
     """
     training, state, auto = run.local_training, run.server.state, run.trainer.clients_per_step == AUTO
-    clients = list(itertools.islice(filter(training.batches, range(run.data.num_clients)), 2))
+    clients = list(itertools.islice(filter(training.num_batches, range(run.data.num_clients)), 2))
     if len(clients) < 2:
         raise VmapUnsupported("only one client has batches")
     for k in clients:
@@ -182,7 +182,7 @@ def try_two(run: Run) -> None:
             raise VmapUnsupported("a step of one client fails") from error
         for k in clients:
             run.client.memories().drop(k)
-        members = sorted((GroupMember(k) for k in clients), key=lambda member: -training.batches(member.id))
+        members = sorted((GroupMember(k) for k in clients), key=lambda member: -training.num_batches(member.id))
         group = Group(training, members, 0, state)
         run.worker_module.load_and_reset(state)
         attributes = vars(module).values()

@@ -50,7 +50,7 @@ class VectorizedRunner(VisitRunner):
 
         def kind(k: int) -> tuple[int, int]:
             # clients that share a group have received the same version, and have the same schedule of rates
-            return run.versions.received_by(k), training.batches(k) if schedulers else 0
+            return run.versions.received_by(k), training.num_batches(k) if schedulers else 0
 
         groups = form_groups(steps, choice.least, choice.size, kind, choice.least > 2)
         return {tuple(group): cost(group, steps) for group in groups}

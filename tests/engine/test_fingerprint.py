@@ -200,7 +200,7 @@ REFUSED = {
         ({"taps": {"logits": "body.3"}}, "trainer.taps.logits='body.3' (was None)"),
         ({"sampler": type("Other", (UniformSampler,), {})()}, "trainer.sampler='"),
         ({"fast_dev_run": 2}, "trainer.fast_dev_run=2 (was False)"),
-        ({"client_lr_scheduler": lambda o: StepLR(o, 1)}, "trainer.client_lr_scheduler.1="),
+        ({"client_lr_scheduler": lambda o: StepLR(o, 1)}, "trainer.client_lr_scheduler=["),
         ({"model": net(optimizer=partial(SGD, lr=0.2))}, "model.optimizer.lr=0.2 (was 0.1)"),
         ({"model": net(optimizer=partial(Adam, lr=0.1))}, "model.optimizer='torch.optim.adam.Adam' (was"),
         ({"model": net(p=0.5)}, "model.modules.body.3.p=0.5 (was 0.0)"),

@@ -17,7 +17,7 @@ FIELDS = {
     "payload": {"mine": {"norm": Weighted.of(5.0), "layers": {"first": Weighted.of(torch.ones(2))}}},
     "logged": {"loss": Reduced("mean", 6.0, 2.0)},
     "drift": 7.0,
-    "frozen": {"head": torch.tensor([8.0], dtype=torch.float64)},
+    "frozen_changes": {"head": torch.tensor([8.0], dtype=torch.float64)},
     "num_bytes": 9,
 }
 
@@ -25,7 +25,7 @@ FIELDS = {
 def test_a_message_has_each_field_of_an_update():
     # the bound of the changes is found again by the sum, and the rest is for the engine of the worker
     assert [field.name for field in fields(Update)] == [*FIELDS, "bound", "facts", "metric_states"]
-    client = SimpleNamespace(methods=SimpleNamespace(having=lambda hook: [hook]))
+    client = SimpleNamespace(methods=SimpleNamespace(overriding=lambda hook: [hook]))
     message = encode_update(client, Update(**FIELDS))
     assert message.keys() <= PARTS
     again = decode_update(message, {})

@@ -12,7 +12,7 @@ from helpers.runs import assert_same_bits, differs, small_data
 from torch.optim import SGD
 
 from fl_lightning import Method
-from fl_lightning.client.reference_models import frozen_copy
+from fl_lightning.client.reference_models import reference_copy
 from fl_lightning.data import IID
 from fl_lightning.functional import (
     correlation_frobenius,
@@ -355,7 +355,7 @@ def test_a_model_with_parts_that_cannot_be_copied_trains_as_one_without(run, met
 
 def test_a_copy_of_a_model_has_its_own_generator_and_methods():
     model = Locked()
-    copied = frozen_copy(model, None)
+    copied = reference_copy(model, None)
     assert copied.encoder.guard is model.encoder.guard and copied.call.__self__ is copied
     torch.rand(1, generator=copied.generator)
     assert not torch.equal(copied.generator.get_state(), model.generator.get_state())

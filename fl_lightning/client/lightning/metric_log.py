@@ -137,7 +137,7 @@ class MetricLog:
         if entry is None:
             entry = self.terms[key] = self.new_value(key, LogSpec(name))
         if self._counted is None:
-            self._counted = count_examples(self._batch)
+            self._counted = count_examples(self._batch, self._size)
         value = value.detach()
         entry.append((value.reshape(()) if value.ndim else value, self._counted))
 
@@ -412,12 +412,8 @@ class LoggedValue:
         """The latest value, with its weight for a mean over clients."""
         if self.last is None:
             return None
-        value, weight = self.as_number(self.last), self.last_weight
+        value, weight = float(self.last) if isinstance(self.last, Tensor) else self.last, self.last_weight
         return Reduced(self.spec.kind, value * weight if self.spec.kind == "mean" else value, weight)
-
-    def as_number(self, value: Any) -> Any:
-        """Return a logged value as a number."""
-        return float(value)
 
 
 def size_of_batch(batch: Any) -> int | None:
@@ -440,12 +436,17 @@ def _warn_of_ambiguous_size() -> None:
     )
 
 
-def count_examples(batch: Any) -> int:
-    """Return the number of examples in a batch: graphs (PyG), or the length of its first tensor; 1 if unknown."""
+def count_examples(batch: Any, size: int | None = None) -> int:
+    """Return the number of examples in a batch: graphs (PyG), or the length of its first tensor; 1 if unknown.
+
+    ``size`` is this length, where it is known already.
+    """
     graphs = None if type(batch) in (tuple, list) else getattr(batch, "num_graphs", None)
     if isinstance(graphs, int):
         return graphs
-    return next((length for length in extract_batch_sizes(batch) if length is not None), 1)
+    if size is None:
+        size = next((length for length in extract_batch_sizes(batch) if length is not None), 1)
+    return size
 
 
 def as_tensor(value: Any) -> Tensor:

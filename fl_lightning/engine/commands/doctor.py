@@ -68,13 +68,9 @@ def diagnose(
     begin_fit(run, fresh=source is None)
     if run.client.sent and not run.trainer.fast_dev_run:
         warn_of_arguments(run, "model.ckpt")
-    trainer, client, fit_progress, number = (
-        run.trainer,
-        run.client,
-        run.worker_module.fit_progress,
-        run.data.num_clients,
-    )
-    lengths = [run.local_training.batches(k) for k in range(number)]
+    trainer, client, number = run.trainer, run.client, run.data.num_clients
+    fit_progress = run.worker_module.fit_progress
+    lengths = [run.local_training.num_batches(k) for k in range(number)]
     visits = {length: sum(replace(fit_progress, batches=length).passes) for length in set(lengths)}
     batches = [visits[length] for length in lengths]
     rounds_done = min(checkpoint["round"], trainer.max_rounds)
@@ -165,12 +161,8 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     rounds = run.trainer.max_rounds - done
     if rounds <= 0 or not trained:
         return {}
-    client, fit_progress, training, number = (
-        run.client,
-        run.worker_module.fit_progress,
-        run.local_training,
-        run.data.num_clients,
-    )
+    client, training, number = run.client, run.local_training, run.data.num_clients
+    fit_progress = run.worker_module.fit_progress
     run.server.begin_round(done, draw_cohort(run, done))
     run.worker_module.begin_round(done)
     run.methods.on_round_start(run.server)
@@ -187,7 +179,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
                 raise update
             client.memories().commit_visit(k)
             results.close()
-            num_batches = sum(sum(fit_progress.at(done, training.batches(k)).passes) for k in part)
+            num_batches = sum(sum(fit_progress.at(done, training.num_batches(k)).passes) for k in part)
     sums = []
     if run.trainer.buffers in RECALIBRATES:  # counts, inputs and squares of each BatchNorm layer
         for path in client.batch_norms:
@@ -229,7 +221,7 @@ def bytes_of_updates(run: Run, cohort_size: int) -> int:
     if not names:
         return 0
     sent = select(run.client.live, run.client.sent)
-    is_wide = run.methods.having("transform_client_update") or run.methods.having("transform_updates")
+    is_wide = run.methods.overriding("transform_client_update") or run.methods.overriding("transform_updates")
     sizes = [8 * value.numel() for value in sent.values()]
     bytes_of_client = sum(sizes) if is_wide else num_bytes(sent)
     largest = max(sizes, default=0)

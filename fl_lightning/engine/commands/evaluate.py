@@ -56,7 +56,7 @@ def load_to_evaluate(run: Run, ckpt_path: str | Path | None, weights: Path | Non
 
 def sends_states(run: Run) -> bool:
     """Whether a method gives clients states of their own."""
-    return bool(run.methods.having("sent_state") or run.methods.having("start_state"))
+    return bool(run.methods.overriding("sent_state") or run.methods.overriding("start_state"))
 
 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:
