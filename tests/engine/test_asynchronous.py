@@ -1,6 +1,7 @@
 """An asynchronous run: its server steps after each few updates, of clients that began with older states."""
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -218,6 +219,19 @@ def test_the_run_ends_before_the_first_step_that_is_too_late(tmp_path):
     assert [row["clock/seconds"] for row in rounds] == [2.0, 4.0]
 
 
+def test_the_first_step_after_each_multiple_of_seconds_is_evaluated(tmp_path):
+    every = 3.0
+    _, history = run(tmp_path, eval_every_seconds=every)
+    times = [row["clock/seconds"] for row in history]
+    multiples = [int(time // every) for time in times]
+    first = [multiple > before for before, multiple in pairwise([0, *multiples])]
+    assert 2 < sum(first) < len(first)
+    assert ["test/accuracy" in row for row in history] == [*first[:-1], True]
+    run(tmp_path / "resumed", eval_every_seconds=every, max_rounds=4)
+    _, rows = run(tmp_path / "resumed", eval_every_seconds=every, ckpt_path="last")
+    assert ["test/accuracy" in row for row in rows[4:]] == ["test/accuracy" in row for row in history[4:]]
+
+
 def test_doctor_counts_the_versions(tmp_path):
     trainer = small_trainer(tmp_path, max_rounds=8, clock=CLOCK, asynchronous=Buffered(4, 2))
     plan = trainer.doctor(small_model(), small_data(num_clients=6, partitioner=IID()), [FedBuff()])
@@ -239,6 +253,8 @@ class SendsState(Method):
         ({"clock": None}, ["trainer.clock=None", "trainer.asynchronous"]),
         ({"clock": None, "asynchronous": None, "max_seconds": 9.0}, ["trainer.max_seconds=9.0", "trainer.clock"]),
         ({"max_seconds": 0.0}, ["trainer.max_seconds=0.0"]),
+        ({"eval_every_seconds": 0.0}, ["trainer.eval_every_seconds=0.0"]),
+        ({"clock": None, "asynchronous": None, "eval_every_seconds": 9.0}, ["trainer.eval_every_seconds", "clock"]),
         ({"clock": Clock(deadline=9.0)}, ["trainer.clock.deadline=9.0"]),
         ({"asynchronous": Buffered(9, 7)}, ["trainer.asynchronous.size=7", "6"]),
         ({"cohort_size": 3}, ["trainer.cohort_size=3"]),
