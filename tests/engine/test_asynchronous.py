@@ -215,6 +215,11 @@ def test_the_run_ends_before_the_first_step_that_is_too_late(tmp_path):
         _, rows = run(tmp_path / name, max_seconds=limit)
         assert [row["clock/seconds"] for row in rows] == [time for time in times if time <= limit]
         assert "test/accuracy" in rows[-1]
+    with warned("trainer.max_seconds", "round 5"):
+        _, rows = run(tmp_path / "at", max_seconds=limit, ckpt_path="last")
+    assert len(rows) == 5
+    with warned("trainer.max_seconds=0.001", "round 0"):
+        assert not run(tmp_path / "none", max_seconds=0.001)[1]
     _, rounds = run(tmp_path / "rounds", asynchronous=None, clock=Clock(step_seconds=0.0, latency=2.0), max_seconds=5.0)
     assert [row["clock/seconds"] for row in rounds] == [2.0, 4.0]
 
