@@ -497,7 +497,8 @@ class MethodList:
             if not (term.requires_grad or method.name in self._warned or needs_gradient(term)):
                 self._warned.add(method.name)
                 # of fixed taps, as of a frozen encoder, the sanity check has warned
-                if not method.requires or any(needs_gradient(step.taps[tap]) for tap in method.requires):
+                required_taps = [step.taps[tap] for tap in method.requires]
+                if not required_taps or any(map(needs_gradient, required_taps)):
                     rank_zero_warn(
                         f"method={type(method).__name__}: penalty returned a tensor without gradient, which has no "
                         "effect on training; return None for no term"

@@ -39,6 +39,8 @@ from fl_lightning.utilities.errors import (
 
 # phases of local training
 VISIT_PHASES = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")
+# server steps of an asynchronous run that are drawn before round 0
+CHECKED = 100
 # failures of a run whose visits are recorded: each file holds a model
 MOST_RECORDED = 10
 
@@ -177,7 +179,7 @@ def follow_schedule(run: Run) -> None:
 
     run.versions.follow(asynchronous.schedule(run.seed, trainer.sampler, plan_visit, present))
     if trainer.max_rounds:
-        run.versions.step(trainer.max_rounds - 1 if systems is not None else 0)  # refuses too few clients
+        run.versions.step(min(trainer.max_rounds, CHECKED) - 1)  # refuses too few clients
 
 
 def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[CohortMeans, list[int]]:

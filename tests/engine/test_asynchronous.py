@@ -283,3 +283,7 @@ def test_another_schedule_cannot_continue_a_run(tmp_path):
     run(tmp_path, max_rounds=4)
     with refused("ckpt_path", "trainer.asynchronous"):
         run(tmp_path, asynchronous=Buffered(5, 2), ckpt_path="last")
+    trainer = small_trainer(tmp_path, max_rounds=8, clock=Clock(spread=2.0), asynchronous=Buffered(6, 1))
+    data = small_data(num_clients=6, partitioner=IID())
+    with refused("trainer.asynchronous: versions"):
+        trainer.fit(small_model(), data, [], ckpt_path="last", allow_changes=True)
