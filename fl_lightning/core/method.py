@@ -676,13 +676,13 @@ class MethodList:
     @contextmanager
     def with_sent_values(self, values: Sequence[Any]) -> Iterator[None]:
         """In this block client hooks read these values, in the order of :meth:`sent_values`."""
-        present, self.attributes = self.sent_values(), None
+        values_before, self.attributes = self.sent_values(), None
         try:
             for (method, name), value in zip(self._sent_names(), values, strict=True):
                 setattr(method, name, value)
             yield
         finally:
-            for (method, name), value in zip(self._sent_names(), present, strict=True):
+            for (method, name), value in zip(self._sent_names(), values_before, strict=True):
                 setattr(method, name, value)
             self.attributes = None
 

@@ -38,6 +38,8 @@ from fl_lightning.utilities.errors import (
 
 # phases of local training
 VISIT_PHASES = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")
+# server steps of an asynchronous run that are drawn before round 0
+CHECKED = 100
 # failures of a run whose visits are recorded: each file holds a model
 MOST_RECORDED = 10
 
@@ -106,8 +108,8 @@ def simulate_systems(run: Run, round_: int) -> dict[int, SystemOutcome]:
 
 def log_systems(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> None:
     """Log how many clients of a cohort drop out, do less work or miss the deadline, and how stale their states are."""
-    trainer, lost = run.trainer, Counter(system.lost for system in simulated.values())
-    dropped = lost["before"] + lost["after"]
+    trainer, numbers = run.trainer, Counter(system.lost for system in simulated.values())
+    dropped = numbers["before"] + numbers["after"]
     if trainer.asynchronous is not None:
         step = run.versions.step(round_)
         dropped, staleness = step.num_lost, [round_ - visit.version for visit in step.visits]
@@ -117,7 +119,7 @@ def log_systems(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> N
         stragglers = sum(system.work is not None for system in simulated.values())
         run.metrics.update({"clients/dropped": dropped, "clients/stragglers": stragglers})
     if trainer.clock is not None and trainer.clock.deadline is not None:
-        run.metrics.update({"clients/late": lost["late"]})
+        run.metrics.update({"clients/late": numbers["late"]})
 
 
 def visit_durations(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> dict[int, int]:
@@ -176,7 +178,7 @@ def follow_schedule(run: Run) -> None:
 
     run.versions.follow(asynchronous.schedule(run.seed, trainer.sampler, plan_visit, present))
     if trainer.max_rounds:
-        run.versions.step(trainer.max_rounds - 1 if systems is not None else 0)  # refuses too few clients
+        run.versions.step(min(trainer.max_rounds, CHECKED) - 1)  # refuses too few clients
 
 
 def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[CohortMeans, list[int]]:
