@@ -1,4 +1,4 @@
-"""Make docs/methods.md and docs/libraries.md, the pages of the methods here and of those in other libraries.
+"""Make docs/methods.md, a page for each group of methods, and docs/libraries.md, the methods of other libraries.
 
 python docs/make_methods.py [--output FOLDER]
 
@@ -16,6 +16,7 @@ import inspect
 import re
 import statistics
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from fl_lightning.bench.statistics import point_of
 
 DOCS = Path(__file__).resolve().parent
 OVERVIEW = DOCS.parent / "experiments" / "overview"
+ROBUST_SUITE = DOCS.parent / "experiments" / "robust"
 MEASURED = DOCS.parent / "experiments" / "libraries"
 RANK = "rank/representation/effective"
 NC1 = "nc/1"
@@ -42,21 +44,40 @@ Runs = dict[int, dict[str, float]]
 # code with which the ledger compares methods of other authors
 OTHERS = {"Chainer", "FL-bench", "Flower", "NIID-Bench", "PFLlib", "TFF", "fedjax", "fluke", "logit-adj-pytorch"}
 OTHERS |= {"FLoRA", "FedBABU", "FedDecorr", "FedDyn", "FedEx-LoRA", "FedSOL", "FedUV", "MOON", "baseline of FLoRA"}
-OTHERS |= {"Blades", "ByzFL", "FedETF's code", "FedRep's code", "a port", "centered clipping's code"}
+OTHERS |= {"Blades", "ByzFL", "FedETF's code", "FedRep's code", "RB-LoRA", "a port", "centered clipping's code", "flgo"}
+OTHERS |= {"FLSim", "NVFlare", "Plato"}
 
-TEMPLATE = """\
+# groups of methods, each with a page of its own: title and content
+GROUPS = {
+    "drift": ("Client drift", "Local training that stays near the common objective, and the server's step."),
+    "representations": ("Representations", "Terms on activations, representations or predictions of a client's model."),
+    "labels": ("Label skew", "Classifiers, logits and client weights for clients whose classes differ."),
+    "personal": ("Personal models", "Parts of the model, or whole models, that stay with each client."),
+    "adapters": ("Low-rank adapters", "Aggregation of LoRA adapters of a frozen model."),
+    "robust": ("Robust aggregation and attacks", "Rules that see each client's update, and attackers to test them."),
+    "asynchronous": ("Asynchronous servers", "Methods for updates of clients that trained from older models."),
+}
+
+INDEX = """\
 # Methods: computations, and differences from the papers
+
+The methods combine [as a list](composing.md#methods), and a coefficient of 0 gives FedAvg, bit for bit, unless stated
+otherwise. [Another table](libraries.md) shows which libraries have them. Each name leads to the method's equation,
+arguments, tests, and differences between this package, the paper and published code.
+{% for group, (title, content) in groups.items() %}
+## {{ title }}
+
+{{ content }} [Details](methods_{{ group }}.md)
 
 | method | idea | changes | costs in addition to FedAvg | effective rank |
 |---|---|---|---|---|
-{% for part in parts -%}
+{% for part in parts if part.group == group -%}
 | {{ part.overview | join(" | ") }} |
-{% endfor %}
+{% endfor %}{% endfor %}
 *Costs*: floating-point operations of a local step, bytes that the clients send, and client memory between visits, in
 sizes of the model. *Effective rank*: of the representations of digits after the last round, as a difference to FedAvg
-on equal seeds and partitions: the mean, and in brackets the least and the largest of {{ seeds["Digits"] }}. A higher
-rank
-[does not mean a higher accuracy](findings.md#rank-and-accuracy-over-the-methods-no-consistent-relation).
+on equal seeds and partitions: the mean, and in brackets the least and the largest of {{ seeds["Digits"] }}. A
+higher rank [does not mean a higher accuracy](findings.md#rank-and-accuracy-over-the-methods-no-consistent-relation).
 Other data, networks and coefficients lead to other numbers;
 [the papers' figures](paper_figures.md) have spectra of CIFAR-10, and [speed](speed.md#what-a-method-costs) has seconds.
 All numbers are from [one suite](../experiments/overview/suite.yaml):
@@ -80,13 +101,19 @@ compare. *Worst tenth*: the mean over the worst tenth of the clients, here one o
 variability within classes relative to the variability between them; 0 is collapse. The seconds are medians over the
 seeds, without evaluation, on a machine that did other work at the same time, so that a factor of two may be noise:
 [speed](speed.md#what-a-method-costs) has quiet ones.
+"""
 
-The methods combine [as a list](composing.md#methods), and a coefficient of 0 gives FedAvg, bit for bit, unless stated
-otherwise. [Another table](libraries.md) shows which libraries have them. Below, a table for each method lists the
-differences between this package, the paper and published code: the authors', to which the link above the table leads,
-and code by others, whose name is in brackets. A dash means that the source does not mention it, a dagger (†) that we
-could not read the paper's text. The last column names the argument or key that changes the behaviour.
-{% for part in parts %}
+PAGE = """\
+# {{ title }}: methods and their differences from the papers
+
+{{ content }}
+[All methods](methods.md) stand in one table, with their costs and accuracies.
+
+The last table of a method lists the differences between this package, the paper and published code: the authors', to
+which the link above the table leads, and code by others, whose name is in brackets. A dash means that the source does
+not mention it, a dagger (†) that we could not read the paper's text. Its last column names the argument or key that
+changes the behaviour.
+{{ about }}{% for part in parts %}
 ## {{ part.name }}
 
 {{ part.cites }}
@@ -118,6 +145,28 @@ Tested by
 {%- endfor %}
 {% endfor %}"""
 
+ROBUST = """
+## Which rule withstands which attack
+
+Test accuracy in percent, mean of the last five rounds and standard deviation over {{ seeds }} seeds, of
+[one suite](../experiments/robust/suite.yaml):
+
+| rule | {{ attacks | join(" | ") }} |
+|---|{{ "---:|" * (attacks | length) }}
+{% for row in rows -%}
+| {{ row | join(" | ") }} |
+{% endfor %}
+{{ protocol | wordwrap(120) }}
+
+SignFlip ruins the mean. MultiKrum, and NNM before TrimmedMean, leave the attackers out and average the others. Where
+nobody attacks, the rules that drop clients or coordinates lose accuracy: under label skew, clients with rare classes
+look like attackers. CenteredClipping equals the mean there, since its radius exceeds the honest changes. ALIE stays
+within the spread of the honest changes, and costs little here.
+
+Put the attack before `NNM`, and the rule last: `trainer.fit(model, data, ALIE(share=0.2), NNM(f=2), TrimmedMean(f=2))`.
+[Your own aggregation](own_aggregation.md) shows how to write another rule.
+"""
+
 # libraries in the README's table of features
 COMPARED = ("Flower", "fluke", "pfl-research", "PFLlib")
 
@@ -132,8 +181,7 @@ listed if it is here or in two of the libraries. A number refers to a measured d
 {% for row in rows -%}
 | {{ row | join(" | ") }} |
 {% endfor %}
-Here, all clients receive the same state, and the server sees only sums over the clients. FedAMP, FedFomo, FedPAC and
-FedGen are not available: they need a state for each client, or a server that sees each client's update.
+FedFomo, FedPAC and FedGen are not available here.
 
 ## Measured differences
 
@@ -223,7 +271,12 @@ def spread(values: list[float], scale: float = 1.0, digits: int = 1) -> str:
     return f"{scale * statistics.fmean(values):.{digits}f}{deviation}"
 
 
-def row_beside(name: str, runs: Runs, fedavg: Runs) -> list[str]:
+def link(name: str, facts: dict[str, Any] | None, text: str | None = None) -> str:
+    """Return a link to a method's section; the plain name without an entry in the ledger."""
+    return f"[{text or name}](methods_{facts['group']}.md#{name.lower()})" if facts else name
+
+
+def row_beside(name: str, runs: Runs, fedavg: Runs, facts: dict[str, Any] | None) -> list[str]:
     """Return the effect of a method on accuracies, spectra and time, as a row of the table of all methods."""
     own = [*runs.values()]
     point = point_of(own[0])
@@ -233,7 +286,7 @@ def row_beside(name: str, runs: Runs, fedavg: Runs) -> list[str]:
         statistics.median(run["time/train"] + run["time/server"] for run in of.values()) for of in (runs, fedavg)
     ]
     return [
-        f"[{name}](#{name.lower()})" if find(name) or name == "FedAvg" else name,
+        link(name, facts),
         spread([run["test/accuracy"] for run in own], 100),
         *clients,
         *(spread([run[tag] for run in own], digits=2) if tag in own[0] else "-" for tag in (RANK, NC1)),
@@ -265,7 +318,7 @@ def entry(name: str, facts: dict[str, Any], runs: dict[str, Runs]) -> dict[str, 
     """Return the template's values for one method, from its ``facts`` in the ledger and the ``runs`` of all methods."""
     kind, tests = find(name), [test.split("::") for test in facts["tests"]]
     rows = [(what, here, paper, *by_author(code, OTHERS), switch) for what, paper, code, here, switch in facts["rows"]]
-    part = {"name": name, "links": links(facts), "rows": rows, "tests": tests}
+    part = {"name": name, "group": facts["group"], "links": links(facts), "rows": rows, "tests": tests}
     changes = ", ".join(facts.get("changes", ["nothing"]))
     numbers = (
         (cost(runs[name][min(runs[name])], runs["FedAvg"][0]), rank(runs[name], runs["FedAvg"]))
@@ -273,7 +326,7 @@ def entry(name: str, facts: dict[str, Any], runs: dict[str, Runs]) -> dict[str, 
         else ("-", "-")
     )
     averages = "Averages the clients' weights by their examples."
-    part["overview"] = [f"[{name}](#{name.lower()})", sentence(kind) if kind else averages, changes, *numbers]
+    part["overview"] = [link(name, facts), sentence(kind) if kind else averages, changes, *numbers]
     if kind is None:
         empty = "FedAvg is the empty list of methods."
         return part | {"cites": facts["cites"] + ".", "summary": empty, "equation": "", "arguments": []}
@@ -291,17 +344,40 @@ def by_author(code: str, others: set[str]) -> tuple[str, str]:
     return "; ".join(parts[False]) or "-", "; ".join(parts[True]) or "-"
 
 
-def make() -> str:
-    """The text of docs/methods.md."""
+def make() -> dict[str, str]:
+    """Return the text of docs/methods.md and of each group's page, by file."""
     ledger, found = yaml.safe_load((DOCS / "ledger.yaml").read_text()), measured()
     (protocol,) = load_suite(OVERVIEW / "suite.yaml").notes
     parts = [entry(name, facts, found["Digits"]) for name, facts in ledger.items()]
     beside = {
-        data: [row_beside(name, own, of_data["FedAvg"]) for name, own in of_data.items()]
+        data: [row_beside(name, own, of_data["FedAvg"], ledger.get(name)) for name, own in of_data.items()]
         for data, of_data in found.items()
     }
     seeds = {data: number_of_seeds(of_data) for data, of_data in found.items()}
-    return jinja2.Template(TEMPLATE).render(parts=parts, protocol=protocol, beside=beside, seeds=seeds).rstrip() + "\n"
+    index = jinja2.Template(INDEX).render(groups=GROUPS, parts=parts, protocol=protocol, beside=beside, seeds=seeds)
+    pages = {"methods.md": index.rstrip() + "\n"}
+    for group, (title, content) in GROUPS.items():
+        of_group = [part for part in parts if part["group"] == group]
+        about = make_robust() if group == "robust" else ""
+        page = jinja2.Template(PAGE).render(title=title, content=content, about=about, parts=of_group)
+        pages[f"methods_{group}.md"] = page.rstrip() + "\n"
+    return pages
+
+
+def make_robust() -> str:
+    """Return the table of rules by attacks, with its protocol."""
+    suite = load_suite(ROBUST_SUITE / "suite.yaml")
+    cells, results = stored_cells(ROBUST_SUITE / "robust-suite.cells.csv", suite)
+    accuracies = defaultdict[tuple[str, str], list[float]](list)
+    for cell in cells:
+        values = results[cell.digest].values
+        last = [values[round_] for round_ in sorted(values)[-5:]]
+        accuracies[cell.labels["rule"], cell.labels["attack"]].append(statistics.fmean(last))
+    attacks, rules = suite.axes["attack"], suite.axes["rule"]
+    rows = [[rule, *(spread(accuracies[rule, attack], 100) for attack in attacks)] for rule in rules]
+    (protocol,) = suite.notes
+    facts = {"attacks": [*attacks], "rows": rows, "seeds": len(suite.seeds), "protocol": protocol}
+    return jinja2.Template(ROBUST).render(facts) + "\n"
 
 
 def number_of_seeds(runs: dict[str, Runs]) -> str:
@@ -324,7 +400,7 @@ def make_libraries() -> str:
             number = f" ({len(remarks)})" if remark else ""
             cells.append("-" if file == "-" else f"[yes]({url}/blob/{commit}/{file}){number}")
         here = f"no: {entries['missing']}" if "missing" in entries else "yes"
-        rows.append([name, *cells, f"[yes](methods.md#{name.lower()})" if name in ledger else here])
+        rows.append([name, *cells, link(name, ledger[name], "yes") if name in ledger else here])
     feature_rows = []
     for name, entries in facts["features"].items():
         links = {library: "{}/blob/{}/".format(*sources[library]) for library in COMPARED}
@@ -349,5 +425,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=DOCS)
     folder = parser.parse_args().output
-    (folder / "methods.md").write_text(make())
+    for file, text in make().items():
+        (folder / file).write_text(text)
     (folder / "libraries.md").write_text(make_libraries())

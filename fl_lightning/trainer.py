@@ -50,6 +50,7 @@ class FederatedTrainer(RunArguments):
 
     Args:
         max_rounds: number of rounds, at least 0; a callback such as ``EarlyStopping`` may end the run earlier.
+        max_seconds: simulated seconds, above 0, with a ``clock``: the run ends before the first round that ends later.
         local_epochs: passes of a client over its data in a round, at least 1.
         local_steps: local steps of a client in a round, at least 1; replaces ``local_epochs``.
         participation: share of the clients in a round, in (0, 1].
@@ -137,6 +138,9 @@ class FederatedTrainer(RunArguments):
         systems: simulates clients that drop out, stragglers, and clients that are sometimes absent, as in the papers of
             FedProx and FedNova; None lets all clients do all of their work.
         clock: simulated seconds of the clients' visits, so that methods can be compared by time; None has no clock.
+        asynchronous: a server that does not wait for its clients: a round is a step of the server, which takes the next
+            updates that arrive by the ``clock``, each from a client that began with the state of its time. The
+            guide has a page on asynchronous federation. None waits for the cohort of each round.
         fast_dev_run: True (or a number n) runs 1 (n) rounds of 1 (n) batches and writes nothing.
         enable_progress_bar: report progress on stderr: a line for each evaluation, a table at the end, and on a
             terminal a bar over the rounds and, in long ones, over the local steps.

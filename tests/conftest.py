@@ -5,6 +5,7 @@ import gc
 import importlib.metadata
 import logging
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,7 @@ def _same_start_of_shared_runs(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _same_start(monkeypatch):
     torch.set_num_threads(1)  # several cost more than they gain on models of this size
+    monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # no test cuts the power
     monkeypatch.setattr(rank_zero_only, "rank", 0)  # a test that plays another worker leaves its rank behind

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,6 @@ FEW = ["--trainer.max_rounds=1", "--data.train_size=200", "--data.test_size=100"
 @pytest.fixture(autouse=True)
 def _folder(monkeypatch, tmp_path, capsys, one_parser, undrawn):
     """Work in a folder with the config that the first command prints."""
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     (first, _), _ = BLOCKS[0]

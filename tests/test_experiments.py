@@ -1,7 +1,6 @@
 """All configs are parsed, and all smoke configs are run."""
 
 import inspect
-import sys
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,6 @@ SMOKE = ("fedavgm", "two_workers", "moon_feddecorr", "fedproto", "recalibrate", 
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch, one_parser, undrawn):
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(CONFIGS.parent)
 
 

@@ -146,9 +146,8 @@ def test_the_same_module_of_either_distribution_trains_to_the_same_bits(tmp_path
     assert saved["mine"] == other["mine"] == {"number": 7}
 
 
-def test_a_config_names_classes_of_the_other_distribution(module_of, tmp_path, monkeypatch, capsys, undrawn):
+def test_a_config_names_classes_of_the_other_distribution(module_of, tmp_path, capsys, undrawn):
     module = module_of("pytorch_lightning")
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
     data = {"class_path": f"{module.__name__}.Data"}
     config = {
         "model": {"class_path": f"{module.__name__}.Net", "init_args": {"width": 4}},

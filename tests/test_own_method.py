@@ -9,11 +9,11 @@ import pytest
 import torch
 from helpers.errors import refused
 from helpers.quadratics import Curved, curved_data
-from helpers.runs import assert_same_bits, differs, small_model
+from helpers.runs import assert_same_bits, differs, small_data, small_model
 
 from fl_lightning import Method, load_run
 from fl_lightning.cli import main
-from fl_lightning.methods import FedProx, Local
+from fl_lightning.methods import CoordinateMedian, FedProx, Local
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "experiments" / "own_method"
@@ -46,7 +46,6 @@ def test_the_first_method_of_the_guide_ends_at_the_accuracy_that_it_says(monkeyp
     command = re.search(r"^python cli\.py (.*?[^\\])$", GUIDE, re.DOTALL | re.MULTILINE)[1].replace("\\\n", " ")
     (tmp_path / "my_method.py").write_text(FIRST)
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     main(shlex.split(command))
@@ -56,7 +55,6 @@ def test_the_first_method_of_the_guide_ends_at_the_accuracy_that_it_says(monkeyp
 
 
 def test_it_runs_by_its_class_path(monkeypatch, tmp_path, capsys, undrawn, one_parser):
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(ROOT)
     main(["fit", f"--config={FOLDER / 'clipped_change.yaml'}", f"--trainer.default_root_dir={tmp_path}"])
     assert float(capsys.readouterr().out.split("test/accuracy ")[1].split(" %")[0]) > 50
@@ -140,3 +138,15 @@ def test_the_guides_gradient_norm_is_that_of_the_whole_loss_and_changes_nothing(
 def test_the_guides_methods_with_models_and_modules_train(run, place, name):
     state, trainer = run([example(place)[name]()], max_rounds=2)
     assert differs(state, small_model().state_dict()) and trainer.metrics["train/loss"] > 0
+
+
+def test_the_guides_median_is_the_packages_and_shrinking_nobody_is_fedavg(run):
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_aggregation.md").read_text(), re.DOTALL):
+        exec(block, names)
+    data = {"data": small_data(num_clients=3), "max_rounds": 2}
+    assert_same_bits(run([names["Median"]()], **data)[0], run([CoordinateMedian()], **data)[0])
+    plain, _ = run()
+    assert_same_bits(run([names["Shrink"](examples=0)])[0], plain)
+    assert differs(run([names["Shrink"](examples=1000)])[0], plain)
+    assert differs(run([names["Medoid"]()])[0], plain)

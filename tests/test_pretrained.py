@@ -39,7 +39,6 @@ def _folder(monkeypatch, tmp_path, one_parser, undrawn):
     """Work in a folder with the page's files, and with the weights that its program writes."""
     for name, text in files():
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("my_vit", "my_resnet"):

@@ -37,6 +37,7 @@ INSTALLED = [peer for peer, package in (("flower", "flwr"), ("pfl-2", "pfl")) if
 PEERS = " ".join(["bare-2", *INSTALLED, "fluke"])
 # the arguments of one or several runs of each; FOLDER is a folder that has nothing but the page of the figures
 TINY = {
+    "docs/make_asynchronous.py": ["--output FOLDER"],
     "docs/make_front.py": ["--output FOLDER"],
     "docs/make_lightning_page.py": ["--output FOLDER"],
     "docs/make_methods.py": ["--output FOLDER"],
@@ -89,8 +90,12 @@ USUAL = (
 )
 # the files that a program must reproduce
 STORED = {
+    "docs/make_asynchronous.py": ["docs/asynchronous.md"],
     "docs/make_lightning_page.py": ["docs/coming_from_lightning.md"],
-    "docs/make_methods.py": ["docs/methods.md", "docs/libraries.md"],
+    "docs/make_methods.py": [
+        "docs/libraries.md",
+        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("methods*.md")),
+    ],
     "experiments/papers/programs/make_figures.py": ["docs/paper_figures.md"],
     "experiments/papers/programs/make_results.py": [
         *("experiments/papers/RESULTS.md", "docs/findings.md"),

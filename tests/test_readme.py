@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,6 @@ LINES = list(dict.fromkeys(line for block in BLOCKS for line in block.replace("\
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch, tmp_path, one_parser, undrawn):
     """Run in an empty folder that sees the repository's configs."""
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     monkeypatch.chdir(tmp_path)
 
@@ -98,12 +96,6 @@ def test_the_commands_for_many_workers_run(capsys):
     main([*command("--trainer.devices auto"), *ONCE])
     main([*command("torchrun"), *ONCE])  # by one worker; test_workers.py has torchrun itself
     assert capsys.readouterr().out.count("test/accuracy") == 2
-
-
-@pytest.mark.thorough
-def test_the_cifar10_command_is_parsed():
-    with pytest.raises(SystemExit, match="0"):
-        main([*command("cifar10.yaml"), "--print_config"])
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/own.md"])

@@ -40,7 +40,7 @@ class Limit(Callback):
         self.ours: list[float] = []
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
-        self.module = trainer.client.frozen_copy().requires_grad_()
+        self.module = trainer.client.reference_copy().requires_grad_()
         rank, size = trainer.global_rank, trainer.world_size
         # all workers have equal shares, whatever the clients have
         loaders, batches = trainer.run.loaders, []

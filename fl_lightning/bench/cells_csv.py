@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import sys
@@ -93,7 +94,8 @@ def read_cells(path: Path, axes: Collection[str] = ()) -> Iterator[StoredCell]:
     before = csv.field_size_limit(sys.maxsize)  # the values of many rounds are one field
     by_digest: dict[str, CellResult] = {}
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
             lines = csv.DictReader(file)
             missing = {*FIRST, *LAST, *map(column, axes)} - ADDED_COLUMNS - {*(lines.fieldnames or ())}
             if missing:

@@ -302,12 +302,15 @@ def load_results(study: Study, cells: Sequence[Cell], results: Mapping[str, Cell
     return num_new
 
 
-def results_of(study: Study | None, cells: Sequence[Cell]) -> dict[str, CellResult]:
-    """The result of each cell, by its digest; a cell that is not in the study waits."""
+def results_of(
+    study: Study | None, cells: Sequence[Cell], stored: Mapping[str, CellResult] | None = None
+) -> dict[str, CellResult]:
+    """The result of each cell, by its digest: that of the study, or else a ``stored`` one; other cells wait."""
     trials_of = by_digest(study, [cell.digest for cell in cells]) if study is not None else {}
     results = {}
     for cell in cells:
-        results[cell.digest] = result_of_trial(cell, decisive(trials_of.get(cell.digest, ())))
+        result = result_of_trial(cell, decisive(trials_of.get(cell.digest, ())))
+        results[cell.digest] = (stored or {}).get(cell.digest, result) if result.state == "waiting" else result
     return results
 
 

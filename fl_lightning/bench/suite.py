@@ -80,6 +80,7 @@ class Suite(Criteria):
         exclude: labels, or lists of labels, whose cells are omitted.
         tables: the tables.
         tune: search for arguments, see :mod:`fl_lightning.bench.tuner`.
+        finished: file of finished cells that come with the suite; None for none.
         offline: whether its cells are tiny runs on generated data, see :func:`offline_work`.
     """
 
@@ -93,6 +94,7 @@ class Suite(Criteria):
     overrides: tuple[tuple[Choice, tuple[Fragment, ...]], ...] = ()
     exclude: tuple[Choice, ...] = ()
     tune: Mapping[str, Any] = field(default_factory=dict)
+    finished: Path | None = None
     offline: bool = False
 
     @property

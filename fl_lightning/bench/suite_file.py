@@ -14,7 +14,7 @@ from fl_lightning.bench.config_fragments import Fragment, fragments_of, nested_c
 from fl_lightning.bench.criteria import Decide
 from fl_lightning.bench.shows import OF_METRIC, SCORES, SHOWS, Fair, Mean, Rank, RoundsTo, Seconds, Show
 from fl_lightning.bench.statistics import half_width
-from fl_lightning.bench.suite import Suite, Table, without_data
+from fl_lightning.bench.suite import Choice, Suite, Table, without_data
 from fl_lightning.utilities.bundled_configs import packaged_config
 from fl_lightning.utilities.errors import UsageError, printable, require
 from fl_lightning.utilities.yaml_files import read_yaml
@@ -83,7 +83,7 @@ KEYS_OF_SUITE = {
     **{"title": TEXT, "source": TEXT, "notes": LIST, "base": ANY, "axes": NOT_EMPTY, "seeds": SEEDS},
     **{"overrides": LIST, "exclude": LIST, "metric": NAME, "minimize": BOOL, "percent": BOOL, "baseline": MAPPING},
     **{"confidence": SHARE, "tables": LIST},
-    **{"tune": ANY, "decide": ANY},
+    **{"tune": ANY, "tuned": TEXT, "decide": ANY, "finished": TEXT},
 }
 KEYS_OF_DECIDE = {"margin": POSITIVE, "prior_scale": POSITIVE, "alpha": SHARE, "max_seeds": COUNT}
 KEYS_OF_TABLE = {
@@ -113,6 +113,8 @@ def load_suite(path: str | Path) -> Suite:
     for raw_override in keys.get("overrides", ()):
         override = read_keys(raw_override, {"when": CHOICE, "config": ANY}, f"{path}: overrides.", ["when", "config"])
         overrides.append((override["when"], seedless(override["config"], path, f"{path}: overrides.config")))
+    if "tuned" in keys:
+        overrides += tuned_overrides(path.parent / keys.pop("tuned"), axes)
     for when in keys.get("exclude", ()):
         require(CHOICE.passes(when), f"{path}: exclude", when, CHOICE.remedy)
     decide = None
@@ -134,11 +136,28 @@ def load_suite(path: str | Path) -> Suite:
         "baseline": keys.get("baseline", {"method": "FedAvg"} if "FedAvg" in axes.get("method", {}) else {}),
         "tables": tuple(tables),
         "decide": decide,
+        "finished": path.parent / keys["finished"] if "finished" in keys else None,
     }
     suite = Suite(path=path, **{**keys, **arguments})
     require(suite.name.isprintable(), "SUITE", str(path), "use printable names for the file and its folder")
     check_labels(suite)
     return suite
+
+
+def tuned_overrides(
+    folder: Path, axes: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[Choice, tuple[Fragment, ...]]]:
+    """Yield the files of ``tune`` in a folder, each with the labels of its cells."""
+    settings = [axis for axis in axes if axis != "method"]
+    for file in sorted(folder.rglob("*.yaml")):
+        *parts, name = file.relative_to(folder).with_suffix("").parts
+        by_axis = {"method": name, **dict(zip(settings, parts, strict=False))}
+        when = {}
+        for axis, part in by_axis.items():
+            labels = tuple(label for label in axes.get(axis, ()) if file_part(label) == part)
+            require(bool(labels), str(file), part, f"no label of the axis {axis}; remove the file")
+            when[axis] = labels
+        yield when, seedless(read_yaml(file), file, str(file))
 
 
 def suites_in(path: str | Path) -> list[Suite]:

@@ -67,7 +67,7 @@ class TuningSpec:
             label's last method; others are keys of the config, such as ``model.init_args.optimizer.init_args.lr`` or
             ``method.0.init_args.mu``. A list holds all values; ``{low: ..., high: ..., log: true}`` is a range, of
             integers if both ends are.
-        at: the label on every other axis; axes with one label may be omitted.
+        at: the label on every other axis.
         seeds: seeds of a trial, over which the metric is averaged; the tables have other seeds.
         metric: tag of the metric, of the validation split.
         minimize: whether smaller values of it are better.
@@ -88,8 +88,8 @@ class TuningSpec:
     pruner: str = "median"
 
 
-def read_tuning_spec(suite: Suite) -> TuningSpec:
-    """The tuning that a suite asks for."""
+def read_tuning_specs(suite: Suite) -> list[TuningSpec]:
+    """The tuning that a suite asks for, in each setting; an axis that its key ``at`` omits has all its labels."""
     where = f"{suite.path}: tune"
     hint = "the suite has no such key; add one with search: {METHOD: {ARGUMENT: [values]}}"
     require(bool(suite.tune), where, None, hint)
@@ -103,15 +103,13 @@ def read_tuning_spec(suite: Suite) -> TuningSpec:
             hint = "use a list of values, or {low: ..., high: ..., log: true} with 0 < low < high"
             require(is_space(space), f"{where}.search.{label}.{key}", space, hint)
         search[str(label)] = {str(key): space for key, space in keys.items()}
-    setting, at = spec.get("at", {}), {}
-    for axis, labels in suite.axes.items():
-        if axis != AXIS:
-            at[axis] = setting.get(axis, next(iter(labels)) if len(labels) == 1 else None)
-            hint = f"choose the setting to tune in: {', '.join(labels)}"
-            require(at[axis] in labels, f"{where}.at.{axis}", at[axis], hint)
-    for axis in setting:
+    at = {axis: [*labels] for axis, labels in suite.axes.items() if axis != AXIS}
+    for axis, label in spec.get("at", {}).items():
         require(axis in at, f"{where}.at", axis, f"is not an axis to choose on; available: {', '.join(at) or 'none'}")
-    return TuningSpec(**{**spec, "search": search, "at": at})
+        require(label in at[axis], f"{where}.at.{axis}", label, f"choose among {', '.join(at[axis])}")
+        at[axis] = [label]
+    settings = [dict(zip(at, labels, strict=True)) for labels in itertools.product(*at.values())]
+    return [TuningSpec(**{**spec, "search": search, "at": setting}) for setting in settings]
 
 
 def is_space(space: Any) -> bool:
@@ -138,9 +136,11 @@ class Search:
         trials: int | None = None,
     ) -> None:
         self.suite, self.tuning, self.label, self.scale = suite, tuning, label, scale
+        fixed = {axis for axis, labels in suite.axes.items() if len(labels) == 1} | {*suite.tune.get("at", {})}
+        self.setting = [of_axis for axis, of_axis in tuning.at.items() if axis not in fixed]
         held_out = {"data": {"init_args": {"val_fraction": tuning.val_fraction}}}
         self.extra = [*extra, *([held_out] if tuning.val_fraction is not None else [])]
-        self.study, self.spaces = f"{suite.name}/tune/{label}", tuning.search[label]
+        self.study, self.spaces = "/".join([suite.name, "tune", *self.setting, label]), tuning.search[label]
         self.base = self._cell(tuning.seeds[0]).config
         self.fragment(dict.fromkeys(self.spaces))  # refuses a key of a method that is not there
         self.rounds = int(look_up(self.base, "trainer.max_rounds", 10))
@@ -248,7 +248,8 @@ class SearchStudy(CellStudy):
         elif trial.state == TrialState.FAIL:
             text = f"failed: {text}"
         num_ended = sum(ended.state.is_finished() for ended in self.last_trials())
-        return f"{search.label}: {parameters_text(trial)}: {text} ({num_ended} of {len(search.slots)})"
+        name = ", ".join([search.label, *search.setting])
+        return f"{name}: {parameters_text(trial)}: {text} ({num_ended} of {len(search.slots)})"
 
     def write_best(self, output: Path, url: str) -> Path | None:
         """Write the best values as a config with their origin in its head; None without a complete trial."""
@@ -276,7 +277,7 @@ class SearchStudy(CellStudy):
             *(f"  {trial.values[0]:.6g} with {parameters_text(trial)}" for trial in complete),
         ]
         text = "".join(f"# {line}\n" for line in head)
-        path = output / "tuned" / f"{file_part(search.label)}.yaml"
+        path = output.joinpath("tuned", *map(file_part, search.setting), f"{file_part(search.label)}.yaml")
         return write_text(path, text + yaml.safe_dump(search.fragment(complete[0].params), sort_keys=False))
 
 

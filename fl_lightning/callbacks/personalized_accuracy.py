@@ -149,7 +149,7 @@ class PersonalAccuracy(Measurement):
                 by_client = {str(k): of_client[model_name] for k, of_client in values.items()}
                 log_finite(trainer, by_client if len(by_client) <= MOST_TAGS else {}, f"{prefix}client/")
                 log_finite(trainer, {"fair/noise": finite_mean(sampling_variance(measured[model_name], examples))})
-        shared = trainer.client.has_global_model and not trainer.methods.having("personal_state")
+        shared = trainer.client.has_global_model and not trainer.methods.personalizes
         labels = {**MODELS, "own": "global model"} if shared else MODELS
         heads = [labels[name] for name in measured if name in labels]
         self._lines = [["client", "domain", *heads]]

@@ -9,10 +9,11 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import yaml
 from joblib import cpu_count
 from optuna.study import Study
 
@@ -21,6 +22,7 @@ from fl_lightning.bench.cell import file_part
 from fl_lightning.bench.cells_csv import read_cells
 from fl_lightning.bench.comparison import compared_runs, unequal_settings
 from fl_lightning.bench.config_fragments import Fragment, config_digest, fragments_of, look_up
+from fl_lightning.bench.leaderboard import standings, with_rows, with_tuning, write_leaderboard
 from fl_lightning.bench.results import CellResult, changed_code
 from fl_lightning.bench.scheduler import Scheduler, SuiteStudy
 from fl_lightning.bench.sequential_stopping import paired_cells, pending_cells, shown_cells
@@ -35,8 +37,9 @@ from fl_lightning.bench.study import (
     results_of,
 )
 from fl_lightning.bench.suite import first_seeds, selected_cells, without_data
+from fl_lightning.bench.suite_file import tuned_overrides
 from fl_lightning.bench.table import conclusion, render, write_tables
-from fl_lightning.bench.tuner import AXIS, Search, SearchStudy, read_tuning_spec
+from fl_lightning.bench.tuner import AXIS, Search, SearchStudy, read_tuning_specs
 from fl_lightning.bench.worker_client import WorkerClient
 from fl_lightning.cli.entry_point import (
     COMMANDS,
@@ -72,6 +75,12 @@ def bench_parser(command: str) -> argparse.ArgumentParser:
     if command == "bench":
         parser.add_argument("--dry-run", action="store_true", help="print the number of cells and their estimated time")
         parser.add_argument("--status", action="store_true", help="print the tables so far, run nothing")
+        about = "rows to add to the axis method, and to run: a config's file, or the class of a method"
+        parser.add_argument("--add", metavar="ROW", **many)
+        about = "values of a coefficient, tuned first for each row of --add, such as mu=0.1,1,10"
+        parser.add_argument("--tune", metavar="KEY=VALUES", **many)
+        about = "rows to run here although the suite comes with their cells, such as FedAvg"
+        parser.add_argument("--rerun", metavar="ROW", **many)
         about = "files of cells, for example from another machine, whose finished cells are not run again"
         parser.add_argument("--load", metavar="FILE", type=Path, help=about, **many)
         about = "finished cells whose own code has changed since: run them again, or keep them"
@@ -104,6 +113,11 @@ def run(args: Sequence[str]) -> int:
         require(options.scale == 1, "--scale", options.scale, hint)
         require(not options.until_decided, "--until-decided", True, hint)
         suite = without_data(suite)
+    if getattr(options, "add", ()):
+        suite, options.add = with_rows(suite, options.add)
+        for label in options.rerun:
+            require(label in suite.axes[AXIS], "--rerun", label, "is not a row of the suite; name one")
+        options.only = options.only or [f"{AXIS}={label}" for label in (*options.add, *options.rerun)]
     for name in ("jobs", "trials", "seeds"):
         number = getattr(options, name, None)
         require(number is None or number >= 1, f"--{name}", number, "give 1 or more")
@@ -112,10 +126,29 @@ def run(args: Sequence[str]) -> int:
     options.storage = options.storage or f"{SQLITE}{options.output / 'study.db'}"
     options.again = f"{program()} {shlex.join(arg for arg in args if arg != '--retry')}"
     try:
+        if getattr(options, "tune", ()):
+            suite = tuned_rows(options, suite, extra)
         return (bench if args[0] == "bench" else tune)(options, suite, extra)
     except DATABASE_ERRORS as error:
         hint = "finished cells are in it; check that it is writable and not locked"
         raise UsageError(f"--storage: the database fails: {cause_of(error)}; {hint}, then continue") from error
+
+
+def tuned_rows(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -> Suite:
+    """Tune the added rows, and return the suite with their best values."""
+    hint = "tunes the rows of --add; add one"
+    require(bool(options.add), "--tune", options.tune, hint)
+    values: dict[str, list[Any]] = {}
+    for text in options.tune:
+        key, equals, numbers = text.partition("=")
+        space = yaml.safe_load(f"[{numbers}]") if equals else []
+        require(bool(space), "--tune", text, "give a key and its values, such as mu=0.1,1,10")
+        values[key] = space
+    searching = with_tuning(suite, options.add, values)
+    status = tune(argparse.Namespace(**{**vars(options), "only": [], "seeds": None, "trials": None}), searching, extra)
+    require(status == 0, "--tune", options.tune, "no trial of a row has succeeded; the lines above say why")
+    overrides = tuned_overrides(options.output / "tuned", suite.axes)
+    return replace(suite, overrides=(*suite.overrides, *overrides))
 
 
 def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -> int:
@@ -125,7 +158,9 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     number = max(len(suite.seeds), options.seeds or 0, suite.decide.max_seeds if suite.decide else 0)
     all_cells = suite.cells(options.scale, extra, first_seeds(suite.seeds, number))
     select = partial(paired_cells, suite) if options.until_decided else selected_cells
-    cells = select([cell for cell in all_cells if cell.seed in seeds], options.only)
+    shown = select([cell for cell in all_cells if cell.seed in seeds], options.only)
+    stored = stored_with(suite)
+    cells = [cell for cell in shown if cell.digest not in stored or cell.labels.get(AXIS) in options.rerun]
     check_jobs(options.jobs, cells)
     loaded: dict[Path, dict[str, CellResult]] = {}
     for path in options.load:
@@ -134,7 +169,9 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
         hint = f"none of its {len(loaded[path])} finished cells is one of this suite with this --scale, --seeds and "
         hint += "--config; leave the file out, or give those that it was made with"
         require(any(cell.digest in loaded[path] for cell in all_cells), "--load", str(path), hint)
-    only_look = options.status or options.dry_run
+    only_look = options.status or options.dry_run or not cells
+    if not cells:
+        options.status = True
     database = open_database(options.storage) if exists(options.storage) else None
     before = find_study(suite, database, options.output if options.own_output else None) if database else None
     # results of the study take precedence over files
@@ -156,7 +193,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     if options.save is not None:
         make_folder(options.save, "--save")
     if only_look and not loaded:
-        return look(suite, cells, all_cells, options, before, dropped)
+        return look(suite, shown, all_cells, options, before, dropped)
     database = database or open_database(options.storage)
     study = SuiteStudy(suite, database, cells, partial(pending_cells, suite, cells) if options.until_decided else None)
     for path, results in loaded.items():
@@ -167,7 +204,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
             text += f"; {foreign} others are not cells of this suite, or have another config or scale"
         say(f"{path}: {text}")
     if only_look:
-        return look(suite, cells, all_cells, options, study, dropped)
+        return look(suite, shown, all_cells, options, study, dropped)
     if options.retry:
         study.retry()
     study.free(dropped & finished(study.results()).keys(), anew=True)
@@ -179,8 +216,11 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     files = [write_shown(suite, all_cells, study, "--output", options.output)]
     if options.save is not None:
         files.append(write_shown(suite, all_cells, study, "--save", options.save))
+    if options.add:
+        files.append(print_standings(suite, all_cells, options, study))
+    else:
+        print(in_words(suite, shown, results_of(study, shown, stored)))
     results = study.results()
-    print(in_words(suite, cells, results))
     for table, *beside in files:
         say(f"Tables: {table}, {', '.join(path.name for path in beside)}")
     num_failed = sum(result.state == "failed" for result in results.values())
@@ -188,6 +228,35 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
         text = f"{num_failed} of {len(results)} cells failed"
         print(f"error: {text}; the table says why, and --retry runs them again", file=sys.stderr)
     return 1 if num_failed else 0
+
+
+def stored_with(suite: Suite) -> Mapping[str, CellResult]:
+    """The results of the finished cells that come with a suite, by digest."""
+    return read_finished(suite.finished) if suite.finished is not None else {}
+
+
+@cache
+def read_finished(path: Path) -> dict[str, CellResult]:
+    """The results of the finished cells of a file, by digest."""
+    return finished({result.digest: result for _, result in read_cells(path)})
+
+
+def print_standings(
+    suite: Suite, cells: Sequence[Cell], options: argparse.Namespace, study: Study | None
+) -> list[Path]:
+    """Print where the added rows stand in each setting, and write all standings; return the files."""
+    results = results_of(study, cells, stored_with(suite))
+    board = standings(suite, cells, results)
+    for (setting, endpoint), standing in board.items():
+        for label in options.add:
+            if label in standing.frame.index:
+                say(f"{', '.join(filter(None, (setting, endpoint)))}: {standing.sentence(label)}")
+    machines = {results[cell.digest].machine for cell in cells if cell.digest in results} - {""}
+    if len(machines) > 1:
+        names = "; ".join(sorted(machines))
+        say(f"The rows ran on {names}: rounding differs between machines; --rerun ROW runs one here.")
+    with writing_into("--output", options.output, LATER):
+        return write_leaderboard(suite, board, options.add, options.output)
 
 
 def finished(results: Mapping[str, CellResult]) -> dict[str, CellResult]:
@@ -274,9 +343,12 @@ def look(
     dropped: Collection[str],
 ) -> int:
     """Print the tables so far, or the remaining work with its estimated time; return 0."""
-    results = results_of(study, cells)
+    results = results_of(study, cells, stored_with(suite))
     if options.save is not None:
         write_shown(suite, all_cells, study, "--save", options.save)
+    if options.status and options.add:
+        print_standings(suite, all_cells, options, study)
+        return 0
     if options.status:
         print(in_words(suite, cells, results))
         return 0
@@ -324,7 +396,7 @@ def in_words(suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResu
 
 def write_shown(suite: Suite, cells: Sequence[Cell], study: Study | None, key: str, folder: Path) -> list[Path]:
     """Write the tables of the whole suite into the folder that ``key`` names; return the files."""
-    results = results_of(study, cells)
+    results = results_of(study, cells, stored_with(suite))
     with writing_into(key, folder, LATER):
         return write_tables(suite, shown_cells(suite, cells, results), results, folder)
 
@@ -356,27 +428,28 @@ def most_seeds(options: argparse.Namespace, suite: Suite) -> int:
 
 def tune(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) -> int:
     """Tune the methods of a suite and write the best values of each as a config; returns the exit status."""
-    tuning, output = read_tuning_spec(suite), options.output
-    tuning = replace(tuning, seeds=tuple(first_seeds(tuning.seeds, options.seeds)))
-    tuned = {f"{AXIS}={file_part(label)}": label for label in tuning.search}
+    specs, output = read_tuning_specs(suite), options.output
+    specs = [replace(spec, seeds=tuple(first_seeds(spec.seeds, options.seeds))) for spec in specs]
+    tuned = {f"{AXIS}={file_part(label)}": label for label in specs[0].search}
     for pattern in options.only:
         require(pattern in tuned, "--only", pattern, f"is not tuned; tuned methods: {', '.join(tuned)}")
     searches, cells = list[Search](), dict[str, Cell]()
     for name, label in tuned.items():
-        if name in (options.only or tuned):
-            search = Search(suite, tuning, label, options.scale, extra, options.trials)
+        for spec in specs if name in (options.only or tuned) else ():
+            search = Search(suite, spec, label, options.scale, extra, options.trials)
             searches.append(search)
-            cells[f"{suite.path}: tune.search.{label}"] = search.first_cell()
+            name = ", ".join([f"tune.search.{label}", *search.setting])
+            cells[f"{suite.path}: {name}"] = search.first_cell()
     check_jobs(options.jobs, cells.values())
     # a key or a metric that is not valid is refused before any trial runs
-    check_cells(tuning.metric, cells)
+    check_cells(specs[0].metric, cells)
     make_folder(output, "--output")
     database = open_database(options.storage)
     find_study(suite, database, output if options.own_output else None)
     studies = [SearchStudy(search, database) for search in searches]
     for study in studies if options.retry else ():
         study.retry()
-    scheduler = Scheduler(studies, tuning.metric, output.resolve() / "tune", options.jobs, say)
+    scheduler = Scheduler(studies, specs[0].metric, output.resolve() / "tune", options.jobs, say)
     scheduler.run()
     status = why_ended(scheduler, options.again)
     for study in studies if status == 0 else ():

@@ -26,7 +26,7 @@ from fl_lightning.client.worker_module import WorkerModule
 from fl_lightning.core import foreach
 from fl_lightning.core.client_info import ClientInfo
 from fl_lightning.core.lazy_copies import written_entries
-from fl_lightning.core.method import Method, MethodList, Payload, Step, call_hook, check_returned
+from fl_lightning.core.method import Method, MethodList, Payload, SentToClient, Step, call_hook, check_returned
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.core.state import (
     Gradients,
@@ -38,14 +38,15 @@ from fl_lightning.core.state import (
     first_not_finite,
     norm,
     select,
+    tensors_by_path,
 )
-from fl_lightning.core.update import Update
+from fl_lightning.core.update import Update, VisitFacts
 from fl_lightning.core.weighted import LARGE, LazyDifference, Weighted, cloned, flatten
 from fl_lightning.data.client_loaders import ExampleIndices
 from fl_lightning.data.labels import label_entries
 from fl_lightning.storage.metric_format import tagged
 from fl_lightning.storage.serializable import with_tensors
-from fl_lightning.utilities.errors import ClientError, UsageError
+from fl_lightning.utilities.errors import ClientError, UsageError, require
 
 # up to here, all integers have exact values in float64
 LARGEST_INTEGER = 2**53
@@ -55,6 +56,8 @@ Buffers = Literal["average", "keep", "local", "recalibrate", "recalibrate_once"]
 RECALIBRATES: tuple[Buffers, ...] = ("recalibrate", "recalibrate_once")
 # the weights with which an update is added without rounding
 LEAST_WEIGHT, LARGEST_WEIGHT = 1e-12, 1e30
+# of a server that sends a client the global state alone
+NOTHING_ELSE = SentToClient({}, {}, {})
 # return values of a training_step
 STEP_HINT = "return a tensor, a dictionary with the key loss, or None to skip the batch"
 
@@ -118,12 +121,12 @@ class Client(LightningModule):
         super().__init__()
         self.module = module
         self.methods, self.seed, self.weighting, self._policy = methods, seed, weighting, buffers
-        transforms = bool(methods.having("transform_logits"))
+        transforms = bool(methods.overriding("transform_logits"))
         transform = (lambda logits: self.methods.transform_logits(self, logits)) if transforms else None
         self.worker_module = worker_module = WorkerModule(module, taps, trainer_shim, transform)
         self.live, self.trainable = worker_module.live, worker_module.trainable
         self.others, self.frozen = worker_module.others, worker_module.frozen
-        names = {method.name for method in methods.having("modules")}
+        names = {method.name for method in methods.overriding("modules")}
         self.of_methods = [name for name in self.live if name.partition(".")[0] in names]
         self.tap_paths = {name: submodule(binding) for name, binding in taps.items()}
         self.batch_norms = batch_norms(module)
@@ -169,7 +172,15 @@ class Client(LightningModule):
         """Names of the frozen parameters that travel once a client changes them."""
         return [name for name in self.frozen if self.methods.exchanges(name)] if self.shares_buffers else []
 
-    @property
+    @cached_property
+    def travelling(self) -> list[str]:
+        """Names of the entries of the state that each client of a cohort receives in each round.
+
+        A frozen parameter is known to every client until it changes, and then sent once (:meth:`.Server.news_for`).
+        """
+        return self.sent + self.sent_others + self.recomputed
+
+    @cached_property
     def bytes_of_number(self) -> int:
         """Bytes of a number of a payload or a server value: they are in float64, but travel in the parameters' type."""
         return next((self.live[name].element_size() for name in self.trainable), 4)
@@ -187,8 +198,8 @@ class Client(LightningModule):
 
     @property
     def has_own_models(self) -> bool:
-        """Whether the clients' models differ from the global one, by entries that stay or by ``personal_state``."""
-        return bool(self.kept or self.methods.having("personal_state"))
+        """Whether the clients' models differ from the global one, by entries that stay or by hooks of methods."""
+        return bool(self.kept or self.methods.personalizes)
 
     # ------------------------------------------------------------------ what methods use
     @property
@@ -200,7 +211,8 @@ class Client(LightningModule):
     def received(self) -> State:
         """The state the visit began with, by name; do not change it.
 
-        It is the global state w^t that the server sent, and the client's own entries where they do not travel.
+        It is the global state w^t that the server sent, with the client's own entries where they do not travel, and
+        those of :meth:`.Method.sent_state` and :meth:`.Method.start_state`.
         """
         return self.visit.received
 
@@ -225,6 +237,21 @@ class Client(LightningModule):
     def weight(self) -> float:
         """p_k, before it is normalised over the cohort; set before ``on_client_end``."""
         return self.visit.weight
+
+    @property
+    def round(self) -> int:
+        """The round r of the visit, from 0; in an asynchronous run the server step that uses its update."""
+        return self.visit.fit_progress.round
+
+    @property
+    def version(self) -> int:
+        """Number of server steps before the state that the client received: r, or fewer in an asynchronous run."""
+        return self.round - self.staleness
+
+    @property
+    def staleness(self) -> int:
+        """Number of server steps between the received state and round r; 0 in a synchronous run."""
+        return self.visit.fit_progress.staleness
 
     @property
     def epoch(self) -> int:
@@ -263,6 +290,15 @@ class Client(LightningModule):
         state = self.worker_module.state()
         again = {*self.sent_frozen} - {*changed_entries(state, self.received, self.sent_frozen)} if own else ()
         return {name: value for name, value in state.items() if name not in again}
+
+    def extras(self, method: Method) -> Mapping[str, Any]:
+        """Return what :meth:`.Method.sent_extras` of ``method`` sent this client; do not change it.
+
+        A step of clients that train side by side cannot read it; ``on_client_start`` can keep it in ``scratch``.
+        """
+        hint = "read it in on_client_start, or set trainer.clients_per_step=1"
+        require(self.visit.extras is not None, "client.extras", "in a step of clients side by side", hint)
+        return (self.visit.extras or {}).get(method.name, {})
 
     def memory(self, method: Method) -> dict[str, Any]:
         """Return the memory of ``method`` for this client between rounds: tensors and plain values.
@@ -387,13 +423,6 @@ class Client(LightningModule):
         size = kwargs.pop("batch_size", None)
         self.visit.logged.add(name, value, size if weight is None else weight, *args, **kwargs)
 
-    def log_term(self, method: Method, name: str, value: Tensor) -> None:
-        """Log a term of a method's penalty as ``train/<method>/<name>``, the mean over the visit and the clients.
-
-        It is logged with its coefficient, as it enters the loss: the terms of a method add up to ``train/<method>``.
-        """
-        self.visit.logged.add_term(f"{method.name}/{name}", value)
-
     def load_reference(self, name: str, state: State, taps: Collection[str] | None = None) -> None:
         """Load ``state`` into the reference model ``name``, a frozen copy of the module, for this visit.
 
@@ -401,7 +430,7 @@ class Client(LightningModule):
         Methods that use the same name share one model.
         """
         if name not in self.references:
-            self.references.add(name, self.frozen_copy())
+            self.references.add(name, self.reference_copy())
         self.references.load(name, state, taps)
 
     def observe(self, name: str) -> dict[str, Tensor]:
@@ -411,9 +440,9 @@ class Client(LightningModule):
         """
         return self.references.observe(name, self.worker_module.taps.values.places)
 
-    def frozen_copy(self) -> LightningModule:
+    def reference_copy(self) -> LightningModule:
         """A copy of the module in eval mode without gradients, hooks, logging and Fabric."""
-        return self.worker_module.frozen_copy()
+        return self.worker_module.reference_copy()
 
     def training_step(self, batch: Any, batch_idx: int, rows: ExampleIndices | None = None) -> Tensor | None:
         """The module's loss plus the penalties; None where the module asks to skip the batch.
@@ -424,6 +453,7 @@ class Client(LightningModule):
         taps, add_term = worker_module.taps, visit.logged.add_term
         if self.references.wanted:
             self.references.begin_batch(batch, batch_idx, rows)
+        targets = targets_of(batch) if self.methods.methods else None
         taps.clear()
         # the hook that runs, on which depends what self.log does
         vars(module)["_current_fx_name"] = "training_step"
@@ -451,9 +481,10 @@ class Client(LightningModule):
             return None
         add_term("loss", loss)
         if self.methods.methods:
-            step = Step(batch, targets_of(batch), taps.values)
-            for name, value in self.methods.penalties(self, step).items():
+            penalties, terms = self.methods.penalties(self, Step(batch, targets, taps.values))
+            for name, value in (*terms.items(), *penalties.items()):
                 add_term(name, value)
+            for value in penalties.values():
                 loss = loss + value
         return loss
 
@@ -467,16 +498,29 @@ class ClientLifecycle:
 
     def __init__(self, client: Client) -> None:
         self.client, self._idle = client, client.visit
+        # gives a client what its server sends it alone
+        self.sent_to: Callable[[int], SentToClient] = lambda k: NOTHING_ELSE
 
-    def begin(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> Visit:
+    def begin(
+        self, info: ClientInfo, received: State, fit_progress: FitProgress, sent: SentToClient = NOTHING_ELSE
+    ) -> Visit:
         """Begin a visit of client ``info.id`` with the received state and the client's own entries; load nothing."""
         client = self.client
         local_entries = client.memories().visited(info.id).get("state", {}) if client.kept else {}
         logged = client.worker_module.begin_logging(info.num_examples)
         attributes = client.methods.attributes
         server = () if attributes is None else attributes.server
-        client.visit = Visit(info, {**received, **local_entries}, fit_progress, logged, server)
+        watched = [(f"client.extras: {path}", value) for path, value in tensors_by_path(sent.extras)]
+        state = {**received, **sent.entries, **local_entries}
+        client.visit = Visit(info, state, fit_progress, logged, [*server, *watched], sent.extras, sent.owners)
         return client.visit
+
+    def choose_start(self, visit: Visit) -> None:
+        """Let the client choose entries of the received state, which the module holds."""
+        client = self.client
+        if entries := client.methods.start_state(client, client.travelling):
+            visit.receive({**visit.received, **entries})
+            client.worker_module.load(visit.received)
 
     @contextmanager
     def visiting(self, info: ClientInfo, received: State, fit_progress: FitProgress) -> Iterator[Visit]:
@@ -488,9 +532,10 @@ class ClientLifecycle:
         client = self.client
         with self.attributes_restored():
             client.worker_module.trainer_shim.fit_progress = fit_progress
-            visit = self.begin(info, received, fit_progress)
+            visit = self.begin(info, received, fit_progress, self.sent_to(info.id))
             client.references.start(repeats=len(fit_progress.passes_now) > 1)
             client.worker_module.load_and_reset(visit.received)
+            self.choose_start(visit)
             client.methods.call("on_client_start", client)
             yield visit
 
@@ -530,19 +575,23 @@ class ClientLifecycle:
     def personal_entries(self, info: ClientInfo, state: State) -> State:
         """The entries in which the model of a client differs from the evaluated global ``state``, from its memory.
 
-        They are the entries that stay with the client, or the result of a method's ``personal_state``.
+        They are the entries that stay with the client, and the results of the methods' hooks.
         """
         client, memories, fit_progress = self.client, self.client.memories(), self.client.visit.fit_progress
-        if not client.methods.having("personal_state"):
+        if not client.methods.personalizes:
             return memories.own_entries(info.id)
         with (
             self.rehearsing(client.methods, info.id),
             self.attributes_restored(),
             rng_scope(client.seed, "personal_state", info.id),
         ):
-            visit = self.begin(info, state, fit_progress)
+            visit = self.begin(info, state, fit_progress, self.sent_to(info.id))
             client.worker_module.load_and_reset(visit.received)
-            return {**memories.own_entries(info.id), **clone(client.methods.personal_state(client))}
+            entries = client.methods.personal_state(client)
+            if not entries:
+                self.choose_start(visit)
+            differing = {name: value for name, value in visit.received.items() if value is not state.get(name)}
+            return {**clone(differing), **memories.own_entries(info.id), **clone(entries)}
 
     def finish(self) -> Update:
         """End the visit: store the client-local entries, and return the client's update."""
@@ -560,8 +609,8 @@ class ClientLifecycle:
         worker_module.taps.clear()
         visit.outputs, visit.present = {}, None
         client.references.end()
-        worker_module.commit_buffers()
         worker_module.clear_gradients()
+        worker_module.commit_buffers()
 
     def _check_trained(self) -> None:
         """Refuse a loss or a state that became nan or infinite, and set the drift."""
@@ -603,9 +652,11 @@ class ClientLifecycle:
         frozen = dict(LazyDifference(live, visit.received, changed_entries(live, visit.received, client.sent_frozen)))
         numbers = sum(value.shape.numel() for value in flatten(payload).values())
         size = sum(live[name].nbytes for name in (*client.sent, *buffers, *frozen))
-        size += numbers * client.bytes_of_number
+        size += numbers * client.bytes_of_number - client.methods.unsent_bytes(live, visit.info.id)
         visit.values = visit.logged.sums()
-        return Update(delta, buffers, visit.weight, payload, visit.values, visit.drift, frozen, size, bound)
+        facts = VisitFacts(client.num_steps, client.lr, visit.num_skipped, visit.num_lost, visit.scalings)
+        sent = (delta, buffers, visit.weight, payload, visit.values, visit.drift, frozen, size)
+        return Update(*sent, bound, facts, visit.logged.states())
 
     def check_terms(self) -> None:
         """Refuse a loss that cannot be trained on."""
@@ -628,10 +679,10 @@ class ClientLifecycle:
         weight = methods.client_weight(client)
         if weight is not None and weight != 0 and not LEAST_WEIGHT <= weight <= LARGEST_WEIGHT:
             # beyond this range the sums over the cohort would round
-            kind = type(methods.having("client_weight")[0]).__name__
+            kind = type(methods.overriding("client_weight")[0]).__name__
             hint = f"return 0, or a number from {LEAST_WEIGHT} to {LARGEST_WEIGHT}, from {kind}.client_weight"
             raise ClientError(f"its weight is {weight}; {hint}; only the ratios of weights count")
-        examples = float(client.info.num_examples) if client.weighting == "examples" else 1.0
+        examples = float(client.visit.info.num_examples) if client.weighting == "examples" else 1.0
         return examples if weight is None else weight
 
 

@@ -6,8 +6,7 @@ They run in eval mode without gradient, only up to the last requested tap, and o
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -15,10 +14,10 @@ from lightning.fabric.utilities.apply_func import apply_to_collection
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from fl_lightning.client.lightning.module_snapshot import ModuleSnapshot, StateBinding, uncopyable
+from fl_lightning.client.lightning.module_snapshot import ModuleSnapshot, uncopyable
 from fl_lightning.client.taps import Taps
 from fl_lightning.core.lazy_copies import is_lazy, lazy_copy
-from fl_lightning.core.state import State, copy_into, tensors
+from fl_lightning.core.state import copy_into, tensors
 from fl_lightning.data.client_loaders import ExampleIndices
 from fl_lightning.data.transfer import transferred
 from fl_lightning.utilities.errors import ClientError, UsageError, text_of, truncate
@@ -36,8 +35,6 @@ class ReferenceModels:
         self.tap_paths, self._takes_index, self.limit = dict(tap_paths), takes_index, limit
         self._room, self.num_runs = 0.0, 0
         self._models: dict[str, tuple[LightningModule, Taps, ModuleSnapshot]] = {}
-        # the tensors of each model, and where they are
-        self._tensors: dict[str, tuple[State, StateBinding]] = {}
         self.wanted: dict[str, set[str]] = {}
         self._seen: dict[str, Observation] = {}
         self._places: dict[str, int] = {}
@@ -72,22 +69,17 @@ class ReferenceModels:
 
     def add(self, name: str, model: LightningModule) -> None:
         """Register a frozen copy of the module under ``name``."""
-        self._models[name], live = (model, Taps(model, self.tap_paths), ModuleSnapshot(model)), tensors(model)
-        self._tensors[name] = (live, StateBinding(model, live))
+        self._models[name] = model, Taps(model, self.tap_paths), ModuleSnapshot(model)
 
-    @contextmanager
-    def swapped(self, name: str, state: Mapping[str, Tensor]) -> Iterator[None]:
-        """In this block the model ``name`` has these tensors in place of its own."""
-        self._models[name][2].restore()
-        live, binding = self._tensors[name]
-        with binding.swapped({**live, **state}):
-            yield
+    def reset(self, name: str) -> LightningModule:
+        """The model ``name``, with its first values of all that is outside its state."""
+        model, _, snapshot = self._models[name]
+        snapshot.restore()
+        return model
 
     def load(self, name: str, state: Mapping[str, Tensor], taps: Collection[str] | None) -> None:
         """Load the state of the model ``name`` for this visit, and want ``taps`` of it too (None: all of them)."""
-        model, _, snapshot = self._models[name]
-        snapshot.restore()
-        copy_into(tensors(model), state)
+        copy_into(tensors(self.reset(name)), state)
         self.wanted.setdefault(name, set()).update(self.tap_paths if taps is None else taps)
 
     @torch.no_grad()
@@ -190,7 +182,7 @@ def is_channels_last(images: Tensor) -> bool:
     return images.ndim == 4 and images.is_contiguous(memory_format=torch.channels_last)
 
 
-def frozen_copy(module: LightningModule, shared: object) -> LightningModule:
+def reference_copy(module: LightningModule, shared: object) -> LightningModule:
     """Return a deep copy of the module in eval mode without gradients, which does not log and shares ``shared``.
 
     Raises:

@@ -331,7 +331,7 @@ class RunContext:
             logits: raw logits, returned unchanged if no method of the run transforms logits.
         """
         self._check(client)
-        transforming_methods = MethodList(self.methods.having("transform_logits"))
+        transforming_methods = MethodList(self.methods.overriding("transform_logits"))
         if not transforming_methods.methods:
             return logits
         state = self.methods.evaluated_state(self.server)

@@ -45,6 +45,8 @@ class Visit:
     Hooks must not modify the ``received`` state or the ``server`` tensors, which have names for errors.
 
     Attributes:
+        extras: what the server sent this client alone, by method; None where clients train side by side.
+        owners: the class of the method that gave an entry of the received state another value than the global one.
         change: the change y - w^t of the trained parameters, computed on demand after the last step.
         scratch: values of each method for this visit, by the method's name.
         counts: ``num_steps``: local steps taken so far; ``lr``: learning rate of the first parameter group in the last
@@ -68,12 +70,14 @@ class Visit:
         fit_progress: FitProgress,
         logged: MetricLog,
         server: Sequence[tuple[str, Tensor]] = (),
+        extras: Mapping[str, Any] | None = None,
+        owners: Mapping[str, str] | None = None,
     ) -> None:
-        self.info, self.received, self.fit_progress, self.logged = info, received, fit_progress, logged
+        self.info, self.fit_progress, self.logged = info, fit_progress, logged
+        self.extras, self.owners = extras, dict(owners or {})
         counts = [] if info.label_counts is None else [("client.info.label_counts", info.label_counts)]
-        self._number, self._others = len(received), [*server, *counts]
-        self._tensors = [*received.values(), *(tensor for _, tensor in self._others)]
-        self._versions = [tensor._version for tensor in self._tensors]
+        self._others = [*server, *counts]
+        self.receive(received)
         self.change: Mapping[str, Tensor] | None = None
         self.scratch: dict[str, SimpleNamespace] = {}
         self.counts: Any = SimpleNamespace(num_steps=0, lr=0.0, lr_total=0.0)
@@ -84,6 +88,12 @@ class Visit:
         self.epochs: list[dict[str, Reduced]] = []
         self.outputs: dict[str, Any] = {}
         self.values: dict[str, Reduced] = {}
+
+    def receive(self, state: State) -> None:
+        """Set the received state, before the first step."""
+        self.received, self._number = state, len(state)
+        self._tensors = [*state.values(), *(tensor for _, tensor in self._others)]
+        self._versions = [tensor._version for tensor in self._tensors]
 
     def loss_terms(self) -> list[dict[str, float]]:
         """The terms of the loss by name, as means over each local epoch.

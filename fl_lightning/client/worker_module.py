@@ -16,7 +16,7 @@ from torchmetrics import Metric, MetricCollection
 from fl_lightning.client.lightning.metric_log import MetricLog
 from fl_lightning.client.lightning.module_snapshot import ModuleSnapshot, StateBinding, check_state, temporary_hooks
 from fl_lightning.client.lightning.trainer_shim import TrainerShim
-from fl_lightning.client.reference_models import frozen_copy
+from fl_lightning.client.reference_models import reference_copy
 from fl_lightning.client.taps import Taps
 from fl_lightning.core.state import State, clone, copy_into, tensors
 from fl_lightning.utilities import lightning_compat
@@ -134,9 +134,9 @@ class WorkerModule:
 
     def load_and_reset(self, state: State) -> None:
         """Load a state, and restore everything outside the state to the start of the run, without gradients."""
+        self.clear_gradients()
         self.load(state)
         self._start.restore()
-        self.clear_gradients()
 
     def clear_gradients(self) -> None:
         """Free the gradients."""
@@ -201,15 +201,15 @@ class WorkerModule:
             finally:
                 now.restore()
 
-    def frozen_copy(self) -> LightningModule:
+    def reference_copy(self) -> LightningModule:
         """A copy of the module in eval mode without gradients, hooks, logging and Fabric."""
         now = ModuleSnapshot(self.module)
         try:
             self.taps.remove()
             self._start.restore()  # no copy of a client in the middle of its visit
-            frozen = frozen_copy(self.module, self.trainer_shim)
-            self.trainer_shim.attach(frozen)
-            return frozen
+            copied = reference_copy(self.module, self.trainer_shim)
+            self.trainer_shim.attach(copied)
+            return copied
         finally:
             now.restore()
             self.taps.install()

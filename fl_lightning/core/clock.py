@@ -1,17 +1,25 @@
-"""Virtual time: how long the visits of clients take.
+"""Virtual time: how long the visits of clients take, and which of them each step of an asynchronous server uses.
 
-Durations are a pure function of the seed and the arguments, in whole microseconds, so that any number of workers and a
+Both are a pure function of the seed and the arguments, in whole microseconds, so that any number of workers and a
 resumed run have the same ones.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 
+from fl_lightning.core.sampling import Sampler
 from fl_lightning.core.seeding import numpy_rng
+from fl_lightning.core.systems import SystemOutcome
 from fl_lightning.utilities.errors import require
 
 MICROSECONDS = 1_000_000
+# visits that an asynchronous server loses one after another, at most
+MOST_LOST = 10_000
 
 
 class Clock:
@@ -86,3 +94,117 @@ class Clock:
         varied = math.exp(self.jitter * numpy_rng(seed, "jitter", client, visit).standard_normal())
         seconds = steps * self.step_seconds * factor * varied + self.latency + num_bytes / self.bandwidth
         return max(1, round(MICROSECONDS * seconds))
+
+
+@dataclass(frozen=True)
+class ScheduledVisit:
+    """A visit that a server step uses.
+
+    Args:
+        client: id of the client.
+        version: number of server steps before its start: it trains from the state of this version.
+        started: time of its start in microseconds.
+        ended: time of its arrival in microseconds.
+        work: local epochs, or steps with ``local_steps``, that it trains; None for all.
+    """
+
+    client: int
+    version: int
+    started: int
+    ended: int
+    work: int | None = None
+
+
+@dataclass(frozen=True)
+class ServerStep:
+    """A step of an asynchronous server.
+
+    Args:
+        time: its time in microseconds.
+        visits: the visits that it uses, in the order of their arrival.
+        in_flight: versions of the visits that are in training at the time of the step.
+        num_lost: number of visits since the last step that are lost, or too stale.
+    """
+
+    time: int
+    visits: tuple[ScheduledVisit, ...]
+    in_flight: tuple[int, ...] = ()
+    num_lost: int = 0
+
+
+# Returns the microseconds of a visit and its outcome, from client, visit of this client and number of the start.
+PlanVisit = Callable[[int, int, int], tuple[int, SystemOutcome]]
+
+
+class Buffered:
+    """An asynchronous server that steps after every ``size`` updates (Nguyen et al., AISTATS 2022).
+
+    ``concurrency`` clients train at a time. A client is busy while it trains, and while its update waits in the buffer.
+    When the buffer is full, the server steps at once, and the clients of the buffer are free again. All updates that
+    arrive in the same microsecond do so before new visits start, in the order of their starts.
+
+    Args:
+        concurrency: C, number of clients that train at a time, at least 1.
+        size: K, number of updates of a server step, at least 1; 1 steps after each update.
+        max_staleness: number of server steps during a visit up to which its update is used, at least 0; None uses all.
+
+    Raises:
+        UsageError: an argument is out of its range.
+    """
+
+    def __init__(self, concurrency: int, size: int = 1, max_staleness: int | None = None) -> None:
+        require(concurrency >= 1, "trainer.asynchronous.concurrency", concurrency, "use 1 or more")
+        require(size >= 1, "trainer.asynchronous.size", size, "use 1 or more")
+        valid = max_staleness is None or max_staleness >= 0
+        require(valid, "trainer.asynchronous.max_staleness", max_staleness, "use 0 or more, or null")
+        self.concurrency, self.size, self.max_staleness = concurrency, size, max_staleness
+
+    def schedule(
+        self, seed: int, sampler: Sampler, plan_visit: PlanVisit, present: Callable[[int], Collection[int]]
+    ) -> Iterator[ServerStep]:
+        """Yield the server steps; a longer schedule begins with the shorter one.
+
+        Args:
+            seed: base seed of the run.
+            sampler: draws the client of each start among the idle ones; its round is the number of the start.
+            plan_visit: microseconds of a visit and its outcome, by client, its visit and the start.
+            present: available clients at a version.
+
+        Raises:
+            UsageError: too few clients are available, or all visits are lost.
+        """
+        busy, counts = set[int](), Counter[int]()
+        training: list[tuple[int, int, ScheduledVisit, bool]] = []
+        buffer: list[ScheduledVisit] = []
+        steps: list[ServerStep] = []
+        time = start = num_lost = version = 0
+        while True:
+            startable = sorted({*present(version)} - busy)
+            while startable and len(training) < self.concurrency:
+                (place,) = sampler(seed, start, len(startable), 1)
+                client = startable.pop(place)
+                duration, outcome = plan_visit(client, counts[client], start)
+                visit = ScheduledVisit(client, version, time, time + duration, outcome.work)
+                heapq.heappush(training, (visit.ended, start, visit, outcome.lost is not None))
+                busy.add(client)
+                counts[client] += 1
+                start += 1
+            hint = f"after {version} server steps no further client is available; use fewer, or other windows"
+            require(bool(training), "trainer.asynchronous.size", self.size, hint)
+            hint = f"so many visits are lost in a row after {version} server steps; let more of them arrive"
+            require(num_lost <= MOST_LOST, "trainer.asynchronous", num_lost, hint)
+            time = training[0][0]
+            while training and training[0][0] == time:
+                _, _, visit, is_lost = heapq.heappop(training)
+                if is_lost or (self.max_staleness is not None and version - visit.version > self.max_staleness):
+                    busy.remove(visit.client)
+                    num_lost += 1
+                    continue
+                buffer.append(visit)
+                if len(buffer) == self.size:
+                    in_flight = tuple(visit.version for _, _, visit, _ in training)
+                    steps.append(ServerStep(time, tuple(buffer), in_flight, num_lost))
+                    busy -= {visit.client for visit in buffer}
+                    buffer, num_lost, version = [], 0, version + 1
+            yield from steps
+            steps = []

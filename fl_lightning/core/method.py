@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
 from numbers import Real
-from typing import Any, ClassVar, Generic, Literal, TypeVar, overload
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar, overload
 
 import torch
 from lightning.fabric.utilities.apply_func import apply_to_collection, move_data_to_device
@@ -27,6 +28,8 @@ from fl_lightning.utilities.errors import SharedStateError, UsageError, check_al
 Value = TypeVar("Value")
 # values of a method by name: ``Weighted``, or dictionaries of them to any depth
 Payload = dict[str, Any]
+# a penalty, with its terms for the log
+Penalty = Tensor | tuple[Tensor, Mapping[str, Tensor]] | None
 # the client hook that runs at present
 client_hook: ContextVar[str] = ContextVar("client_hook", default="")
 
@@ -45,6 +48,20 @@ class Step:
     batch: Any
     targets: Tensor | None
     taps: dict[str, Tensor]
+
+
+class SentToClient(NamedTuple):
+    """What the server sends one client alone.
+
+    Args:
+        entries: entries of the state that it receives in place of the global ones, by name.
+        extras: values in addition to the state, by the name of the method.
+        owners: class of the method that gives each of the entries.
+    """
+
+    entries: Mapping[str, Tensor]
+    extras: Mapping[str, Any]
+    owners: Mapping[str, str]
 
 
 class ServerValue(Generic[Value]):
@@ -105,8 +122,10 @@ class Method:
         requires: names of the taps it reads, checked before round 0.
         needs_label_counts: whether it reads ``client.info.label_counts``, checked before round 0.
         needs_exchange: whether it needs a run that exchanges weights, checked before round 0.
-        has_personal_models: whether it gives each client its own model, which only one method of a list may do;
-            a method with :meth:`personal_state` does so in any case.
+        assumes_fresh: whether it assumes that all clients of a round have received the present state, which an
+            asynchronous run refuses.
+        has_personal_models: whether it gives each client its own model, which only one method of a list may do; by
+            default those with :meth:`personal_state`, :meth:`sent_state`, :meth:`sent_extras` or :meth:`start_state`.
         evaluation_point: when in a round :meth:`personal_state` is the client's model, which the tags of callbacks
             name: at the beginning of its next visit (``received``), at the end of its local steps, before the
             aggregation (``trained``), or after some steps from the global model (``adapted``).
@@ -120,7 +139,8 @@ class Method:
     requires: tuple[str, ...] = ()
     needs_label_counts = False
     needs_exchange = False
-    has_personal_models = False
+    assumes_fresh = False
+    has_personal_models: bool | None = None
     evaluation_point: Literal["received", "trained", "adapted"] = "received"
     needs_gradients = False
     replaces_gradients = False
@@ -134,6 +154,13 @@ class Method:
     def proximal(self) -> float:
         r"""Coefficient :math:`\mu` of the proximal term :math:`\mu / 2 \lVert y - w^t \rVert^2` it adds, 0 for none."""
         return 0.0
+
+    @property
+    def gives_personal_models(self) -> bool:
+        """Whether it gives each client its own model; see ``has_personal_models``."""
+        hooks = ("personal_state", "sent_state", "sent_extras", "start_state")
+        by_default = any(overrides(self, hook) for hook in hooks)
+        return by_default if self.has_personal_models is None else self.has_personal_models
 
     @property
     def corrects_gradients(self) -> bool:
@@ -177,17 +204,49 @@ class Method:
         """Whether the state entry ``key`` travels; an entry that does not stays in the client's memory."""
         return True
 
+    def sent_state(self, server: Server, k: int) -> Mapping[str, Tensor] | None:
+        """Entries of the state that client ``k`` receives in place of the global ones, by name; None for no entry.
+
+        They must travel in each round. They are ``client.received``, from which its change is measured. As
+        :meth:`sent_extras`, it runs on the server for each visit and each evaluation of the client, and must depend on
+        its arguments, server values and derived seeds alone.
+        """
+        return None
+
+    def sent_extras(self, server: Server, k: int) -> Mapping[str, Any] | None:
+        """Tensors and numbers, in dictionaries that may be nested, that client ``k`` alone receives with the state.
+
+        The client reads them as ``client.extras(self)``.
+        """
+        return None
+
+    def start_state(self, client: ClientContext) -> Mapping[str, Tensor] | None:
+        """Entries of ``client.received`` that the client replaces before :meth:`on_client_start`, by name, or None.
+
+        It chooses them by what it received, its memory and its data, for each visit and each evaluation, and changes
+        nothing. The rules are those of :meth:`sent_state`.
+        """
+        return None
+
+    def sent_numbers(self, k: int) -> Mapping[str, int]:
+        """How many numbers of an entry client ``k`` receives and sends, by name, where they are fewer than all.
+
+        Only the counts of bytes depend on it.
+        """
+        return {}
+
     def on_client_start(self, client: ClientContext) -> None:
-        """After the client has received the global state, before its first step."""
+        """After the client has received the state, before its first step."""
 
     def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
         """The logits ``(B, C)`` that the module's own loss sees, in training only; of the same shape."""
         return logits
 
-    def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
+    def penalty(self, client: ClientContext, step: Step) -> Penalty:
         """A scalar tensor that is added to the loss and logged as ``train/<name>``; None for no term.
 
-        A penalty of several terms logs each of them, with its coefficient, by ``client.log_term``.
+        A penalty of several terms may return a pair: their sum, and a dictionary of the terms with their coefficients,
+        which are logged as ``train/<name>/<term>``.
         """
         return None
 
@@ -255,8 +314,8 @@ class Method:
 
         It is called between rounds, also for a client without a visit so far, and nothing that it changes lasts. The
         client has its memory and its data, and the module holds ``client.received``: the evaluated global
-        model, with the entries that stay with the client. Entries that the result leaves out have their received
-        values; None leaves out all.
+        model, with the entries that stay with the client or that :meth:`sent_state` gives. Entries that the result
+        leaves out have their received values; None leaves out all, and leaves the choice to :meth:`start_state`.
         """
         return None
 
@@ -313,7 +372,7 @@ class MethodList:
     Attributes:
         attributes: the :class:`~fl_lightning.client.lightning.module_snapshot.MethodSnapshot` at the start of visits;
             None after a server hook.
-        having: methods that override a hook, in the order in which they are called, by name of the hook.
+        overriding: methods that override a hook, in the order in which they are called, by name of the hook.
         needs_gradients: whether any of them calls ``client.gradients`` in a local step.
     """
 
@@ -322,7 +381,7 @@ class MethodList:
         self.attributes: Any = None
         self._warned: set[str] = set()
         # a server hook may set another hook of a method
-        self.having = cache(self._overriding)
+        self.overriding = cache(self._overriding)
         for method in self.methods:
             hint = "give objects of Method's subclasses, such as FedProx(mu=0.01)"
             require(isinstance(method, Method), "method", method, hint)
@@ -355,7 +414,7 @@ class MethodList:
     def add_modules(self, module: nn.Module, taps: Mapping[str, str]) -> dict[str, nn.Module]:
         """Add the methods' own modules to the user's module; return them by the names of the methods."""
         added: dict[str, nn.Module] = {}
-        for method in self.having("modules"):
+        for method in self.overriding("modules"):
             parts, hint = method.modules(module, taps), "return a dictionary of modules by name"
             values = parts.values() if isinstance(parts, Mapping) else [None]
             valid = all(isinstance(part, nn.Module) for part in values)
@@ -369,7 +428,7 @@ class MethodList:
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
         """Let each method refuse what does not fit it, and refuse what does not fit together."""
         exclusive: dict[str, Callable[[Method], bool]] = {
-            "gives a client its own model": lambda m: m.has_personal_models or overrides(m, "personal_state"),
+            "gives a client its own model": lambda m: m.gives_personal_models,
             "replaces the gradients of a step": lambda m: m.replaces_gradients,
             "changes the logits by label counts": lambda m: m.calibrates_labels,
             "aggregates the updates": lambda m: overrides(m, "aggregate"),
@@ -408,12 +467,12 @@ class MethodList:
 
     def call(self, hook: str, client: ClientContext, *args: Any) -> None:
         """Call a hook of a client that returns nothing, of each method in list order: corrections add."""
-        for method in self.having(hook):
+        for method in self.overriding(hook):
             call_hook(method, hook, client, *args)
 
     def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
         """Apply the methods' transforms in list order."""
-        for method in self.having("transform_logits"):
+        for method in self.overriding("transform_logits"):
             check_logits(method, client, logits)
             changed = call_hook(method, "transform_logits", client, logits)
             fits = isinstance(changed, Tensor) and changed.shape == logits.shape
@@ -421,13 +480,17 @@ class MethodList:
             logits = changed
         return logits
 
-    def penalties(self, client: ClientContext, step: Step) -> dict[str, Tensor]:
-        """The terms that are added to the loss, by the method's name."""
-        terms = {}
-        for method in self.having("penalty"):
+    def penalties(self, client: ClientContext, step: Step) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The penalties that are added to the loss, by the method's name, and the terms of those that have several."""
+        penalties, terms = dict[str, Tensor](), dict[str, Tensor]()
+        for method in self.overriding("penalty"):
             term = call_hook(method, "penalty", client, step)
             if term is None:
                 continue
+            if isinstance(term, tuple):
+                term, parts = term
+                for name, value in parts.items():
+                    terms[f"{method.name}/{name}"] = value
             number = isinstance(term, Tensor) and term.numel() == 1 and term.is_floating_point()
             if not number:
                 check_returned(False, method, "penalty", term, "return a scalar tensor of real numbers, or None")
@@ -440,8 +503,8 @@ class MethodList:
                         f"method={type(method).__name__}: penalty returned a tensor without gradient, which has no "
                         "effect on training; return None for no term"
                     )
-            terms[method.name] = term.reshape(()) if term.ndim else term
-        return terms
+            penalties[method.name] = term.reshape(()) if term.ndim else term
+        return penalties, terms
 
     def on_client_end(self, client: ClientContext) -> dict[str, Payload]:
         """Return the payload of each method by name."""
@@ -457,7 +520,7 @@ class MethodList:
 
     def transform_client_update(self, client: ClientContext, delta: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Apply the methods' transforms in list order."""
-        for method in self.having("transform_client_update"):
+        for method in self.overriding("transform_client_update"):
             transformed = call_hook(method, "transform_client_update", client, delta)
             delta = checked_state(method, "transform_client_update", transformed, delta)
         return delta
@@ -465,7 +528,7 @@ class MethodList:
     def client_weight(self, client: ClientContext) -> float | None:
         """The weight that the methods agree on, None where none gives one."""
         weights: dict[str, float] = {}
-        for method in self.having("client_weight"):
+        for method in self.overriding("client_weight"):
             weight = call_hook(method, "client_weight", client)
             if weight is None:
                 continue
@@ -495,6 +558,43 @@ class MethodList:
         for method in self._with_new_attributes():
             method.on_round_start(server)
 
+    def sent_to(self, server: Server, k: int, names: Collection[str]) -> SentToClient:
+        """What client ``k`` alone receives; ``names`` are the entries of the state that travel in each round."""
+        results, owners = {}, dict[str, str]()
+        for method in self.overriding("sent_state"):
+            results[method] = method.sent_state(server, k)
+        entries = replaced_entries("sent_state", results, server.state, names, owners)
+        return SentToClient(entries, self.sent_extras(server, k), owners)
+
+    def sent_extras(self, server: Server, k: int) -> dict[str, Any]:
+        """What client ``k`` alone receives in addition to the state, by method."""
+        extras = {}
+        for method in self.overriding("sent_extras"):
+            values = method.sent_extras(server, k) or {}
+            hint = "return a dictionary of tensors and numbers by name, which may be nested, or None"
+            check_returned(is_extras(values), method, "sent_extras", values, hint)
+            # the client gets dictionaries of its own
+            extras[method.name] = apply_to_collection(values, Tensor, lambda tensor: tensor)
+        return extras
+
+    def start_state(self, client: ClientContext, names: Collection[str]) -> State:
+        """The entries of ``client.received`` that the client replaces; ``names`` are those that may be."""
+        results = {method: call_hook(method, "start_state", client) for method in self.overriding("start_state")}
+        return replaced_entries("start_state", results, client.received, names, client.visit.owners)
+
+    def unsent_bytes(self, state: Mapping[str, Tensor], k: int) -> int:
+        """Bytes of the entries that client ``k`` neither receives nor sends, since it has a part of them."""
+        size = 0
+        for method in self.overriding("sent_numbers"):
+            for name, number in method.sent_numbers(k).items():
+                size += (state[name].numel() - number) * state[name].element_size()
+        return size
+
+    @property
+    def personalizes(self) -> bool:
+        """Whether the model that is evaluated for a client may differ from the global one by a method's hook."""
+        return any(self.overriding(hook) for hook in ("personal_state", "sent_state", "start_state"))
+
     @property
     def seeing_updates(self) -> list[Method]:
         """The methods whose server hooks see the updates one by one."""
@@ -512,11 +612,13 @@ class MethodList:
                 updates = method.transform_updates(server, updates.as_seen_by(method.name))
                 hint = "return the updates, or updates.replaced(rows)"
                 check_returned(isinstance(updates, Updates), method, "transform_updates", updates, hint)
-        for method in self.having("aggregate"):
+        if not updates.weights.any():
+            return {}
+        for method in self.overriding("aggregate"):
             change = method.aggregate(server, updates.as_seen_by(method.name))
             buffers = {*updates.float_buffers} & (change.keys() if isinstance(change, Mapping) else set())
             return checked_state(method, "aggregate", change, select(server.state, [*updates.names, *buffers]))
-        return dict(updates.combined(updates.weights, mean=True)) if updates.weights.any() else {}
+        return dict(updates.combined(updates.weights, mean=True))
 
     def transform_update(self, server: Server, delta: State, payload: dict[str, Payload]) -> State:
         """Apply the methods' transforms in list order, each with its own payload."""
@@ -539,7 +641,7 @@ class MethodList:
 
     def personal_state(self, client: ClientContext) -> State:
         """The entries in which the state that is evaluated for a client differs from ``client.received``."""
-        for method in self.having("personal_state"):
+        for method in self.overriding("personal_state"):
             state = call_hook(method, "personal_state", client)
             hint = "return entries of client.received by name, or None"
             fits = isinstance(state, Mapping) and state.keys() <= client.received.keys()
@@ -550,7 +652,7 @@ class MethodList:
     @property
     def evaluation_point(self) -> str:
         """The prefix of the tags of measurements on the clients' models; empty for received models."""
-        points = (method.evaluation_point for method in self.having("personal_state"))
+        points = (method.evaluation_point for method in self.overriding("personal_state"))
         return next((f"{point}/" for point in points if point != "received"), "")
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
@@ -568,11 +670,23 @@ class MethodList:
 
     def sent_values(self) -> list[Any]:
         """The server values that clients receive."""
-        values = []
-        for method in self.methods:
-            names = [value.name for value in method._server_values() if value.travels]
-            values += [getattr(method, name) for name in names]
-        return values
+        return [getattr(method, name) for method, name in self._sent_names()]
+
+    @contextmanager
+    def with_sent_values(self, values: Sequence[Any]) -> Iterator[None]:
+        """In this block client hooks read these values, in the order of :meth:`sent_values`."""
+        present, self.attributes = self.sent_values(), None
+        try:
+            for (method, name), value in zip(self._sent_names(), values, strict=True):
+                setattr(method, name, value)
+            yield
+        finally:
+            for (method, name), value in zip(self._sent_names(), present, strict=True):
+                setattr(method, name, value)
+            self.attributes = None
+
+    def _sent_names(self) -> list[tuple[Method, str]]:
+        return [(method, value.name) for method in self.methods for value in method._server_values() if value.travels]
 
     def load_state_dict(self, state: dict[str, dict[str, Any]], device: torch.device) -> None:
         """Restore what :meth:`state_dict` gave, on the device of the run, unless a method has its own there."""
@@ -593,7 +707,7 @@ class MethodList:
     def _with_new_attributes(self) -> list[Method]:
         """Return the methods for a server hook, after which the snapshot of their attributes is taken again."""
         self.attributes = None
-        self.having.cache_clear()
+        self.overriding.cache_clear()
         return self.methods
 
 
@@ -642,6 +756,38 @@ def checked_state(method: Method, hook: str, result: Any, state: Mapping[str, Te
     for name in result.keys() - state.keys():
         check_returned(False, method, f"{hook}[{name!r}]", result[name], f"{hint}, and no additional entries")
     return dict(result)
+
+
+def replaced_entries(
+    hook: str,
+    results: Mapping[Method, Any],
+    state: Mapping[str, Tensor],
+    names: Collection[str],
+    owners: dict[str, str],
+) -> State:
+    """Join what a hook of several methods returned, entries that replace those of ``state``, and note the owners."""
+    entries: State = {}
+    for method, result in results.items():
+        kind = type(method).__name__
+        is_state = result is None or isinstance(result, Mapping)
+        check_returned(is_state, method, hook, result, "return entries of the state by name, or None")
+        for name, value in (result or {}).items():
+            hint = "return entries that travel in each round, not frozen ones or ones that stay with the clients"
+            require(name in names, f"method={kind}: {hook}", name, hint)
+            fits = isinstance(value, Tensor) and value.shape == state[name].shape
+            hint = f"return a tensor {tuple(state[name].shape)}"
+            check_returned(fits, method, f"{hook}[{name!r}]", value, hint)
+            both = [owners.setdefault(name, kind), kind]
+            require(both[0] == kind, "method", both, f"each gives clients their {name}; keep one of them")
+            entries[name] = (value.detach() if value.requires_grad else value).to(state[name])
+    return entries
+
+
+def is_extras(value: object) -> bool:
+    """Whether a client may receive a value: a tensor, a number, or a dictionary of them."""
+    if isinstance(value, Mapping):
+        return all(isinstance(name, str) and is_extras(part) for name, part in value.items())
+    return isinstance(value, (Tensor, Real))
 
 
 def is_payload(name: object, value: object) -> bool:

@@ -41,6 +41,7 @@ class Server:
     Attributes:
         state: the global state w^t that clients receive.
         optimized: names of the entries of it that the optimizer moves.
+        travelling: names of the entries of it that each client of a cohort receives in each round.
         round: t, from 0.
         microseconds: simulated time from the start of the run to the end of the last round; 0 without
             ``trainer.clock``.
@@ -67,6 +68,7 @@ class Server:
         self.state = {}
         for name, value in state.items():
             self.state[name] = lazy_copy(value) if is_frozen(value) else value.detach().clone()
+        self.travelling = list(self.state)
         self.num_clients, self.num_examples, self.seed = num_clients, num_examples, seed
         self.label_counts = label_counts
         self.round, self.microseconds = 0, 0
@@ -181,8 +183,8 @@ class Server:
         Raises:
             KeyError: the state belongs to another model.
         """
-        if state["state"].keys() != self.state.keys():
-            raise KeyError(f"it holds {len(state['state'])} entries, the model has {len(self.state)}")
+        if names := sorted(state["state"].keys() ^ self.state.keys()):
+            raise KeyError(f"it and the model have different entries, such as {names[0]}")
         self.assign(state["state"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])

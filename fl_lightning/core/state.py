@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -146,3 +146,12 @@ def num_bytes(values: Any) -> int:
         return values.numel() * values.element_size()
     parts = values.values() if isinstance(values, Mapping) else values if isinstance(values, (list, tuple)) else ()
     return sum(num_bytes(part) for part in parts)
+
+
+def tensors_by_path(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors in nested dictionaries, each by its path."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for name, part in value.items():
+            yield from tensors_by_path(part, f"{path}/{name}" if path else str(name))

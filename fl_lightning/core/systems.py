@@ -13,7 +13,7 @@ from typing import Literal
 from fl_lightning.core.seeding import numpy_rng
 from fl_lightning.utilities.errors import require
 
-Lost = Literal["before", "after"]
+Lost = Literal["before", "after", "late"]
 # first and last round of a window; None for no last one
 Window = tuple[int, int | None]
 
@@ -24,7 +24,8 @@ class SystemOutcome:
 
     Args:
         work: local epochs, or steps with ``local_steps``, that it trains; None for all.
-        lost: whether it drops out ``before`` or ``after`` its training; None if the server gets its update.
+        lost: whether it drops out ``before`` or ``after`` its training, or its update comes too ``late``; None if the
+            server gets its update.
     """
 
     work: int | None = None

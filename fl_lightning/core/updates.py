@@ -17,34 +17,11 @@ from torch import Tensor
 from fl_lightning.core.collectives import Collectives
 from fl_lightning.core.exact_sum import ExactSum
 from fl_lightning.core.state import State
-from fl_lightning.core.weighted import MOST_ROWS, LazyDifference
+from fl_lightning.core.weighted import MOST_ROWS, LazyDifference, LazyEntries
 from fl_lightning.utilities.errors import require
 
 # numbers of each client that are gathered at a time
 BLOCK = 2**18
-
-
-class LazyEntries(Mapping[str, Tensor]):
-    """Tensors by name that are computed whenever they are read, one at a time.
-
-    Args:
-        names: the names, in order.
-        compute: returns the tensor of a name.
-    """
-
-    def __init__(self, names: Iterable[str], compute: Callable[[str], Tensor]) -> None:
-        self.names, self.compute = dict.fromkeys(names), compute
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self.names:
-            raise KeyError(name)
-        return self.compute(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,30 @@ class LazyWeighted(Weighted):
         return self._shape
 
 
-class LazyDifference(Mapping[str, Tensor]):
+class LazyEntries(Mapping[str, Tensor]):
+    """Tensors by name that are computed whenever they are read, one at a time.
+
+    Args:
+        names: the names, in order.
+        compute: returns the tensor of a name.
+    """
+
+    def __init__(self, names: Iterable[str], compute: Callable[[str], Tensor]) -> None:
+        self.names, self.compute = dict.fromkeys(names), compute
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.names:
+            raise KeyError(name)
+        return self.compute(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class LazyDifference(LazyEntries):
     """``new - old`` in float64, where the difference of two float32 numbers is practically exact.
 
     An entry is computed whenever it is read, so that a change takes no memory beside the state.
@@ -146,12 +169,6 @@ class LazyDifference(Mapping[str, Tensor]):
         """Return an entry, multiplied by ``factor``."""
         return self[name].mul_(factor)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
-
 
 class Sums:
     """Running sums of :class:`Weighted` values by name, in dictionaries that may be nested.
@@ -181,28 +198,11 @@ class Sums:
         Raises:
             ArithmeticError: the shape of a value differs from earlier contributions.
         """
-        entries, device = flatten(values), self._exact.device
-        if not entries:
-            return
-        self._totals = None
-        layout = {path: (value.shape, value.weight.shape) for path, value in entries.items()}
-        self._extend(layout)
-        for path in self._large.keys() & entries.keys():
-            value = entries[path]
-            # the exact sum overwrites its argument, and the total of a lazy value is a new tensor
-            total = value.total.to(device, torch.float64, copy=not isinstance(value, LazyWeighted))
-            self._large[path].add(total.reshape(-1), value.bound)
-            del total
-        parts: list[Tensor] = []
-        for path, shapes in self._layout.items():
-            if path in entries:
-                small = small_parts(entries[path], shapes)
-                parts += (part.to(torch.float64).reshape(-1) for part in small)
-            else:
-                parts.append(torch.zeros(length(shapes), dtype=torch.float64, device=device))
-        self._waiting.append(joined_on(parts, torch.device(device)))
-        if len(self._waiting) == MOST_ROWS or len(self._waiting) * self._exact.size >= MOST_WAITING:
-            self._add_waiting()
+        if entries := flatten(values):
+            numbers = self._take(entries)  # which may add all that waits
+            self._waiting.append(numbers)
+            if len(self._waiting) == MOST_ROWS or len(self._waiting) * self._exact.size >= MOST_WAITING:
+                self._add_waiting()
 
     @torch.no_grad()
     def add_rows(self, values: Mapping[str, Any]) -> None:
@@ -211,25 +211,33 @@ class Sums:
         Raises:
             ArithmeticError: the shape of a value differs from earlier contributions.
         """
-        entries, device = flatten(values), self._exact.device
+        entries = flatten(values)
+        for rows in self._take(entries, len(next(iter(entries.values())).weight)).split(MOST_ROWS):
+            self._exact.add(rows)
+
+    def _take(self, entries: dict[Path, Weighted], *number: int) -> Tensor:
+        """Add large totals, and return the numbers for the flat vector ``(n,)``; of m contributions ``(m, n)``."""
+        device, of_rows = self._exact.device, len(number)
         self._totals = None
         layout = {}
         for path, value in entries.items():
-            layout[path] = (value.shape[1:], value.weight.shape[1:])
+            layout[path] = (value.shape[of_rows:], value.weight.shape[of_rows:])
         self._extend(layout)
         for path in self._large.keys() & entries.keys():
-            for row in entries[path].total:
-                self._large[path].add(row.to(device, torch.float64, copy=True).reshape(-1))
-        number = len(next(iter(entries.values())).weight)
+            value = entries[path]
+            for total in value.total if number else [value.total]:
+                # the exact sum overwrites its argument, and the total of a lazy value is a new tensor
+                numbers = total.to(device, torch.float64, copy=not isinstance(value, LazyWeighted))
+                self._large[path].add(numbers.reshape(-1), value.bound)
+            del total, numbers
         parts: list[Tensor] = []
         for path, shapes in self._layout.items():
             if path in entries:
                 small = small_parts(entries[path], shapes)
-                parts += (part.to(torch.float64).reshape(number, -1) for part in small)
+                parts += (part.to(torch.float64).reshape(*number, -1) for part in small)
             else:
-                parts.append(torch.zeros(number, length(shapes), dtype=torch.float64, device=device))
-        for rows in joined_on(parts, torch.device(device)).split(MOST_ROWS):
-            self._exact.add(rows)
+                parts.append(torch.zeros(*number, length(shapes), dtype=torch.float64, device=device))
+        return joined_on(parts, torch.device(device))
 
     def all_reduce(self, workers: Collectives, note: Any = None) -> list[Any]:
         """Add up the sums of all workers, which must all call this; return the small ``note`` of each, by rank."""

@@ -24,7 +24,7 @@ from fl_lightning.utilities.errors import UsageError, require, with_location
 LENGTHS: dict[str, Callable[[Iterable[int]], int]] = {"min_size": min, "max_size": max, "max_size_cycle": max}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class ExampleIndices:
     """Which of a client's training examples a batch holds.
 

@@ -212,6 +212,7 @@ class Dirichlet(Partitioner):
         repair: way to reach ``min_size``: ``move`` samples as above, or ``redraw`` everything as in the papers' code,
             at most ``max_draws`` times. Only a class for which all open clients drew 0, where that code divides by 0,
             is drawn again alone.
+        cap: whether a client with its equal share gets no more samples; otherwise the drawn proportions apply.
         max_draws: number of draws after which ``redraw`` gives up.
 
     Raises:
@@ -223,12 +224,14 @@ class Dirichlet(Partitioner):
         alpha: float = 0.5,
         min_size: int = 10,
         repair: Literal["move", "redraw"] = "move",
+        cap: bool = True,
         max_draws: int = 1000,
     ) -> None:
         require(0 < alpha < math.inf, "Dirichlet.alpha", alpha, "use a number above 0; small values are skewed")
         require(min_size >= 0, "Dirichlet.min_size", min_size, "give 0 or more")
         require(max_draws >= 1, "Dirichlet.max_draws", max_draws, "give 1 or more")
-        self.alpha, self.min_size, self.repair, self.max_draws = alpha, min_size, repair, max_draws
+        self.alpha, self.min_size, self.repair = alpha, min_size, repair
+        self.cap, self.max_draws = cap, max_draws
 
     def __call__(self, labels: np.ndarray, num_clients: int, rng: Rng) -> Parts:
         check_min_size("Dirichlet", self.min_size, num_clients, len(labels))
@@ -268,7 +271,7 @@ class Dirichlet(Partitioner):
     def _draw_shares(self, open_: np.ndarray, rng: Rng) -> np.ndarray:
         """Shares of a class ``(K,)``, 0 for clients that are not open; they add up to 1."""
         for _ in range(self.max_draws):
-            shares = rng.dirichlet(np.full(len(open_), self.alpha)) * open_
+            shares = rng.dirichlet(np.full(len(open_), self.alpha)) * (open_ if self.cap else 1)
             if shares.sum() > 0:
                 return shares / shares.sum()
         hint = "all clients that may get samples drew 0 each time; give repair=move or a larger alpha"
@@ -278,10 +281,10 @@ class Dirichlet(Partitioner):
         owner, sizes = np.empty(len(labels), np.int64), np.zeros(num_clients, np.int64)
         for label in np.unique(labels):
             members = rng.permutation(np.flatnonzero(labels == label))
-            open_ = sizes < len(labels) / num_clients
+            open_ = sizes < len(labels) / num_clients if self.cap else np.ones(num_clients, bool)
             shares = rng.dirichlet(np.full(num_clients, self.alpha)) * open_
             # with a tiny alpha, all clients that may get samples can have drawn exactly 0: they then share equally
-            weights = shares if shares.sum() > 0 else open_.astype(float)
+            weights = shares if shares.sum() > 0 else open_.astype(float) if open_.any() else np.ones(num_clients)
             counts = round_shares(weights, len(members))
             owner[members] = np.repeat(np.arange(num_clients), counts)
             sizes += counts

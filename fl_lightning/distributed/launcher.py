@@ -36,7 +36,6 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from torch import distributed
 
 from fl_lightning.client.lightning.private import IS_INTERACTIVE, Launcher
-from fl_lightning.core.sampling import size_of_cohort
 from fl_lightning.distributed.rendezvous import LOOPBACK, checked, connect, group_store, shared_tcp_store, tcp_store
 from fl_lightning.utilities.errors import ClientError, LostWorkerError, Stopped, UsageError, count, own_text, require
 
@@ -159,7 +158,7 @@ def workers_of_auto(trainer: Any, data: Any) -> tuple[int, str]:
     workers = max(1, cpu_count() // (trainer.threads_per_worker or 1))
     if uses_fork(trainer):
         # the data are set up before workers are forked, so the number of clients is known
-        workers = min(workers, size_of_cohort(data.num_clients, trainer.participation, trainer.cohort_size))
+        workers = min(workers, trainer.nominal_cohort(data.num_clients))
     return workers, obstacle
 
 

@@ -24,6 +24,7 @@ MOST = 1_000_000
 # condition on each argument of the trainer that has a range, and the hint if it is violated
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_rounds": (lambda n: 0 <= n <= MOST, "pass 0 or more rounds, up to a million"),
+    "max_seconds": (lambda seconds: seconds is None or seconds > 0, "pass simulated seconds above 0, or omit it"),
     "local_epochs": (lambda n: 1 <= n <= MOST, "pass 1 or more local epochs, up to a million"),
     "local_steps": (lambda n: n is None or 1 <= n <= MOST, "pass 1 or more, up to a million, or omit it"),
     "participation": (lambda share: 0 < share <= 1, "pass a share in (0, 1]"),

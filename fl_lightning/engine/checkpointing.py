@@ -127,8 +127,6 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
     fresh = [part for part, keys in FRESH.items() if touches(changes, *keys)]
     server, files = checkpoint["server"], client_files(path, checkpoint)
     saved = {**checkpoint, "server_optimizer": server}
-    if reset_parts := [NAMES.get(part, part) for part in fresh if saved[part]]:
-        run.trainer.warn(f"allow_changes: {', '.join(reset_parts)}: starts fresh, since the run has changed there")
     if "server_optimizer" in fresh:
         server = {**server, "optimizer": run.server.state_dict()["optimizer"]}
     try:
@@ -141,6 +139,8 @@ def restore_run(run: Run, path: Path | None, allow_changes: bool = False) -> dic
     except (KeyError, ValueError, RuntimeError, TypeError, AttributeError) as error:
         text = " ".join(str(error).split())
         raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of this run: {text}") from error
+    if reset_parts := [NAMES.get(part, part) for part in fresh if saved[part]]:
+        run.trainer.warn(f"allow_changes: {', '.join(reset_parts)}: starts fresh, since the run has changed there")
     files_in_place = checkpoint["clients"] if resumes_in_place(path) and not changes else None
     run.client.memories().restore(files, run.workers, files_in_place)
     call_on_load(run, checkpoint)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core.clock import MICROSECONDS
-from fl_lightning.core.sampling import UniformSampler, size_of_cohort
+from fl_lightning.core.sampling import UniformSampler
 from fl_lightning.core.state import clone, select
 from fl_lightning.core.systems import SystemOutcome
-from fl_lightning.core.update import Totals, Update, UpdateRows
+from fl_lightning.core.update import CohortMeans, Totals, Update, UpdateRows, VisitFacts
 from fl_lightning.core.updates import ClientUpdate, Updates
 from fl_lightning.core.weighted import LazyDifference, cloned
 from fl_lightning.distributed.workers import schedule
@@ -66,68 +66,125 @@ class Outcome:
     errors: dict[int, Exception] = field(default_factory=dict)
     updates: dict[int, ClientUpdate] = field(default_factory=dict)
 
-    def note_visit(self, k: int, steps: int, rate: float, skipped: int, idle: bool, arrived: bool = True) -> None:
-        """Count the visit of client ``k``."""
-        self.counts.update(visits=1, stepped=steps > 0, idle=idle, skipped=skipped)
-        if arrived:
-            self.arrived.append(k)
-            if steps > 0:
-                self.rates.append(rate)
+    def note_visit(self, k: int, facts: VisitFacts, idle: bool, drops_out: bool = False) -> None:
+        """Count the visit of client ``k``, whose update the server gets if it took a step and does not drop out."""
+        self.counts.update(visits=1, stepped=facts.steps > 0, idle=idle, skipped=facts.skipped, lost=facts.lost)
+        if not drops_out:
+            self.scalings += facts.scalings
+            if facts.steps:
+                self.arrived.append(k)
+                self.rates.append(facts.rate)
 
 
 def draw_cohort(run: Run, round_: int) -> list[int]:
-    """Draw the clients of a round from those that are present."""
-    trainer, clients = run.trainer, run.backend.present(run, round_)
+    """Draw the clients of a round from those that are present; an asynchronous server uses those of its step."""
+    trainer = run.trainer
+    if trainer.asynchronous is not None:
+        return sorted(visit.client for visit in run.versions.step(round_).visits)
+    clients = run.backend.present(run, round_)
     run.server.population = len(clients) if type(trainer.sampler) is UniformSampler else 0
     if not clients:
         return []
-    size = min(size_of_cohort(len(clients), trainer.participation, trainer.cohort_size), len(clients))
+    size = min(trainer.nominal_cohort(len(clients)), len(clients))
     return [clients[place] for place in trainer.sampler(run.seed, round_, len(clients), size)]
 
 
-def simulate_systems(run: Run, round_: int, clients: list[int]) -> dict[int, SystemOutcome]:
-    """Draw which clients of a cohort drop out, do less work or miss the deadline, and log their numbers."""
-    trainer = run.trainer
+def simulate_systems(run: Run, round_: int) -> dict[int, SystemOutcome]:
+    """Draw the cohort of a round, and which of its clients drop out, do less work or miss the deadline."""
+    trainer, clients = run.trainer, draw_cohort(run, round_)
+    if trainer.asynchronous is not None:
+        work = {visit.client: visit.work for visit in run.versions.step(round_).visits}
+        return {k: SystemOutcome(work[k]) for k in clients}
     simulated = dict.fromkeys(clients, SystemOutcome())
     if trainer.systems is not None:
         simulated = trainer.systems.outcomes(run.seed, round_, clients, trainer.local_steps or trainer.local_epochs)
-        dropped = sum(system.lost is not None for system in simulated.values())
+    if trainer.clock is not None and trainer.clock.deadline is not None:
+        for k, duration in visit_durations(run, round_, simulated).items():
+            if duration > MICROSECONDS * trainer.clock.deadline:
+                simulated[k] = replace(simulated[k], lost="late")
+    return simulated
+
+
+def log_systems(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> None:
+    """Log how many clients of a cohort drop out, do less work or miss the deadline, and how stale their states are."""
+    trainer, lost = run.trainer, Counter(system.lost for system in simulated.values())
+    dropped = lost["before"] + lost["after"]
+    if trainer.asynchronous is not None:
+        step = run.versions.step(round_)
+        dropped, staleness = step.num_lost, [round_ - visit.version for visit in step.visits]
+        of_visits = {"staleness/mean": math.fsum(staleness) / len(staleness), "staleness/max": max(staleness)}
+        run.metrics.update({**of_visits, "clients/in_flight": len(step.in_flight)})
+    if trainer.systems is not None:
         stragglers = sum(system.work is not None for system in simulated.values())
         run.metrics.update({"clients/dropped": dropped, "clients/stragglers": stragglers})
     if trainer.clock is not None and trainer.clock.deadline is not None:
-        durations = visit_durations(run, round_, simulated)
-        late = [k for k, duration in durations.items() if duration > MICROSECONDS * trainer.clock.deadline]
-        simulated |= {k: replace(simulated[k], lost="after") for k in late}
-        run.metrics.update({"clients/late": len(late)})
-    return simulated
+        run.metrics.update({"clients/late": lost["late"]})
 
 
 def visit_durations(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> dict[int, int]:
     """Return the simulated microseconds of each client that trains in a round, which sends as much as it receives."""
-    clock, exchanged, durations = run.trainer.clock, 2 * broadcast_bytes(run), {}
+    clock, sizes, durations = run.trainer.clock, broadcast_bytes(run, [*simulated]), {}
     assert clock is not None
     for k, system in simulated.items():
         if system.lost != "before":
             steps = run.local_training.steps(k, system.work)
-            durations[k] = clock.duration(run.seed, k, round_, steps, exchanged)
+            durations[k] = clock.duration(run.seed, k, round_, steps, 2 * sizes[k])
     return durations
 
 
-def advance_clock(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> None:
-    """Let a synchronous round take as long as its slowest client, and at most until the deadline."""
+def end_of_round(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> int:
+    """Return the simulated microseconds at which a round ends; the round before has ended at the server's time.
+
+    A synchronous round takes as long as its slowest client, and at most until the deadline.
+    """
     clock = run.trainer.clock
-    if clock is not None:
-        longest = max(visit_durations(run, round_, simulated).values(), default=0)
-        limit = math.inf if clock.deadline is None else MICROSECONDS * clock.deadline
-        run.server.microseconds += round(min(longest, limit))
-        run.metrics.update({"clock/seconds": run.server.time})
+    assert clock is not None
+    if run.trainer.asynchronous is not None:
+        return run.versions.step(round_).time
+    longest = max(visit_durations(run, round_, simulated).values(), default=0)
+    limit = math.inf if clock.deadline is None else MICROSECONDS * clock.deadline
+    return run.server.microseconds + round(min(longest, limit))
 
 
-def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[Totals, list[int]]:
+def ends_too_late(run: Run, round_: int) -> bool:
+    """Whether a round ends after ``trainer.max_seconds``; the rounds before it are done."""
+    limit = run.trainer.max_seconds
+    return limit is not None and end_of_round(run, round_, simulate_systems(run, round_)) > MICROSECONDS * limit
+
+
+def follow_schedule(run: Run) -> None:
+    """Let an asynchronous run follow its schedule, in which clients without a batch have no visits.
+
+    Raises:
+        UsageError: too few clients are available.
+    """
+    trainer, training = run.trainer, run.local_training
+    clock, asynchronous, systems = trainer.clock, trainer.asynchronous, trainer.systems
+    if clock is None or asynchronous is None:
+        return
+    clients, full_work = [*range(run.data.num_clients)], trainer.local_steps or trainer.local_epochs
+    sizes = broadcast_bytes(run, clients)
+
+    def plan_visit(k: int, visit: int, start: int) -> tuple[int, SystemOutcome]:
+        outcome = SystemOutcome()
+        if systems is not None:  # the share of stragglers is that of all clients at this start
+            outcome = systems.outcomes(run.seed, start, clients, full_work)[k]
+        steps = training.steps(k, outcome.work)
+        return clock.duration(run.seed, k, visit, steps, 2 * sizes[k]), outcome
+
+    def present(version: int) -> list[int]:
+        return [k for k in run.backend.present(run, version) if training.num_batches(k)]
+
+    run.versions.follow(asynchronous.schedule(run.seed, trainer.sampler, plan_visit, present))
+    if trainer.max_rounds:
+        run.versions.step(trainer.max_rounds - 1 if systems is not None else 0)  # refuses too few clients
+
+
+def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[CohortMeans, list[int]]:
     """Train the clients that are placed on this worker, and add up the updates of all workers.
 
     Returns:
-        The sums, and the clients whose updates are in them.
+        The means, and the clients whose updates are in them.
     """
     totals, outcome = Totals(run.fabric.device), Outcome(VisitMetrics(run.client.module))
     run.stopwatch.reset()
@@ -148,15 +205,18 @@ def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> 
             break
     arrived = share_outcome(run, round_, outcome)
     totals.all_reduce(run.workers)
-    keep_updates(run, outcome, totals)
-    totals.merged = outcome.metrics.merged(run.workers)
+    means = totals.close()
+    means.updates = shared_updates(run, outcome)
+    of_objects = outcome.metrics.merged(run.workers)
+    counted = {f"{name}/clients" for name in of_objects}
+    means.logged = {name: value for name, value in {**means.logged, **of_objects}.items() if name not in counted}
     run.stopwatch.lap("wait")
     seconds_of_workers = run.workers.gather(run.stopwatch.read(), "seconds of a cohort")
     for phase in VISIT_PHASES:
         if not (run.stopwatch.events and phase in PARTS_OF_STEP):
             seconds = [worker_seconds.get(phase, 0.0) for worker_seconds in seconds_of_workers]
             run.metrics.update({f"time/{phase}": sum(seconds) / len(seconds)})
-    return totals, arrived
+    return means, arrived
 
 
 def place_cohort(run: Run, simulated: dict[int, SystemOutcome]) -> list[Part]:
@@ -185,9 +245,9 @@ def add_rows(run: Run, rows: UpdateRows, totals: Totals, outcome: Outcome) -> No
     """Add the updates of clients that nothing observes one by one."""
     if rows.clients:
         totals.add_rows(rows)
-    for k, steps, rate, skipped in zip(rows.clients, rows.steps, rows.rates, rows.skipped, strict=True):
+    for k, facts in zip(rows.clients, rows.facts, strict=True):
         run.client.memories().commit_visit(k)
-        outcome.note_visit(k, steps, rate, skipped, run.local_training.batches(k) == 0)
+        outcome.note_visit(k, facts, run.local_training.num_batches(k) == 0)
 
 
 def add_result(
@@ -210,9 +270,8 @@ def add_update(
     run: Run, k: int, round_: int, simulated: SystemOutcome, update: Update, totals: Totals, outcome: Outcome
 ) -> None:
     """Show a client that has trained to the callbacks, and add its update, unless it is lost or took no step."""
-    client = run.client
-    arrives = simulated.lost is None and client.num_steps > 0
-    if arrives:
+    client, drops_out = run.client, simulated.lost is not None
+    if update.facts.steps and not drops_out:
         single = single_update(run, update) if run.methods.seeing_updates else None
         if single is not None:
             update = replace(update, delta={})  # its sum is not needed
@@ -227,13 +286,10 @@ def add_update(
             raise ClientError(f"client {k}, round {round_}: {error}") from error
         if single is not None:
             outcome.updates[k] = single
-        outcome.metrics.add(k, client.visit.logged)
+        outcome.metrics.add(k, update.metric_states)
     else:
         client.memories().drop(k)
-    outcome.counts.update(lost=client.visit.num_lost)
-    outcome.scalings += client.visit.scalings if simulated.lost is None else []
-    idle = run.local_training.batches(k) == 0
-    outcome.note_visit(k, client.num_steps, client.lr, client.visit.num_skipped, idle, arrives)
+    outcome.note_visit(k, update.facts, run.local_training.num_batches(k) == 0, drops_out)
 
 
 def single_update(run: Run, update: Update) -> ClientUpdate:
@@ -243,20 +299,21 @@ def single_update(run: Run, update: Update) -> ClientUpdate:
     """
     client, methods, state = run.client, run.methods, run.server.state
     change: Mapping[str, Tensor] = LazyDifference(clone(select(client.live, client.sent)), client.received, client.sent)
-    if methods.having("transform_client_update"):
+    if methods.overriding("transform_client_update"):
         change = clone(update.delta)
     replaced = [name for name in client.sent if client.received[name] is not state[name]]
     payload = {m.name: cloned(update.payload.get(m.name, {})) for m in methods.seeing_updates}
-    facts = float(update.weight), client.info.num_examples, client.num_steps, 0
+    facts = float(update.weight), client.info.num_examples, update.facts.steps, client.staleness
     return ClientUpdate(client.info.id, *facts, change, update.others, select(client.received, replaced), payload)
 
 
-def keep_updates(run: Run, outcome: Outcome, totals: Totals) -> None:
-    """Let the server hooks see the updates one by one, where a method's do; all workers call this."""
-    if run.methods.seeing_updates:
-        client, state = run.client, run.server.state
-        buffers = [name for name in client.sent_others if state[name].is_floating_point()]
-        totals.updates = Updates(outcome.updates, state, client.sent, buffers, run.workers, run.fabric.device)
+def shared_updates(run: Run, outcome: Outcome) -> Updates | None:
+    """Return the updates one by one, where a method's server hooks see them; all workers call this."""
+    if not run.methods.seeing_updates:
+        return None
+    client, state = run.client, run.server.state
+    buffers = [name for name in client.sent_others if state[name].is_floating_point()]
+    return Updates(outcome.updates, state, client.sent, buffers, run.workers, run.fabric.device)
 
 
 def is_watched(run: Run) -> bool:

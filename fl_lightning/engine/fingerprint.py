@@ -7,6 +7,7 @@ plain attributes, since a class may store an argument under another name. The pa
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -14,7 +15,9 @@ from datetime import datetime, timezone
 from enum import Enum
 from functools import cache, partial
 from gc import get_referents
-from inspect import signature
+from inspect import getclosurevars, signature
+from itertools import repeat
+from operator import eq
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -33,16 +36,16 @@ from fl_lightning.engine.run import Run
 from fl_lightning.engine.run_arguments import RunArguments
 from fl_lightning.storage.hyperparameters import PLAIN
 from fl_lightning.training.optimizers import group_options
-from fl_lightning.utilities.code_fingerprint import SCRIPT, Code, code_of, file_digest, source_file
+from fl_lightning.utilities.code_fingerprint import Code, code_of, file_digest
 from fl_lightning.utilities.errors import ChangedCodeError, UsageError, count, require, truncate
 from fl_lightning.utilities.numerics import tf32_settings
 
 Change = tuple[Any, Any]
 # arguments of the trainer that do not affect the model, or that another key describes
 FREE_OF_TRAINER = (
-    *("max_rounds", "eval_every_n_rounds", "checkpoint_every_n_rounds", "devices", "workers_per_device", "num_nodes"),
-    *("timeout", "strategy", "client_memory", "cache_references", "callbacks", "logger", "default_root_dir", "name"),
-    *("on_client_error", "min_clients", "fast_dev_run", "enable_progress_bar"),
+    *("max_rounds", "max_seconds", "eval_every_n_rounds", "checkpoint_every_n_rounds", "devices"),
+    *("workers_per_device", "num_nodes", "timeout", "strategy", "client_memory", "cache_references", "callbacks"),
+    *("logger", "default_root_dir", "name", "on_client_error", "min_clients", "fast_dev_run", "enable_progress_bar"),
 )
 # arguments of the data that do not affect the model, or that the plan's hash describes; Hugging Face's fingerprint may
 # differ in each process
@@ -53,12 +56,10 @@ FREE_OF_DATA = (
 FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodDescriptorType, MethodType, type)
 # torch's own attributes of a module, such as hooks, which refer to the whole run
 KEPT_BY_TORCH = vars(nn.Module()).keys() - {"_modules"}
-NESTED, CONTAINERS = {dict, list}, (Mapping, list, tuple, set, frozenset)
+CONTAINERS = (Mapping, list, tuple, set, frozenset)
 WITHOUT_CODE = (*PLAIN, bytes, Tensor, np.ndarray, np.generic, TrainerShim, ModuleType)
 # limits: nested objects, items of a container, numbers of an array
 DEPTH, MOST_ITEMS, MOST_NUMBERS = 8, 1000, 2**14
-# steps at which functions of a schedule are compared
-STEPS = (*range(100), *(int(100 * 1.05**i) for i in range(190)))
 # maximal characters of a message, of a value and of a path
 LONGEST, VALUE, PATH = 290, 36, 60
 
@@ -75,7 +76,6 @@ def description_of(run: Run) -> dict[str, Any]:
             submodules[name] = {**describe_object(part), "training": part.training}
     parameters = module.named_parameters()
     trained = [f"{name} {value.dtype}" for name, value in parameters if value.requires_grad]
-    methods, sections = named(run.methods.methods), ("model", "method", "data")
     run.description.update(
         trainer=describe_trainer(run),
         model={
@@ -85,10 +85,10 @@ def description_of(run: Run) -> dict[str, Any]:
             "optimizer": describe_optimizer(optimizer),
             "lr_scheduler": [describe_scheduler(scheduler) for scheduler in schedulers],
         },
-        method={name: describe_object(method) for name, method in methods.items()},
+        method={name: describe_object(method) for name, method in named(run.methods.methods).items()},
         data=describe_data(run.data),
-        config={key: to_plain(config.get(key), in_data=key == "data") for key in sections},
-        callbacks=describe_callbacks(run, "state_dict"),
+        config={key: to_plain(config.get(key), in_data=key == "data") for key in ("model", "method", "data")},
+        callbacks={name: describe_callback(callback) for name, callback in named(run.callbacks).items()},
         code=code_of_run(run.trainer, module, run.data, run.methods.methods),
     )
     return run.description
@@ -115,23 +115,20 @@ def describe_trainer(run: Run) -> dict[str, Any]:
     stops_early = any(isinstance(callback, EarlyStopping) for callback in run.callbacks)
     if local.monitored.config is not None or stops_early:  # the result depends on the evaluated rounds
         description["eval_every_n_rounds"] = trainer.eval_every_n_rounds
-        description["callbacks"] = [*describe_callbacks(run, "requires_evaluation").values()]
+        asking = [part for part in run.callbacks if type(part).requires_evaluation is not Callback.requires_evaluation]
+        description["callbacks"] = [*map(describe_callback, asking)]
     return description
 
 
 def described_arguments(trainer: RunArguments) -> dict[str, Any]:
     """Return the arguments of the trainer that may affect the model."""
-    arguments = constructor_args(trainer)
+    arguments = stored_arguments(trainer)
     return {name: arguments[name] for name in arguments if name not in FREE_OF_TRAINER}
 
 
-def describe_callbacks(run: Run, hook: str) -> dict[str, Any]:
-    """Describe the callbacks that override a hook, by arguments, since a run may change their other attributes."""
-    descriptions = {}
-    for name, callback in named(run.callbacks).items():
-        if getattr(type(callback), hook) is not getattr(Callback, hook):
-            descriptions[name] = {"class": path_of(type(callback)), **to_plain(constructor_args(callback))}
-    return descriptions
+def describe_callback(callback: Callback) -> dict[str, Any]:
+    """Describe a callback by its arguments, since a run may change its other attributes."""
+    return {"class": path_of(type(callback)), **to_plain(stored_arguments(callback))}
 
 
 def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
@@ -143,29 +140,23 @@ def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def describe_scheduler(config: Any) -> dict[str, Any]:
-    """Describe a new scheduler by its state, the values of its functions at some steps, and its step interval."""
-    scheduler, functions = config.scheduler, []
+    """Describe a new scheduler by its state, its functions, and its step interval."""
+    scheduler, functions = config.scheduler, list[Any]()
     for part in (scheduler, *getattr(scheduler, "_schedulers", ())):
-        for function in getattr(part, "lr_lambdas", ()):
-            values: list[float] = []
-            with suppress(Exception):  # a function may fail beyond some step
-                values.extend(float(function(step)) for step in STEPS)
-            functions.append(digest(values))
+        functions += getattr(part, "lr_lambdas", ())
     when = {name: getattr(config, name) for name in ("interval", "frequency", "monitor", "strict")}
-    return {"class": path_of(type(scheduler)), **to_plain(scheduler.state_dict()), **when, "functions": functions}
+    state = to_plain({**scheduler.state_dict(), "functions": functions})
+    return {"class": path_of(type(scheduler)), **state, **when}
 
 
 def describe_data(data: Any) -> dict[str, Any]:
     """Describe the data module, its labels, and the training loader of the first client with batches."""
     k = next((k for k in range(data.num_clients) if num_batches(data, k)), None)
-    labels, description = data.plan.labels, describe_object(data, in_data=True)
-    loader = {} if k is None else describe_object(data.train_dataloader(k), in_data=True)
-    # a DataLoader with a batch size creates its batch sampler
-    repeated = {"class", *description, *(["batch_sampler"] if loader.get("batch_size") else [])}
+    labels = data.plan.labels
     return {
-        **description,
+        **describe_object(data, in_data=True),
         "labels": None if labels is None else hashlib.sha256(np.asarray(labels, np.int64).tobytes()).hexdigest()[:8],
-        "train_dataloader": {name: loader[name] for name in loader if name not in repeated},
+        "train_dataloader": None if k is None else describe_object(data.train_dataloader(k), in_data=True),
     }
 
 
@@ -214,7 +205,7 @@ def to_plain(value: Any, depth: int = 0, in_data: bool = False) -> Any:
     Args:
         value: the value.
         depth: number of enclosing objects; from :data:`DEPTH` on, only classes and lengths count.
-        in_data: whether the value belongs to the data, whose files are not read.
+        in_data: whether the value belongs to the data, whose files, paths and options of loading do not count.
     """
     inner = partial(to_plain, depth=depth + 1, in_data=in_data)
     match value:
@@ -228,22 +219,24 @@ def to_plain(value: Any, depth: int = 0, in_data: bool = False) -> Any:
             return value
         case int() | float():
             return value if type(value) in PLAIN else float(value)
-        case Tensor():
-            return inner((value.detach().float() if value.dtype == torch.bfloat16 else value.detach()).cpu().numpy())
-        case np.ndarray() | np.generic() if value.size > MOST_NUMBERS or value.dtype == object:
-            return f"{value.dtype} {value.shape}"
-        case np.ndarray() | np.generic():
-            return value.tolist() if value.size <= 16 else f"{value.dtype} {value.shape} {digest(value.tolist())}"
+        case Tensor() | np.ndarray() | np.generic():
+            size, kind = math.prod(value.shape), f"{value.dtype} {tuple(value.shape)}"
+            if size > MOST_NUMBERS or value.dtype == object:
+                return kind
+            return value.tolist() if size <= 16 else f"{kind} {digest(value.tolist())}"
         case partial():
             return {"class": path_of(value.func), "args": inner(value.args), "keywords": inner(value.keywords)}
+        case FunctionType():
+            enclosed = getclosurevars(value).nonlocals.items()
+            return {"class": path_of(value), **{name: part for name, part in enclosed if type(part) in PLAIN}}
         case _ if isinstance(value, FUNCTIONS):
             return path_of(value)
         case _ if isinstance(value, CONTAINERS) and (len(value) > MOST_ITEMS or depth >= DEPTH):
             return f"{len(value)} items"
         case Mapping():
-            parts = {str(key): part for key, part in value.items()}
-            parts = without_paths(parts) if in_data else parts
-            return {key: inner(part) for key, part in parts.items()}
+            names = [name for name in value if not (in_data and name in FREE_OF_DATA)]
+            dropped = (nn.Module, torch.Generator, *((os.PathLike,) if in_data else ()))
+            return {str(name): inner(value[name]) for name in names if not isinstance(value[name], dropped)}
         case list() | tuple():
             return [inner(part) for part in value]
         case set() | frozenset():
@@ -253,16 +246,17 @@ def to_plain(value: Any, depth: int = 0, in_data: bool = False) -> Any:
 
 def describe_object(value: Any, depth: int = 0, in_data: bool = False) -> dict[str, Any]:
     """Describe an object by its class, arguments and, outside the data, public plain attributes."""
-    kind, parts = type(value), constructor_args(value) if depth < DEPTH else {}
+    kind, description = type(value), {"class": path_of(type(value))}
+    if depth >= DEPTH:
+        return description
+    parts = stored_arguments(value)
     if hasattr(kind, "__getitem__") and hasattr(kind, "__len__"):  # a data set, whose containers hold its examples
         for name, part in [*parts.items()]:
             if isinstance(part, CONTAINERS) and not all(map(callable, part)):
                 del parts[name]
-    elif not in_data and depth < DEPTH:
+    elif not in_data:
         parts = {**plain_attributes(value), **parts}
-    parts = without_paths(parts) if in_data else parts
-    description = {name: to_plain(part, depth + 1, in_data) for name, part in parts.items()}
-    return {"class": path_of(kind), **description}
+    return description | to_plain(parts, depth, in_data)
 
 
 def plain_attributes(value: Any) -> dict[str, Any]:
@@ -276,35 +270,24 @@ def plain_attributes(value: Any) -> dict[str, Any]:
     return attributes
 
 
-def constructor_args(value: Any) -> dict[str, Any]:
-    """Return the constructor arguments that an object stores, and Lightning's ``hparams``, without modules."""
+def stored_arguments(value: Any) -> dict[str, Any]:
+    """Return the constructor arguments that an object stores under their names, and Lightning's ``hparams``."""
     kind: Any = type(value)
     attributes, arguments = getattr(value, "__dict__", {}), dict(getattr(value, "_hparams", {}))
     for name in argument_names(kind):
-        for attribute in (f"_{name}", name):
-            if attribute in attributes:
-                arguments[name] = attributes[attribute]
-    skipped = (nn.Module, torch.Generator)
-    return {name: part for name, part in arguments.items() if not isinstance(part, skipped)}
+        for attribute in {f"_{name}", name} & attributes.keys():
+            arguments[name] = attributes[attribute]
+    return arguments
 
 
 @cache
-def argument_names(kind: Any) -> tuple[str, ...]:
+def argument_names(kind: Any) -> list[str]:
     """Return the argument names of a class's constructor and of the parents' constructors."""
     names: dict[str, None] = {}
     for base in kind.__mro__[:-1]:
-        with suppress(TypeError, ValueError):  # its constructor is not written in Python
-            parameters = signature(vars(base)["__init__"]).parameters.values() if "__init__" in vars(base) else ()
-            for parameter in [*parameters][1:]:
-                if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                    names[parameter.name] = None
-    return tuple(names)
-
-
-def without_paths(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of data that may affect a result, unlike paths and options of loading."""
-    names = [name for name in arguments if name not in FREE_OF_DATA]
-    return {name: arguments[name] for name in names if not isinstance(arguments[name], os.PathLike)}
+        with suppress(KeyError, TypeError, ValueError):  # its constructor is inherited, or not written in Python
+            names |= dict.fromkeys([*signature(vars(base)["__init__"]).parameters][1:])
+    return [*names]
 
 
 def path_of(kind: Any) -> str:
@@ -331,39 +314,32 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str,
     changes = {key: (theirs.get(key), ours[key]) for key in keys}
     before, now = theirs["description"], ours["description"]
     for section in ("trainer", "model", "method", "data"):
-        if section in now:
-            configs = [part.get("config", {}).get(section) for part in (before, now)]
+        if section in now and section not in changes:  # of another list of methods, only the names are compared
             # a config shows differences that no object stores; a run from Python has no config
+            configs = [part.get("config", {}).get(section) for part in (before, now)]
             of_config = differing(configs[0], configs[1], section) if all(configs) else {}
             changes |= differing(before[section], now[section], section) or of_config
-    code_before, code_now = before["code"], now.get("code", {})
-    for name in code_before:
-        if name in code_now and code_now[name] != code_before[name]:
-            changes[f"code.{name}"] = (code_before[name], code_now[name])
+    code = now.get("code", {})
+    common = {name: digest for name, digest in before["code"].items() if name in code}
+    changes |= differing(common, {name: code[name] for name in common}, "code")
     changes.pop("trainer.max_rounds", None)
-    factors = changes.get("trainer.client_lr_scheduler", (None, None))
-    # one factor per round; None means constant 1; only the rounds common to both runs must agree
-    rounds = min((len(schedule) for schedule in factors if schedule), default=0)
-    if rounds and len({tuple((schedule or [1.0] * rounds)[:rounds]) for schedule in factors}) == 1:
+    factors: Any = changes.get("trainer.client_lr_scheduler")
+    if factors and all(map(eq, *(part or repeat(1.0) for part in factors))):  # in all rounds common to both runs
         del changes["trainer.client_lr_scheduler"]
     return changes
 
 
 def differing(theirs: Any, ours: Any, key: str) -> dict[str, Change]:
     """Return, by key, the different values of two descriptions, theirs first."""
-    if isinstance(theirs, dict) and isinstance(ours, dict):
-        if theirs.get("class") != ours.get("class"):
-            return {key: (theirs.get("class"), ours.get("class"))}
-        parts = {name: (theirs.get(name), ours.get(name)) for name in (ours | theirs)}
-    elif (
-        isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours) and {*map(type, ours)} & NESTED
-    ):
-        parts = dict(enumerate(zip(theirs, ours, strict=True)))
-    else:
+    if isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
+        theirs, ours = dict(enumerate(theirs)), dict(enumerate(ours))
+    if not (isinstance(theirs, dict) and isinstance(ours, dict)):
         return {} if theirs == ours or repr(theirs) == repr(ours) else {key: (theirs, ours)}  # nan equals nan
+    if theirs.get("class") != ours.get("class"):
+        return {key: (theirs.get("class"), ours.get("class"))}
     changes = dict[str, Change]()
-    for name, (before, now) in parts.items():
-        changes |= differing(before, now, f"{key}.{name}")
+    for name in ours | theirs:
+        changes |= differing(theirs.get(name), ours.get(name), f"{key}.{name}")
     return changes
 
 
@@ -377,35 +353,26 @@ def changes_of(
 
     Raises:
         UsageError: there are differences that are not ``allowed``; a ChangedCodeError if the user's code differs. The
-            model's state and the partition must always agree, and ``max_rounds`` must cover the completed rounds.
+            partition must always agree, and ``max_rounds`` must cover the completed rounds.
     """
-    where = f"ckpt_path={shown_path(path)!r}"
     if "server" not in checkpoint:
         hint = "pass RUN/checkpoints/last.ckpt, or begin a new run with --weights"
-        raise UsageError(f"{where}: not a checkpoint of a run, it has no server; {hint}")
-    saved_shapes, own_shapes = (
-        {name: tuple(value.shape) for name, value in state.items()}
-        for state in (checkpoint["server"]["state"], run.server.state)
-    )
-    for key, (before, now) in differing(saved_shapes, own_shapes, "model").items():
-        text = f"{key} of its state has the shape {before}, and the model has {now}"
-        raise UsageError(f"{where}: not a checkpoint of this run: {text}; use the same model")
+        raise UsageError(f"ckpt_path={str(path)!r}: not a checkpoint of a run, it has no server; {hint}")
     changes = differences(ours, checkpoint)
     if "plan_hash" in changes:
-        hint = "restore the data, num_clients and seed, or begin a new run with --weights"
         causes = {key: changes[key] for key in changes if key.startswith(("seed_everything", "data."))}
-        partition = {} if causes else {"plan_hash": changes["plan_hash"]}
-        raise UsageError(message(f"{where}: the partition differs", causes or partition, hint))
+        hint = "the partition differs; restore the data, num_clients and seed, or begin a new run with --weights"
+        raise UsageError(message(path, causes or {"plan_hash": changes["plan_hash"]}, hint))
     rounds_done, trainer, rounds = checkpoint["round"], checkpoint["description"]["trainer"], run.trainer.max_rounds
     hint = f"the checkpoint has {count(rounds_done, 'round')} done; pass {rounds_done} or more"
-    require(rounds >= rounds_done, f"{where}: trainer.max_rounds", rounds, hint)
+    require(rounds >= rounds_done, f"ckpt_path={str(path)!r}: trainer.max_rounds", rounds, hint)
     every = trainer.get("eval_every_n_rounds")  # only described if the result depends on a metric
     if every and rounds > rounds_done == trainer["max_rounds"] and rounds_done % every:
         # the last round is always evaluated; in a longer run it would not be
         changes["trainer.max_rounds"] = (rounds_done, rounds)
     if changes and not allowed:
-        text = message(where, changes, "restore the old values, or continue in a new version with --allow_changes true")
-        raise (ChangedCodeError if touches(changes, "code") else UsageError)(text)
+        hint = "restore the old values, or continue in a new version with --allow_changes true"
+        raise (ChangedCodeError if touches(changes, "code") else UsageError)(message(path, changes, hint))
     return changes
 
 
@@ -428,24 +395,14 @@ def record(path: Path, checkpoint: Mapping[str, Any], changes: Mapping[str, Chan
     return [*checkpoint["changes"], entry]
 
 
-def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
-    """Return one line that lists the first changes, and counts the rest.
-
-    Methods that were added or removed appear in the list of methods only.
-    """
+def message(path: Path, changes: Mapping[str, Change], hint: str) -> str:
+    """Return one line that lists the first changes from the run of a checkpoint, and counts the rest."""
     texts = []
     for key, (before, now) in changes.items():
-        section, _, name = key.partition(".")
-        if "method" in changes and section == "method" and name and "." not in name and None in (before, now):
-            continue
-        file = source_file(SCRIPT if name.startswith(f"{SCRIPT}.") else name) if section == "code" else None
-        if file:
-            texts.append(f"{shown_path(Path(os.path.relpath(file)))} was edited")
-        else:
-            texts.append(f"{key}={shown(now)} (was {shown(before)})")
+        texts.append(f"{key} was edited" if key.startswith("code.") else f"{key}={shown(now)} (was {shown(before)})")
     for number in range(len(texts), 0, -1):
         remainder = f" and {len(texts) - number} more" if number < len(texts) else ""
-        line = f"{where}: {', '.join(texts[:number])}{remainder}; {hint}"
+        line = f"ckpt_path={truncate(str(path), PATH)!r}: {', '.join(texts[:number])}{remainder}; {hint}"
         if len(line) <= LONGEST:
             break
     return line
@@ -454,8 +411,3 @@ def message(where: str, changes: Mapping[str, Change], hint: str) -> str:
 def shown(value: Any) -> str:
     """Return a value as shown in messages."""
     return truncate(repr(value.get("class", value) if isinstance(value, dict) else value), VALUE)
-
-
-def shown_path(path: Path) -> str:
-    """Return a path as shown in messages."""
-    return truncate(str(path), PATH)

@@ -24,7 +24,6 @@ from fl_lightning.client.run_context import BatchIndex
 from fl_lightning.client.taps import resolve_taps, submodule
 from fl_lightning.core.method import MethodList
 from fl_lightning.core.reduced import Reduced
-from fl_lightning.core.sampling import size_of_cohort
 from fl_lightning.core.seeding import base_seed, rng_scope
 from fl_lightning.core.server import Server
 from fl_lightning.core.state import select
@@ -48,6 +47,7 @@ from fl_lightning.engine.evaluation.metric_states import Note
 from fl_lightning.engine.recalibration import Recalibration
 from fl_lightning.engine.run import ClientBackend, Run, VisitRunner
 from fl_lightning.engine.run_arguments import RunArguments
+from fl_lightning.engine.versions import Versions
 from fl_lightning.storage.metrics import Metrics
 from fl_lightning.storage.run_folder import RunFolder
 from fl_lightning.training.compiled import replace_forward
@@ -86,10 +86,16 @@ def launch(
 ) -> Result:
     """Start the workers, and run a command on the run that each of them builds."""
     length = (trainer.local_epochs, trainer.local_steps, trainer.accumulate_grad_batches, trainer.limit_batches)
-    trainer_shim, prepared = (
-        TrainerShim(FitProgress(trainer.max_rounds, *length), initial_shim_config(trainer, data)),
-        uses_fork(trainer),
+    # while the data are prepared, before there are workers and a folder
+    setting = ShimConfig(
+        precision=str(trainer.fabric.strategy.precision.precision),
+        device=trainer.fabric.device,
+        datamodule=own_module_of(data),
+        default_root_dir=str(trainer.default_root_dir),
+        is_global_zero=trainer.fabric.is_global_zero,
+        fast_dev_run=trainer.fast_dev_run,
     )
+    trainer_shim, prepared = TrainerShim(FitProgress(trainer.max_rounds, *length), setting), uses_fork(trainer)
     trainer_shim.attach(model)
     data.trainer = trainer_shim
     if prepared:
@@ -108,8 +114,8 @@ def launch(
             validation.check_data_fits(trainer, model, data, methods)
             cleanup.callback(trainer_shim.detach, model)
             cleanup.push(partial(notify_failure, data))
-            parts_of_run = (model, data, methods, stage, cleanup)
-            return command(build(trainer, backend, runner, trainer_shim, fabric, workers, *parts_of_run))
+            run = build(trainer, backend, runner, trainer_shim, fabric, workers, model, data, methods, stage, cleanup)
+            return command(run)
 
     fabric = build_fabric(trainer, *devices_and_nodes(trainer, data))
     refuse_default_group(fabric.world_size)
@@ -137,28 +143,96 @@ def build(
 ) -> Run:
     """Make all parts of a run, each from those before it; ``cleanup`` restores the module."""
     check_precision(fabric.device, trainer.precision)
-    seed, number = base_seed(), data.num_clients
-    stopwatch = Stopwatch(events=fabric.device.type == "cuda")
+    seed, stopwatch = base_seed(), Stopwatch(events=fabric.device.type == "cuda")
     writes = fabric.is_global_zero and not trainer.fast_dev_run
     folder = RunFolder(folder_of_versions(trainer, methods), trainer.logger, writes)
     trainer_shim.configure(
         replace(
-            initial_shim_config(trainer, data),
+            trainer_shim.setting,
             gradient_clip_val=trainer.gradient_clip_val,
             gradient_clip_algorithm=trainer.gradient_clip_algorithm,
             device=fabric.device,
-            loggers=lambda: folder.loggers[1:],  # the first is the table of metrics
+            loggers=lambda: folder.loggers,
             logs=bool(trainer.logger),
             log_dir=lambda: folder.path,
             is_global_zero=fabric.is_global_zero,
         )
     )
-    sizes = (num_batches(data, k) for k in range(number))
+    sizes = (num_batches(data, k) for k in range(data.num_clients))
     trainer_shim.fit_progress.batches = next(filter(None, sizes), 0)  # of the first client that has any
     hint = "no client has a training batch; use a smaller batch_size, or drop_last=false"
     require(stage != "fit" or trainer_shim.fit_progress.batches > 0, "data", type(data).__name__, hint)
+    channels_last = build_module(trainer, fabric, model, stage, trainer_shim)
+    taps = bind_taps(trainer, model, data, methods)
+    with rng_scope(seed, "modules"):
+        paths = {name: submodule(binding) for name, binding in taps.items()}
+        for name, part in methods.add_modules(model, paths).items():
+            cleanup.callback(delattr, model, name)
+            fabric.strategy.precision.convert_module(fabric.to_device(part))
+    client = Client(
+        model,
+        methods,
+        taps,
+        memories=ClientStateStore(trainer.client_memory * 2**30, fabric.device),
+        seed=seed,
+        weighting=trainer.weighting,
+        buffers=trainer.buffers,
+        cache_limit=cache_limit(trainer, model, data, workers, fabric.device),
+        info=data.info(0),
+        trainer_shim=trainer_shim,
+    )
+    cleanup.callback(client.lifecycle.release)
+    cleanup.callback(data.teardown, "fit")  # set up as in every command, since each partitions the data
+    cleanup.callback(model.teardown, stage)
+    optimizers = OptimizerFactory(model)
+    trains = stage == "fit" or can_train(model)
+    if trains:
+        check_optimizer(trainer, client, data, optimizers)
+    if stage == "fit":
+        validation.check_buffers(trainer, client)  # once the methods know their memories
+    server = build_server(trainer, client, data)
+    if trains:  # and the methods know which entries they keep
+        server.travelling = client.travelling
+    # with the methods of the visit, which a dry run may replace
+    client.lifecycle.sent_to = lambda k: client.methods.sent_to(server, k, client.travelling)
+    on_cpu = fabric.device.type == "cpu"
+    resident = 0.0 if on_cpu else memory_share(workers, fabric.device, available_memory(fabric.device))
+    loaders = Loaders(fabric, data, seed, model, channels_last, trainer.limit_batches, resident)
+    factors = validation.lr_factors(trainer.client_lr_scheduler, trainer.max_rounds)
+    training = LocalTraining(
+        fabric, client, loaders, workers, stopwatch, optimizers, trainer.client_schedulers, factors
+    )
+    evaluator = Evaluator(client, loaders, workers, partial(fabric.call, trainer=trainer))
+    evaluator.check()
+    return Run(
+        trainer=trainer,
+        backend=backend,
+        runner=runner,
+        seed=seed,
+        fabric=fabric,
+        workers=workers,
+        data=data,
+        methods=methods,
+        client=client,
+        server=server,
+        versions=Versions(server, methods, client.worker_module),
+        loaders=loaders,
+        local_training=training,
+        evaluator=evaluator,
+        representations=Representations(client, loaders, workers, trainer.taps),
+        recalibration=Recalibration(client, loaders, workers),
+        metrics=Metrics(),
+        stopwatch=stopwatch,
+        folder=folder,
+    )
+
+
+def build_module(
+    trainer: RunArguments, fabric: Fabric, model: LightningModule, stage: str, trainer_shim: TrainerShim
+) -> bool:
+    """Let the module build itself, and bring it to the worker's device; return whether it is in channels_last."""
     trainer_shim.attach(model)
-    with rng_scope(seed, "setup"):  # the hooks in which a module may build itself draw the same numbers on all workers
+    with rng_scope(base_seed(), "setup"):  # the same random numbers on all workers
         model.setup(stage)
         with fabric.init_module():
             model.configure_model()
@@ -173,64 +247,40 @@ def build(
         model.to(memory_format=torch.channels_last)
     if trainer.compile:
         replace_forward(model, trainer.compile, trainer.warn)
-    memories = ClientStateStore(trainer.client_memory * 2**30, fabric.device)
+    return channels_last
+
+
+def bind_taps(trainer: RunArguments, model: LightningModule, data: Any, methods: MethodList) -> dict[str, str]:
+    """Return the binding of each tap that methods and callbacks read; refuse a model without them."""
     # each with the name of the class that asks for it
-    required: dict[str, str] = {}
+    required = methods.wanted_taps()
     for callback in trainer.callbacks:
         required |= dict.fromkeys(callback.requires, type(callback).__name__)
     taps: dict[str, str] = {}
     # each site checks its own
     of_data = [] if getattr(data, "is_remote", False) else [partial(validation.check_model_fits, model, data, methods)]
-    check_all([*of_data, lambda: taps.update(resolve_taps(model, trainer.taps, methods.wanted_taps() | required))])
-    with rng_scope(seed, "modules"):
-        paths = {name: submodule(binding) for name, binding in taps.items()}
-        for name, part in methods.add_modules(model, paths).items():
-            cleanup.callback(delattr, model, name)
-            fabric.strategy.precision.convert_module(fabric.to_device(part))
-    rules = (trainer.weighting, trainer.buffers, cache_limit(trainer, model, data, workers, fabric.device))
-    client = Client(model, methods, taps, memories, seed, *rules, info=data.info(0), trainer_shim=trainer_shim)
-    cleanup.callback(client.lifecycle.release)
-    cleanup.callback(data.teardown, "fit")  # set up as in every command, since each partitions the data
-    cleanup.callback(model.teardown, stage)
-    optimizers = OptimizerFactory(model)
-    if stage == "fit" or can_train(model):
-        check_optimizer(trainer, client, data, optimizers)
-    if stage == "fit":
-        validation.check_buffers(trainer, client)  # once the methods know their memories
-    clients = [data.info(k) for k in range(number)]
-    examples = sum(info.num_examples for info in clients)
-    counts = [info.label_counts for info in clients]
-    label_counts = torch.stack([*filter(torch.is_tensor, counts)]) if all(map(torch.is_tensor, counts)) else None
-    scope = trainer.server_optimizer_scope
+    check_all([*of_data, lambda: taps.update(resolve_taps(model, trainer.taps, required))])
+    return taps
+
+
+def build_server(trainer: RunArguments, client: Client, data: FederatedDataModule) -> Server:
+    """Make the server, whose global state is that of the module."""
     validation.check_server_optimizer(trainer, select(client.live, client.trainable))
+    clients = [data.info(k) for k in range(data.num_clients)]
+    counts = [info.label_counts for info in clients]
     server = Server(
-        client.live, client.trainable, trainer.server_optimizer, number, examples, scope, seed, label_counts
+        client.live,
+        client.trainable,
+        trainer.server_optimizer,
+        data.num_clients,
+        sum(info.num_examples for info in clients),
+        trainer.server_optimizer_scope,
+        client.seed,
+        torch.stack([*filter(torch.is_tensor, counts)]) if all(map(torch.is_tensor, counts)) else None,
     )
-    server.cohort_size = size_of_cohort(number, trainer.participation, trainer.cohort_size)
+    server.cohort_size = trainer.nominal_cohort(data.num_clients)
     server.at_sites = getattr(data, "is_remote", False)
-    on_cpu = fabric.device.type == "cpu"
-    resident = 0.0 if on_cpu else memory_share(workers, fabric.device, available_memory(fabric.device))
-    loaders = Loaders(fabric, data, seed, model, channels_last, trainer.limit_batches, resident)
-    how = (trainer.client_schedulers, validation.lr_factors(trainer.client_lr_scheduler, trainer.max_rounds))
-    local_training = LocalTraining(fabric, client, loaders, workers, stopwatch, optimizers, *how)
-    evaluator = Evaluator(client, loaders, workers, partial(fabric.call, trainer=trainer))
-    evaluator.check()
-    representations = Representations(client, loaders, workers, trainer.taps)
-    recalibration = Recalibration(client, loaders, workers)
-    parts = (data, methods, client, server, loaders, local_training, evaluator, representations, recalibration)
-    return Run(trainer, backend, runner, seed, fabric, workers, *parts, Metrics(), stopwatch, folder)
-
-
-def initial_shim_config(trainer: RunArguments, data: Any) -> ShimConfig:
-    """The values of ``self.trainer`` while the data are prepared, before there are workers and a folder."""
-    return ShimConfig(
-        precision=str(trainer.fabric.strategy.precision.precision),
-        device=trainer.fabric.device,
-        datamodule=own_module_of(data),
-        default_root_dir=str(trainer.default_root_dir),
-        is_global_zero=trainer.fabric.is_global_zero,
-        fast_dev_run=trainer.fast_dev_run,
-    )
+    return server
 
 
 def check_optimizer(trainer: RunArguments, client: Client, data: Any, optimizers: OptimizerFactory) -> None:

@@ -49,7 +49,7 @@ class Recalibration:
 
     @cached_property
     def _copy(self) -> LightningModule:
-        return self.client.frozen_copy()
+        return self.client.reference_copy()
 
     @torch.no_grad()
     def statistics(self, state: State, clients: Sequence[int], round_: int, once: bool = False) -> State:

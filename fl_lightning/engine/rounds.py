@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.core.state import State, checksums, norm, num_bytes, select
-from fl_lightning.core.update import Totals
-from fl_lightning.engine.cohort_training import advance_clock, draw_cohort, simulate_systems, train_cohort
+from fl_lightning.core.update import CohortMeans
+from fl_lightning.engine.cohort_training import end_of_round, ends_too_late, log_systems, simulate_systems, train_cohort
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.update_codec import broadcast_bytes
@@ -21,21 +21,25 @@ from fl_lightning.utilities.errors import ClientError, add_note
 def run_round(run: Run, round_: int) -> bool:
     """Broadcast, train the cohort, aggregate, step the server, evaluate, log; returns whether the round is the last."""
     run.metrics.begin(round_)
-    simulated = simulate_systems(run, round_, draw_cohort(run, round_))
+    simulated = simulate_systems(run, round_)
+    log_systems(run, round_, simulated)
     cohort = [k for k, system in simulated.items() if system.lost != "before"]
     run.server.begin_round(round_, cohort)
     run.worker_module.begin_round(round_)
     run.workers.begin(round_)
     run.methods.on_round_start(run.server)
     run.server.share(run.client.live)  # a hook, or a client, may have changed a frozen parameter
+    run.versions.begin_round(round_, run.client.travelling)
     run.call("on_round_start")
     with run.metrics.timed("train"):
-        totals, arrived = run.backend.train(run, round_, simulated)
+        means, arrived = run.backend.train(run, round_, simulated)
     run.workers.signals.keeps_round = True  # the rest takes little time
     run.client.lifecycle.end_round()
     with run.metrics.timed("server"):
-        advance_clock(run, round_, simulated)
-        aggregate(run, totals)
+        if run.trainer.clock is not None:
+            run.server.microseconds = end_of_round(run, round_, simulated)
+            run.metrics.update({"clock/seconds": run.server.time})
+        aggregate(run, means)
     if arrived and run.trainer.buffers in RECALIBRATES:
         with run.metrics.timed("recalibrate"):
             recalibrate(run, arrived)
@@ -47,7 +51,7 @@ def run_round(run: Run, round_: int) -> bool:
     with run.metrics.timed("log"):
         run.call("on_round_end")
     stopped = agree_to_stop(run)
-    is_last = stopped or round_ + 1 == run.trainer.max_rounds
+    is_last = stopped or round_ + 1 == run.trainer.max_rounds or ends_too_late(run, round_ + 1)
     if is_last:
         if not evaluated:  # a callback, or a signal, has ended the run
             run.backend.evaluate(run)
@@ -59,36 +63,35 @@ def run_round(run: Run, round_: int) -> bool:
     return is_last
 
 
-def aggregate(run: Run, totals: Totals) -> None:
-    """Divide the totals once, let the methods and the server optimizer move the global state, and log the means.
+def aggregate(run: Run, means: CohortMeans) -> None:
+    """Let the methods and the server optimizer move the global state by the means of the updates, and log them.
 
     A round without an update changes neither the server nor the methods' server values.
     """
     client, server = run.client, run.server
-    down = broadcast_bytes(run) * len(server.cohort)
+    down = sum(broadcast_bytes(run, server.cohort).values())
     for k in server.cohort:
         news = {*server.news_for(k)}.difference(client.kept)
         down += sum(server.state[name].nbytes for name in news)
     server.note_sent(server.cohort)
-    run.metrics.update({"clients": totals.num_clients, "bytes/down": down, "bytes/up": totals.num_bytes})
+    run.metrics.update({"clients": means.num_clients, "bytes/down": down, "bytes/up": means.num_bytes})
     delta: State = {}
-    if totals.num_clients:
-        payload, mean, buffers = totals.payload, totals.delta, totals.others
-        if totals.updates is not None:
-            mean = run.methods.aggregate(server, totals.updates)
+    if means.num_clients:
+        payload, mean, buffers = means.payload, means.delta, means.others
+        if means.updates is not None:
+            mean = run.methods.aggregate(server, means.updates)
             buffers |= {name: mean.pop(name) for name in mean.keys() - {*client.sent}}
-            totals.updates = None
+            means.updates = None
         if client.sent and not mean:
             why = "all clients that sent an update have the weight 0"
             run.trainer.warn(f"round {server.round}: {why}, and the global model does not change")
         delta = run.methods.transform_update(server, mean, payload)
-        changes = totals.frozen
-        frozen = {name: server.state[name].double() + change for name, change in changes.items()}
+        frozen = {name: server.state[name].double() + change for name, change in means.frozen_changes.items()}
         server.step(delta, buffers | frozen)
         run.methods.on_round_end(server, payload)
         run.metrics.update(server.metrics)
-    run.metrics.update({tagged("train", name): value for name, value in totals.logged.items()})
-    run.metrics.update({"drift/client": totals.drift, "drift/global": float(norm(delta))})
+    run.metrics.update({tagged("train", name): value for name, value in means.logged.items()})
+    run.metrics.update({"drift/client": means.drift, "drift/global": float(norm(delta))})
 
 
 def recalibrate(run: Run, clients: list[int]) -> None:

@@ -18,12 +18,13 @@ from fl_lightning.core.method import MethodList
 from fl_lightning.core.server import Server
 from fl_lightning.core.state import State
 from fl_lightning.core.systems import SystemOutcome
-from fl_lightning.core.update import Totals, Update, UpdateRows
+from fl_lightning.core.update import CohortMeans, Update, UpdateRows
 from fl_lightning.data.datamodule import FederatedDataModule
 from fl_lightning.distributed.workers import Workers
 from fl_lightning.engine.evaluation.evaluator import Evaluator, Representations
 from fl_lightning.engine.recalibration import Recalibration
 from fl_lightning.engine.run_arguments import RunArguments
+from fl_lightning.engine.versions import Versions
 from fl_lightning.storage.metrics import Metrics
 from fl_lightning.storage.run_folder import RunFolder
 from fl_lightning.training.device_loaders import Loaders
@@ -38,8 +39,8 @@ class ClientBackend(Protocol):
     def present(self, run: Run, round_: int) -> Sequence[int]:
         """The clients that are present in a round, in ascending order, from which its cohort is drawn."""
 
-    def train(self, run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[Totals, list[int]]:
-        """Train a cohort; returns the sums of its updates, and the clients whose updates are in them, ascending."""
+    def train(self, run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[CohortMeans, list[int]]:
+        """Train a cohort; returns the means of its updates, and the clients whose updates are in them, ascending."""
 
     def evaluate(self, run: Run) -> None:
         """Evaluate the global model, or the clients' own models where entries of the state do not travel."""
@@ -84,8 +85,8 @@ class VisitRunner:
         """
         for k in part:
             try:
-                visit = partial(run.local_training.visit, k, round_, run.server.state, work[k])
-                yield k, update_or_failure(visit)
+                with run.versions.receiving(k) as received:
+                    yield k, update_or_failure(partial(run.local_training.visit, k, round_, received, work[k]))
             finally:
                 run.client.memories().drop(k)
 
@@ -103,8 +104,8 @@ class VisitRunner:
             run.client.lifecycle.check_terms()
             return loss
 
-        with patched(run.client, training_step=checked):
-            run.local_training.visit(k, round_, run.server.state, work[k])
+        with patched(run.client, training_step=checked), run.versions.receiving(k) as received:
+            run.local_training.visit(k, round_, received, work[k])
 
     def place_models(self, run: Run) -> list[list[int]]:
         """Return the clients with a memory whose models this worker evaluates, by part; all workers call this."""
@@ -130,7 +131,7 @@ def update_or_failure(visit: Callable[[], Update]) -> Update | Exception:
         return error
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """The parts of a run, as one worker has them: ``client`` is the module in which all its clients train."""
 
@@ -144,6 +145,7 @@ class Run:
     methods: MethodList
     client: Client
     server: Server
+    versions: Versions
     loaders: Loaders
     local_training: LocalTraining
     evaluator: Evaluator

@@ -11,8 +11,8 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from fl_lightning.callbacks import BestCheckpoint, Callback, DomainMetrics, EarlyStopping, ProgressBar, RunRecord
 from fl_lightning.client.client import Buffers, Weighting
 from fl_lightning.client.run_context import RunContext
-from fl_lightning.core.clock import Clock
-from fl_lightning.core.sampling import Sampler, UniformSampler
+from fl_lightning.core.clock import Buffered, Clock
+from fl_lightning.core.sampling import Sampler, UniformSampler, size_of_cohort
 from fl_lightning.core.server import Scope
 from fl_lightning.core.systems import SystemsHeterogeneity
 from fl_lightning.distributed.launcher import build_fabric
@@ -33,6 +33,7 @@ class RunArguments(RunContext):
     def __init__(
         self,
         max_rounds: int = 10,
+        max_seconds: float | None = None,
         local_epochs: int = 1,
         local_steps: int | None = None,
         participation: float = 1.0,
@@ -72,6 +73,7 @@ class RunArguments(RunContext):
         min_clients: int = 1,
         systems: SystemsHeterogeneity | None = None,
         clock: Clock | None = None,
+        asynchronous: Buffered | None = None,
         fast_dev_run: bool | int = False,
         enable_progress_bar: bool = True,
     ) -> None:
@@ -80,7 +82,7 @@ class RunArguments(RunContext):
         self.arguments: dict[str, Any] = only_plain(locals())
         self.config: dict[str, Any] | None = None
         self.weights: Path | None = None
-        self.max_rounds = int(fast_dev_run) or max_rounds
+        self.max_rounds, self.max_seconds = int(fast_dev_run) or max_rounds, max_seconds
         self.limit_batches = int(fast_dev_run) or None
         self.fast_dev_run = bool(fast_dev_run)
         self.local_epochs, self.local_steps = local_epochs, local_steps
@@ -99,7 +101,7 @@ class RunArguments(RunContext):
         self.logger = logger if not fast_dev_run else False
         self.default_root_dir, self.name = Path(default_root_dir or "runs"), name
         self.on_client_error, self.min_clients = on_client_error, min_clients
-        self.systems, self.clock = systems, clock
+        self.systems, self.clock, self.asynchronous = systems, clock, asynchronous
         progress = [ProgressBar()] if enable_progress_bar else []
         # these come last, so that they can monitor values that the others log
         observers = sorted(as_list(callbacks), key=lambda part: isinstance(part, (BestCheckpoint, EarlyStopping)))
@@ -112,6 +114,12 @@ class RunArguments(RunContext):
         check_device(self.fabric.device, precision, devices, workers_per_device)
         by_default = True if self.fabric.device.type == "cuda" else None
         self.deterministic = by_default if deterministic is None else deterministic
+
+    def nominal_cohort(self, num_clients: int) -> int:
+        """Return the number of clients in a round of this many clients, as far as the arguments say."""
+        if self.asynchronous is not None:
+            return self.asynchronous.size
+        return size_of_cohort(num_clients, self.participation, self.cohort_size)
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickled trainer has its arguments, and no run, whose workers and files belong to this process."""

@@ -17,6 +17,7 @@ def state_of_round(run: Run) -> dict[str, Any]:
         "client_schedulers": run.local_training.monitored.state_dict(),
         "scaling": run.local_training.scaling,
         "evaluated": run.worker_module.evaluated,
+        "versions": run.versions.state_dict(),
     }
 
 
@@ -28,6 +29,7 @@ def load_state_of_round(run: Run, saved: Mapping[str, Any], without: Collection[
         run.local_training.monitored.load_state_dict(saved["client_schedulers"])
     run.local_training.scaling = saved["scaling"]
     run.worker_module.evaluated = saved["evaluated"]
+    run.versions.load_state_dict(saved["versions"], run.fabric.device)
 
 
 def recorded_state(run: Run) -> dict[str, Any]:

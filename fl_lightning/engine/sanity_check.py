@@ -42,7 +42,7 @@ FEW = 8
 def run_sanity_check(run: Run) -> None:
     """Run the module's steps on one batch of training, validation and test data; refuse a failing step."""
     with rng_scope(run.seed, "first_batch"):
-        k = next(filter(run.local_training.batches, range(run.data.num_clients)), -1)
+        k = next(filter(run.local_training.num_batches, range(run.data.num_clients)), -1)
     if k >= 0 and not (BEFORE_A_STEP & run.worker_module.hooks or getattr(run.data, "is_remote", False)):
         train_on_one(run, k)
         check_single_example(run)
@@ -97,7 +97,7 @@ def check_single_example(run: Run) -> None:
 
     A step that returns no loss for it skips the batch: a line names the clients.
     """
-    datamodule, fit_progress, batches = run.data, run.worker_module.fit_progress, run.local_training.batches
+    datamodule, fit_progress, batches = run.data, run.worker_module.fit_progress, run.local_training.num_batches
     if not any(isinstance(module, _BatchNorm) for module in run.client.module.modules()):
         return
     single = []

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fl_lightning.core.reduced import KINDS, Reduced
-from fl_lightning.core.state import State, clone, num_bytes, select
+from fl_lightning.core.state import State, clone, num_bytes, select, tensors_by_path
 from fl_lightning.core.update import Update
 from fl_lightning.core.weighted import LazyDifference, Weighted
 from fl_lightning.data.client_loaders import leaves_of
@@ -38,18 +38,24 @@ class TensorSpec(NamedTuple):
         return torch.Size(self.shape).numel() * getattr(torch, self.dtype).itemsize
 
 
-def broadcast_names(run: Run) -> list[str]:
-    """Names of the entries of the global state that each client of a cohort is sent in each round.
+def broadcast_bytes(run: Run, clients: Sequence[int]) -> dict[int, int]:
+    """Bytes that each of these clients is sent in a round: entries of the state, server values, and its extras."""
+    server, methods = run.server, run.methods
+    size = num_bytes(select(server.state, run.client.travelling)) + bytes_of_values(run, methods.sent_values())
+    if not (methods.overriding("sent_extras") or methods.overriding("sent_numbers")):
+        return dict.fromkeys(clients, size)
+    sizes = {}
+    for k in clients:
+        with run.client.lifecycle.attributes_restored():
+            extras = bytes_of_values(run, methods.sent_extras(server, k))
+        sizes[k] = size + extras - methods.unsent_bytes(server.state, k)
+    return sizes
 
-    A frozen parameter is known to every client until it changes, and then sent once (:meth:`.Server.news_for`).
-    """
-    return run.client.sent + run.client.sent_others + run.client.recomputed
 
-
-def broadcast_bytes(run: Run) -> int:
-    """Bytes of the entries and of the server values that each client of a cohort is sent in each round."""
-    size = num_bytes(select(run.server.state, broadcast_names(run)))
-    for value in leaves_of(run.methods.sent_values()):
+def bytes_of_values(run: Run, values: Any) -> int:
+    """Bytes of nested tensors and numbers, of which those with a fraction travel in the type of the parameters."""
+    size = 0
+    for value in leaves_of(values):
         floats = isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.is_floating_point())
         size += torch.as_tensor(value).numel() * run.client.bytes_of_number if floats else num_bytes(value)
     return size
@@ -59,9 +65,10 @@ def encode_update(client: Client, update: Update) -> dict[str, Any]:
     """A client's update as a message of tensors and plain values.
 
     It contains the parameters in their own type, from which the server subtracts the state that it sent, in float64 as
-    the client does; or the change itself, if a method has transformed it.
+    the client does; or the change itself, if a method has transformed it or chosen the start.
     """
-    if client.methods.having("transform_client_update"):
+    # the server does not know with which state a client has begun that chooses it
+    if client.methods.overriding("transform_client_update") or client.methods.overriding("start_state"):
         narrow = {name: to_float32_if_exact(value) for name, value in update.delta.items()}
         # all in one type, so that a site can say beforehand how much it sends
         fits = all(value.dtype != torch.float64 for value in narrow.values())
@@ -72,7 +79,7 @@ def encode_update(client: Client, update: Update) -> dict[str, Any]:
     return {
         **values,
         "buffers": update.others,
-        "frozen": {name: to_float32_if_exact(value) for name, value in update.frozen.items()},
+        "frozen": {name: to_float32_if_exact(value) for name, value in update.frozen_changes.items()},
         "payload": {name: encode_weighted(part) for name, part in update.payload.items()},
         "weight": float(update.weight),
         "drift": update.drift,
@@ -103,17 +110,8 @@ def list_tensors(contents: Mapping[str, Any]) -> list[TensorSpec]:
     """Return the tensors of a message, in order."""
     return [
         TensorSpec(name, str(value.dtype).removeprefix("torch."), tuple(value.shape))
-        for name, value in tensors_of(contents)
+        for name, value in tensors_by_path(contents)
     ]
-
-
-def tensors_of(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors in nested dictionaries, each by its path."""
-    if isinstance(value, Tensor):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for name, part in value.items():
-            yield from tensors_of(part, f"{path}/{name}" if path else str(name))
 
 
 def encode_weighted(value: Any) -> Any:

@@ -19,8 +19,8 @@ from lightning.pytorch.cli import LRSchedulerCallable
 from fl_lightning.client import Client
 from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
-from fl_lightning.core.method import MethodList
-from fl_lightning.core.sampling import UniformSampler, size_of_cohort
+from fl_lightning.core.method import MethodList, overrides
+from fl_lightning.core.sampling import UniformSampler
 from fl_lightning.core.seeding import base_seed
 from fl_lightning.data.client_loaders import as_client_loader, num_batches
 from fl_lightning.data.datamodule import FederatedDataModule
@@ -57,15 +57,19 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
     num_batches(data, 0)
     hint = f"the data has {count(number, 'client')}; pass at most {number}"
     require(size is None or size <= number, "trainer.cohort_size", size, hint)
-    largest = size_of_cohort(number, trainer.participation, size)
+    largest = trainer.nominal_cohort(number)
     if type(trainer.sampler) is not UniformSampler:
         trainer.sampler(base_seed(), 0, number, largest)  # refuses an invalid cohort
     hint = f"a cohort has {count(largest, 'client')}; pass at most {largest}"
     require(trainer.min_clients <= largest, "trainer.min_clients", trainer.min_clients, hint)
     if trainer.systems is not None:
         trainer.systems.check(number, trainer.max_rounds, trainer.local_steps or trainer.local_epochs)
+    hint = "simulated seconds need a clock; set trainer.clock"
+    require(trainer.clock is not None or trainer.max_seconds is None, "trainer.max_seconds", trainer.max_seconds, hint)
     if trainer.clock is not None:
         trainer.clock.check(number)
+    if trainer.asynchronous is not None:
+        check_asynchronous(trainer, methods, number)
     if getattr(data, "is_remote", False):  # each site checks its data
         return
     idle = [k for k in range(number) if not num_batches(data, k)]
@@ -82,6 +86,26 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
         deterministic = as_client_loader(data.train_dataloader(0)).deterministic
         hint = "the training examples are augmented, or may differ between epochs; set auto or false"
         require(deterministic, "trainer.cache_references", True, hint)
+
+
+def check_asynchronous(trainer: RunArguments, methods: MethodList, num_clients: int) -> None:
+    """Refuse what an asynchronous server cannot do."""
+    key, clock, size = "trainer.asynchronous", trainer.clock, trainer.asynchronous.size if trainer.asynchronous else 0
+    require(clock is not None, "trainer.clock", clock, f"{key} needs the durations of visits; set a Clock")
+    deadline = clock.deadline if clock is not None else None
+    require(deadline is None, "trainer.clock.deadline", deadline, f"{key} has no rounds to end; set null")
+    hint = f"{key} uses {count(size, 'client')} in a step, by its size; omit it"
+    require(trainer.participation == 1, "trainer.participation", trainer.participation, hint)
+    require(trainer.cohort_size is None, "trainer.cohort_size", trainer.cohort_size, hint)
+    require(
+        size <= num_clients, f"{key}.size", size, f"the data has {count(num_clients, 'client')}; use at most so many"
+    )
+    fresh, single = list[str](), list[str]()
+    for method in methods.methods:
+        fresh += [type(method).__name__] * method.assumes_fresh
+        single += [type(method).__name__] * (overrides(method, "sent_state") or overrides(method, "sent_extras"))
+    require(not fresh, f"{key} with method", fresh, "all their clients begin with one state; take them out")
+    require(not single, f"{key} with method", single, "each of their clients is sent a state of its own; take them out")
 
 
 def check_model_fits(model: LightningModule, data: Any, methods: MethodList) -> None:

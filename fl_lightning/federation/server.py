@@ -16,18 +16,18 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.client.client import LARGEST_WEIGHT, LEAST_WEIGHT, RECALIBRATES, are_exact
 from fl_lightning.core.method import overrides
-from fl_lightning.core.state import State, select
+from fl_lightning.core.state import State, select, tensors_by_path
 from fl_lightning.core.systems import SystemOutcome
-from fl_lightning.core.update import Totals
+from fl_lightning.core.update import CohortMeans, Totals, VisitFacts
 from fl_lightning.core.updates import ClientUpdate
 from fl_lightning.core.weighted import Sums, Weighted
-from fl_lightning.engine.cohort_training import Outcome, keep_updates, share_outcome
+from fl_lightning.engine.cohort_training import Outcome, share_outcome, shared_updates
 from fl_lightning.engine.evaluation.evaluator import PHASES
 from fl_lightning.engine.evaluation.metric_states import VisitMetrics
 from fl_lightning.engine.rounds import evaluate
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.run_state import state_of_round
-from fl_lightning.engine.update_codec import TensorSpec, broadcast_names, decode_update, tensors_of
+from fl_lightning.engine.update_codec import TensorSpec, decode_update
 from fl_lightning.federation.data import Sites, SiteSummary
 from fl_lightning.federation.framing import LARGEST, BadMessageError, as_records, joined, of_records
 from fl_lightning.federation.serialization import (
@@ -235,7 +235,7 @@ class FlowerBackend:
         return available
 
     # ------------------------------------------------------------------ a round
-    def train(self, run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[Totals, list[int]]:
+    def train(self, run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[CohortMeans, list[int]]:
         """Send the state to the sites of the cohort, and add up their updates as they arrive."""
         totals, outcome = Totals(run.fabric.device), Outcome(VisitMetrics(run.client.module))
         client, expected, largest = run.client, run.server.state, self.sites.largest_number
@@ -252,10 +252,10 @@ class FlowerBackend:
             if "parameters" in contents:
                 check_tensors("parameters", contents["parameters"], expected, largest, client.sent)
             check_tensors("buffers", contents.get("buffers"), expected, largest, buffers)
-            check_numbers("update", dict(tensors_of(contents)), largest)
+            check_numbers("update", dict(tensors_by_path(contents)), largest)
             if {*contents["payload"]} - {*run.methods.names}:
                 raise BadMessageError("it sends a payload of an unknown method")
-            update = decode_update(contents, expected)
+            update = decode_update(contents, {**expected, **own_entries[k]})
             if own_weights:
                 fits = update.weight == 0 or LEAST_WEIGHT <= update.weight <= LARGEST_WEIGHT
             else:
@@ -264,8 +264,8 @@ class FlowerBackend:
                 raise BadMessageError(f"its weight is {update.weight:g}, which is not valid for this site")
             try:
                 steps, rate, skipped = int(answer["steps"]), float(answer["rate"]), int(answer["skipped"])
-                num_lost = int(answer["lost"])
                 scalings = [(float(scale), int(number)) for scale, number in answer["scalings"]]
+                of_visit = VisitFacts(steps, rate, skipped, int(answer["lost"]), scalings)
                 by_phase = {}
                 for phase in PHASES_OF_A_VISIT:
                     by_phase[phase] = float(answer["seconds"].get(phase, 0.0))
@@ -275,28 +275,29 @@ class FlowerBackend:
             if steps:
                 if run.methods.seeing_updates:
                     single = ClientUpdate(k, update.weight, facts.num_examples, steps, 0, update.delta, update.others)
-                    outcome.updates[k] = replace(single, payload=update.payload)
+                    received = {name: own_entries[k][name] for name in client.sent if name in own_entries[k]}
+                    outcome.updates[k] = replace(single, payload=update.payload, received=received)
                 totals.add(update)
-                outcome.arrived.append(k)
-                outcome.rates.append(rate)
                 self.sites.accepted[k] = round_
-            idle = facts.batches == 0
-            outcome.counts.update(visits=1, stepped=steps > 0, idle=idle, skipped=skipped, lost=num_lost)
-            outcome.scalings += scalings
+            outcome.note_visit(k, of_visit, facts.batches == 0)
 
         run.stopwatch.reset()
-        memories = {}
+        messages, own_entries = {}, {}
         for k in simulated:
-            memories[k] = {"memory": self.sites.accepted.get(k), "keep": self.sites.kept_rounds(k)}
-        self._ask(run, "train", expected, memories, take, outcome.errors)
+            sent = client.lifecycle.sent_to(k)
+            own_entries[k] = sent.entries
+            memory = {"memory": self.sites.accepted.get(k), "keep": self.sites.kept_rounds(k)}
+            messages[k] = {**memory, "state": dict(sent.entries), "extras": sent.extras}
+        self._ask(run, "train", expected, messages, take, outcome.errors)
         run.stopwatch.lap("wait")
         arrived = share_outcome(run, round_, outcome)
-        keep_updates(run, outcome, totals)
+        means = totals.close()
+        means.updates = shared_updates(run, outcome)
         for phase in PHASES_OF_A_VISIT:
             mean = sum(by_phase[phase] for by_phase in seconds) / max(len(seconds), 1)
             run.metrics.update({f"time/{phase}": mean})
         run.metrics.update({"bytes/message/down": self._bytes[0], "bytes/message/up": self._bytes[1]})
-        return totals, arrived
+        return means, arrived
 
     def _ask(
         self,
@@ -309,7 +310,10 @@ class FlowerBackend:
     ) -> None:
         """Send a message to some sites, and pass each answer to ``take``; collect failures in ``errors`` by client."""
         self.sites.run_id, self._bytes = self.sites.run_id or uuid.uuid4().hex, [0, 0]
-        server, travels = run.server, broadcast_names(run)
+        server = run.server
+        of_all = [{*message.get("state", ())} for message in client_messages.values()]
+        replaced = set.intersection(*of_all) if of_all else set()
+        travels = [name for name in run.client.travelling if name not in replaced]
         shared = encoded(
             {
                 "kind": kind,
@@ -415,7 +419,7 @@ class FlowerBackend:
 
 def rest_of(run: Run) -> State:
     """Return the entries of the global state that are not sent in each round, since the sites hold them."""
-    travels = {*broadcast_names(run)}
+    travels = {*run.client.travelling}
     return {name: value for name, value in run.server.state.items() if name not in travels}
 
 

@@ -20,12 +20,13 @@ from typing import Any
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from fl_lightning.core.lazy_copies import lazy_copy
-from fl_lightning.core.state import num_bytes
+from fl_lightning.core.method import SentToClient, is_extras
+from fl_lightning.core.state import num_bytes, tensors_by_path
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
 from fl_lightning.engine.fingerprint import differing
 from fl_lightning.engine.run import Run
-from fl_lightning.engine.update_codec import TensorSpec, broadcast_names, encode_update, list_tensors, tensors_of
+from fl_lightning.engine.update_codec import TensorSpec, encode_update, list_tensors
 from fl_lightning.federation.data import SingleSite
 from fl_lightning.federation.framing import BadMessageError, parted, receive, send
 from fl_lightning.federation.serialization import (
@@ -66,6 +67,9 @@ class Site:
                 sizes = [num_pickable(loader) or len(loader) for loader in loaders]
                 self.evaluation[phase] = sum(sizes)
         self.declared = self.declare()
+        # what the last message has for this client alone
+        self.extras: Mapping[str, Any] = {}
+        run.client.lifecycle.sent_to = lambda k: SentToClient({}, self.extras, {})
 
     def declare(self) -> list[TensorSpec]:
         """List the entries of the client's updates, from a dry run of two visits of one batch each."""
@@ -138,14 +142,19 @@ class Site:
         listed = isinstance(cohort, list) and all(type(k) is int for k in cohort)
         if not counts or not listed or not 0 <= numbers[0] < max(run.trainer.max_rounds, 1) or not numbers[1]:
             raise BadMessageError("the message has impossible numbers of rounds, clients or examples")
-        state: Any = shared.get("state")
+        parts: Any = (shared.get("state"), client_message.get("state", {}))
+        state: Any = {**parts[0], **parts[1]} if all(isinstance(part, dict) for part in parts) else None
         unsent = client_message.get("rest", {})
-        check_tensors("the state", state, server.state, self.largest, broadcast_names(run))
+        check_tensors("the state", state, server.state, self.largest, run.client.travelling)
         check_tensors("the rest of the state", unsent, server.state, self.largest, [*unsent])
         methods = shared.get("methods")
         if not isinstance(methods, dict) or {*methods} != {*run.methods.names}:
             raise BadMessageError("the message has states of other methods")
-        check_numbers("a method's state", dict(tensors_of(methods)), self.largest)
+        extras = client_message.get("extras", {})
+        if not isinstance(extras, dict) or not {*extras} <= {*methods} or not is_extras(extras):
+            raise BadMessageError("the message has extras of another form")
+        check_numbers("a method's values", dict(tensors_by_path({"server": methods, "client": extras})), self.largest)
+        self.extras = move_data_to_device(extras, run.fabric.device)
         server.assign(unsent)
         site_entries = {name: value for name, value in server.state.items() if name not in state}
         if digest_of_state(site_entries) != shared.get("rest"):
@@ -183,11 +192,7 @@ class Site:
             save(on_cpu(memories.get(k, {})), self.file(shared, round_))
             answer = {
                 "update": contents,
-                "steps": client.num_steps,
-                "rate": client.lr,
-                "skipped": client.visit.num_skipped,
-                "lost": client.visit.num_lost,
-                "scalings": client.visit.scalings,
+                **asdict(update.facts),
                 "seconds": run.stopwatch.read(),
             }
             client.lifecycle.end_round()

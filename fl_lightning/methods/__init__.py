@@ -11,10 +11,15 @@ from fl_lightning.methods.ditto import Ditto
 # excluded from comparisons of methods, since its cost in accuracy depends on its noise
 from fl_lightning.methods.dpfedavg import DPFedAvg as DPFedAvg
 from fl_lightning.methods.fedala import FedALA
+from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.methods.fedas import FedAS
 from fl_lightning.methods.fedasam import FedASAM
+
+# FedAsync and FedBuff are excluded, since a step of an asynchronous server is no round
+from fl_lightning.methods.fedasync import FedAsync as FedAsync
 from fl_lightning.methods.fedbabu import FedBABU
 from fl_lightning.methods.fedbn import FedBN
+from fl_lightning.methods.fedbuff import FedBuff as FedBuff
 from fl_lightning.methods.fedcka import FedCKA
 from fl_lightning.methods.feddecorr import FedDecorr
 from fl_lightning.methods.feddisco import FedDisco
@@ -41,6 +46,8 @@ from fl_lightning.methods.fixbn import FixBN
 from fl_lightning.methods.freeze import Freeze
 from fl_lightning.methods.gaussian import Gaussian as Gaussian
 from fl_lightning.methods.geometric_median import GeometricMedian as GeometricMedian
+from fl_lightning.methods.hetlora import HetLoRA as HetLoRA
+from fl_lightning.methods.ifca import IFCA
 from fl_lightning.methods.ipm import IPM as IPM
 from fl_lightning.methods.label_flip import LabelFlip as LabelFlip
 from fl_lightning.methods.lgfedavg import LGFedAvg
@@ -59,11 +66,13 @@ from fl_lightning.methods.trimmed_mean import TrimmedMean as TrimmedMean
 
 __all__ = [
     "APFL",
+    "IFCA",
     "MOON",
     "SCAFFOLD",
     "DeCov",
     "Ditto",
     "FedALA",
+    "FedAMP",
     "FedAS",
     "FedASAM",
     "FedBABU",

@@ -11,7 +11,8 @@ from fl_lightning.core.client_context import ClientContext
 from fl_lightning.core.method import Method, overrides
 from fl_lightning.core.seeding import torch_rng
 from fl_lightning.core.server import Server
-from fl_lightning.core.updates import LazyEntries, Updates
+from fl_lightning.core.updates import Updates
+from fl_lightning.core.weighted import LazyEntries
 from fl_lightning.utilities.errors import require
 
 Clients = list[int] | None

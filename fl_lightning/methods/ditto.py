@@ -83,9 +83,9 @@ def rate_of(who: str, optimizer: Optimizer) -> float:
     return rates[0]
 
 
-def check_pull(who: str, rate: float, lambda_: float) -> None:
-    """Refuse a rate at which the pull of ``lambda_`` alone diverges; warn of one at which it overshoots."""
-    hint = f"times lambda_={lambda_:g} it is 2 or more, and the model diverges; lower one of them"
-    require(rate * lambda_ < 2, who, rate, hint)
-    if rate * lambda_ > 1:
-        rank_zero_warn(f"{who}={rate:g}: times lambda_={lambda_:g} it is above 1, so that a step overshoots its anchor")
+def check_pull(who: str, rate: float, pull: float, key: str = "lambda_") -> None:
+    """Refuse a rate at which a pull alone diverges; warn of one at which it overshoots."""
+    hint = f"times {key}={pull:g} it is 2 or more, and the model diverges; lower one of them"
+    require(rate * pull < 2, who, rate, hint)
+    if rate * pull > 1:
+        rank_zero_warn(f"{who}={rate:g}: times {key}={pull:g} it is above 1, so that a step overshoots its anchor")

@@ -28,6 +28,9 @@ ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512)
 
 # hooks with which another method would bypass the noise or the bound
 IN_THE_WAY = (
+    "sent_state",
+    "sent_extras",
+    "start_state",
     "on_client_end",
     "transform_client_update",
     "client_weight",
@@ -63,6 +66,7 @@ class DPFedAvg(Method):
     """
 
     needs_exchange = True
+    assumes_fresh = True
     # how many rounds there were, by "clients in the cohort/clients it was drawn from"
     rounds = ServerValue[dict[str, int]](lambda server: {}, travels=False)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.core.client_context import ClientContext
-from fl_lightning.core.method import Method, Step
+from fl_lightning.core.method import Method, Penalty, Step
 from fl_lightning.core.weighted import Weighted
 from fl_lightning.functional import (
     cosine_similarity,
@@ -107,7 +107,7 @@ class FedCKA(Method):
         self.bandwidth, self.requires = bandwidth, tuple(names)
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
-        client.frozen_copy()  # refuses a model that cannot be copied
+        client.reference_copy()  # refuses a model that cannot be copied
 
     def on_client_start(self, client: ClientContext) -> None:
         previous = client.memory(self).get("previous")
@@ -116,7 +116,7 @@ class FedCKA(Method):
             client.load_reference("global", client.received, self.requires)
             client.load_reference("previous", client.received | previous, self.requires)
 
-    def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
+    def penalty(self, client: ClientContext, step: Step) -> Penalty:
         if not client.scratch(self).compares:
             return None
         to_global, to_previous = client.observe("global"), client.observe("previous")
@@ -124,9 +124,9 @@ class FedCKA(Method):
         for tap in self.requires:
             similarities = self.similarity(step.taps[tap], to_global[tap], to_previous[tap])
             terms.append(representation_contrast(*similarities))
-        for tap, term in zip(self.requires, terms, strict=True):
-            client.log_term(self, tap, self.mu / len(terms) * term.detach())
-        return self.mu * torch.stack(terms).mean()
+        of_taps = zip(self.requires, terms, strict=True)
+        logged = {tap: self.mu / len(terms) * term.detach() for tap, term in of_taps}
+        return self.mu * torch.stack(terms).mean(), logged
 
     def on_client_end(self, client: ClientContext) -> dict[str, Weighted] | None:
         client.memory(self)["previous"] = client.state(own=True)

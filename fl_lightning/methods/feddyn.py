@@ -48,6 +48,7 @@ class FedDyn(Method):
     """
 
     needs_exchange = True
+    assumes_fresh = True
     memory_keys: ClassVar = {
         "g": "g_k, by the name of the parameter",
         "latest": "the client's last parameters, by name; for reported='all' only",

@@ -37,6 +37,7 @@ class FedExLoRA(FedIT):
     """
 
     name = "fedexlora"
+    assumes_fresh = True
     on_client_end = LoRAProduct.on_client_end
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:

@@ -45,6 +45,7 @@ class FedExP(Method):
     """
 
     needs_exchange = True
+    assumes_fresh = True
     rounds = ServerValue(lambda server: 0, travels=False)
     previous: ServerValue[State] = ServerValue(lambda server: {}, travels=False)
 

@@ -43,7 +43,7 @@ class FedNTD(Method):
         self.beta, self.temperature = beta, temperature
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
-        client.frozen_copy()  # refuses a model that cannot be copied
+        client.reference_copy()  # refuses a model that cannot be copied
 
     def on_client_start(self, client: ClientContext) -> None:
         client.load_reference("global", client.received, self.requires)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.core.client_context import ClientContext
-from fl_lightning.core.method import Method, Step
+from fl_lightning.core.method import Method, Penalty, Step
 from fl_lightning.functional import probability_variance_hinge, rbf_uniformity
 from fl_lightning.utilities.errors import require
 
@@ -78,7 +78,7 @@ class FedUV(Method):
         matrix = isinstance(weight, Tensor) and weight.ndim == 2
         require(not self.spectral or matrix, "FedUV.spectral", self.spectral, hint)
 
-    def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
+    def penalty(self, client: ClientContext, step: Step) -> Penalty:
         z, logits = step.taps["representation"], step.taps["logits"]
         lambda_ = logits.shape[1] / 4 if self.lambda_ is None else self.lambda_
         terms: dict[str, Tensor] = {}  # a term whose coefficient is 0 is not computed
@@ -89,6 +89,4 @@ class FedUV(Method):
         if self.spectral:
             weight: Any = client.module.get_submodule(client.tap_paths["logits"]).weight
             terms["spectral"] = -self.spectral * torch.linalg.matrix_norm(weight.float(), 2)
-        for name, term in terms.items():
-            client.log_term(self, name, term)
-        return functools.reduce(torch.add, terms.values()) if terms else None
+        return (functools.reduce(torch.add, terms.values()), terms) if terms else None

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fl_lightning.core.client_context import ClientContext
-from fl_lightning.core.method import Method, Step
+from fl_lightning.core.method import Method, Penalty, Step
 from fl_lightning.data.transfer import transferred
 from fl_lightning.functional import adjusted_logits, logit_suppression, vacant_class_distillation
 from fl_lightning.utilities.errors import require
@@ -49,7 +49,7 @@ class FedVLS(Method):
         self.beta, self.lam = beta, lam
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
-        client.frozen_copy()  # refuses a model that cannot be copied
+        client.reference_copy()  # refuses a model that cannot be copied
 
     def on_client_start(self, client: ClientContext) -> None:
         client.load_reference("global", client.received, self.requires)
@@ -57,16 +57,14 @@ class FedVLS(Method):
     def transform_logits(self, client: ClientContext, logits: Tensor) -> Tensor:
         return adjusted_logits(logits, counts_on(client, logits))
 
-    def penalty(self, client: ClientContext, step: Step) -> Tensor | None:
+    def penalty(self, client: ClientContext, step: Step) -> Penalty:
         if step.targets is None:
             return None
         logits, reference = step.taps["logits"], client.observe("global")["logits"]
         counts = counts_on(client, logits)
         suppression = self.beta * logit_suppression(logits, step.targets, counts)
         distillation = self.lam * vacant_class_distillation(logits, reference, counts)
-        client.log_term(self, "suppression", suppression)
-        client.log_term(self, "distillation", distillation)
-        return suppression + distillation
+        return suppression + distillation, {"suppression": suppression, "distillation": distillation}
 
 
 def counts_on(client: ClientContext, logits: Tensor) -> Tensor:

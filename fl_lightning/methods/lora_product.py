@@ -38,6 +38,7 @@ class LoRAProduct(FedIT):
     """
 
     name = "loraproduct"
+    assumes_fresh = True
 
     def __init__(self, rank: int | None = None) -> None:
         require(rank is None or rank >= 1, "LoRAProduct.rank", rank, "use 1 or more, or null for the adapters' own")

@@ -57,7 +57,7 @@ class MOON(Method):
         self.mu, self.temperature, self.pool_size, self.first = mu, temperature, pool_size, first
 
     def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
-        client.frozen_copy()  # refuses a model that cannot be copied
+        client.reference_copy()  # refuses a model that cannot be copied
 
     def on_client_start(self, client: ClientContext) -> None:
         pool = client.memory(self).get("pool") or self._first_pool(client)
@@ -86,7 +86,7 @@ class MOON(Method):
     def _first_pool(self, client: ClientContext) -> list[State]:
         if self.first != "random":
             return [client.received] if self.first == "global" else []
-        module = client.frozen_copy()
+        module = client.reference_copy()
         with rng_scope(client.seed, "moon", client.info.id):  # leaves the client's other random numbers unchanged
             for part in module.modules():
                 getattr(part, "reset_parameters", lambda: None)()

@@ -3,44 +3,24 @@
 from __future__ import annotations
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
-from torch.optim import Optimizer
 
-from fl_lightning.core.client_context import ClientContext
-from fl_lightning.core.method import Method, overrides
 from fl_lightning.core.server import Server
+from fl_lightning.methods.aggregation_rule import AggregationRule
 from fl_lightning.utilities.errors import require
 
-# methods whose sums over the clients move the model, and pass by the rule
-MOVED_BY_SUMS = ("SCAFFOLD", "FedDyn", "FedNova", "FedExP", "LoRAProduct", "FedExLoRA")
 
-
-class RobustRule(Method):
+class RobustRule(AggregationRule):
     """A rule for the updates of a cohort of which at most ``f`` lie.
 
     Attributes:
         f: number of clients that may lie.
-        reads_weights: whether the clients' weights count; otherwise methods that give weights are refused.
     """
 
-    needs_exchange = True
-    reads_weights = False
     f = 0
 
     def least_cohort(self, f: int) -> int:
         """The size that a cohort with ``f`` liars must have."""
         return 2 * f + 1
-
-    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
-        kind = type(self).__name__
-        for method in client.methods.methods:
-            name, key = type(method).__name__, f"{kind} with method"
-            hint = "its sums would pass by the rule; take one of them out"
-            require(name not in MOVED_BY_SUMS, key, name, hint)
-            hint = "the rule ignores the clients' weights; take one of them out"
-            require(self.reads_weights or not overrides(method, "client_weight"), key, name, hint)
-            reads_sums = overrides(method, "transform_update") or overrides(method, "on_round_end")
-            if reads_sums and overrides(method, "on_client_end"):
-                rank_zero_warn(f"method={[name]}: the sums of what its clients send pass by {kind}")
 
     def on_fit_start(self, server: Server) -> None:
         least, hint = self.least_cohort(self.f), "lower it, or raise trainer.cohort_size or trainer.participation"

@@ -52,6 +52,7 @@ class SCAFFOLD(Method):
     """
 
     needs_exchange = True
+    assumes_fresh = True
     memory_keys: ClassVar = {"variate": "c_k, by the name of the parameter"}
     global_variate = ServerValue(Server.zeros)
 

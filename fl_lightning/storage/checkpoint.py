@@ -38,7 +38,7 @@ from fl_lightning.utilities.version import __version__
 
 LAST, PREVIOUS, BEST, FROZEN = "last.ckpt", "previous.ckpt", "best.ckpt", "frozen.pt"
 # layout of the contents, and package version
-FORMAT = f"6 of {__version__}"
+FORMAT = f"7 of {__version__}"
 # digits of the CRC-32 at the end of a checkpoint
 DIGITS = 8
 # files left by killed processes

@@ -35,7 +35,7 @@ class RunFolder:
     Attributes:
         path: the folder; None before :meth:`open` and where nothing is written.
         shared: the folder, on every worker; None where the run writes nothing.
-        loggers: the open loggers.
+        loggers: the open loggers, beside the table of metrics.
         checkpoints: the folder of its checkpoints; None without :attr:`path`.
         source: folder of the run from whose checkpoint this one resumes, on the process that writes; None without one.
         resumed: whether the run resumes in the folder of its checkpoint.
@@ -50,6 +50,7 @@ class RunFolder:
         self.source: Path | None = None
         self.shared: Path | None = None
         self.loggers: list[Logger] = []
+        self._table: CSVLogger | None = None
         self.resumed = self.changed = False
         self.changes: list[dict[str, Any]] = []
         self._failed: set[int] = set()
@@ -95,7 +96,7 @@ class RunFolder:
         require(not (self.resumed and self._holder), "ckpt_path", str(checkpoint), hint)
         self.source = checkpoint.parents[1] if checkpoint is not None and in_place(checkpoint) else None
         table = self._table_of(checkpoint.parents[1], history) if self.resumed and checkpoint else self._new_table()
-        self.path = Path(table.log_dir)
+        self._table, self.path = table, Path(table.log_dir)
         if not self.resumed:
             self.hold(self.path)
         self.checkpoints = CheckpointFolder(self.path / "checkpoints")
@@ -108,10 +109,9 @@ class RunFolder:
             seconds = [int(file.name.split(".")[3]) for file in files]
             time.sleep(min(max(max(seconds, default=0) + 1 - time.time(), 0), 1))
             where = (self.path.parents[1], self.path.parent.name, self.path.name)
-            loggers: list[Logger] = [TensorBoardLogger(*where, purge_step=len(history) or None)]
-        else:
-            loggers = self.logger if isinstance(self.logger, list) else [] if self.logger is False else [self.logger]
-        self.loggers = [table, *loggers]
+            self.loggers = [TensorBoardLogger(*where, purge_step=len(history) or None)]
+        elif self.logger is not False:
+            self.loggers = [*self.logger] if isinstance(self.logger, list) else [self.logger]
 
     def log(self, metrics: Mapping[str, float], round_: int) -> None:
         """Write the metrics of a round.
@@ -119,20 +119,10 @@ class RunFolder:
         Raises:
             ClientError: the table cannot be written.
         """
-        for table in self.loggers[:1]:
-            with naming_the_file(Path(table.log_dir or "") / "metrics.csv", round_):
-                table.log_metrics(dict(metrics), step=round_)
+        if self._table is not None:
+            with naming_the_file(Path(self._table.log_dir) / "metrics.csv", round_):
+                self._table.log_metrics(dict(metrics), step=round_)
         self.each(lambda logger: logger.log_metrics(dict(metrics), step=round_))
-
-    def log_hyperparams(self, params: Mapping[str, Any]) -> None:
-        """Log hyper-parameters; TensorBoard gets them at the end, with the final metrics."""
-        self.each(lambda logger: loggers.log_hyperparams(logger, params))
-
-    def compare_hyperparams(
-        self, params: Mapping[str, Any], shown: Mapping[str, Any], metrics: Mapping[str, float], round_: int
-    ) -> None:
-        """Log hyper-parameters and the metrics of the last round to TensorBoard; ``shown`` become columns."""
-        self.each(lambda logger: loggers.add_to_page(logger, params, shown, metrics, round_))
 
     def log_figure(self, name: str, figure: Any, round_: int) -> None:
         """Save a Matplotlib figure as ``figures/<name>.png``, with _ for /, and log it to loggers of images."""
@@ -159,12 +149,12 @@ class RunFolder:
 
     def close(self, status: str) -> None:
         """Finish the loggers; ``status`` is ``success`` or ``failed``."""
-        self.each(lambda logger: logger.finalize(status), first=0)
+        self.each(lambda logger: logger.finalize(status))
         self.release()
 
-    def each(self, call: Callable[[Logger], object], first: int = 1) -> None:
+    def each(self, call: Callable[[Logger], object]) -> None:
         """Call a function with each logger except the table; a failing logger only causes a warning."""
-        for logger in self.loggers[first:]:
+        for logger in self.loggers:
             try:
                 call(logger)
             except Exception as error:

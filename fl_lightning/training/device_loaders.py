@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.precision import DoublePrecision, HalfPrecision
 from lightning.fabric.utilities.data import sized_len
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
@@ -42,10 +43,6 @@ MORE = "it gave fewer batches than its length; return the number of batches of e
 PROBE_BATCH = 64
 
 
-# to which a precision converts the floating-point numbers of a batch
-TYPES = {"32-true": torch.float32, "64-true": torch.float64}
-
-
 class Loaders:
     """Batches of the clients' training data and of the evaluation data, on the device.
 
@@ -70,8 +67,8 @@ class Loaders:
         self._hooks = {name: hook for name, hook in hooks.items() if hook is not None}
         self._images = ResidentImages(fabric.device, resident if self.plain else 0.0)
         # on a CPU nothing is moved, and autocast converts what mixed precision needs
-        self._as_is = fabric.device.type == "cpu" and not str(self._precision.precision).endswith("true")
-        self._dtype = TYPES.get(str(self._precision.precision)) if fabric.device.type == "cpu" else None
+        converts = isinstance(self._precision, (DoublePrecision, HalfPrecision))
+        self._as_is = self.plain and fabric.device.type == "cpu" and not converts
 
     @property
     def plain(self) -> bool:
@@ -94,10 +91,10 @@ class Loaders:
 
         The rows are None if examples may differ between passes, or if the loader does not know them.
         """
-        repeats = loader.deterministic
-        return (
-            (rows if repeats else None, self.to_device(batch)) for rows, batch in loader.batches(self.channels_last)
-        )
+        repeats, pairs = loader.deterministic, loader.batches(self.channels_last)
+        if self._as_is and (type(loader) is Batches or not self.channels_last):
+            return ((rows if repeats else None, batch) for rows, batch in pairs)
+        return ((rows if repeats else None, self.to_device(batch)) for rows, batch in pairs)
 
     def extra(self, stream: str, round_: int, k: int, passes: float, fraction: float) -> Iterator[Any]:
         """Yield batches of client ``k`` from a separate random stream, which does not affect any other batch."""
@@ -198,15 +195,6 @@ class Loaders:
 
     def to_device(self, batch: Any, dataloader_idx: int = 0) -> Any:
         """A batch on the device, in the precision's type and memory format, as the transfer hooks make it."""
-        checks = self._dtype is not None and not self._hooks and type(batch) in (list, tuple)
-        if checks and all(
-            type(part) is Tensor
-            and part.device.type == "cpu"
-            and (part.dtype == self._dtype or not part.is_floating_point())
-            and (part.ndim != 4 or not self.channels_last or part.is_contiguous(memory_format=torch.channels_last))
-            for part in batch
-        ):
-            return batch  # nothing is left to do
         if self._hooks:
             before, transfer, after = (self._hooks.get(name) for name in TRANSFER_HOOKS)
             batch, device = self._precision.convert_input(batch), self.fabric.device

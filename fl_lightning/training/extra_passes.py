@@ -60,7 +60,7 @@ class ExtraPasses:
         if batch is None and current is None:
             hint = "needs a batch; pass one, or set needs_gradients = True in the class of the method"
             raise UsageError(f"client.gradients: {hint}")
-        hooks = client.methods.having
+        hooks = client.methods.overriding
         is_defined = current is not None or loss != "full" or not (hooks("penalty") or hooks("transform_logits"))
         hint = "the methods' penalties belong to a step; give own or a function"
         require(is_defined, "client.gradients outside of a step: loss", loss, hint)

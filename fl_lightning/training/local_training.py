@@ -1,4 +1,8 @@
-"""Local training of a client, from the state that it receives to the update that it sends."""
+"""Local training of a client, from the state that it receives to the update that it sends.
+
+Private names of torch, as of torch 2.6 and 2.15: the hooks and ``profile_hook_step`` of ``torch.optim.Optimizer``, and
+``torch.autograd._profiler_enabled``.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
 
 from fl_lightning.client import Client
 from fl_lightning.client.lightning.fit_progress import FitProgress
@@ -35,7 +40,6 @@ from fl_lightning.training.optimizers import (
     clear_gradients,
     needs_closure,
     set_mode,
-    take_step,
 )
 from fl_lightning.training.patching import patched
 from fl_lightning.training.schedules import Mode, PlateauScheduler, Schedules
@@ -49,6 +53,8 @@ from fl_lightning.utilities.errors import (
     with_location,
 )
 
+# torch's wrapper around the ``step`` of every optimizer, which calls hooks and opens a span for its profiler
+WRAPPER = Optimizer.profile_hook_step(Optimizer.step).__code__
 # phases that the stopwatch of a GPU counts as ``step``
 PARTS_OF_STEP = ("forward_backward", "correct")
 
@@ -57,7 +63,7 @@ class LocalTraining:
     """Trains one client after another in this worker's :class:`Client`, in the order of Lightning's training loop.
 
     Attributes:
-        batches: gives the number of batches in a pass over the data of a client.
+        num_batches: gives the number of batches in a pass over the data of a client.
         monitored: the scheduler that watches a metric, on the server.
         scaling: with 16-mixed, the server's gradient scale and the steps since it changed; visits begin with it.
     """
@@ -82,18 +88,39 @@ class LocalTraining:
         self._precision: Any = fabric.strategy.precision
         self._scaler = self._unused_scaler = getattr(self._precision, "scaler", None)
         self.scaling = next(iter(scalings_of(self._scaler)), None)
-        self.batches = cache(partial(num_batches, loaders.data))
+        self.num_batches = cache(partial(num_batches, loaders.data))
         self._has_gradients = self._skips = self._closes = self._overflows = self._warned = False
         # the first round in which a visit changed requires_grad, by parameter
-        self._unfrozen: dict[str, int] = {}
+        self._first_changes: dict[str, int] = {}
         strategy = client.worker_module.trainer_shim.strategy
         strategy.do_step, strategy.do_backward = self._closure_step, fabric.backward
 
     def visit(self, k: int, round_: int, received: State, work: int | None = None) -> Update:
         """Train client ``k`` in round ``round_`` from the global state ``received``, and return its update.
 
-        ``ClientStateStore.commit_visit`` changes its memory once the server has its update. ``work`` is the number of
-        epochs, or of steps where the run counts them, if they are fewer than in a whole visit.
+        All clients of a worker train in one module, with one optimizer. What isolates a visit from the next:
+
+        - :func:`.rng_scope` seeds the generators of Python, NumPy and torch, and restores them at the end.
+        - :meth:`.WorkerModule.training` removes hooks that the module registers in the visit.
+        - :meth:`.Loaders.train` seeds the client's loader, and closes it.
+        - :meth:`.ClientLifecycle.visiting` makes a new :class:`.Visit`, with the received state, the methods' scratch,
+          counters and the log; and at its end restores the attributes of the methods.
+        - :meth:`.WorkerModule.load_and_reset` frees the gradients, copies the received state and the client's own
+          entries into the module, and restores its attributes, modes and other buffers to the start of the run.
+        - :meth:`begin_optimizer` resets the optimizer, the schedulers and the gradient scaler.
+        - :meth:`.Client.memory` is a copy: :meth:`.ClientStateStore.commit_visit` stores it once the server has the
+          update, and ``drop`` discards it if the visit fails.
+        - :meth:`.Visit.written` refuses a hook that writes to a tensor that all clients share.
+        - :meth:`.ClientLifecycle.finish` sends copies, and releases records of taps and reference models.
+
+        Class attributes, global hooks and settings of the process are not isolated. Clients side by side have a row of
+        stacked tensors each, in place of the module's (``vectorized/group.py``).
+
+        Args:
+            k: the client.
+            round_: the round, from 0.
+            received: the global state.
+            work: its epochs, or steps where the run counts them, if they are fewer than in a whole visit.
         """
         client, datamodule, seed = self.client, self.loaders.data, self.loaders.seed
         self.stopwatch.start()
@@ -102,13 +129,11 @@ class LocalTraining:
                 rng_scope(seed, "train", round_, k),
                 client.worker_module.training(),
                 self.loaders.train(k, round_) as loader,
-                client.lifecycle.visiting(
-                    datamodule.info(k), received, client.worker_module.fit_progress.at(round_, len(loader), work)
-                ) as visit,
             ):
-                if visit.fit_progress.passes_now:  # a client without batches has no fit, and calls no hook
+                fit_progress = client.worker_module.fit_progress.at(round_, len(loader), work)
+                with client.lifecycle.visiting(datamodule.info(k), received, fit_progress) as visit:
                     self._train(visit, loader, self.lr_factors[round_])
-                return client.lifecycle.finish()
+                    return client.lifecycle.finish()
         except (UsageError, LostWorkerError, Stopped):
             raise
         except (Exception, SystemExit) as error:
@@ -122,7 +147,7 @@ class LocalTraining:
         fit_progress = self.client.worker_module.fit_progress
         if fit_progress.local_steps:
             return work or fit_progress.local_steps
-        return self.batches(k) * (work or fit_progress.local_epochs)
+        return self.num_batches(k) * (work or fit_progress.local_epochs)
 
     def fine_tune(self, k: int, round_: int, state: State, steps: int) -> State:
         """Train ``state`` on the data of client ``k`` by the module's own loss, without the methods, as a dry run."""
@@ -184,6 +209,8 @@ class LocalTraining:
     def begin_optimizer(self, factor: float, loader: ClientLoader | None) -> tuple[Optimizer, Schedulers]:
         """The optimizer and the schedulers of a visit in their initial state."""
         optimizer, schedulers = self.optimizers.fresh()
+        worker_module = self.client.worker_module
+        self._closes = "optimizer_step" in worker_module.hooks or needs_closure(optimizer)
         for group in optimizer.param_groups if factor != 1.0 else ():
             group["lr"] = group["lr"] * factor
         self.schedules.begin_visit(optimizer, schedulers)
@@ -193,8 +220,6 @@ class LocalTraining:
             self._scaler = self._precision.scaler = copy.deepcopy(self._unused_scaler)
             state = zip(("scale", "_growth_tracker"), self.scaling, strict=True)
             self._scaler.load_state_dict({**self._scaler.state_dict(), **dict(state)})
-        worker_module = self.client.worker_module
-        self._closes = "optimizer_step" in worker_module.hooks or needs_closure(optimizer)
         worker_module.trainer_shim.begin_visit(optimizer, schedulers, loader)
         set_mode(optimizer, "train")
         return optimizer, schedulers
@@ -203,10 +228,13 @@ class LocalTraining:
         """All epochs and batches of a visit, with the hooks of Lightning's training loop in its order."""
         client, fit_progress, logged, watch = self.client, visit.fit_progress, visit.logged, self.stopwatch
         call, hooks, schedules = client.worker_module.call, client.worker_module.hooks, self.schedules
+        passes = fit_progress.passes_now
+        if not passes:  # a client without batches has no fit, and calls no hook
+            return
         optimizer, schedulers = self.begin_optimizer(lr_factor, loader)
         call("on_train_start")
         watch.lap("load")
-        for epoch, length in enumerate(fit_progress.passes_now):
+        for epoch, length in enumerate(passes):
             fit_progress.epoch = epoch
             call("on_train_epoch_start")
             for batch in self._pass(loader, length, fit_progress):
@@ -239,23 +267,23 @@ class LocalTraining:
         call("on_train_end")
         if fit_progress.rounds > 1:
             self.optimizers.check(optimizer)
-        self._warn_of_unfrozen(fit_progress.round)
+        self._warn_of_reverted(fit_progress.round)
         if not client.module.automatic_optimization:
             raise ClientError("automatic_optimization was set to False in the visit; return a loss from training_step")
 
-    def _warn_of_unfrozen(self, round_: int) -> None:
+    def _warn_of_reverted(self, round_: int) -> None:
         """Warn once of a ``requires_grad`` that a visit of an earlier round has changed, and this one has not."""
-        trained, live, unfrozen = {*self.client.trainable}, self.client.live, self._unfrozen
+        trained, live, first_changes = {*self.client.trainable}, self.client.live, self._first_changes
         changed = [name for name in live if live[name].requires_grad != (name in trained)]
-        reverted = [name for name in unfrozen if name not in changed and unfrozen[name] < round_]
+        reverted = [name for name in first_changes if name not in changed and first_changes[name] < round_]
         if reverted and not self._warned:
             kind, names = type(self.client.module).__name__, ", ".join(reverted)
-            before = self._unfrozen[reverted[0]]
+            before = first_changes[reverted[0]]
             text = f"changes in round {before}, and not in round {round_}, as a visit begins with its first value; "
             text += "change it in each visit, as by current_epoch >= 3 in place of == 3"
             rank_zero_warn(f"model={kind}: requires_grad of {truncate(names, LONGEST_LIST)} {text}")
         self._warned |= bool(reverted)
-        self._unfrozen = dict.fromkeys(changed, round_) | self._unfrozen
+        self._first_changes = dict.fromkeys(changed, round_) | first_changes
 
     def _pass(self, loader: ClientLoader, length: int, fit_progress: FitProgress) -> Iterator[TrainingBatch]:
         """A pass over the batches, of ``length`` at most."""
@@ -372,7 +400,7 @@ class LocalTraining:
                 self._overflows = any(map(bool, self._scaler._found_inf_per_device(optimizer).values()))
         if "on_before_optimizer_step" in hooks:
             worker_module.call("on_before_optimizer_step", optimizer)
-        if methods.having("on_before_optimizer_step") and not self._overflows:
+        if methods.overriding("on_before_optimizer_step") and not self._overflows:
             methods.call("on_before_optimizer_step", client, optimizer)
         setting = worker_module.trainer_shim.setting
         if "configure_gradient_clipping" in hooks:
@@ -384,9 +412,29 @@ class LocalTraining:
         elif setting.gradient_clip_val is not None:
             algorithm = worker_module.trainer_shim.gradient_clip_algorithm or GradClipAlgorithmType.NORM
             worker_module.trainer_shim.precision_plugin.clip_gradients(optimizer, setting.gradient_clip_val, algorithm)
-        if methods.having("on_after_clipping") and not self._overflows:
+        if methods.overriding("on_after_clipping") and not self._overflows:
             methods.call("on_after_clipping", client, optimizer)
         self.stopwatch.lap("correct")
+
+
+def take_step(optimizer: Optimizer) -> None:
+    """``optimizer.step()``, without what torch wraps around it where nobody looks: hooks, and a profiler's span.
+
+    For a small model the wrapper takes as long as the step.
+    """
+    step: Any = type(optimizer).step
+    wrapped = getattr(step, "__code__", None) is WRAPPER and "step" not in vars(optimizer)
+    observed = wrapped and (
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+        or torch.autograd._profiler_enabled()
+    )
+    if wrapped and not observed:
+        step.__wrapped__(optimizer)
+    else:
+        optimizer.step()
 
 
 def end_step(client: Client, optimizer: Optimizer, lost: bool = False) -> None:
@@ -398,7 +446,7 @@ def end_step(client: Client, optimizer: Optimizer, lost: bool = False) -> None:
     counts = visit.counts
     counts.lr = float(optimizer.param_groups[0]["lr"])  # a tensor may change later
     counts.lr_total += counts.lr
-    if client.methods.having("on_after_optimizer_step"):
+    if client.methods.overriding("on_after_optimizer_step"):
         client.methods.call("on_after_optimizer_step", client, optimizer)
     counts.num_steps += 1
 

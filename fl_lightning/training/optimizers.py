@@ -1,7 +1,7 @@
 """The client optimizers that a user's module configures.
 
-Private names of torch, as of torch 2.6 and 2.15: the hooks, the flag ``_opt_called`` and ``profile_hook_step`` of
-``torch.optim.Optimizer``, and ``torch.autograd._profiler_enabled``.
+Private names of torch, as of torch 2.6 and 2.15: the hooks and the flag ``_opt_called`` of ``torch.optim.Optimizer``,
+and ``torch.autograd._profiler_enabled``.
 """
 
 from __future__ import annotations
@@ -17,15 +17,12 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
-from torch.optim import optimizer as torch_optimizer
 
 from fl_lightning.client.lightning.private import configure_optimizers, configure_schedulers
 from fl_lightning.training.patching import patched
 from fl_lightning.utilities.errors import ClientError, UsageError, require, text_of
 
 Schedulers = list[LRSchedulerConfig]
-# torch's wrapper around the ``step`` of every optimizer, which calls hooks and opens a span for its profiler
-WRAPPER = Optimizer.profile_hook_step(Optimizer.step).__code__
 
 
 def configure_optimizer(module: LightningModule) -> tuple[Optimizer, Schedulers]:
@@ -110,26 +107,6 @@ def set_group_options(optimizer: Optimizer, options: list[dict[str, Any]]) -> No
     """Set the options of each parameter group."""
     for group, values in zip(optimizer.param_groups, options, strict=True):
         group.update(values)
-
-
-def take_step(optimizer: Optimizer) -> None:
-    """``optimizer.step()``, without what torch wraps around it where nobody looks: hooks, and a profiler's span.
-
-    For a small model the wrapper takes as long as the step.
-    """
-    step: Any = type(optimizer).step
-    wrapped = getattr(step, "__code__", None) is WRAPPER and "step" not in vars(optimizer)
-    observed = wrapped and (
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or torch_optimizer._global_optimizer_pre_hooks
-        or torch_optimizer._global_optimizer_post_hooks
-        or torch.autograd._profiler_enabled()
-    )
-    if wrapped and not observed:
-        step.__wrapped__(optimizer)
-    else:
-        optimizer.step()
 
 
 def set_mode(optimizer: Optimizer, mode: Literal["train", "eval"]) -> None:

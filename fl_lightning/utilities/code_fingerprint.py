@@ -164,16 +164,14 @@ def imports_of(tree: ast.Module, module: str) -> Iterator[str]:
 
 def definitions(tree: ast.Module, names: set[str]) -> ast.Module:
     """Return the statements of a script that define some names, and all statements that they need."""
-    assigned = {statement: names_assigned_by(statement) for statement in tree.body}
-    required, statements, number = set(names), set[ast.stmt](), -1
-    while number != len(statements):
-        number = len(statements)
-        for statement in tree.body:
-            if statement not in statements and not assigned[statement].isdisjoint(required):
-                statements.add(statement)
-                loads = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
-                required |= {node.id for node in loads if isinstance(node.ctx, ast.Load)}
-    return ast.Module([statement for statement in tree.body if statement in statements], [])
+    required, number, statements = set(names), -1, list[ast.stmt]()
+    while number != len(required):
+        number = len(required)
+        statements = [statement for statement in tree.body if required & names_assigned_by(statement)]
+        for node in ast.walk(ast.Module(statements, [])):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                required.add(node.id)
+    return ast.Module(statements, [])
 
 
 def names_assigned_by(statement: ast.stmt) -> set[str]:

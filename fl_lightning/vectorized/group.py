@@ -24,8 +24,7 @@ from fl_lightning.core.seeding import generator_states, rng_scope
 from fl_lightning.core.state import State, norm
 from fl_lightning.core.update import Update
 from fl_lightning.core.weighted import Weighted, weigh_rows
-from fl_lightning.training.local_training import LocalTraining
-from fl_lightning.training.optimizers import take_step
+from fl_lightning.training.local_training import LocalTraining, take_step
 from fl_lightning.training.patching import patched
 from fl_lightning.utilities.errors import ClientError, LostWorkerError, Stopped, UsageError, with_location
 from fl_lightning.vectorized.batched_tree import (
@@ -71,7 +70,7 @@ class Group:
     Attributes:
         errors: the error of each client that failed, by row.
         visits: the visits that the methods have started, by row.
-        received_own: client-local entries of the received state ``(G, ...)``, by name.
+        received_own: entries of the received state in which clients may differ ``(G, ...)``, by name.
         shared: frozen parameters, equal for all clients, by name.
         settings: settings of the optimizer on which a step may depend.
     """
@@ -104,7 +103,7 @@ class Group:
         self._tables: dict[str, BatchedTree] = {}
         self._kinds = np.zeros(self.size, dtype=np.int64)
         self._epoch, self.settings = 0, ""
-        hooks = self.client.methods.having
+        hooks = self.client.methods.overriding
         clips = training.client.worker_module.trainer_shim.setting.gradient_clip_val is not None
         self._prepares = bool(hooks("on_before_optimizer_step") or hooks("on_after_clipping") or clips)
         self._corrects = bool(hooks("on_after_optimizer_step"))
@@ -193,7 +192,8 @@ class Group:
     def _begin(self, optimizer: Any) -> None:
         """Let the methods start each visit, and stack the clients' values."""
         client, size = self.client, self.size
-        starts = client.kept or client.methods.having("on_client_start")
+        hooks = ("on_client_start", "sent_state", "sent_extras", "start_state")
+        starts = client.kept or any(map(client.methods.overriding, hooks))
         beginnings = [self._start(row) if starts else ({}, {}, {}) for row in range(size)]
         # a frozen parameter that stays with nobody is the same for all, and a step may not change it
         alike = {name for name in client.frozen if name not in client.kept}
@@ -203,7 +203,8 @@ class Group:
         for row, (entries, *_) in enumerate(beginnings):
             for name, value in entries.items():
                 state[name][row] = value
-        self.received_own = {name: state[name].clone() for name in client.kept if starts}
+        own_names = {*client.kept}.union(*(entries for entries, *_ in beginnings))
+        self.received_own = {name: state[name].clone() for name in state if name in own_names and starts}
         for row, (_, moved, _) in enumerate(beginnings):
             for name, value in moved.items():
                 if name in alike:
@@ -414,9 +415,9 @@ class Group:
 
     def sends_states_alone(self) -> bool:
         """Return whether no hook needs a trained client, so that updates can be computed side by side."""
-        client, hooks = self.client, self.client.methods.having
+        client, hooks = self.client, self.client.methods.overriding
         ends = hooks("on_client_end") or hooks("transform_client_update") or hooks("client_weight")
-        return not (client.kept or ends or self.size * client.worker_module.numel > MOST_NUMBERS)
+        return not (self.received_own or ends or self.size * client.worker_module.numel > MOST_NUMBERS)
 
     @torch.no_grad()
     def updates(self) -> tuple[list[int], dict[str, Any], dict[str, Reduced]]:

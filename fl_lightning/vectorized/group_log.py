@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 from torchmetrics import Metric
 
-from fl_lightning.client.lightning.metric_log import MAX_PENDING, LoggedValue, MetricLog
+from fl_lightning.client.lightning.metric_log import MAX_PENDING, TERM, LoggedValue, MetricLog
 from fl_lightning.client.lightning.reductions import FOLDS, LogKey, LogSpec
 from fl_lightning.core.reduced import EMPTY, Reduced
 from fl_lightning.core.weighted import Weighted, joined_on
@@ -64,16 +64,17 @@ class GroupLog(MetricLog):
         """Add the values of a step of these clients; ``tensors`` take the places of ``...``."""
         for key, spec, *parts in records:
             weight, value = (next(tensors) if part is ... else part for part in parts)
-            entry: Any = self.table(key).get(key) or self.new_entry(key, spec)
-            entry.add_rows(rows, value, weight)
+            table: Any = self.terms if key[0] == TERM else self.entries
+            if key not in table:
+                table[key] = self.new_value(key, spec)
+            table[key].add_rows(rows, value, weight)
 
     def fill(self, logged: MetricLog, row: int) -> None:
         """Put the values of one client into the log of its visit."""
-        entries: Any = {**self.terms, **self.entries}
-        for key, entry in entries.items():
-            value = entry.of_row(row)
-            if value is not None:
-                logged.table(key)[key] = value
+        tables: Any = ((self.terms, logged.terms), (self.entries, logged.entries))
+        for table, table_of_row in tables:
+            values = {key: table[key].of_row(row) for key in table}
+            table_of_row |= {key: value for key, value in values.items() if value is not None}
 
     def without_bad_terms(self) -> np.ndarray | bool:
         """Which clients have finite terms of the loss alone ``(G,)``."""
@@ -96,9 +97,8 @@ class GroupLog(MetricLog):
                 extremes[name] = Reduced(reduced.kind, float(FOLDS[reduced.kind].reduce(total)))
         return added, extremes
 
-    def new_entry(self, key: LogKey, spec: LogSpec, once: bool = False) -> LoggedValue:
-        entry = self.table(key)[key] = GroupValue(spec, once, self.size, key, self.records)
-        return entry
+    def new_value(self, key: LogKey, spec: LogSpec, once: bool = False) -> LoggedValue:
+        return GroupValue(spec, once, self.size, key, self.records)
 
 
 class GroupValue(LoggedValue):
@@ -180,9 +180,6 @@ class GroupValue(LoggedValue):
         value.assign(row_of(self.total, row))
         value.last, value.last_weight = float(self.last[row]), float(self.last_weight[row])
         value.first_bad = int(np.broadcast_to(self.first_bad, self.num_read.shape)[row])
-        return value
-
-    def as_number(self, value: Any) -> Any:
         return value
 
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_lightning.core.sampling import size_of_cohort
 from fl_lightning.core.seeding import rng_scope, torch_generators
 from fl_lightning.core.state import norm
 from fl_lightning.data.client_loaders import DataLoaderAdapter, IndexedLoader
@@ -78,7 +77,7 @@ def choice_for(run: Run) -> GroupSize:
     requested, least = trainer.clients_per_step, bounds.least
     if requested == 1:
         return bounds
-    cohort = size_of_cohort(run.data.num_clients, trainer.participation, trainer.cohort_size)
+    cohort = trainer.nominal_cohort(run.data.num_clients)
     if cohort < least:
         return GroupSize(1, f"a round has {count(cohort, 'client')}; from {least} on, they may share a program")
     if bounds.size < least:
@@ -153,7 +152,7 @@ def try_two(run: Run) -> None:
         VmapUnsupported: the step side by side fails, or has another result.
     """
     training, state, auto = run.local_training, run.server.state, run.trainer.clients_per_step == AUTO
-    clients = list(itertools.islice(filter(training.batches, range(run.data.num_clients)), 2))
+    clients = list(itertools.islice(filter(training.num_batches, range(run.data.num_clients)), 2))
     if len(clients) < 2:
         raise VmapUnsupported("only one client has batches")
     for k in clients:
@@ -183,7 +182,7 @@ def try_two(run: Run) -> None:
             raise VmapUnsupported("a step of one client fails") from error
         for k in clients:
             run.client.memories().drop(k)
-        members = sorted((GroupMember(k) for k in clients), key=lambda member: -training.batches(member.id))
+        members = sorted((GroupMember(k) for k in clients), key=lambda member: -training.num_batches(member.id))
         group = Group(training, members, 0, state)
         run.worker_module.load_and_reset(state)
         attributes = vars(module).values()

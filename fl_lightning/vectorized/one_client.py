@@ -17,7 +17,7 @@ from fl_lightning.client.reference_models import ReferenceModels
 from fl_lightning.client.visit import Visit
 from fl_lightning.core import foreach
 from fl_lightning.core.client_info import ClientInfo
-from fl_lightning.core.state import State, clone, select
+from fl_lightning.core.state import State, clone, tensors
 from fl_lightning.functional.rows import linked_zero
 from fl_lightning.training.patching import patched
 
@@ -28,14 +28,16 @@ def start_visit(
     """Start the visit of a client that trains side by side, in a module with the global state.
 
     Returns:
-        The visit, the entries of its received state that stay with the client, those that a method has changed,
+        The visit, the entries of its received state that differ from the global ones, those that a method has changed,
         and the states of the reference models.
     """
     client.worker_module.trainer_shim.fit_progress = fit_progress
-    visit = client.lifecycle.begin(info, received, fit_progress)
-    entries = select(visit.received, client.kept)
-    if entries:
+    lifecycle = client.lifecycle
+    visit = lifecycle.begin(info, received, fit_progress, lifecycle.sent_to(info.id))
+    if client.methods.overriding("start_state") or any(visit.received[name] is not received[name] for name in received):
         client.worker_module.load(visit.received)
+        lifecycle.choose_start(visit)
+    entries = {name: value for name, value in visit.received.items() if value is not received[name]}
     versions = [value._version for value in client.live.values()]
     with collected(client.references) as references:
         client.methods.call("on_client_start", client)
@@ -86,7 +88,9 @@ def holding(models: ReferenceModels, loads: Mapping[str, Mapping[str, Any]]) -> 
     models.wanted = {name: set(part["taps"]) for name, part in loads.items()}
     with ExitStack() as stack:
         for name, part in loads.items():
-            stack.enter_context(models.swapped(name, part["state"]))
+            model = models.reset(name)
+            live = tensors(model)
+            stack.enter_context(StateBinding(model, live).swapped({**live, **part["state"]}))
         yield
     models.start(repeats=False)
 
@@ -95,13 +99,13 @@ def mapped_gradient(
     client: Client, places: StateBinding, at: MutableMapping[str, Tensor], value: Callable[[], Tensor | None]
 ) -> Gradients:
     """The gradient in a step of clients side by side, as a function of the parameters."""
-    tensors = places.held()
-    parameters = {name: at[name] if name in at else tensors[name] for name in client.trainable}
+    present = places.held()
+    parameters = {name: at[name] if name in at else present[name] for name in client.trainable}
     parameter_names = {*client.trainable, *client.frozen}
 
     def of(parameters: State) -> tuple[Tensor, tuple[Tensor, State]]:
         # an operation in place on a tensor from outside would not be differentiable
-        start = {name: at.get(name, tensor) for name, tensor in tensors.items()}
+        start = {name: at.get(name, tensor) for name, tensor in present.items()}
         buffers = {name: value.clone() for name, value in start.items() if name not in parameter_names}
         now = start | buffers | parameters
         live = {name: now[name] for name in client.live}

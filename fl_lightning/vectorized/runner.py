@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from fl_lightning.core.state import State
-from fl_lightning.core.update import UpdateRows
+from fl_lightning.core.update import UpdateRows, VisitFacts
 from fl_lightning.engine.run import Part, Run, VisitResult, VisitRunner, Work, update_or_failure
 from fl_lightning.utilities.errors import ClientError, LostWorkerError, UsageError, with_location
 from fl_lightning.vectorized.group import Group, GroupMember
@@ -47,8 +47,11 @@ class VectorizedRunner(VisitRunner):
     def divide(self, run: Run, steps: Mapping[int, int]) -> dict[Part, float]:
         choice, training = self.chosen, run.local_training
         _, schedulers = training.optimizers.first
-        # clients that share a group have the same schedule of rates
-        kind = training.batches if schedulers else lambda k: None
+
+        def kind(k: int) -> tuple[int, int]:
+            # clients that share a group have received the same version, and have the same schedule of rates
+            return run.versions.received_by(k), training.num_batches(k) if schedulers else 0
+
         groups = form_groups(steps, choice.least, choice.size, kind, choice.least > 2)
         return {tuple(group): cost(group, steps) for group in groups}
 
@@ -60,8 +63,10 @@ class VectorizedRunner(VisitRunner):
         memories = run.client.memories()
         # a visit can be repeated in its group alone, so its record holds the memories of all
         self._before = {k: memories.get(k, {}) for k in part}
-        group, why = self.group(run, part, round_, work), ""
+        why = ""
         with ExitStack() as stack:
+            received = stack.enter_context(run.versions.receiving(part[0]))
+            group = self.group(run, part, round_, received, work)
             stack.callback(self._before.clear)
             for k in part:
                 stack.callback(memories.drop, k)
@@ -83,16 +88,17 @@ class VectorizedRunner(VisitRunner):
             if group.sends_states_alone() and not observed:
                 rows, updates, extremes = group.updates()
                 numbers = [values[rows].tolist() for values in (group.num_steps, group.lr, group.num_skipped)]
-                yield UpdateRows([part[row] for row in rows], updates, extremes, *numbers)
+                facts = [VisitFacts(*of_visit) for of_visit in zip(*numbers, strict=True)]
+                yield UpdateRows([part[row] for row in rows], updates, extremes, facts)
                 added_rows = {*rows}
             for row, k in enumerate(part):
                 if row not in added_rows:
                     yield k, update_or_failure(partial(group.update, row))
 
-    def group(self, run: Run, part: Part, round_: int, work: Work) -> Group:
+    def group(self, run: Run, part: Part, round_: int, received: State, work: Work) -> Group:
         """The visits of the clients of a part."""
         members = [GroupMember(k, work[k]) for k in part]
-        return Group(run.local_training, members, round_, run.server.state, self._recordings)
+        return Group(run.local_training, members, round_, received, self._recordings)
 
     def beside(self, k: int) -> dict[int, dict]:
         return self._before if k in self._before else {}
@@ -105,8 +111,9 @@ class VectorizedRunner(VisitRunner):
 
     def _repeated(self, run: Run, part: Part, k: int, round_: int, work: Work) -> bool:
         """Repeat the visit of a client in its group; return whether the group can train side by side."""
-        group = self.group(run, part, round_, work)
         with ExitStack() as stack:
+            received = stack.enter_context(run.versions.receiving(k))
+            group = self.group(run, part, round_, received, work)
             try:
                 stack.enter_context(group.training_all())
             except ClientError:

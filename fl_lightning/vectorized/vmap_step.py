@@ -75,7 +75,7 @@ class GroupContext(Protocol):
     training: LocalTraining
     settings: str
     recordings: Recordings
-    # the received state, and client-local entries of it
+    # the global state, and the received entries in which clients may differ
     received: State
     received_own: State
     # frozen parameters
@@ -102,7 +102,7 @@ class VmapStep:
         self.group, self.rows, self.mounted, self.part = group, rows, mounted, part
         self.number = len(numbers_of(rows, group.size))
         self.kind, self.table = group.table_of(numbers_of(rows, group.size)[0])
-        # values of each client that methods see: local entries of the received state, and scratch
+        # values of each client that methods see: its own entries of the received state, and scratch
         self.own = {name: values[rows] for name, values in group.received_own.items()}
         self.arguments = [*part.columns, *(column.take(rows) for column in self.table.columns)]
         columns = [value for value, batched in self.arguments if batched]
@@ -132,7 +132,7 @@ class VmapStep:
             (value.shape[batched:], value.dtype, batched) if isinstance(value, Tensor) else value
             for value, batched in self.arguments
         ]
-        key: tuple[Any, ...] = (self.number, self.kind, self.part.about, group.settings, *leaves)
+        key: tuple[Any, ...] = (self.number, self.kind, self.part.about, group.settings, tuple(self.own), *leaves)
         if len(inputs) < len(tensors):
             places = {tensor: place for place, tensor in enumerate(inputs)}
             key = (*key, tuple(places[id(tensor)] for tensor in tensors))

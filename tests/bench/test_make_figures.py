@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from helpers.tiers import sample
 
 from fl_lightning.bench import Cell, load_suite
 from fl_lightning.cli import main
@@ -17,26 +16,6 @@ sys.path.insert(0, str(PAPERS / "programs"))
 import make_figures  # noqa: E402, found through the path above
 
 SMOKE = PAPERS.parent / "smoke" / "fedavg.yaml"
-
-
-@pytest.fixture(scope="module")
-def stored():
-    return make_figures.stored_numbers()
-
-
-def test_the_page_has_the_stored_numbers(stored):
-    page = (make_figures.DOCS / make_figures.PAGE).read_text()
-    assert make_figures.with_tables(page, stored) == page, "run python experiments/papers/programs/make_figures.py"
-    for name in make_figures.DRAWN:
-        assert (make_figures.DOCS / make_figures.PICTURES / f"{name}.png").is_file()
-        assert f"(figures/{name}.png)" in page
-
-
-@pytest.mark.parametrize("name", sample(make_figures.DRAWN, "clients"))
-def test_each_picture_is_drawn(name, stored, tmp_path):
-    figure = make_figures.DRAWN[name](stored)
-    figure.savefig(tmp_path / "drawn.png", dpi=30)
-    assert all(axes.has_data() for axes in figure.axes)
 
 
 def finished(root, suite):

@@ -67,18 +67,6 @@ def test_every_suite_has_its_tables_as_csv(papers):
     assert texts["paper-table3_scale0.125.table.csv"] == stored and len(texts) == 2
 
 
-def test_pages_import_macros_and_go_to_their_folders(papers):
-    folder = papers / "pages"
-    folder.mkdir()
-    (folder / "macros.j2").write_text("{% macro done(at) %}{{ at.done }} of {{ names | listed }}{% endmacro %}")
-    text = '{% import "macros.j2" as m with context %}{{ m.done(stored("paper-table3_scale0.125")) }}'
-    for name in ("RESULTS", "findings", "fedprox"):
-        (folder / f"{name}.md.j2").write_text(text)
-    made = dict(pages(papers, papers / "docs"))
-    for file in ("RESULTS.md", "docs/findings.md", "docs/papers/fedprox.md"):
-        assert made[papers / file].endswith("4 of paper-table3_scale0.125")
-
-
 @pytest.mark.parametrize(
     ("published", "gains", "word"),
     [
@@ -96,46 +84,6 @@ def test_a_claim_is_untested_where_the_baseline_is_far_from_the_published_one(tm
     results = {cell.digest: result(cell, [values[cell.labels["method"]][cell.seed]]) for cell in cells}
     at = Stored(suite, cells, results)
     assert outcome(at(method="FedProx"), at("final", method="FedProx"), at("final", method="FedAvg")) == word
-
-
-QUOTED = """{% set at = stored("paper-table3_scale0.125") %}
-{% set prox, avg = at(method="FedProx"), at(method="FedAvg") %}
-{{ prox.mean | plain }} {{ avg.values | span(0) }} {{ prox.difference | signed(2) }} {{ prox.pairs }} {{ prox.verdict }}
-{{ prox.deviation }} {{ prox.published }} {{ prox.gain_published }} {{ prox.needed }} {{ at.done }} {{ at.hours }}
-{{ at("best", method="FedProx").mean | plain }} {{ at("last", k=2, method="FedAvg").mean | plain }}
-{{ at.after(1)(method="FedAvg").mean }} {{ prox.difference | aside }} {{ -0.6 | side }}
-{{ paired(prox.values, avg.values).mean | signed }} {{ -0.01 | signed }}
-{{ paired({0: 1.0, 1: 2.0}, {0: 0.0, 1: -1.0, 2: 5.0}) | span }} {{ avg.metric("time/round") | span }}
-{{ at.each() | map(attribute="labels.method") | listed }} {{ [] | listed }} {{ prox.above + prox.below }}
-{{ [2, -1] | span(0, True) }} {{ differences({0: 3.0, 1: 1.0}, {1: 2.0}) }}
-{{ spearman([1, 2, 3], [10, 30, 20]) | plain }} {{ prox.baseline | plain }} {{ prox.student }} {{ prox.holm }}
-"""
-
-
-def test_a_text_quotes_the_stored_cells(papers):
-    file = papers / "results" / "paper-table3_scale0.125.md.j2"
-    file.write_text(QUOTED)
-    lines = text_of(file, papers).splitlines()
-    assert lines == [
-        "60.0 60 to 60 0.00 2 undecided",
-        "0.0 61.0 1.0 None 4 4.0",
-        "60.0 55.0",
-        "50.0 0.0 below",
-        "0.0 0.0",
-        "-10.7 to +14.7 7.0 to 8.0",
-        "FedAvg and FedProx none 0",
-        "-1 to +2 {1: -1.0}",
-        "0.5 60.0 None 1.0",
-    ]
-
-
-def test_a_part_names_the_coefficients_of_each_method(tmp_path):
-    prox = {"class_path": "FedProx", "init_args": {"mu": 0.1, "mode": "exact"}}
-    avgm = {"trainer": {"server_optimizer": {"class_path": "FedAvgM", "init_args": {"lr": 1.0, "momentum": 0.5}}}}
-    methods = {"FedAvg": {}, "FedProx": {"method": [prox]}, "FedAvgM": avgm}
-    suite = suite_in(tmp_path, axes={"method": methods}, tables=[{"show": "final"}])
-    save(suite, suite.cells(), {cell.digest: result(cell, [0.6]) for cell in suite.cells()}, tmp_path / "results")
-    assert "- Coefficients: FedAvgM lr 1, momentum 0.5; FedProx mu 0.1\n" in page_of(tmp_path, "paper-table3")
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,6 @@ def of_mu(space):
         ({}, "tune=None"),
         ({"at": {"alpha": 1}}, "tune.search=None"),
         ({**GRID, "searches": 1}, "tune.searches=1"),
-        ({**GRID, "at": {}}, "tune.at.alpha=None"),
         ({**GRID, "at": {"alpha": 5}}, "tune.at.alpha='5'"),
         ({**GRID, "at": {"alpha": 1, "beta": 1}}, "tune.at='beta'"),
         ({**GRID, "search": {"MOON": {"mu": [1]}}}, "tune.search='MOON'"),

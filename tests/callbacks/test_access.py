@@ -247,22 +247,6 @@ def test_a_misspelt_attribute_of_the_trainer_is_refused(tmp_path):
         fit(tmp_path, [Stops()], rounds=1)
 
 
-def test_a_run_that_is_ended_evaluates_its_final_model_and_then_has_its_last_round(tmp_path):
-    seen = []
-
-    class Stops(Callback):
-        def on_round_end(self, trainer):
-            seen.append(("end", "test/accuracy" in trainer.metrics))
-            trainer.should_stop = trainer.server.round == 1
-
-        def on_last_round_end(self, trainer):
-            seen.append(("last", "test/accuracy" in trainer.metrics))
-
-    trainer = fit(tmp_path, [Stops()], rounds=9, eval_every_n_rounds=4)
-    assert seen == [("end", False), ("end", False), ("last", True)]
-    assert trainer.history[-1]["test/accuracy"] > 0
-
-
 def test_hooks_that_would_not_be_called_are_refused(tmp_path):
     class Renamed(Callback):
         def on_round_end(self, t):

@@ -5,13 +5,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers.errors import refused
 from helpers.runs import assert_same_bits, differs, small_data, small_model, small_trainer
 from torch.optim import SGD
 
 from fl_lightning.callbacks import CCVR
 from fl_lightning.callbacks.ccvr import ClassStatistics
-from fl_lightning.methods import FedBN, FedDyn
+from fl_lightning.methods import FedDyn
 from fl_lightning.models import MLP, ImageClassifier
 
 
@@ -83,9 +82,3 @@ def test_it_calibrates_the_model_that_is_reported(tmp_path):
     body = {name: value for name, value in saved.items() if name.startswith("encoder")}
     assert_same_bits(body, {name: model.state_dict()[name] for name in body})
     assert differs(body, {name: trainer.server.state[name] for name in body})
-
-
-def test_without_one_global_model_it_is_refused_and_nothing_is_written(tmp_path):
-    with refused("CCVR with entries that stay with the clients=", "CCVR"):
-        fit(tmp_path, [FedBN()])
-    assert not list(tmp_path.iterdir())

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from helpers.errors import refused
 from helpers.runs import small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import Embedding
@@ -72,11 +71,3 @@ def test_without_a_global_model_clients_alone_are_embedded(tmp_path):
     _, file = fit(tmp_path, Embedding(examples=16, clients=[0]), model=model, methods=[FedBN()], max_rounds=1)
     assert np.isnan(file["global"]).all() and np.isnan(file["joint"][:, 0]).all()
     assert np.isfinite(file["local"]).all()
-
-
-def test_classes_that_are_not_there_are_refused(tmp_path):
-    with refused("Embedding.classes=[10]", "0", "9"):
-        fit(tmp_path, Embedding(classes=[3, 10]), max_rounds=1)
-    assert not [*tmp_path.iterdir()]
-    with refused("Embedding.classes="):
-        fit(tmp_path, Embedding(classes=[*range(10)], examples=8), max_rounds=1)

@@ -169,16 +169,10 @@ def test_layers_that_stay_with_the_clients_have_no_global_model(tmp_path):
     assert np.isfinite(file["global"][0, 0]).all()
 
 
-@pytest.mark.parametrize(
-    ("layers", "kind", "words"),
-    [
-        (["encoder.layers.0.0", "classifier"], "cnn", ("LayerAlignment.layers='encoder.layers.0.0'", "Conv2d")),
-        (["encoder.layers.1.0", "classifier"], "mlp", ("LayerAlignment.layers", "'encoder.layers.1.0'", "32", "16")),
-    ],
-)
-def test_layers_without_weight_matrices_that_follow_are_refused(tmp_path, layers, kind, words):
-    with refused(*words):
-        small_trainer(tmp_path, callbacks=[LayerAlignment(layers=layers)]).fit(small_model(kind), small_data(kind))
+def test_a_layer_without_a_weight_matrix_is_refused(tmp_path):
+    trainer = small_trainer(tmp_path, callbacks=[LayerAlignment(layers=["encoder.layers.0.0", "classifier"])])
+    with refused("LayerAlignment.layers='encoder.layers.0.0'", "Conv2d"):
+        trainer.fit(small_model("cnn"), small_data("cnn"))
 
 
 def test_clients_that_do_not_train_are_all_alike(tmp_path):

@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fl_lightning.callbacks import (
+    CCVR,
+    BatchNormGap,
     DeviationBound,
     Drift,
     Embedding,
@@ -24,8 +26,8 @@ from fl_lightning.callbacks import (
     SpectrumMonitor,
 )
 from fl_lightning.callbacks.measurement import drawn_clients
-
-FILES = ("spectra.npz", "neural_collapse.npz", "layer_similarity.npz", "layer_alignment.npz", "embedding.npz")
+from fl_lightning.methods import FedBN
+from fl_lightning.models import MLP, ImageClassifier
 
 
 def callbacks():
@@ -34,10 +36,10 @@ def callbacks():
     return [spectra, NeuralCollapse(), similarity, LayerAlignment(2), Embedding(examples=30, clients=[0, 2])]
 
 
-def fit(folder, given, ckpt_path=None, **kwargs):
+def fit(folder, given, ckpt_path=None, methods=(), model=None, **kwargs):
     how = {"max_rounds": 2, "participation": 0.75, "threads_per_worker": 1, "name": "run"}
     trainer = small_trainer(folder, callbacks=given, **{**how, **kwargs})
-    trainer.fit(small_model(), small_data(train_size=200), [], ckpt_path)
+    trainer.fit(model or small_model(), small_data(train_size=200), list(methods), ckpt_path)
     return trainer
 
 
@@ -89,11 +91,37 @@ def test_the_figures_of_all_callbacks_can_be_drawn(tmp_path):
         (Embedding(tap="nothing"), ("Embedding", "'nothing'", "trainer.taps")),
         (LayerAlignment(layers=["classifier", "nothing"]), ("LayerAlignment.layers='nothing'", "classifier")),
         (Embedding(clients=[1, 9]), ("Embedding.clients=[9]", "0", "3")),
+        (Embedding(classes=[3, 10]), ("Embedding.classes=[10]", "0", "9")),
+        (LayerAlignment(layers=["encoder.layers.1.0", "classifier"]), ("'encoder.layers.1.0'", "32", "16")),
+        (BatchNormGap(), ("BatchNormGap with the model='ImageClassifier'",)),
     ],
 )
 def test_what_is_not_there_is_refused_before_anything_is_written(tmp_path, callback, words):
+    model = ImageClassifier(MLP(64, [8])) if isinstance(callback, BatchNormGap) else None
     with refused(*words):
-        fit(tmp_path, [callback])
+        fit(tmp_path, [callback], model=model)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("callback", "taps", "words"),
+    [
+        (NeuralCollapse(), {"representation": "encoder"}, ("NeuralCollapse", "width of the representation=24")),
+        (SpectrumMonitor(), {"logits": "projector"}, ("SpectrumMonitor", "logits='projector'")),
+        (Drift(), {"logits": "projector"}, ("Drift", "logits='projector'", "classifier=false")),
+        (Embedding(classes=[*range(10)], examples=8), {}, ("Embedding.classes=",)),
+    ],
+)
+def test_what_does_not_suffice_to_measure_is_refused_before_round_0(tmp_path, callback, taps, words):
+    with refused(*words):
+        fit(tmp_path, [callback], taps=taps)
+    assert not any(tmp_path.rglob("metrics.csv"))
+
+
+@pytest.mark.parametrize("kind", [CCVR, BatchNormGap, Scores])
+def test_without_one_global_model_they_are_refused_before_anything_is_written(tmp_path, kind):
+    with refused(f"{kind.__name__} with entries that stay with the clients="):
+        fit(tmp_path, [kind()], methods=[FedBN()])
     assert not list(tmp_path.iterdir())
 
 

@@ -5,7 +5,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers.errors import refused
 from helpers.runs import small_data, small_model, small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
 from torch import nn
@@ -198,10 +197,3 @@ def test_a_round_needs_no_further_pass_through_the_network(tmp_path):
         model.classifier.register_forward_hook(lambda *args, number=number: passes.append(number))
         small_trainer(tmp_path, callbacks=callbacks, max_rounds=2).fit(model, small_data())
     assert passes.count(0) == passes.count(1) > 0
-
-
-def test_a_representation_other_than_the_classifiers_input_is_refused_before_the_first_round(tmp_path):
-    trainer = small_trainer(tmp_path, callbacks=[NeuralCollapse()], taps={"representation": "encoder"})
-    with refused("NeuralCollapse", "width of the representation=24"):
-        trainer.fit(small_model(), small_data())
-    assert not trainer.history

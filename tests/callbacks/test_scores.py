@@ -5,7 +5,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers.errors import refused
 from helpers.runs import small_data, small_model, small_trainer
 from torch.optim import SGD
 
@@ -13,7 +12,7 @@ from fl_lightning.bench.shows import SCORES
 from fl_lightning.callbacks import Callback, Scores
 from fl_lightning.callbacks.scores import with_prior
 from fl_lightning.data import Dirichlet
-from fl_lightning.methods import MOON, FedBN, FedDyn, FedLC, FedProx, FedRS
+from fl_lightning.methods import MOON, FedDyn, FedLC, FedProx, FedRS
 from fl_lightning.models import MLP, ImageClassifier
 
 
@@ -135,9 +134,3 @@ def test_a_finished_run_has_the_scores_that_it_would_have_logged(tmp_path, metho
     expected = {f"scores/{name}": value for name, value in scored.items() if name not in over_rounds}
     assert {tag: value for tag, value in metrics.items() if tag.startswith("scores/")} == expected
     assert metrics["test/accuracy"] == scored["pooled"]
-
-
-def test_entries_that_stay_with_the_clients_are_refused(tmp_path):
-    with refused("Scores with entries that stay with the clients=", "PersonalAccuracy"):
-        fit(tmp_path, Scores(), [FedBN()])
-    assert not list(tmp_path.iterdir())

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.errors import refused, warned
+from helpers.errors import warned
 from helpers.runs import small_data, small_model, small_trainer
 
 from fl_lightning.callbacks import SpectrumMonitor
@@ -73,9 +73,3 @@ def test_a_collapsed_representation_is_said(tmp_path):
     with warned("round 0", "representation"):
         trainer.fit(model, small_data())
     assert trainer.metrics["rank/representation/effective"] == 0
-
-
-def test_a_logits_tap_without_a_weight_is_refused(tmp_path):
-    trainer = small_trainer(tmp_path, callbacks=[SpectrumMonitor()], taps={"logits": "projector"})
-    with refused("SpectrumMonitor", "logits='projector'"):
-        trainer.fit(small_model(), small_data())

@@ -1,6 +1,5 @@
 """A bad input ends with one line that names the key, and writes nothing."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,6 @@ USUAL = [
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch, request, one_parser):
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(request.config.rootpath)
 
 

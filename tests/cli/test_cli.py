@@ -4,7 +4,6 @@ import hashlib
 import json
 import re
 import shlex
-import sys
 import warnings
 
 import pytest
@@ -26,7 +25,6 @@ QUICK = ["--trainer.max_rounds=1", "--trainer.callbacks=null", "--data.train_siz
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch, request, one_parser, undrawn):
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(request.config.rootpath)
 
 

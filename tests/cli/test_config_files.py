@@ -18,7 +18,6 @@ TWICE = "class_path: Dirichlet\nclass_path: IID\n"
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch, tmp_path, one_parser):
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "base.yaml").write_text(BASE)
     (tmp_path / "names.yaml").write_text("data: {init_args: {partitioner: inner.yaml}}\n")

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 import yaml
-from helpers.errors import assert_names, warned
-from lightning.fabric.loggers import Logger
+from helpers.errors import assert_names
 from lightning_utilities.core.imports import RequirementCache
 
 from fl_lightning.cli import main
@@ -19,17 +18,6 @@ CONFIG = {
 
 
 CSV = {"class_path": "lightning.pytorch.loggers.CSVLogger", "init_args": {"save_dir": "theirs"}}
-
-
-class Unreachable(Logger):
-    """A logger whose server does not answer."""
-
-    name, version, root_dir = "unreachable", 0, None
-
-    def log_metrics(self, metrics, step=None):
-        raise ConnectionError("no answer from tracker.example")
-
-    log_hyperparams = finalize = log_metrics
 
 
 @pytest.fixture
@@ -57,16 +45,6 @@ def test_a_table_of_lightnings_logger_has_what_that_of_the_run_has(fit, tmp_path
     theirs = list(csv.DictReader(path.read_text().splitlines()))
     assert [row["test/accuracy"] for row in theirs] == [row["test/accuracy"] for row in ours]
     assert len(ours) == 2
-
-
-def test_a_logger_that_fails_warns_once_and_the_others_and_the_run_go_on(fit, tmp_path):
-    board = {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": {"save_dir": "theirs"}}
-    with warned("Unreachable") as caught:
-        rows = fit([{"class_path": f"{__name__}.Unreachable"}, board])
-    assert sum("Unreachable" in str(one.message) for one in caught) == 1
-    assert len(rows) == 2
-    assert list((tmp_path / "theirs").glob("**/events.out.*"))
-    assert (tmp_path / "runs/fedavg/version_0/checkpoints/model.ckpt").is_file()
 
 
 @pytest.mark.parametrize("others", [None, [], [CSV]])

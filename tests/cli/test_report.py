@@ -4,7 +4,6 @@ import csv
 import gc
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -47,7 +46,6 @@ def command(monkeypatch, tmp_path, capsys):
     """``command(*args)`` runs the report in an empty folder; gives the status, and what it says and complains of."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
 
     def run(*args):
         status = 0

@@ -8,11 +8,10 @@ import pytest
 import torch
 from helpers.beside import SIZES, assert_near, rows
 from helpers.errors import refused, warned
-from helpers.gradients import Ahead, Dropping, InStep
+from helpers.gradients import Ahead, InStep, scales_gradients
 from helpers.quadratics import Curved, curved_data
-from helpers.runs import Stops, assert_same_bits, history, plain_sgd_model, small_data, small_trainer, train
+from helpers.runs import assert_same_bits, history, plain_sgd_model, small_data, small_trainer, train
 from helpers.tiny import TinyData, TinyModule
-from lightning.fabric.plugins import MixedPrecision
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import LBFGS
@@ -219,12 +218,7 @@ def test_outside_of_steps_the_gradients_of_batches_add_up_to_that_of_all_data(tm
 
 
 def test_sixteen_bit_gradients_are_unscaled_and_do_not_overflow(tmp_path, monkeypatch):
-    """A scaler on the CPU, as 16-mixed has on a GPU, and a loss whose scaled gradients overflow float32."""
-    plain = MixedPrecision.__init__
-
-    def scaled(self, **kwargs):
-        plain(self, **kwargs)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=1000)
+    """The scaled gradients of the loss overflow float32."""
 
     class Steep(TinyModule):
         def loss(self, batch):
@@ -238,7 +232,7 @@ def test_sixteen_bit_gradients_are_unscaled_and_do_not_overflow(tmp_path, monkey
                 torch.testing.assert_close(value, client.live[name].grad)
                 client.live[name].grad = value * 2.0**-115
 
-    monkeypatch.setattr(MixedPrecision, "__init__", scaled)
+    scales_gradients(monkeypatch, 2.0)
     monkeypatch.setattr("fl_lightning.training.extra_passes.SCALE", 2.0**16)
     fit(tmp_path, [Asks()], model=Steep, precision="bf16-mixed", max_rounds=1)
 
@@ -333,20 +327,6 @@ def test_batches_are_those_of_training_in_type_transform_and_number(tmp_path):
             assert client.scratch(self).total.abs() < 1e-9
 
     fit(tmp_path, [Asks()], model=Doubling, precision="64-true", local_epochs=1)
-
-
-@pytest.mark.thorough
-def test_a_run_whose_method_reads_batches_resumes_with_the_same_bits(tmp_path):
-    def go(folder, callbacks=(), ckpt_path=None):
-        torch.manual_seed(0)
-        trainer = small_trainer(folder, taps=TAPS, callbacks=[*callbacks], max_rounds=3)
-        trainer.fit(Dropping(), rows(), [Elsewhere(), InStep()], ckpt_path)
-        return dict(trainer.server.state)
-
-    whole = go(tmp_path / "whole")
-    with pytest.raises(ClientError, match="stopped"):
-        go(tmp_path / "parts", [Stops(1)])
-    assert_same_bits(go(tmp_path / "parts", ckpt_path="last"), whole)
 
 
 # ---------------------------------------------------------------------- refused

@@ -48,7 +48,7 @@ class Observes(Method):
 
     def on_client_start(self, client):
         client.load_reference(self.reference, client.received, self.taps)
-        copy = client.frozen_copy()
+        copy = client.reference_copy()
         assert not copy.training and not any(parameter.requires_grad for parameter in copy.parameters())
         client.scratch(self).copy = copy
 

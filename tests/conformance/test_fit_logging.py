@@ -9,8 +9,6 @@ from torchmetrics import MeanMetric, MetricCollection, SumMetric
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 from torchmetrics.functional.classification import binary_auroc
 
-from fl_lightning.utilities.errors import ClientError, UsageError
-
 REDUCTIONS = {
     **{name: name for name in ("mean", "avg", "sum", "max", "min")},
     **{f"torch.{one.__name__}": one for one in (torch.sum, torch.max, torch.min, torch.mean)},
@@ -90,19 +88,24 @@ def test_the_size_of_a_batch_is_its_weight_by_lightnings_rule():
             x, y = batch["first"]["x"], batch["y"]
             self.log("value", x[:, 0].mean(), on_step=False, on_epoch=True)
             self.log("told", x[:, 1].mean(), on_step=False, on_epoch=True, batch_size=1 + batch_idx)
+            self.log("first", x[:, 2].mean(), on_step=False, on_epoch=True, batch_size=int(batch_idx == 0))
             return self.loss((x, y))
 
     class Nested(TinyData):
         def on_before_batch_transfer(self, batch, dataloader_idx):
             return {"first": {"x": batch[0]}, "text": "a", "y": batch[1]}
 
-    assert_logged(conform(Model, epochs=1, data=Nested), "value", "told")
+    assert_logged(conform(Model, epochs=1, data=Nested), "value", "told", "first")
 
 
-def test_metrics_of_torchmetrics():
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_metrics_of_torchmetrics(epochs):
+    """They are computed and reset every epoch, and the last value counts."""
+
     class Model(TinyModule):
         def build(self):
             self.accuracy, self.sum, self.mean = MulticlassAccuracy(3, average="micro"), SumMetric(), MeanMetric()
+            self.both = MetricCollection({"mean": MeanMetric(), "sum": SumMetric()}, prefix="c/")
 
         def training_step(self, batch, batch_idx):
             self.accuracy(self(batch[0]), batch[1])
@@ -110,9 +113,11 @@ def test_metrics_of_torchmetrics():
             self.mean.update(batch[0].sum())
             self.log("accuracy", self.accuracy, on_step=False, on_epoch=True)
             self.log_dict({"sum": self.sum, "mean": self.mean}, on_step=False, on_epoch=True)
+            self.both(batch[0].sum() + self.current_epoch)
+            self.log_dict(self.both, on_step=False, on_epoch=True)
             return self.loss(batch)
 
-    assert_logged(conform(Model, epochs=1), "accuracy", "sum", "mean")
+    assert_logged(conform(Model, epochs=epochs), "accuracy", "sum", "mean", "c/mean", "c/sum")
 
 
 def test_the_trainer_holds_what_was_logged_so_far():
@@ -169,24 +174,3 @@ def test_over_clients_a_sum_adds_a_mean_weighs_by_examples_and_metrics_are_of_al
     assert row["train/exact"] == pytest.approx(roc_auc_score(y > 0, x))
     assert row["train/binned"] == pytest.approx(float(binary_auroc(x, (y > 0).long(), thresholds=5)))
     assert not [tag for tag in row if tag.startswith("train/") and tag.endswith("/clients")]
-
-
-# ---------------------------------------------------------------------- what is refused
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [({"reduce_fx": lambda values: values[0]}, "reduce_fx"), ({"on_step": False, "on_epoch": False}, "on_step")],
-    ids=["own reduction", "neither step nor epoch"],
-)
-def test_what_has_no_value_over_a_round_is_refused(options, key):
-    with pytest.raises((UsageError, ClientError), match=key):
-        by_rounds(logging(value=options)(), clients(TinyData()))
-
-
-def test_one_name_with_two_reductions_is_refused_as_by_lightning():
-    class Model(TinyModule):
-        def training_step(self, batch, batch_idx):
-            self.log("value", 1.0, reduce_fx="sum" if batch_idx else "max")
-            return self.loss(batch)
-
-    with pytest.raises((UsageError, ClientError), match="value"):
-        by_rounds(Model(), clients(TinyData()))

@@ -1,7 +1,6 @@
 """What a visit begins with, what it leaves behind, and what travels."""
 
 import math
-from collections import deque
 from contextlib import nullcontext
 
 import pytest
@@ -14,7 +13,6 @@ from lightning.pytorch import Trainer
 from torch import nn
 from torch.optim import SGD, lr_scheduler
 from torch.utils.data import DataLoader
-from torchmetrics import MetricCollection, SumMetric
 from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix
 
 from fl_lightning import FederatedTrainer, Method
@@ -28,68 +26,6 @@ def train(make, devices=1, **options):
 
 
 # ---------------------------------------------------------------------- what is in no state
-class Counter:
-    """An object of the user's own, which torch and Lightning know nothing of."""
-
-    def __init__(self):
-        self.number, self.tensors = 0, [torch.zeros(2)]
-
-
-class Stateful(TinyModule):
-    """Counts in all that is in no state dict, and lets the loss depend on all of it."""
-
-    def build(self):
-        self.register_buffer("buffer", torch.zeros(2), persistent=False)
-        self.tensor, self.number, self.flag = torch.zeros(2), 0.0, False
-        self.list, self.dict, self.set, self.queue = [], {"seen": [0]}, set(), deque(maxlen=3)
-        self.inner = nn.Module()
-        self.inner.count = 0
-        self.object, self.hidden = Counter(), [nn.Linear(1, 1, bias=False).requires_grad_(False)]
-        nn.init.zeros_(self.hidden[0].weight)
-        self.metric = SumMetric()
-        self.metrics = MetricCollection({"sum": SumMetric()})
-        self.generator = torch.Generator().manual_seed(0)
-
-    def sizes(self):
-        """A number for each of them."""
-        numbers = [float(self.buffer[0]), float(self.tensor[0]), self.number, float(self.flag), float(self.inner.count)]
-        lengths = [len(self.list), self.dict["seen"][0], len(self.set), len(self.queue)]
-        others = [self.object.number, float(self.object.tensors[0][0]), float(self.hidden[0].weight)]
-        return [*numbers, *lengths, *others, float(self.metric.sum_value), float(self.metrics["sum"].sum_value)]
-
-    def training_step(self, batch, batch_idx):
-        self.buffer += 1
-        self.tensor = self.tensor + 1
-        self.number, self.flag, self.inner.count = self.number + 1, True, self.inner.count + 1
-        self.list.append(1)
-        self.dict["seen"][0] += 1
-        self.set.add(batch_idx)
-        self.queue.append(1)
-        self.object.number += 1
-        self.object.tensors[0] += 1
-        self.hidden[0].weight += 1
-        self.metric.update(1.0)
-        self.metrics.update(1.0)
-        self.late = getattr(self, "late", 0) + 1
-        noise = torch.randn((), generator=self.generator) + torch.randn(())
-        return self.loss(batch) * (1 + 0.01 * sum(self.sizes()) + 0.1 * self.late + 0.1 * noise)
-
-    def on_train_start(self):
-        note("visit", self.sizes(), hasattr(self, "late"))
-
-    def on_validation_start(self):
-        note("validation", self.sizes(), hasattr(self, "late"))
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", self.loss(batch))
-
-
-def test_what_is_in_no_state_begins_each_visit_and_evaluation_as_at_the_start_of_the_run():
-    _, notes = notes_of(lambda: train(Stateful))
-    fresh = Stateful().sizes()
-    assert notes == 2 * [*(3 * [("visit", fresh, False)]), ("validation", fresh, False)]
-
-
 class Collects(TinyModule):
     """Its steps set attributes, and update objects of torchmetrics that they do not log."""
 
@@ -180,13 +116,6 @@ def test_objects_of_torchmetrics_have_all_batches_after_a_command_by_several_wor
     assert together == alone
 
 
-class Hooking(TinyModule):
-    """Registers a hook in each visit, and never removes it."""
-
-    def on_train_start(self):
-        self.body[0].register_forward_hook(lambda module, inputs, output: 1.5 * output)
-
-
 class NeverClears(TinyModule):
     def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
         pass
@@ -200,11 +129,10 @@ class Ends(Method):
         return {}
 
 
-@pytest.mark.parametrize("make", [Stateful, Hooking, NeverClears])
-def test_a_visit_depends_on_no_visit_before_it(make):
+def test_gradients_of_one_visit_are_not_those_of_the_next_where_the_module_never_clears_them():
     def end_of_the_last(cohort):
         options = {"rounds": 1, "sampler": lambda *given: cohort, "methods": [Ends()]}
-        _, notes = notes_of(lambda: train(make, **options))
+        _, notes = notes_of(lambda: train(NeverClears, **options))
         return [one for one in notes if one[0] == 2]
 
     assert end_of_the_last([0, 1, 2]) == end_of_the_last([2])
@@ -293,33 +221,6 @@ class Adapter(TinyModule):
 
     def forward(self, x):
         return super().forward(x + 0.01 * self.large(x)[:, :8])
-
-
-@pytest.mark.parametrize(("precision", "bytes_each"), [("32-true", 4), ("64-true", 8)])
-def test_frozen_parameters_that_did_not_change_do_not_travel(precision, bytes_each):
-    trainer = train(Adapter, precision=precision)
-    expected = 3 * bytes_each * sum(value.numel() for value in TinyModule().parameters())
-    assert [row["bytes/up"] for row in trainer.history] == [expected, expected]
-    assert trainer.history[-1]["bytes/down"] == expected
-
-
-class Marked(TinyModule):
-    """The client of three examples moves the frozen mark by 1 in a visit."""
-
-    def build(self):
-        self.mark = nn.Parameter(torch.zeros(()), requires_grad=False)
-
-    @torch.no_grad()
-    def on_train_epoch_end(self):
-        if self.trainer.num_training_batches == 1:
-            self.mark += 1
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-def test_frozen_parameters_that_one_client_changed_are_averaged(devices):
-    trainer = train(Marked, devices, epochs=1, rounds=3)
-    assert float(trainer.server.state["mark"]) == pytest.approx(3 * 3 / 25)
-    assert trainer.history[0]["bytes/up"] > train(TinyModule, epochs=1, rounds=1).history[0]["bytes/up"]
 
 
 # ---------------------------------------------------------------------- what is refused

@@ -3,16 +3,26 @@
 from functools import partial
 
 import pytest
+import torch
 from helpers.errors import refused
+from helpers.lora import lora_model
 from helpers.quadratics import Quadratic, quadratic_data
 from helpers.runs import assert_finite, plain_sgd_model, small_data
+from helpers.tiny import TinyData, TinyModule, clients
+from torch import nn
 from torch.optim import SGD, Adam
+from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning import Method, methods
+from fl_lightning.callbacks import SpectrumMonitor
 from fl_lightning.methods import (
     APFL,
+    IPM,
     MOON,
+    NNM,
     SCAFFOLD,
+    CenteredClipping,
+    CoordinateMedian,
     DeCov,
     Ditto,
     DPFedAvg,
@@ -25,7 +35,9 @@ from fl_lightning.methods import (
     FedDecorr,
     FedDisco,
     FedDyn,
+    FedExLoRA,
     FedExP,
+    FedIT,
     FedLC,
     FedNova,
     FedNTD,
@@ -37,13 +49,22 @@ from fl_lightning.methods import (
     FedRS,
     FedSAM,
     FedUV,
+    FedVLS,
+    FFALoRA,
+    FixBN,
     Freeze,
+    GeometricMedian,
+    LabelFlip,
     LGFedAvg,
     Local,
     LogitAdjustment,
+    LoRAProduct,
+    MultiKrum,
     PerFedAvg,
     PFedMe,
+    SignFlip,
     StructuredDeCov,
+    TrimmedMean,
 )
 from fl_lightning.models import MLP, ImageClassifier, Logistic
 from fl_lightning.optim import FedAvgM
@@ -71,6 +92,11 @@ TOGETHER = {
     "PFedMe with FedDecorr": lambda: [PFedMe(5.0), FedDecorr(0.1)],
     "LGFedAvg with FedDyn": lambda: [LGFedAvg(2), FedDyn(0.1)],
     "FedProto with weights and FedNova": lambda: [FedProto(aggregate_weights=True), FedNova()],
+    "FedExP with FedBN": lambda: [FedBN(), FedExP(eps=0)],
+    "FedVLS with FedNTD": lambda: [FedVLS(), FedNTD()],
+    "post hoc adjustment with FedLC and FedBN": lambda: [FedLC(), LogitAdjustment(when="post_hoc"), FedBN()],
+    "SCAFFOLD by examples with FedDisco": lambda: [SCAFFOLD(weighting="examples"), FedDisco()],
+    "FedAS by examples with a user's weights": lambda: [FedAS(weighting="examples"), Weighs(1.0, "even")],
     "all penalties": lambda: [MOON(), FedCKA(), FedUV(), FedDecorr(), DeCov(), StructuredDeCov()],
 }
 
@@ -97,7 +123,7 @@ def test_every_method_trains_alone_and_remembers_what_it_declares(run, kind, opt
     state, trainer = run([method])
     assert_finite(state, trainer)
     used = {key for memory in trainer.client.memories().values() for key in memory.get(method.name, {})}
-    unused = {"latest"} if kind is FedDyn and not options else set()
+    unused = {"FedDyn": {"latest"}, "FedAMP": {"model"}}.get(kind.__name__, set()) if not options else set()
     assert used == set(kind.memory_keys) - unused
     assert all(isinstance(meaning, str) and meaning for meaning in kind.memory_keys.values())
 
@@ -134,6 +160,51 @@ def sgd(**options):
     return {"model": plain_sgd_model(**options)}
 
 
+def classified(classifier):
+    model = plain_sgd_model()
+    model.classifier = classifier
+    return {"model": model}
+
+
+class Unlike(TinyModule):
+    """Its logits are not one for each class."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.head = head
+
+    def loss(self, batch):
+        return self(batch[0]).square().mean()
+
+
+class Rates(TinyModule):
+    def configure_optimizers(self):
+        return SGD([{"params": self.body.parameters()}, {"params": self.head.parameters(), "lr": 0.2}], lr=0.1)
+
+
+def tiny(model):
+    return {"model": model, "data": clients(TinyData()), "taps": {"logits": "head", "representation": "body"}}
+
+
+def unlabelled():
+    data, model = quadratic_data([1.0, 2.0]), Quadratic()
+    model.head = nn.Identity()
+    data.datamodule.train_dataloader = lambda: DataLoader(TensorDataset(torch.ones(4)))
+    return {"model": model, "data": data, "taps": {"logits": "head"}}
+
+
+class KeepsBias(Method):
+    def exchanges(self, key):
+        return key != "classifier.bias"
+
+
+def adapted(**options):
+    return {"model": lora_model(**options)}
+
+
+PLAIN, SEQUENTIAL = {"model": ImageClassifier(MLP(64, [16]))}, classified(nn.Sequential(nn.Linear(16, 10)))
+
+
 # methods, the model and arguments of the trainer beside them, and the words of the line
 REFUSED = [
     ([FedProx(), FedProx()], {}, ("fedprox",)),
@@ -150,6 +221,48 @@ REFUSED = [
     ([Ditto()], {"accumulate_grad_batches": 2}, ("trainer.accumulate_grad_batches=2", "Ditto")),
     ([Ditto(20.0)], {}, ("Ditto", "lr", "lambda_=20")),
     ([PFedMe(20.0)], {}, ("PFedMe", "learning rate times lambda_")),
+    ([PFedMe()], adam(), ("PFedMe", "optimizer", "Adam")),
+    ([PFedMe()], sgd(momentum=0.9), ("PFedMe", "momentum")),
+    *(([kind()], tiny(Rates()), (kind.__name__, "lr", "0.1", "0.2")) for kind in (Ditto, APFL)),
+    # labels, logits and classifiers
+    *(([kind()], unlabelled(), (f"method='{kind.__name__}'",)) for kind in (FedLC, FedNTD)),
+    *(
+        ([kind()], tiny(Unlike(nn.Linear(6, 1))), (f"method={kind.__name__}", "logits=(4, 1)", "3"))
+        for kind in (FedLC, FedRS)
+    ),
+    ([FedNTD()], tiny(Unlike(nn.Sequential(nn.Linear(6, 10), nn.Unflatten(1, (5, 2))))), ("logits",)),
+    ([FedRS(use_bias=False)], SEQUENTIAL, ("FedRS.use_bias=False", "logits", "'classifier'")),
+    ([FedUV(spectral=0.5)], SEQUENTIAL, ("FedUV.spectral=0.5", "'classifier'")),
+    ([StructuredDeCov(groups=17)], {}, ("StructuredDeCov.groups=17",)),
+    ([FedRoD()], {"taps": {"logits": "encoder"}}, ("FedRoD", "logits", "encoder")),
+    (
+        [LogitAdjustment(when="post_hoc")],
+        classified(nn.Linear(16, 10, bias=False)),
+        ("LogitAdjustment.when='post_hoc'", "classifier"),
+    ),
+    # running statistics
+    *(([kind()], PLAIN, (kind.__name__, "model='ImageClassifier'", "BatchNorm")) for kind in (FedBN, FixBN)),
+    *(([FixBN()], {"buffers": buffers}, ("FixBN", "statistics")) for buffers in ("local", "keep")),
+    ([DPFedAvg()], {}, ("DPFedAvg", "buffers", "projector.layers.1.running_mean")),
+    # adapters
+    ([FedIT()], {}, ("FedIT", "model='ImageClassifier'")),
+    ([FedIT()], adapted(train_a=False), ("FedIT", "model='ImageClassifier'")),
+    ([LoRAProduct(5)], adapted(), ("LoRAProduct.rank=5", "4")),
+    ([LoRAProduct(), Local()], adapted(), ("LoRAProduct", "Local")),
+    ([FedExLoRA()], {**adapted(), "buffers": "local"}, ("FedExLoRA", "trainer.buffers=average")),
+    ([], {"callbacks": [SpectrumMonitor(lora=True)]}, ("SpectrumMonitor.lora=True", "ImageClassifier")),
+    # clients that may lie, of which there are four
+    ([TrimmedMean(2)], {}, ("TrimmedMean", "f=2", "5", "trainer.cohort_size")),
+    ([MultiKrum(1)], {}, ("MultiKrum", "f=1", "5")),
+    ([NNM(2)], {}, ("NNM", "f=2", "5")),
+    ([SCAFFOLD(), TrimmedMean()], {}, ("TrimmedMean", "SCAFFOLD")),
+    ([MultiKrum(), FedNova()], {}, ("MultiKrum", "FedNova")),
+    ([GeometricMedian(), FedDyn()], {}, ("GeometricMedian", "FedDyn")),
+    ([FedExP(), CenteredClipping()], {}, ("FedExP", "CenteredClipping")),
+    ([CoordinateMedian(), FedDisco()], {}, ("CoordinateMedian", "FedDisco")),
+    ([DPFedAvg(noise=0), TrimmedMean()], {"buffers": "keep"}, ("DPFedAvg", "TrimmedMean")),
+    *(([NNM(1), attack()], {}, (f"{attack.__name__} after method", "NNM")) for attack in (IPM, LabelFlip)),
+    ([SignFlip([9])], {}, ("SignFlip.clients=[9]", "4")),
     # two models of a client, two replacements of a gradient, two calibrations
     ([FedBABU(), Local()], {}, ("method=['FedBABU', 'Local']",)),
     ([FedDyn(), FedDisco(), FedBABU(), FedPer()], {}, ("FedDisco", "method='FedDyn'", "method=['FedBABU', 'FedPer']")),
@@ -163,9 +276,14 @@ REFUSED = [
     ([FedRoD(), FedLC()], {}, ("method", "FedRoD", "FedLC")),
     ([FedLC(), LogitAdjustment()], {}, ("method", "FedLC", "LogitAdjustment")),
     ([FedRS(), FedLC()], {}, ("method", "FedRS", "FedLC")),
+    ([FedVLS(), FedLC()], {}, ("method=['FedVLS', 'FedLC']",)),
+    ([FedALA(), FedPer()], {}, ("method", "FedALA", "FedPer")),
+    ([FedIT(), FFALoRA()], adapted(), ("method=['FedIT', 'FFALoRA']",)),
+    ([CoordinateMedian(), MultiKrum()], {}, ("method=['CoordinateMedian', 'MultiKrum']",)),
     # changes, gradients or weights that the other needs as they are
     *(([PFedMe(), other], {}, ("method", "PFedMe", type(other).__name__)) for other in (FedProx(), SCAFFOLD())),
     ([FedALA(), SCAFFOLD()], {}, ("FedALA", "SCAFFOLD")),
+    *(([FedALA(), other()], {}, ("FedALA", other.__name__)) for other in (FedDyn, FedNova)),
     *(([FedAS(), other()], {}, ("FedAS", other.__name__)) for other in (SCAFFOLD, FedDyn, FedNova, FedBABU)),
     ([FedAS(), Weighs(1.0, "even")], {}, ("FedAS", "Weighs")),
     ([FedDisco(), FedDyn()], {}, ("FedDisco", "FedDyn")),
@@ -197,6 +315,14 @@ REFUSED = [
 ]
 
 
+# what methods find where a run begins, after its folder is made
+REFUSED_AT_THE_START = [
+    ([FedRoD()], {**PLAIN, "taps": {"representation": "encoder.layers.0"}}, ("FedRoD", "representation")),
+    ([LogitAdjustment(when="post_hoc"), KeepsBias()], {}, ("LogitAdjustment.when='post_hoc'",)),
+    ([FixBN(), FedBN()], {}, ("FixBN", "statistics")),
+]
+
+
 def name_of(case):
     methods, options, words = case
     return " ".join([*(type(method).__name__ for method in methods), *options, *words[-1:]])
@@ -208,6 +334,14 @@ def test_what_cannot_go_together_is_refused_before_round_0(run, tmp_path, case):
     with refused(*words):
         run(methods, **options)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("case", REFUSED_AT_THE_START, ids=name_of)
+def test_what_methods_find_at_the_start_of_a_run_is_refused_before_round_0(run, tmp_path, case):
+    methods, options, words = case
+    with refused(*words):
+        run(methods, **options)
+    assert not any(tmp_path.rglob("metrics.csv"))
 
 
 @pytest.mark.parametrize(

@@ -297,14 +297,14 @@ def test_what_a_hook_may_return_is_taken(hook):
 
 def test_a_penalty_of_one_element_is_a_scalar():
     for shape in ((), (1,), (1, 1)):
-        assert MethodList([returning("penalty", GRAPH.reshape(shape))]).penalties(CLIENT, None)["mine"].shape == ()
+        assert MethodList([returning("penalty", GRAPH.reshape(shape))]).penalties(CLIENT, None)[0]["mine"].shape == ()
 
 
 def test_a_penalty_without_gradient_is_warned_of_once():
     methods = MethodList([returning("penalty", torch.tensor(0.5)), FedProx()])
     with warned("method=Mine") as caught:
         terms = [methods.penalties(CLIENT, None) for _ in range(3)]
-    assert len(caught) == 1 and terms == 3 * [{"mine": torch.tensor(0.5)}]
+    assert len(caught) == 1 and terms == 3 * [({"mine": torch.tensor(0.5)}, {})]
 
 
 @pytest.mark.parametrize("taps", ["logits", None, {"logits"}, ("logits", 1)])

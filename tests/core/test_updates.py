@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.errors import refused
+from helpers.runs import draw
 from helpers.workers import together
 
 from fl_lightning import Weighted
@@ -10,10 +11,6 @@ from fl_lightning.core.updates import ClientUpdate, Updates
 
 STATE = {"w": torch.zeros(2, 3), "b": torch.zeros(()), "mean": torch.zeros(4), "count": torch.tensor(0)}
 IDS = [1, 3, 4, 6, 9]
-
-
-def draw(*shape, seed):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def client(k, **kwargs):

@@ -46,12 +46,13 @@ def test_totals_are_means_by_weight_and_logged_values_by_their_reduction():
     for weight, value in ((1.0, 4.0), (3.0, -2.0)):
         kinds = {kind: Reduced(kind, value, weight) for kind in ("mean", "sum", "max", "min")}
         totals.add(update(weight, **kinds, nothing=Reduced("mean", 0.0, 0.0)))
-    assert (totals.num_clients, totals.num_bytes) == (2, 20)
-    assert totals.drift == (1 * 2 + 3 * 4) / 4
-    assert totals.delta["w"].tolist() == [(1 * 1 + 3 * 3) / 4]
-    assert totals.others["mean"].item() == (1 * 2 + 3 * 6) / 4
-    assert totals.logged == {"mean": 0.5, "sum": 2.0, "max": 4.0, "min": -2.0, "nothing": 0.0}
-    empty = Totals()
+    means = totals.close()
+    assert (means.num_clients, means.num_bytes) == (2, 20)
+    assert means.drift == (1 * 2 + 3 * 4) / 4
+    assert means.delta["w"].tolist() == [(1 * 1 + 3 * 3) / 4]
+    assert means.others["mean"].item() == (1 * 2 + 3 * 6) / 4
+    assert means.logged == {"mean": 0.5, "sum": 2.0, "max": 4.0, "min": -2.0, "nothing": 0.0}
+    empty = Totals().close()
     assert (empty.num_clients, empty.drift, empty.num_bytes, empty.delta) == (0, 0.0, 0, {})
 
 
@@ -66,7 +67,8 @@ def test_the_totals_of_several_workers_are_those_of_all_updates():
         for each in updates[one.rank :: one.size]:
             totals.add(each)
         totals.all_reduce(one)
-        return totals.num_clients, totals.drift, totals.num_bytes, totals.delta["w"].tolist(), totals.logged
+        means = totals.close()
+        return means.num_clients, means.drift, means.num_bytes, means.delta["w"].tolist(), means.logged
 
     (alone,) = together(1, work)
     assert together(2, work) == [alone, alone]
@@ -79,7 +81,7 @@ def test_extremes_are_nan_where_one_is_and_have_no_negative_zero(kind):
         totals = Totals()
         for value in values:
             totals.add(update(1.0, value=Reduced(kind, value)))
-        found = totals.logged["value"]
+        found = totals.close().logged["value"]
         assert math.isnan(found) if math.isnan(wanted) else math.copysign(1, found) == 1
     assert Reduced("mean", 6.0, 3.0).value == 2 and Reduced("mean", 6.0).value == 6
     assert Reduced(kind, 6.0, 3.0).value == 6

@@ -58,7 +58,6 @@ def test_the_config_and_the_commands_of_the_guides_run(tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_data", raising=False)
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
     commands = re.findall(r"^python cli\.py (.*)$", GUIDE + OF_PARTITIONERS, re.MULTILINE)
     again = " ".join(re.search(r"`python cli\.py (test\s[^`]*)`", GUIDE)[1].split())
     for command in [*commands[:2], again, *commands[2:], "fit --config hospitals.yaml --config sensors.yaml"]:

@@ -48,6 +48,7 @@ LABELS, DOMAINS = np.array([2, 1, 0, 2, 0, 0, 0, 1, 1, 0, 0, 1]), np.arange(12) 
 PARTS = {
     "IID": (lambda: IID(), [[9, 2, 7], [4, 5, 11], [0, 3], [6, 10], [8, 1]]),
     "Dirichlet": (lambda: Dirichlet(0.1, min_size=2), [[5, 6, 9, 10], [0, 11], [3, 8], [1, 2, 4, 7]]),
+    "Dirichlet, no cap": (lambda: Dirichlet(0.5, 0, cap=False), [[5, 6, 10], [9], [0, 1, 2, 3, 4, 7, 8, 11]]),
     "Dirichlet, redraw": (
         lambda: Dirichlet(0.5, 1, repair="redraw"),
         [[10, 6, 3, 5], [9], [2, 0, 1, 4, 11, 7, 8]],

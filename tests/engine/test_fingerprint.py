@@ -149,10 +149,6 @@ def decay(base):
     return lambda module, optimizer: LambdaLR(optimizer, lambda epoch: base**epoch)
 
 
-def over_the_run(module, optimizer):
-    return LambdaLR(optimizer, lambda epoch: 1 - epoch / module.trainer.max_epochs)
-
-
 def plateau(**kwargs):
     def made(module, optimizer):
         watching = ReduceLROnPlateau(optimizer, **{"patience": 0, "threshold": 10.0, **kwargs})
@@ -185,7 +181,7 @@ STARTS = {
         "client_lr_scheduler": lambda o: StepLR(o, 1, gamma=0.5),
         "method": lambda: [FedProx(0.1), Own(0.1)],
     },
-    "schedules": {"model": net(schedules=[step_lr(0.5), decay(0.9), over_the_run])},
+    "schedules": {"model": net(schedules=[step_lr(0.5), decay(0.9)])},
     "watched": {"model": plateau(), "eval_every_n_rounds": 4},
     "digits": {"model": small_model, "data": digits(), "method": lambda: [FedCKA(layers=1)]},
     "loader": {"data": loaded()},
@@ -224,16 +220,15 @@ REFUSED = {
         ({"server_optimizer": FedAdam}, "trainer.server_optimizer='FedAdam' (was 'torch.optim."),
         (
             {"systems": SystemsHeterogeneity(dropout_before=0.2, available={"0": [[2]]})},
-            "trainer.systems.available.0.0=[2] (was [1])",
+            "trainer.systems.available.0.0.0=2 (was 1)",
         ),
-        ({"client_lr_scheduler": lambda o: StepLR(o, 1, gamma=0.1)}, "client_lr_scheduler=[1.0, 0.1] (was [1.0, 0.5])"),
+        ({"client_lr_scheduler": lambda o: StepLR(o, 1, gamma=0.1)}, "client_lr_scheduler.1=0.1 (was 0.5)"),
         ({"method": lambda: [FedProx(0.2), Own(0.1)]}, "method.FedProx.mu=0.2 (was 0.1)"),
         ({"method": lambda: [FedProx(0.1), Own(0.2)]}, "method.Own.rate=0.2 (was 0.1)"),
     ],
     "schedules": [
-        ({"model": net(schedules=[step_lr(0.4), decay(0.9), over_the_run])}, "lr_scheduler.0.gamma=0.4 (was 0.5)"),
-        ({"model": net(schedules=[step_lr(0.5), decay(0.8), over_the_run])}, "model.lr_scheduler.1.functions="),
-        ({"max_rounds": 3}, "model.lr_scheduler.2.functions="),
+        ({"model": net(schedules=[step_lr(0.4), decay(0.9)])}, "lr_scheduler.0.gamma=0.4 (was 0.5)"),
+        ({"model": net(schedules=[step_lr(0.5), decay(0.8)])}, "model.lr_scheduler.1.functions.0.base=0.8 (was 0.9)"),
     ],
     "watched": [
         ({"eval_every_n_rounds": 2}, "trainer.eval_every_n_rounds=2 (was 4)"),
@@ -300,8 +295,8 @@ def test_several_differences_are_listed_as_far_as_a_line_goes(tmp_path, last):
     ("now", "words"),
     [
         ({"max_rounds": 1}, ("trainer.max_rounds=1", "2 rounds")),
-        ({"data": lambda: clients(TinyData(test=(6,)), 7, 7)}, ("the partition differs: data.",)),
-        ({"model": lambda: TinyModule()}, ("state has the shape", "same model")),
+        ({"data": lambda: clients(TinyData(test=(6,)), 7, 7)}, ("data.", "the partition differs")),
+        ({"model": lambda: TinyModule()}, ("model",)),
     ],
 )
 def test_what_no_run_can_continue_with_is_refused_even_where_changes_are_allowed(tmp_path, last, now, words):
@@ -492,14 +487,14 @@ def test_changed_code_is_refused_and_comments_are_not(tmp_path, own):
     path = fit(tmp_path, method=own()).run_dir / "checkpoints/last.ckpt"
     fit(tmp_path, "last", method=own(METHOD.replace("'''Mine.'''", "'''Yours.'''  # a comment")))
     changed = own(METHOD.replace("a = 1", "a = 2"))
-    with refused("own_code.py was edited", "--allow_changes"):
+    with refused("code.own_code was edited", "--allow_changes"):
         fit(tmp_path, "last", method=changed)
     # a replay is where corrected code is tried
     again = small_trainer(tmp_path, max_rounds=3, name="run", enable_progress_bar=False, threads_per_worker=1)
     assert again.replay(Net(), tiny(), 2, 0, path, changed())["steps"] > 0
     method = own()
     (tmp_path / "own_helpers.py").write_text("unused = 2\n")
-    with refused("own_helpers.py was edited"):
+    with refused("code.own_helpers was edited"):
         fit(tmp_path, "last", method=method)
     trainer = fit(tmp_path, "last", True, method=method, max_rounds=3)
     (entry,) = yaml.safe_load((trainer.run_dir / "changes.yaml").read_text())

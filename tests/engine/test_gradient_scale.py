@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 from helpers.errors import refused, warned
+from helpers.gradients import scales_gradients
 from helpers.runs import assert_same_bits, history, small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
-from lightning.fabric.plugins import MixedPrecision
 
 from fl_lightning import Method
 from fl_lightning.methods import SCAFFOLD
@@ -55,13 +55,7 @@ class Watches(Method):
 
 @pytest.fixture(autouse=True)
 def scaler(monkeypatch):
-    plain = MixedPrecision.__init__
-
-    def scaled(self, **kwargs):
-        plain(self, **kwargs)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=1000)
-
-    monkeypatch.setattr(MixedPrecision, "__init__", scaled)
+    scales_gradients(monkeypatch, 2.0**127)
 
 
 def fit(folder, methods=(), model=None, ckpt_path=None, sizes=(48, 80), **kwargs):

@@ -232,13 +232,6 @@ def test_the_gap_is_0_for_recomputed_statistics_and_less_after_one_pass(tmp_path
     assert 0 < once["bn_gap/mean"] < averaged["bn_gap/mean"] > 0.01
 
 
-def test_the_gap_of_a_model_without_statistics_is_refused(tmp_path):
-    with refused("BatchNormGap with the model='ImageClassifier'"):
-        fit(tmp_path, ImageClassifier(MLP(64, [8])), buffers="average", callbacks=[BatchNormGap()])
-    with refused("BatchNormGap with entries that stay with the clients="):
-        fit(tmp_path, methods=[FedBN()], buffers="average", callbacks=[BatchNormGap()])
-
-
 def test_statistics_that_nobody_updates_are_warned_of(tmp_path):
     with warned("trainer.buffers=keep", "BatchNorm", "recalibrate"):
         fit(tmp_path, buffers="keep", max_rounds=0)

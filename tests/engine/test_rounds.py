@@ -245,6 +245,8 @@ def test_the_values_of_a_round_are_those_of_the_formulas(run, tmp_path):
         y += 0.05 * ((1 - y) + 3 * 4 * (-1 - y)) / 4
         assert row.get("test/y", y) == pytest.approx(y, rel=1e-5)
         assert row["noted"] == row["round"]
+        evaluated = ["evaluate"] if "test/y" in row else []
+        assert all(row[f"time/{phase}"] >= 0 for phase in (*VISIT_PHASES, *evaluated, "server", "log", "round"))
         assert 0 < row["time/wait"] < sum(row[f"time/{phase}"] for phase in VISIT_PHASES) <= row["time/train"]
 
 

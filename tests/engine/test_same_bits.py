@@ -17,16 +17,21 @@ from fl_lightning import callbacks
 from fl_lightning.callbacks import Callback, Measurement
 from fl_lightning.data import Dirichlet
 from fl_lightning.methods import (
+    IFCA,
     IPM,
     MOON,
     NNM,
     SCAFFOLD,
     CenteredClipping,
+    FedAMP,
     FedDecorr,
     FedExLoRA,
     FedExP,
     FedProx,
+    GeometricMedian,
+    HetLoRA,
     LoRAProduct,
+    MultiKrum,
     TrimmedMean,
 )
 from fl_lightning.models import MLP, ImageClassifier, Projector, with_lora
@@ -39,6 +44,11 @@ METHODS = {
     "FedExLoRA": lambda: [FedExLoRA()],
     "LoRAProduct": lambda: [LoRAProduct()],
     "IPM, NNM, CenteredClipping": lambda: [IPM(share=0.5, epsilon=2.0), NNM(1), CenteredClipping(1.0, 2)],
+    "NNM, MultiKrum, FedProx": lambda: [NNM(1), MultiKrum(0, chosen=2), FedProx(0.1)],
+    "GeometricMedian": lambda: [GeometricMedian()],
+    "IFCA": lambda: [IFCA(2, 0.5)],
+    "FedAMP, FedProx": lambda: [FedAMP(weight=0), FedProx(0.1)],
+    "HetLoRA": lambda: [HetLoRA([1, 4, 2])],
     "IPM, TrimmedMean, FedProx": lambda: [IPM(share=0.5, epsilon=2.0), TrimmedMean(1), FedProx(0.1)],
     **METHODS,
 }

@@ -17,15 +17,15 @@ FIELDS = {
     "payload": {"mine": {"norm": Weighted.of(5.0), "layers": {"first": Weighted.of(torch.ones(2))}}},
     "logged": {"loss": Reduced("mean", 6.0, 2.0)},
     "drift": 7.0,
-    "frozen": {"head": torch.tensor([8.0], dtype=torch.float64)},
+    "frozen_changes": {"head": torch.tensor([8.0], dtype=torch.float64)},
     "num_bytes": 9,
 }
 
 
 def test_a_message_has_each_field_of_an_update():
-    # the bound of the changes is found again by the sum
-    assert [field.name for field in fields(Update)] == [*FIELDS, "bound"]
-    client = SimpleNamespace(methods=SimpleNamespace(having=lambda hook: [hook]))
+    # the bound of the changes is found again by the sum, and the rest is for the engine of the worker
+    assert [field.name for field in fields(Update)] == [*FIELDS, "bound", "facts", "metric_states"]
+    client = SimpleNamespace(methods=SimpleNamespace(overriding=lambda hook: [hook]))
     message = encode_update(client, Update(**FIELDS))
     assert message.keys() <= PARTS
     again = decode_update(message, {})
@@ -38,6 +38,7 @@ def test_a_message_has_each_field_of_an_update():
 def test_the_totals_of_one_update_are_its_fields():
     totals = Totals()
     totals.add(Update(**FIELDS))
+    means = totals.close()
     for name in FIELDS.keys() - {"weight", "payload", "logged"}:
-        torch.testing.assert_close(getattr(totals, name), FIELDS[name], check_dtype=False)
-    assert totals.logged == {"loss": 3.0} and totals.payload["mine"]["layers"]["first"].mean().tolist() == [1, 1]
+        torch.testing.assert_close(getattr(means, name), FIELDS[name], check_dtype=False)
+    assert means.logged == {"loss": 3.0} and means.payload["mine"]["layers"]["first"].mean().tolist() == [1, 1]

@@ -147,18 +147,6 @@ def test_validation_and_test_are_those_of_one_worker(tmp_path):
     assert found[0] == found[1]
 
 
-def test_seconds_by_phase_add_up_to_those_of_the_round(tmp_path):
-    trainer = small_trainer(tmp_path)
-    trainer.fit(plain_sgd_model(), small_data(train_size=1400), SCAFFOLD())
-    visits = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")
-    for metrics in trainer.history:
-        times = {name.removeprefix("time/"): value for name, value in metrics.items() if name.startswith("time/")}
-        assert times.keys() >= {*visits, "train", "server", "evaluate", "log", "round"}
-        assert min(times.values()) >= 0
-        assert sum(times[name] for name in visits) <= 1.05 * times["train"]
-        assert min(times[name] for name in ("load", "data", "forward_backward", "step", "collect")) > 0
-
-
 # ---------------------------------------------------------------------- collectives
 
 

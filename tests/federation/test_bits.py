@@ -32,12 +32,20 @@ RUNS = {
     "pfedme": {"method": ["PFedMe"]},
     "dpfedavg": {"method": [{"class_path": "DPFedAvg", "init_args": {"clip": 0.1, "noise": 0.0}}]},
     "trimmed mean": {"method": [{"class_path": "TrimmedMean", "init_args": {"f": 1}}, "FedProx"]},
+    "a state for each site": {"method": [{"class_path": "helpers.sites.Beginning"}, "FedProx", "SCAFFOLD"]},
+    "a state that each site chooses": {
+        "method": [{"class_path": "helpers.sites.Beginning", "init_args": {"chooses": True}}, "FedProx"]
+    },
+    "ifca": {"method": [{"class_path": "IFCA", "init_args": {"init_std": 0.5}}]},
+    "fedamp": {"method": ["FedAMP"]},
     "moon on a frozen base": {"method": ["MOON"], "model": {"class_path": "helpers.sites.Based"}},
     "bfloat16": {"trainer": {"precision": "bf16-true"}},
     "cohorts": {"trainer": {"cohort_size": 2}},
 }
 pytestmark = pytest.mark.usefixtures("one_parser", "undrawn")
 DEFAULT = (
+    "a state for each site",
+    "ifca",
     "trimmed mean",
     "scaffold, feddecorr and fedprox, with a schedule",
     "fedbn",
@@ -75,6 +83,17 @@ def test_sites_are_sent_the_server_values_that_travel_alone(tmp_path):
     fitted = alone(tmp_path, config)
     assert_same_bits(ours.server.state, fitted.server.state)
     assert numbers_of(ours.history) == numbers_of(fitted.history)
+
+
+def test_entries_that_all_sites_receive_otherwise_are_in_their_own_messages_alone(tmp_path):
+    ours, link = run_here(tmp_path, config_of("a state for each site"))
+    messages = [message_of(packet) for _, packet in link.sent]
+    visits = [message for message in messages if message["shared"]["kind"] == "train"]
+    for message in visits:
+        own = {*message["own"]["state"]}
+        assert own == {"classifier.weight", "classifier.bias"} and own.isdisjoint(message["shared"]["state"])
+        assert own | {*message["shared"]["state"]} == {*ours.server.state}
+    assert len(visits) == SITES * len(ours.history)
 
 
 def test_a_value_that_stays_on_the_server_cannot_be_read_at_the_start_of_a_round(tmp_path):

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import make_reference_values as reference
 import torch
+from helpers.runs import draw
 from torch.nn.functional import cross_entropy
 
 from fl_lightning import functional as F
@@ -80,10 +81,6 @@ def without_true_class(x, i):
     """FedLC's penalty, the part of its loss that is no transform of the logits."""
     client = SimpleNamespace(info=SimpleNamespace(label_counts=i["counts"]))
     return FedLC(tau=0.5, denominator="exclude_true").penalty(client, Step(None, i["labels"], {"logits": x}))
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def inputs_of(shape):

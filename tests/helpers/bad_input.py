@@ -166,10 +166,12 @@ WITHOUT_TORCH: tuple[tuple[list[str], list[str], str], ...] = (
 
 # arguments of classes of the package that are out of range, by the name of the class; a dictionary has the bad one last
 OUT_OF_RANGE: dict[str, list[dict[str, object]]] = {
+    "ALIE": [{"clients": [-1]}],
     "APFL": [{"alpha": 1.1}, {"alpha_decay": -1}],
     "AutoAugment": [{"policy": "mnist"}],
     "BestCheckpoint": [{"monitor": "loss", "mode": "most"}],
     "CCVR": [{"samples_per_class": 0}, {"epochs": 0}, {"lr": 0.0}, {"batch_size": 0}],
+    "CenteredClipping": [{"tau": 0}, {"iterations": 0}],
     "ClassesPerClient": [{"n": 0}],
     "ClientDirichlet": [{"alpha": math.inf}, {"sigma": -0.1}],
     "CostLedger": [{"every_n_rounds": 0}],
@@ -195,12 +197,18 @@ OUT_OF_RANGE: dict[str, list[dict[str, object]]] = {
     "FedRoD": [{"gamma": -1}],
     "FedSAM": [{"rho": -1}],
     "FedUV": [{"spectral": -1}],
+    "FedVLS": [{"beta": -1}, {"lam": -1}],
     "FixBN": [{"share": 1.5}],
+    "Gaussian": [{"std": -1}],
+    "GeometricMedian": [{"iterations": 0}, {"nu": 0}, {"tolerance": -1}],
+    "IPM": [{"start": -1}, {"epsilon": -1}],
     "LayerAlignment": [{"number": 0}, {"layers": ["classifier"]}],
     "LayerSimilarity": [{"layers": []}, {"examples": 7}, {"max_clients": 1}],
     "LoRAProduct": [{"rank": 0}],
     "LocalLosses": [{"every_n_rounds": 0}],
     "LogitAdjustment": [{"tau": -1}, {"floor": -0.1}, {"when": "post_hoc", "prior": "local"}],
+    "MultiKrum": [{"f": -1}, {"chosen": 0}],
+    "NNM": [{"f": -1}],
     "NeuralCollapse": [{"every_n_rounds": 0}],
     "PFedMe": [{"lambda_": -1}, {"inner_steps": 0}, {"beta": -1}, {"outer_lr": 0}],
     "PerClassAccuracy": [{"every_n_rounds": 0}, {"max_clients": 0}, {"examples": 0}, {"majority": 0}],
@@ -212,8 +220,10 @@ OUT_OF_RANGE: dict[str, list[dict[str, object]]] = {
     "RandomRotation": [{"degrees": 200}],
     "Scores": [{"every_n_rounds": 0}, {"local_steps": -1}, {"last_k": 0}],
     "Shards": [{"per_client": 0}],
+    "SignFlip": [{"share": 1.1}, {"scale": 0}],
     "SpectrumMonitor": [
         *({"every_n_rounds": 0}, {"max_scalars": 1}, {"threshold": -0.1}),
         *({"local_every_n_rounds": 0}, {"examples": 1}),
     ],
+    "TrimmedMean": [{"f": -1}, {"share": 0.5}],
 }

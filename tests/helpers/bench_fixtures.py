@@ -1,7 +1,5 @@
 """``bench`` and ``tune`` with cells that are answered without training."""
 
-import sys
-
 import pytest
 
 from helpers.benches import run_command
@@ -11,7 +9,6 @@ from helpers.benches import run_command
 def bench(monkeypatch, capsys, tmp_path):
     """``bench(*args, answer=...)`` runs the command in an empty folder and returns how it has ended."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
 
     def run(*args, command="bench", **answer):
         return run_command(monkeypatch, capsys, [command, *args], **answer)

@@ -1,5 +1,7 @@
-"""Methods that compute gradients elsewhere, and a module with dropout."""
+"""Methods that compute gradients elsewhere, a module with dropout, and a scaler of gradients without a GPU."""
 
+import torch
+from lightning.fabric.plugins import MixedPrecision
 from torch import nn
 
 from fl_lightning import Method
@@ -41,3 +43,14 @@ class InStep(Method):
 class Dropping(TinyModule):
     def build(self):
         self.body.append(nn.Dropout(0.3))
+
+
+def scales_gradients(monkeypatch, init_scale):
+    """Mixed precision has a scaler on the CPU, as 16-mixed has on a GPU."""
+    plain = MixedPrecision.__init__
+
+    def scaled(self, **kwargs):
+        plain(self, **kwargs)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=1000)
+
+    monkeypatch.setattr(MixedPrecision, "__init__", scaled)

@@ -15,6 +15,11 @@ from fl_lightning.models import MLP, FedCKACNN, ImageClassifier, Projector
 from fl_lightning.utilities.errors import ClientError
 
 
+def draw(*shape, seed=0):
+    """Numbers in float64 that a seed names."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 class Stops(Callback):
     """Ends the run in a round, after its rows are written and before its checkpoint is."""
 

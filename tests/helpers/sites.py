@@ -91,6 +91,27 @@ class Counting(Method):
         self.rounds += 1
 
 
+class Beginning(Method):
+    """Site k gets a head of its own, from the server or by its choice, and a number beside it."""
+
+    def __init__(self, chooses=False):
+        self.chooses = chooses
+
+    def head(self, state, number):
+        return {name: value + number for name, value in state.items() if name.startswith("classifier")}
+
+    def sent_state(self, server, k):
+        return None if self.chooses else self.head(server.state, k / 100)
+
+    def sent_extras(self, server, k):
+        return {"number": (k + server.round) / 100, "nested": {"tensor": server.state["classifier.bias"][:1] + k}}
+
+    def start_state(self, client):
+        extras = client.extras(self)
+        number = extras["number"] + float(extras["nested"]["tensor"].detach())
+        return self.head(client.received, number) if self.chooses else None
+
+
 class Here:
     """Reaches sites in this process, which answer at once: node k is the site k.
 

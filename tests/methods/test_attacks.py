@@ -4,14 +4,14 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.errors import refused, warned
+from helpers.errors import warned
 from helpers.runs import assert_same_bits, differs, plain_sgd_model, small_data, small_trainer
 from helpers.softmax_regression import W, X, Y, fit
 from helpers.tiers import sample
 from torch.nn.functional import cross_entropy
 
 from fl_lightning import Method
-from fl_lightning.methods import ALIE, IPM, NNM, Gaussian, LabelFlip, MultiKrum, SignFlip
+from fl_lightning.methods import ALIE, IPM, Gaussian, LabelFlip, MultiKrum, SignFlip
 
 HONEST = torch.tensor([[1, 0], [0.9, 0.25], [1.1, -0.1], [0.8, 0.1]], dtype=torch.float64)
 ATTACKS = {"LabelFlip": LabelFlip, "SignFlip": SignFlip, "Gaussian": Gaussian, "ALIE": ALIE, "IPM": IPM}
@@ -166,32 +166,3 @@ def test_drawn_attackers_are_a_share_of_all_clients_and_the_first_of_one_order(t
 
 
 # ---------------------------------------------------------------- refusals
-@pytest.mark.parametrize(
-    ("methods", "words"),
-    [
-        (lambda: [NNM(1), IPM()], ("IPM after method", "NNM")),
-        (lambda: [NNM(1), LabelFlip()], ("LabelFlip after method", "NNM")),
-        (lambda: [SignFlip([9])], ("SignFlip.clients=[9]", "6")),
-    ],
-    ids=["IPM", "LabelFlip", "no such client"],
-)
-def test_what_does_not_fit_is_refused_before_round_0(tmp_path, methods, words):
-    with refused(*words):
-        run(tmp_path, methods())
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (partial(SignFlip, share=1.1), "SignFlip.share=1.1"),
-        (partial(IPM, start=-1), "IPM.start=-1"),
-        (partial(ALIE, [-1]), "ALIE.clients=[-1]"),
-        (partial(IPM, epsilon=-1), "IPM.epsilon=-1"),
-        (partial(Gaussian, std=-1), "Gaussian.std=-1"),
-        (partial(SignFlip, scale=0), "SignFlip.scale=0"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(make, words):
-    with refused(words):
-        make()

@@ -8,12 +8,11 @@ import pytest
 import torch
 from helpers.errors import refused, warned
 from helpers.quadratics import UNEQUAL, A, B, settle, weighted
-from helpers.runs import assert_same_bits, differs, small_data, small_trainer
-from helpers.tiny import TinyData, TinyModule, clients
+from helpers.runs import assert_same_bits, differs, small_data
 from torch.optim import SGD
 
 from fl_lightning import Method
-from fl_lightning.client.reference_models import frozen_copy
+from fl_lightning.client.reference_models import reference_copy
 from fl_lightning.data import IID
 from fl_lightning.functional import (
     correlation_frobenius,
@@ -40,12 +39,15 @@ from fl_lightning.methods import (
     FedLC,
     FedNova,
     FedNTD,
+    FedPer,
     FedProto,
     FedProx,
     FedRS,
     FedSAM,
     FedUV,
+    FedVLS,
     FixBN,
+    LGFedAvg,
     LogitAdjustment,
     PerFedAvg,
     StructuredDeCov,
@@ -80,6 +82,9 @@ NEUTRAL = {
     "fedasam": (FedASAM(rho=0), FedASAM()),
     "perfedavg": (PerFedAvg(0), PerFedAvg(0.1)),
     "fedala": (FedALA(rate=0), FedALA(rate=50.0)),
+    "fedala without layers": (FedALA(layers=0), FedALA(rate=50.0)),
+    "fedper": (FedPer(0), FedPer()),
+    "lgfedavg": (LGFedAvg(5), LGFedAvg()),  # of five layers
     "fixbn": (FixBN(share=1), FixBN(share=0.5)),
 }
 
@@ -245,8 +250,9 @@ def test_a_penalty_is_its_coefficient_times_the_papers_term_of_the_right_tensors
         (FedUV(spectral=0.3), "mlp", ["uniformity", "variance", "spectral"]),
         (FedUV(mu=0), "mlp", ["variance"]),
         (FedCKA(layers=3), "cnn", ["early.0", "early.1", "early.2"]),
+        (FedVLS(), "mlp", ["suppression", "distillation"]),
     ],
-    ids=["feduv", "feduv of one term", "fedcka"],
+    ids=["feduv", "feduv of one term", "fedcka", "fedvls"],
 )
 def test_the_logged_terms_of_a_method_add_up_to_its_logged_penalty(run, method, kind, terms):
     row = run([method], kind, local_epochs=2)[1].history[-1]
@@ -326,20 +332,6 @@ def test_cached_references_are_the_same_bits_for_fewer_runs(run, method, options
     assert 0 < numbers[1] < 0.75 * numbers[0]
 
 
-@pytest.mark.parametrize("method", [FedLC, FedRS])
-def test_integer_targets_of_a_regression_are_refused_before_round_0(tmp_path, method):
-    class Regression(TinyModule):
-        def build(self):
-            self.head = torch.nn.Linear(6, 1)
-
-        def loss(self, batch):
-            return (self(batch[0])[:, 0] - batch[1]).square().mean()
-
-    with refused(f"method={method.__name__}", "logits=(4, 1)", "3"):
-        small_trainer(tmp_path, taps={"logits": "head"}).fit(Regression(), clients(TinyData()), [method()])
-    assert not list(tmp_path.iterdir())
-
-
 class Locked(ImageClassifier):
     """Has a lock, a random generator, a bound method and the old weight_norm, most of which cannot be copied."""
 
@@ -363,7 +355,7 @@ def test_a_model_with_parts_that_cannot_be_copied_trains_as_one_without(run, met
 
 def test_a_copy_of_a_model_has_its_own_generator_and_methods():
     model = Locked()
-    copied = frozen_copy(model, None)
+    copied = reference_copy(model, None)
     assert copied.encoder.guard is model.encoder.guard and copied.call.__self__ is copied
     torch.rand(1, generator=copied.generator)
     assert not torch.equal(copied.generator.get_state(), model.generator.get_state())

@@ -4,18 +4,17 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.errors import refused, warned
+from helpers.errors import warned
 from helpers.quadratics import A, B, Curved, curved_data
 from helpers.runs import assert_same_bits, differs, plain_sgd_model, small_data
 from helpers.softmax_regression import Softmax, V, W, assert_printed, fit
-from torch.optim import SGD, Adam
+from torch.optim import SGD
 
 from fl_lightning import Method
 from fl_lightning.callbacks import PersonalAccuracy
 from fl_lightning.core.state import select
 from fl_lightning.data import Pooled
 from fl_lightning.methods import APFL, Ditto, Local, PFedMe
-from fl_lightning.models import MLP, ImageClassifier
 
 HEAD = "head.weight"
 # the batch A, and one step on it from W
@@ -252,21 +251,6 @@ def test_ditto_pulls_no_entry_that_stays_with_the_client(tmp_path):
     assert torch.equal(model["head.bias"], bias)
 
 
-def test_pfedme_needs_plain_sgd_and_a_step_beyond_the_anchor_is_warned_of(run):
-    with refused("PFedMe", "optimizer", "Adam"):
-        run([PFedMe()], model=ImageClassifier(MLP(64, [8]), optimizer=partial(Adam, lr=0.01)))
-    with refused("PFedMe", "momentum"):
-        run([PFedMe()], model=plain_sgd_model(momentum=0.9))
+def test_a_step_of_ditto_beyond_the_anchor_is_warned_of(run):
     with warned("Ditto", "lambda_=15", "overshoots"):
         run([Ditto(15.0)], model=plain_sgd_model(), data=small_data(num_clients=1, partitioner=Pooled()), max_rounds=0)
-
-
-def test_several_rates_are_refused(run):
-    class Rates(Softmax):
-        def configure_optimizers(self):
-            groups = [{"params": [self.head.weight]}, {"params": [self.head.bias], "lr": 0.2}]
-            return SGD(groups, lr=0.1)
-
-    for method in (Ditto(), APFL()):
-        with refused(type(method).__name__, "lr", "0.1", "0.2"):
-            fit(None, [method], model=Rates(bias=True))

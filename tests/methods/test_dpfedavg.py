@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from helpers.errors import refused
 from helpers.runs import assert_same_bits, small_data
 
 from fl_lightning import Method
@@ -97,8 +96,3 @@ def test_at_real_sites_the_noise_is_not_that_of_the_seed_which_they_know(run):
 
     other = run([AtSites()], model=plain(), data=data)[0]
     assert not torch.equal(other["classifier.weight"], seeded[0]["classifier.weight"])
-
-
-def test_buffers_that_would_pass_by_the_noise_are_refused(run):
-    with refused("DPFedAvg", "buffers", "projector.layers.1.running_mean"):
-        run([DPFedAvg()])

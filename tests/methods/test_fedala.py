@@ -4,13 +4,13 @@ from functools import partial
 
 import pytest
 import torch
-from helpers.errors import refused, warned
-from helpers.runs import assert_same_bits, plain_sgd_model, small_data
+from helpers.errors import warned
+from helpers.runs import assert_same_bits, plain_sgd_model
 from helpers.softmax_regression import Softmax, V, W, assert_printed, fit
 
 from fl_lightning import Method
 from fl_lightning.core.state import clone
-from fl_lightning.methods import SCAFFOLD, FedALA, FedDyn, FedNova, FedPer
+from fl_lightning.methods import FedALA
 
 
 class OnAll(FedALA):
@@ -131,15 +131,3 @@ def test_the_other_layers_start_as_received_and_the_last_one_does_not(run):
     run([FedALA(rate=50.0), Starts(starts)], model=plain_sgd_model())
     moved = [{name for name, value in start.items() if not value.equal(received[name])} for start, received in starts]
     assert moved == 4 * [set()] + 4 * [{"classifier.weight", "classifier.bias"}]
-
-
-@pytest.mark.parametrize("method", [FedALA(layers=0), FedALA(rate=0)], ids=["layers", "rate"])
-def test_without_layers_or_rate_it_is_fedavg_bit_for_bit(run, method):
-    data = partial(small_data, train_size=120)
-    assert_same_bits(run([], data=data())[0], run([method], data=data())[0])
-
-
-@pytest.mark.parametrize("other", [SCAFFOLD, FedDyn, FedNova, FedPer])
-def test_methods_that_assume_a_start_at_the_received_model_or_own_models_are_refused(run, other):
-    with refused("FedALA", other.__name__) if other is not FedPer else refused("method", "FedALA", "FedPer"):
-        run([FedALA(), other()], model=plain_sgd_model())

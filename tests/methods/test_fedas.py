@@ -167,12 +167,3 @@ def test_where_all_traces_are_0_the_weights_are_numbers_of_examples(tmp_path):
     trainer.fit(OneClass(), clients(Zeros(8), 2, 6), [FedAS(), Weights(seen)])
     (one, _), (other, _) = seen
     assert other / one == pytest.approx(3) and 0 < other < 1e-10
-
-
-class Weighs(Method):
-    def client_weight(self, client):
-        return 1.0
-
-
-def test_weights_by_examples_go_with_another_methods(run):
-    run([FedAS(weighting="examples"), Weighs()], model=plain_sgd_model(), max_rounds=1)

@@ -3,12 +3,10 @@
 from itertools import pairwise
 
 import pytest
-from helpers.errors import refused
 from helpers.runs import assert_same_bits, differs, plain_sgd_model, small_data, small_model
 
 from fl_lightning.callbacks import Callback
 from fl_lightning.methods import FedBN, FixBN
-from fl_lightning.models import MLP, ImageClassifier
 
 
 def test_fedbn_keeps_normalisation_with_the_client_and_averages_the_rest(run):
@@ -23,11 +21,6 @@ def test_fedbn_keeps_normalisation_with_the_client_and_averages_the_rest(run):
     # four clients send the numbers of all other entries, each of four bytes or eight
     sent = sum(value.nbytes for name, value in state.items() if name not in own[0])
     assert trainer.metrics["bytes/up"] == trainer.metrics["bytes/down"] == 4 * sent
-
-
-def test_fedbn_without_batchnorm_is_refused(run):
-    with refused("FedBN", "model='ImageClassifier'", "BatchNorm"):
-        run([FedBN()], model=ImageClassifier(MLP(64, [16])))
 
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -67,15 +60,3 @@ def test_with_frozen_statistics_a_step_of_all_clients_is_one_on_the_pooled_data(
     apart, pooled = ({n: v for n, v in state.items() if not n.endswith(STATISTICS)} for state in states)
     farthest = max(float((apart[name] - pooled[name]).abs().max()) for name in apart)
     assert (farthest < 1e-6) is frozen
-
-
-def test_what_does_not_fit_is_refused(run):
-    with refused("FixBN", "model='ImageClassifier'", "BatchNorm"):
-        run([FixBN()], model=ImageClassifier(MLP(64, [16])))
-    for methods, more in (
-        ([FixBN(), FedBN()], {}),
-        ([FixBN()], {"buffers": "local"}),
-        ([FixBN()], {"buffers": "keep"}),
-    ):
-        with refused("FixBN", "statistics"):
-            run(methods, **more)

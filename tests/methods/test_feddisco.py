@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers.errors import warned
-from helpers.runs import assert_same_bits, differs, plain_sgd_model
+from helpers.runs import plain_sgd_model
 from helpers.softmax_regression import assert_printed
 
 from fl_lightning import Method, Server
-from fl_lightning.methods import SCAFFOLD, FedDisco
+from fl_lightning.methods import FedDisco
 
 COUNTS = torch.tensor([[8, 2], [5, 5], [0, 20]])
 
@@ -59,11 +59,6 @@ def test_without_a_positive_weight_examples_count_with_a_warning():
     torch.testing.assert_close(found, torch.tensor([10, 10, 20]).double() / 40)
 
 
-def test_without_coefficients_it_is_fedavg_bit_for_bit(run, fedavg):
-    assert_same_bits(run([FedDisco(a=0, b=0)])[0], fedavg["mlp"])
-    assert differs(run([FedDisco()])[0], fedavg["mlp"])
-
-
 def test_parameters_and_buffers_have_these_weights(run):
     disco = FedDisco(distance="l1")
 
@@ -77,7 +72,3 @@ def test_parameters_and_buffers_have_these_weights(run):
     wanted, _ = run([Same()], model=plain_sgd_model(), max_rounds=1)
     for name, value in wanted.items():
         torch.testing.assert_close(state[name], value, rtol=1e-6, atol=1e-7)
-
-
-def test_scaffold_by_examples_leaves_the_weights_to_it(run):
-    run([SCAFFOLD(weighting="examples"), FedDisco()], model=plain_sgd_model())

@@ -1,7 +1,5 @@
 """FedExP's server rate: its value in cases with a closed form, and the model that it evaluates."""
 
-import math
-
 import pytest
 import torch
 from helpers.quadratics import Rows
@@ -12,7 +10,7 @@ from lightning.pytorch import LightningModule
 from torch import nn
 
 from fl_lightning import Method
-from fl_lightning.methods import FedBN, FedExP
+from fl_lightning.methods import FedExP
 
 
 class Linear(LightningModule):
@@ -105,12 +103,6 @@ def test_eps_counts_once_or_for_each_client_and_decays(run):
             assert found == pytest.approx(0.01 / (2 * (0.01 / 4 + value)), rel=1e-4)
 
 
-def test_infinite_eps_is_fedavg_bit_for_bit_but_for_the_evaluation(run, fedavg):
-    state, trainer = run([FedExP(eps=math.inf)])
-    assert_same_bits(state, fedavg["mlp"])
-    assert trainer.metrics["fedexp/rate"] == 1
-
-
 @pytest.mark.parametrize("averages", [True, False])
 def test_the_evaluated_parameters_are_the_mean_of_the_last_two_models_and_the_first_is_itself(run, averages):
     states, saved = [], []
@@ -124,8 +116,3 @@ def test_the_evaluated_parameters_are_the_mean_of_the_last_two_models_and_the_fi
         for name, value in found.items():
             mean = (now[name] + before[name]) / 2 if averages and name in parameters else now[name]
             assert torch.equal(value, mean), name
-
-
-def test_a_run_with_entries_that_stay_evaluates_the_means_of_what_travels(run):
-    _, trainer = run([FedBN(), FedExP(eps=0)], max_rounds=3)
-    assert trainer.metrics["test/accuracy"] > 0

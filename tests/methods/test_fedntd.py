@@ -2,21 +2,13 @@
 
 import pytest
 import torch
-from helpers.errors import refused
-from helpers.quadratics import Quadratic, quadratic_data
+from helpers.runs import draw
 from helpers.softmax_regression import V, W, X, Y, assert_printed
-from helpers.tiny import TinyModule
 from torch.nn.functional import cross_entropy, one_hot
-from torch.utils.data import DataLoader, TensorDataset
 
 from fl_lightning.functional import not_true_distillation
 from fl_lightning.methods import FedLC, FedNTD
 from fl_lightning.models import MLP, ImageClassifier
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
 
 LOGITS, REFERENCE, TARGETS = draw(6, 4), draw(6, 4, seed=1), torch.tensor([0, 1, 2, 3, 0, 1])
 
@@ -49,12 +41,6 @@ def test_equal_predictions_of_the_other_classes_have_term_0():
     assert two.item() == 0
 
 
-def test_a_class_without_examples_at_the_client_is_pulled_to_the_received_prediction():
-    logits = LOGITS.clone().requires_grad_()
-    not_true_distillation(logits, REFERENCE, torch.zeros(6).long()).backward()
-    assert logits.grad[:, 1:].all()
-
-
 def plain():
     torch.manual_seed(0)
     return ImageClassifier(MLP(64, [16]))
@@ -81,25 +67,3 @@ def test_the_term_reads_raw_logits_beside_a_method_that_changes_those_of_the_los
 
     run([FedLC(tau=5.0), Noted()], model=plain(), local_epochs=2)
     assert all((term == 0) == (step == 0) for step, term in terms)
-
-
-def test_data_without_labels_and_logits_that_are_not_one_for_each_class_are_refused_before_round_0(run, tmp_path):
-    data, model = quadratic_data([1.0, 2.0]), Quadratic()
-    model.head = torch.nn.Identity()
-    data.datamodule.train_dataloader = lambda: DataLoader(TensorDataset(torch.ones(4)))
-    with refused("method='FedNTD'"):
-        run([FedNTD()], model=model, data=data, taps={"logits": "head"})
-    with refused("logits"):
-        run([FedNTD()], model=Maps(), taps={"logits": "head"})
-    assert not list(tmp_path.iterdir())
-
-
-class Maps(TinyModule):
-    """Its logits are ``(B, 5, 2)``."""
-
-    def build(self):
-        self.body, self.head = torch.nn.Flatten(), torch.nn.Sequential(torch.nn.Linear(64, 10))
-        self.head.append(torch.nn.Unflatten(1, (5, 2)))
-
-    def loss(self, batch):
-        return self(batch[0]).square().mean()

@@ -60,13 +60,6 @@ def test_two_clients_of_two_numbers_by_hand(run, method, epochs, averaged, kept)
     assert [value.item() for own in own_models(trainer) for value in own.values()] == pytest.approx(kept, abs=1e-12)
 
 
-@pytest.mark.parametrize("method", [FedPer(0), LGFedAvg(LAYERS)], ids=["fedper", "lg"])
-def test_without_personal_entries_it_is_fedavg_bit_for_bit(run, fedavg, method):
-    state, trainer = run([method])
-    assert_same_bits(state, fedavg["mlp"])
-    assert not any(own_models(trainer))
-
-
 @pytest.mark.parametrize("method", [FedPer(LAYERS), LGFedAvg(0)], ids=["fedper", "lg"])
 def test_with_personal_entries_alone_it_is_local_bit_for_bit(run, method):
     runs = [run([one])[1] for one in (method, Local())]

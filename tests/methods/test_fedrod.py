@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from helpers.errors import refused
 from helpers.runs import assert_same_bits, differs, small_model
 from helpers.softmax_regression import V, W, assert_printed, fit
 from helpers.tiny import TinyData, TinyModule, clients
@@ -10,7 +9,6 @@ from torch.nn.functional import cross_entropy
 
 from fl_lightning.callbacks import Callback, PersonalAccuracy
 from fl_lightning.methods import FedRoD
-from fl_lightning.models import MLP, ImageClassifier
 
 GENERIC, PERSONAL = "head.weight", "fedrod.head.weight"
 
@@ -143,10 +141,3 @@ def test_the_personal_head_learns_the_clients_own_shares_of_the_classes(run):
 class Personal(Callback):
     def on_last_round_end(self, trainer):
         self.states = {k: trainer.personal_state(k) for k in range(4)}
-
-
-def test_what_does_not_fit_is_refused(run):
-    with refused("FedRoD", "logits", "encoder"):
-        run([FedRoD()], taps={"logits": "encoder"})
-    with refused("FedRoD", "representation"):
-        run([FedRoD()], model=ImageClassifier(MLP(64, [32, 24])), taps={"representation": "encoder.layers.0"})

@@ -2,17 +2,14 @@
 
 import pytest
 import torch
-from helpers.errors import refused
-from helpers.runs import assert_same_bits, plain_sgd_model, small_data, small_trainer
+from helpers.runs import assert_same_bits, draw, plain_sgd_model, small_data, small_trainer
 from helpers.softmax_regression import Softmax, W, X, Y, assert_printed, fit, only_first
 from torch.nn.functional import cross_entropy
 
-from fl_lightning import Method
 from fl_lightning.callbacks import Scores
 from fl_lightning.data import Dirichlet
 from fl_lightning.functional import adjusted_logits
-from fl_lightning.methods import FedBN, FedLC, LogitAdjustment
-from fl_lightning.models import MLP, ImageClassifier
+from fl_lightning.methods import LogitAdjustment
 
 COUNTS = torch.tensor([7, 2, 1])
 # with batch A, the clients together have these counts
@@ -39,10 +36,6 @@ def test_the_worked_example_post_hoc(tmp_path):
 
 
 # ---------------------------------------------------------------- laws
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 LOGITS, TARGETS = draw(6, 3), torch.tensor([0, 1, 2, 0, 1, 0])
 
 
@@ -135,23 +128,3 @@ def test_the_test_command_does_not_adjust_a_saved_model_again(tmp_path):
 
 
 # ---------------------------------------------------------------- refusals
-def without_bias():
-    model = ImageClassifier(MLP(64, [16]))
-    model.classifier = torch.nn.Linear(16, 10, bias=False)
-    return model
-
-
-def test_post_hoc_beside_a_method_that_keeps_the_bias_is_refused(run):
-    class Keeps(Method):
-        def exchanges(self, key):
-            return key != "classifier.bias"
-
-    with refused("LogitAdjustment.when='post_hoc'"):
-        run([LogitAdjustment(when="post_hoc"), Keeps()])
-    with refused("LogitAdjustment.when='post_hoc'", "classifier"):
-        run([LogitAdjustment(when="post_hoc")], model=without_bias())
-
-
-def test_post_hoc_and_a_method_that_calibrates_go_together(run):
-    _, trainer = run([FedLC(), LogitAdjustment(when="post_hoc"), FedBN()])
-    assert trainer.metrics["test/accuracy"] > 0

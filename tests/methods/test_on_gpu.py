@@ -133,9 +133,10 @@ class OnGpu:
                 for fit_progress.epoch in (0, 1):
                     self.step(visit)
                 totals.add(client.lifecycle.finish())
-        delta = self.methods.transform_update(server, totals.delta, totals.payload)
-        server.step(delta, totals.others)
-        self.methods.on_round_end(server, totals.payload)
+        means = totals.close()
+        delta = self.methods.transform_update(server, means.delta, means.payload)
+        server.step(delta, means.others)
+        self.methods.on_round_end(server, means.payload)
         assert {value.device for value in self.methods.evaluated_state(server).values()} == {CUDA}
 
     def step(self, visit):

@@ -7,7 +7,6 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers.errors import refused
 from helpers.reports import accuracies, held, report_of, warnings_of, write_run
 from helpers.runs import small_data, small_model, small_trainer
 
@@ -281,15 +280,11 @@ def test_a_cut_and_an_empty_table_are_warned_of(tmp_path, report):
     assert "0/version_0: metrics.csv: 1 line " in text and "1/version_0 has no test/accuracy" in text
 
 
-def test_the_metric_is_the_usual_one_or_the_one_that_is_asked_for(template, table, report, capsys):
+def test_the_metric_is_the_usual_one_or_the_one_that_is_asked_for(template, table, report):
     assert "final test/accuracy in %" in table["csv"]
     found = numbers(report("--metric", "test/loss", root=template))
     ours, theirs = (float(found["alpha=0.1", method]["mean"]) for method in ("FedUV", "FedAvg"))
     assert ours < theirs < 2.4
-    for arguments, named in ((["--metric", "test/f1"], "test/f1"), (["--target", "60"], "60.0")):
-        with refused("2", kind=SystemExit):
-            report(*arguments, root=template)
-        assert named in capsys.readouterr().err
 
 
 def test_an_order_that_depends_on_the_score_is_warned_of(copy, report):

@@ -1,7 +1,6 @@
 """``partition`` shows who holds what, without training."""
 
 import csv
-import sys
 
 import numpy as np
 import pytest
@@ -24,8 +23,7 @@ def partition(tmp_path, capsys, data):
     return folder, capsys.readouterr().out
 
 
-def test_the_command_prints_the_table_and_writes_plan_csv_and_figures(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["cli.py"])
+def test_the_command_prints_the_table_and_writes_plan_csv_and_figures(tmp_path, capsys):
     main(["partition", *CONFIGS, f"--trainer.default_root_dir={tmp_path}"])
     said = capsys.readouterr().out
     assert said.splitlines()[0].split() == ["client", "samples", "classes", "largest", "class", "its", "share"]

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from helpers.errors import refused, warned
+from helpers.errors import refused
 from helpers.runs import Removes, assert_same_bits, plain_sgd_model, small_data, small_trainer
 from lightning.fabric.loggers import CSVLogger, Logger
 
@@ -96,7 +96,7 @@ def test_a_full_disk_ends_the_run_by_one_line_and_the_last_checkpoint_stands(tmp
 
 
 def test_a_run_folder_that_is_removed_is_named(tmp_path):
-    with warned("CSVLogger"), refused("round 1", "version_0", kind=ClientError):
+    with refused("round 1", "version_0", kind=ClientError):
         fit(tmp_path, callbacks=[Removes(tmp_path / "run/version_0")])
 
 

@@ -22,11 +22,13 @@ from fl_lightning.core.systems import SystemsHeterogeneity
 from fl_lightning.data import RandomCrop, RandomFlip
 from fl_lightning.methods import (
     APFL,
+    IFCA,
     MOON,
     SCAFFOLD,
     DeCov,
     Ditto,
     FedALA,
+    FedAMP,
     FedAS,
     FedASAM,
     FedBABU,
@@ -114,6 +116,8 @@ DEFAULT_METHODS = {
     "APFL, FedProx": (lambda: [APFL(adaptive=True, alpha_decay=0.02), FedProx(0.1)], MOMENTUM | SOME),
     "PFedMe": (lambda: [PFedMe(5.0, 2)], {"model": partial(mlp, sgd(weight_decay=1e-3)), **SOME}),
     "FedRep": (lambda: [FedRep(), FedLC()], MOMENTUM),
+    "IFCA, FedBN": (lambda: [IFCA(2, 0.5), FedBN()], NORMED | SOME),
+    "FedAMP, FedProx": (lambda: [FedAMP(start="own"), FedProx(0.1)], MOMENTUM | SOME),
     "LGFedAvg": (lambda: [LGFedAvg(), FedBN()], NORMED | ONE),
 }
 METHODS = DEFAULT_METHODS | {

@@ -21,6 +21,7 @@ class FitProgress:
         step: optimizer steps taken in the visit.
         work: epochs (or steps, with ``local_steps``) of an incomplete visit; None for all. Later visits start as if
             this visit were complete.
+        staleness: rounds between the one whose state the client received and r.
     """
 
     rounds: int = 1
@@ -33,6 +34,7 @@ class FitProgress:
     epoch: int = 0
     step: int = 0
     work: int | None = None
+    staleness: int = 0
 
     @property
     def passes(self) -> list[int]:

@@ -21,7 +21,6 @@ from fl_lightning.client.lightning.reductions import (
     LogSpec,
     computed,
     log_spec,
-    numbers,
 )
 from fl_lightning.core.reduced import EMPTY, Reduced, join
 from fl_lightning.storage.metric_format import is_defined
@@ -106,7 +105,8 @@ class MetricLog:
             entry.add_metric(value, weight)
             return
         else:
-            check_kind(name, value)
+            hint = "a number, a tensor or a Metric is logged"
+            require(isinstance(value, Number), f"self.log({name!r}, ...)", type(value).__name__, hint)
             value = float(value)
         entry.append((value, weight))
 
@@ -133,9 +133,11 @@ class MetricLog:
     def add_term(self, name: str, value: Tensor) -> None:
         """Add a term of the loss, which :meth:`first_nonfinite_term` watches."""
         key = (TERM, name, None)
-        entry = self.terms.get(key) or self.new_entry(key, LogSpec(name))
+        entry = self.terms.get(key)
+        if entry is None:
+            entry = self.terms[key] = self.new_value(key, LogSpec(name))
         if self._counted is None:
-            self._counted = count_examples(self._batch)
+            self._counted = count_examples(self._batch, self._size)
         value = value.detach()
         entry.append((value.reshape(()) if value.ndim else value, self._counted))
 
@@ -277,7 +279,6 @@ class MetricLog:
             fits = entry.spec._replace(metric=None) == spec
         require(fits, f"self.log({name!r}, ...)", hook, "the hook logs it with different arguments, or for two loaders")
         if entry is None:
-            check_kind(name, value)
             if isinstance(value, Metric):
                 parts = dict(self.module.named_modules())
                 paths = [path for path in parts if isinstance(parts[path], Metric)]
@@ -286,18 +287,13 @@ class MetricLog:
                 require(path is not None, f"self.log({name!r}, ...)", type(value).__name__, hint)
                 spec = spec._replace(metric=path)
             functions: Any = LogValidator.functions[hook]
-            entry = self.new_entry(key, spec, functions["allowed_on_step"] == (False,))
+            entry = self.entries[key] = self.new_value(key, spec, functions["allowed_on_step"] == (False,))
         entry.arguments, entry.batch_size = arguments, options["batch_size"]
         return entry
 
-    def new_entry(self, key: LogKey, spec: LogSpec, once: bool = False) -> LoggedValue:
-        """Add the entry of a name that is logged for the first time."""
-        entry = self.table(key)[key] = LoggedValue(spec, once)
-        return entry
-
-    def table(self, key: LogKey) -> dict[LogKey, LoggedValue]:
-        """Return :attr:`terms` or :attr:`entries`, whichever holds this key."""
-        return self.terms if key[0] == TERM else self.entries
+    def new_value(self, key: LogKey, spec: LogSpec, once: bool = False) -> LoggedValue:
+        """The entry of a name that is logged for the first time."""
+        return LoggedValue(spec, once)
 
     @property
     def _recorded(self) -> list[LoggedValue]:
@@ -319,7 +315,11 @@ class LoggedValue:
 
     def __init__(self, spec: LogSpec, once: bool = False) -> None:
         self.spec, self.once = spec, once
-        self.plain, self.step_name, self.epoch_name = spec.names
+        # the name, and Lightning's names for the values of a step and an epoch
+        both = spec.on_step and spec.on_epoch
+        self.plain = self.step_name = self.epoch_name = spec.name + spec.suffix
+        if both:
+            self.step_name, self.epoch_name = (f"{spec.name}_{part}{spec.suffix}" for part in ("step", "epoch"))
         self.arguments: Any = None  # of the latest call
         self.batch_size: Any = None
         self.metric: Metric | None = None
@@ -350,7 +350,11 @@ class LoggedValue:
             # a loop over numbers takes less time than arrays for the few steps of an epoch
             kind, total = self.spec.kind, self.running
             values, weights = zip(*self.pending, strict=True)
-            for value, weight in zip(numbers(values), weights, strict=True):
+            try:
+                numbers = torch.stack(values).tolist()  # with one transfer from the device
+            except (TypeError, RuntimeError):  # some are not tensors, or are on another device
+                numbers = [*map(float, values)]
+            for value, weight in zip(numbers, weights, strict=True):
                 total = total + weight * value if kind == "mean" else join(kind, total, value)
                 if self.first_bad < 0 and not math.isfinite(total):
                     self.first_bad = self.num_read
@@ -408,12 +412,8 @@ class LoggedValue:
         """The latest value, with its weight for a mean over clients."""
         if self.last is None:
             return None
-        value, weight = self.as_number(self.last), self.last_weight
+        value, weight = float(self.last) if isinstance(self.last, Tensor) else self.last, self.last_weight
         return Reduced(self.spec.kind, value * weight if self.spec.kind == "mean" else value, weight)
-
-    def as_number(self, value: Any) -> Any:
-        """Return a logged value as a number."""
-        return float(value)
 
 
 def size_of_batch(batch: Any) -> int | None:
@@ -436,18 +436,17 @@ def _warn_of_ambiguous_size() -> None:
     )
 
 
-def count_examples(batch: Any) -> int:
-    """Return the number of examples in a batch: graphs (PyG), or the length of its first tensor; 1 if unknown."""
+def count_examples(batch: Any, size: int | None = None) -> int:
+    """Return the number of examples in a batch: graphs (PyG), or the length of its first tensor; 1 if unknown.
+
+    ``size`` is this length, where it is known already.
+    """
     graphs = None if type(batch) in (tuple, list) else getattr(batch, "num_graphs", None)
     if isinstance(graphs, int):
         return graphs
-    return next((length for length in extract_batch_sizes(batch) if length is not None), 1)
-
-
-def check_kind(name: str, value: Any) -> None:
-    """Refuse values that are not numbers, tensors or torchmetrics objects, as Lightning does."""
-    allowed = isinstance(value, (Tensor, Number, Metric))
-    require(allowed, f"self.log({name!r}, ...)", type(value).__name__, "a number, a tensor or a Metric is logged")
+    if size is None:
+        size = next((length for length in extract_batch_sizes(batch) if length is not None), 1)
+    return size
 
 
 def as_tensor(value: Any) -> Tensor:

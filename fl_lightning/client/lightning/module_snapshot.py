@@ -320,7 +320,8 @@ class StateBinding:
 
         A tensor that was given another shape or type has its own again, and no values.
         """
-        self._put_back()
+        for entries, key, _, tensor in self._entries:
+            entries[key] = tensor
         for _, tensor, shape, dtype in self._kinds:
             if tensor.shape != shape or tensor.dtype != dtype:
                 tensor.data = torch.zeros(shape, dtype=dtype, device=tensor.device)
@@ -360,10 +361,6 @@ class StateBinding:
     def _error(self, change: str) -> ClientError:
         hint = "build it in the constructor, change its values in place, or register a buffer with persistent=False"
         return ClientError(f"{change.removeprefix('.')}, but the state must stay as the run began with it; {hint}")
-
-    def _put_back(self) -> None:
-        for entries, key, _, tensor in self._entries:
-            entries[key] = tensor
 
 
 def persistent_buffers(part: nn.Module) -> set[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache
 from inspect import signature
 from types import SimpleNamespace
@@ -56,14 +55,6 @@ class LogSpec(NamedTuple):
     logger: bool = True
     metric: str | None = None
 
-    @property
-    def names(self) -> tuple[str, str, str]:
-        """The name with the suffix of the data loader, and Lightning's names for the values of a step and an epoch."""
-        full_name = self.name + self.suffix
-        if self.on_step and self.on_epoch:
-            return full_name, f"{self.name}_step{self.suffix}", f"{self.name}_epoch{self.suffix}"
-        return full_name, full_name, full_name
-
 
 @lru_cache(1000)
 def log_spec(hook: str, name: str, args: tuple, items: tuple, loader: int | None) -> tuple[LogSpec, dict[str, Any]]:
@@ -94,15 +85,6 @@ def log_spec(hook: str, name: str, args: tuple, items: tuple, loader: int | None
     suffix = f"/dataloader_idx_{loader}" if numbered and loader is not None else ""
     logger = arguments["logger"] is None or bool(arguments["logger"])
     return LogSpec(name, suffix, kind, bool(levels[0]), bool(levels[1]), logger), arguments
-
-
-def numbers(values: Sequence[Any]) -> list[float]:
-    """Numbers and scalar tensors as numbers, with one transfer from the device where all are tensors."""
-    try:
-        return torch.stack(list(values)).tolist()
-    except (TypeError, RuntimeError):
-        # some are not tensors, or are on another device
-        return [float(value) for value in values]
 
 
 def computed(name: str, metric: Metric) -> float:

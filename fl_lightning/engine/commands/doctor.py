@@ -22,7 +22,6 @@ from fl_lightning.client.batch_norm import statistics_of
 from fl_lightning.client.client import RECALIBRATES
 from fl_lightning.client.taps import submodule
 from fl_lightning.core.method import Method
-from fl_lightning.core.sampling import size_of_cohort
 from fl_lightning.core.state import num_bytes, select
 from fl_lightning.data.client_loaders import last_batch
 from fl_lightning.engine.cohort_training import draw_cohort
@@ -69,17 +68,13 @@ def diagnose(
     begin_fit(run, fresh=source is None)
     if run.client.sent and not run.trainer.fast_dev_run:
         warn_of_arguments(run, "model.ckpt")
-    trainer, client, fit_progress, number = (
-        run.trainer,
-        run.client,
-        run.worker_module.fit_progress,
-        run.data.num_clients,
-    )
-    lengths = [run.local_training.batches(k) for k in range(number)]
+    trainer, client, number = run.trainer, run.client, run.data.num_clients
+    fit_progress = run.worker_module.fit_progress
+    lengths = [run.local_training.num_batches(k) for k in range(number)]
     visits = {length: sum(replace(fit_progress, batches=length).passes) for length in set(lengths)}
     batches = [visits[length] for length in lengths]
     rounds_done = min(checkpoint["round"], trainer.max_rounds)
-    cohort_size = size_of_cohort(number, trainer.participation, trainer.cohort_size)
+    cohort_size = trainer.nominal_cohort(number)
     frozen = set(client.frozen)
     entries = {
         "trained": client.trainable,
@@ -166,12 +161,8 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     rounds = run.trainer.max_rounds - done
     if rounds <= 0 or not trained:
         return {}
-    client, fit_progress, training, number = (
-        run.client,
-        run.worker_module.fit_progress,
-        run.local_training,
-        run.data.num_clients,
-    )
+    client, training, number = run.client, run.local_training, run.data.num_clients
+    fit_progress = run.worker_module.fit_progress
     run.server.begin_round(done, draw_cohort(run, done))
     run.worker_module.begin_round(done)
     run.methods.on_round_start(run.server)
@@ -188,7 +179,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
                 raise update
             client.memories().commit_visit(k)
             results.close()
-            num_batches = sum(sum(fit_progress.at(done, training.batches(k)).passes) for k in part)
+            num_batches = sum(sum(fit_progress.at(done, training.num_batches(k)).passes) for k in part)
     sums = []
     if run.trainer.buffers in RECALIBRATES:  # counts, inputs and squares of each BatchNorm layer
         for path in client.batch_norms:
@@ -206,12 +197,15 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     client_memory = min(number * state / run.workers.size, client.memories().limit)
     up = update.num_bytes + sum(entry.num_bytes for entry in sums)
     in_round = visit * cohort_size / run.workers.size
+    kept = run.versions.most_kept(range(done, run.trainer.max_rounds))
     return {
-        "bytes": {"down": cohort_size * broadcast_bytes(run), "up": cohort_size * up},
+        "bytes": {"down": cohort_size * broadcast_bytes(run, [k])[k], "up": cohort_size * up},
         # tensors of an update, without weight and logged values
         "leaves": leaves,
         # of the cohort on a worker, where a method's server hooks see them one by one
         "updates": bytes_of_updates(run, cohort_size),
+        # of an asynchronous run: versions of what travels that are kept at a time, at most
+        "versions": {"number": kept, "bytes": kept * broadcast_bytes(run, [k])[k]},
         "client_state": {"each": state, "all": number * state},
         "memory": {"worker": int(peak + client_memory) if peak else None, "clients": int(client_memory)},
         "seconds": {"visit": visit, "round": in_round, "run": in_round * rounds},
@@ -227,7 +221,7 @@ def bytes_of_updates(run: Run, cohort_size: int) -> int:
     if not names:
         return 0
     sent = select(run.client.live, run.client.sent)
-    is_wide = run.methods.having("transform_client_update") or run.methods.having("transform_updates")
+    is_wide = run.methods.overriding("transform_client_update") or run.methods.overriding("transform_updates")
     sizes = [8 * value.numel() for value in sent.values()]
     bytes_of_client = sum(sizes) if is_wide else num_bytes(sent)
     largest = max(sizes, default=0)
@@ -318,6 +312,10 @@ def rows_of_costs(plan: Outline) -> list[tuple[str, str]]:
         *(
             [("updates", f"{as_bytes(plan['updates'])} a worker, which the server sees one by one")]
             * bool(plan["updates"])
+        ),
+        *(
+            [("versions", f"{plan['versions']['number']} on each worker, {as_bytes(plan['versions']['bytes'])}")]
+            * bool(plan["versions"]["number"])
         ),
         ("client state", f"{as_bytes(state['each'])} a client after its first visit, {as_bytes(state['all'])} in all"),
         ("memory", f"{worker}, {as_bytes(plan['memory']['clients'])} of it client state"),

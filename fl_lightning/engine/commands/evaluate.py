@@ -16,7 +16,7 @@ from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.engine.checkpointing import verified_checkpoint
 from fl_lightning.engine.evaluation.evaluator import bound_step, check_loader_index, step_name
 from fl_lightning.engine.evaluation.loop import can_share, evaluation_hooks
-from fl_lightning.engine.fingerprint import description_of, differences, identity, message, shown_path
+from fl_lightning.engine.fingerprint import description_of, differences, identity, message
 from fl_lightning.engine.model_io import load_model, load_weights
 from fl_lightning.engine.rounds import check_metrics
 from fl_lightning.engine.run import Run
@@ -32,21 +32,31 @@ from fl_lightning.utilities.lightning_compat import is_overridden
 def load_to_evaluate(run: Run, ckpt_path: str | Path | None, weights: Path | None) -> dict[int, State]:
     """Load a checkpoint (``last``: of the newest version), or else the given weights, if any.
 
+    Methods that give clients states of their own have their server values, too.
+
     Returns:
         The state entries that stay with each client; empty if the checkpoint has none.
     """
     source = None if ckpt_path is None else verified_checkpoint(run, ckpt_path)
     if source is None and weights is not None:
         load_weights(run, weights)
-    if source is None:
-        return {}
-    contents = read(source)
-    if "server" in contents:
+    contents = {} if source is None else read(source)
+    if source is not None and "server" in contents:
         parts = {section: description_of(run)[section] for section in ("method", "data")}
         if changes := differences({**identity(run), "description": parts}, contents):
-            where = f"ckpt_path={shown_path(source)!r}"
-            run.trainer.warn(message(where, changes, "the present values are used"))
-    return load_model(run, source)
+            run.trainer.warn(message(source, changes, "the present values are used"))
+    personal = {} if source is None else load_model(run, source)
+    if sends_states(run):
+        run.server.assign(run.client.state())
+        run.methods.on_fit_start(run.server)
+        if {*run.methods.names} <= contents.get("methods", {}).keys():
+            run.methods.load_state_dict(contents["methods"], run.fabric.device)
+    return personal
+
+
+def sends_states(run: Run) -> bool:
+    """Whether a method gives clients states of their own."""
+    return bool(run.methods.overriding("sent_state") or run.methods.overriding("start_state"))
 
 
 def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:
@@ -61,7 +71,7 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: P
     personal = load_to_evaluate(run, ckpt_path, weights)
     state = run.client.state()
     metrics = {} if personal else run.evaluator.evaluate_global_model(phase, state, observed=False, keeps=True)
-    if personal or (run.methods.having("personal_state") and run.client.memories().owners):
+    if personal or (run.methods.personalizes and run.client.memories().owners):
         parts = run.runner.place_models(run)
         means = run.evaluator.means(run.runner.evaluate_models(run, phase, state, parts, observed=False))
         prefix = "" if personal else f"personal/{run.methods.evaluation_point}"
@@ -156,7 +166,8 @@ def evaluate_and_observe(run: Run, phase: str, ckpt_path: str | Path | None, wei
     hook = "on_evaluation_command_end"
     overrides = [getattr(type(callback), hook, None) for callback in run.callbacks]
     if any(override not in (None, getattr(Callback, hook)) for override in overrides):
-        run.server.assign(run.client.state())
-        run.methods.on_fit_start(run.server)  # sets the methods' server values to their initial ones
+        if not sends_states(run):
+            run.server.assign(run.client.state())
+            run.methods.on_fit_start(run.server)  # sets the methods' server values to their initial ones
         run.call(hook, phase=phase)
     return run.metrics.current

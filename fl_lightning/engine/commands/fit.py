@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,10 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from fl_lightning.core.seeding import rng_scope
 from fl_lightning.distributed.launcher import show_idle_cores
-from fl_lightning.engine.checkpointing import (
-    checkpoint_to_resume,
-    restore_callbacks,
-    restore_run,
-    save_run,
-)
+from fl_lightning.engine.checkpointing import checkpoint_to_resume, restore_callbacks, restore_run, save_run
+from fl_lightning.engine.cohort_training import follow_schedule
 from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
-from fl_lightning.engine.fingerprint import (
-    FREE_OF_TRAINER,
-)
+from fl_lightning.engine.fingerprint import FREE_OF_TRAINER
 from fl_lightning.engine.model_io import check_storable, load_weights, save_model
 from fl_lightning.engine.rounds import run_round
 from fl_lightning.engine.run import Run
@@ -26,6 +21,7 @@ from fl_lightning.engine.sanity_check import run_sanity_check
 from fl_lightning.engine.validation import name_large_batches, warn_of_averaged_statistics
 from fl_lightning.storage.checkpoint import LAST
 from fl_lightning.storage.hyperparameters import of_config, only_plain, plain_arguments
+from fl_lightning.storage.loggers import add_to_page, log_hyperparams
 from fl_lightning.storage.metric_format import tagged
 from fl_lightning.storage.run_folder import naming_the_file
 
@@ -49,7 +45,7 @@ def fit(run: Run, ckpt_path: str | Path | None, weights: Path | None = None, all
             source = source.with_name(LAST)
         status, params = "failed", hyperparameters(run)
         try:
-            run.folder.log_hyperparams(params)
+            run.folder.each(partial(log_hyperparams, params=params))
             begin_fit(run, fresh=source is None)
             run.call("on_fit_start")
             restore_callbacks(run, checkpoint)
@@ -84,6 +80,7 @@ def prepare_fit(
     if source is None and not run.trainer.fast_dev_run:
         run_sanity_check(run)
     run.runner.prepare(run)
+    follow_schedule(run)
     checkpoint = restore_run(run, source, allow_changes)
     client = run.client
     warn_of_averaged_statistics(run.trainer, client, run.data)
@@ -163,4 +160,5 @@ def compare_hyperparams(run: Run, params: dict[str, Any]) -> None:
     trainer = params["trainer"]
     lasting = {key: params[key] for key in params if key not in FREE_OF_COMMAND}
     lasting["trainer"] = {key: trainer[key] for key in trainer if key not in FREE_OF_TRAINER}
-    run.folder.compare_hyperparams(params, lasting, compared, int(last_row["round"]))
+    last_round = int(last_row["round"])
+    run.folder.each(partial(add_to_page, params=params, shown=lasting, metrics=compared, round_=last_round))

@@ -8,9 +8,9 @@ from typing import Any
 from fl_lightning.core.systems import SystemOutcome
 from fl_lightning.distributed.launcher import threads
 from fl_lightning.engine.checkpointing import restore_run, verified_checkpoint
-from fl_lightning.engine.cohort_training import draw_cohort, simulate_systems
+from fl_lightning.engine.cohort_training import follow_schedule, simulate_systems
 from fl_lightning.engine.commands.fit import begin_fit
-from fl_lightning.engine.fingerprint import description_of, differences, identity, message, shown_path
+from fl_lightning.engine.fingerprint import description_of, differences, identity, message
 from fl_lightning.engine.model_io import call_on_load, load_state, restore_data
 from fl_lightning.engine.run import Run
 from fl_lightning.engine.run_state import load_state_of_round
@@ -39,13 +39,15 @@ def replay(
     with threads(contents["description"]["trainer"]["threads_per_worker"]):
         run.methods.on_fit_start(run.server)
         run.runner.prepare(run)
+        follow_schedule(run)
         description_of(run).pop("code", None)  # a replay may test corrected code
         restore = restore_failure if "failure" in contents else restore_round
         restore(run, source, contents, round_, client, allow_changes)
         begin_fit(run, fresh=False)
         run.worker_module.begin_round(round_)
+        run.versions.begin_round(round_, run.client.travelling)
         # the cohort of a changed run may differ
-        simulated = simulate_systems(run, round_, draw_cohort(run, round_))
+        simulated = simulate_systems(run, round_)
         simulated = dict.fromkeys((*run.server.cohort, client), SystemOutcome()) | simulated
         work = {k: system.work for k, system in simulated.items()}
         steps = {k: run.local_training.steps(k, work[k]) for k in run.server.cohort}
@@ -79,10 +81,8 @@ def restore_failure(
     require(failure["client"] == client, "client", client, f"{str(path)!r} is of client {failure['client']}; pass it")
     changes = differences(identity(run), record)
     if changes and not allow_changes:
-        where = f"ckpt_path={shown_path(path)!r}"
-        raise UsageError(
-            message(where, changes, "restore the old values, or try the new ones with --allow_changes true")
-        )
+        hint = "restore the old values, or try the new ones with --allow_changes true"
+        raise UsageError(message(path, changes, hint))
     call_on_load(run, record)
     restore_data(run.data, record["datamodule"])
     run.server.begin_round(round_, record["cohort"])
@@ -115,7 +115,7 @@ def restore_round(
     hint = f"{str(path)!r} has {count(rounds_done, 'round')} done; pass round {rounds_done}, or another checkpoint"
     require(rounds_done == round_, "round", round_, hint)
     restore_run(run, path, allow_changes)
-    simulated = simulate_systems(run, round_, draw_cohort(run, round_))
+    simulated = simulate_systems(run, round_)
     cohort = [k for k, system in simulated.items() if system.lost != "before"]
     run.server.begin_round(round_, cohort)
     clients = ", ".join(map(str, sorted(run.server.cohort)))

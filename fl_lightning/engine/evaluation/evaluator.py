@@ -158,7 +158,7 @@ class Representations:
 
     @cached_property
     def _copy(self) -> LightningModule:
-        return self.client.frozen_copy()
+        return self.client.reference_copy()
 
     @torch.no_grad()
     def observe(

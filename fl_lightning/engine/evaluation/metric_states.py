@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities import dim_zero_cat, dim_zero_max, dim_zero_min, dim_zero_sum
 
-from fl_lightning.client.lightning.metric_log import MetricLog
 from fl_lightning.client.lightning.reductions import computed
 from fl_lightning.core.collectives import Collectives
 from fl_lightning.core.weighted import Sums, Weighted
@@ -181,10 +180,10 @@ class VisitMetrics:
         # path of each name's object; empty if the states of some visit cannot be merged
         self._paths: dict[str, str] = {}
 
-    def add(self, k: int, logged: MetricLog) -> None:
-        """Add the values logged in the visit of client ``k``."""
+    def add(self, k: int, metric_states: Mapping[str, tuple[str, Mapping[str, Any]]]) -> None:
+        """Add the states of the objects logged in the visit of client ``k``, each with its place, by name."""
         sums = {}
-        for name, (path, states) in logged.states().items():
+        for name, (path, states) in metric_states.items():
             fits = bool(states) and path in self._states.metrics and can_merge(self._states.metrics[path])
             self._paths[name] = self._paths.get(name, path) if fits else ""
             if fits:

@@ -11,7 +11,7 @@ from helpers.notes import noted
 from helpers.runs import small_trainer
 from helpers.tiny import TinyData, TinyModule, clients
 from torch import nn
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, MetricCollection, SumMetric
 
 
 def fit(tmp_path, model, **kwargs):
@@ -25,7 +25,7 @@ class Average:
     """Averaged weights, in an object that torch knows nothing of."""
 
     def __init__(self):
-        self.shadow, self.updates, self.itself, self.net = torch.zeros(2), 0, self, nn.Linear(1, 1, bias=False)
+        self.shadow, self.updates, self.itself, self.net = [torch.zeros(2)], 0, self, nn.Linear(1, 1, bias=False)
         nn.init.zeros_(self.net.weight)
 
 
@@ -35,7 +35,8 @@ class Messy(TinyModule):
     def build(self):
         self.number, self.text, self.nothing = 1, "a", None
         self.tensor, self.array, self.pair = torch.zeros(2), np.zeros(2), (torch.zeros(1), "b")
-        self.list, self.dict, self.queue = [torch.zeros(1)], {"a": [1]}, deque([1], maxlen=2)
+        self.list, self.dict, self.set, self.queue = [torch.zeros(1)], {"a": [1]}, {1}, deque([1], maxlen=2)
+        self.metrics, self.body.count = MetricCollection({"sum": SumMetric()}), 0
         self.generator, self.random, self.rng = torch.Generator(), random.Random(0), np.random.default_rng(0)
         self.seen, self.average, self.teacher = MeanMetric(), Average(), [nn.BatchNorm1d(2).eval()]
         self.register_buffer("cache", torch.zeros(2), persistent=False)
@@ -47,10 +48,11 @@ class Messy(TinyModule):
 
     def values(self):
         """Plain values of all of it."""
-        parts = [self.tensor, self.pair[0], self.list[0], self.cache, self.seen.mean_value, self.average.shadow]
+        parts = [self.tensor, self.pair[0], self.list[0], self.cache, self.seen.mean_value, self.average.shadow[0]]
         parts += [self.average.net.weight, self.teacher[0].running_mean, self.table, self.mask, self.computed]
         names = {"new", "nobody"} & {name for name in (*vars(self), *vars(self.average)) if hasattr(self, name)}
-        plain = [self.number, self.text, self.nothing, self.nobody, len(self.list), self.dict, list(self.queue)]
+        plain = [self.number, self.text, self.nothing, self.nobody, len(self.list), self.dict, self.set]
+        plain += [list(self.queue), self.body.count, float(self.metrics["sum"].sum_value)]
         modes = [self.training, self.body.training, self.body[0].weight.requires_grad, self.teacher[0].training]
         counts = [self.array.tolist(), self.average.updates, self.queue.maxlen, self.seen.update_count, sorted(names)]
         return repr([*(part.tolist() for part in parts), *plain, *modes, *counts])
@@ -63,12 +65,15 @@ class Messy(TinyModule):
             draws = torch.rand((), generator=self.generator), self.random.random(), self.rng.random()
             noted.append(tuple(map(float, draws)))
         self.number, self.text, self.nothing, self.new, self.average.new = 2, "c", 3, 4, 5
-        for value in (self.tensor, self.array, self.list[0], self.pair[0], self.average.shadow):
+        for value in (self.tensor, self.array, self.list[0], self.pair[0], self.average.shadow[0]):
             value += 1
         self.list.append(2)
         self.dict["a"].append(2)
+        self.set.add(2)
         self.queue = deque([*self.queue, 2])
         self.seen.update(3.0)
+        self.metrics.update(3.0)
+        self.body.count += 1
         self.cache, self.nobody, self.average.updates = self.cache + 1, torch.ones(1), 1
         with torch.no_grad():
             self.average.net.weight.fill_(7)
@@ -80,15 +85,18 @@ class Messy(TinyModule):
         self.body.eval().requires_grad_(False)
         self.teacher[0].train()
 
+    def on_validation_start(self):
+        noted.append(self.values())
+
     def validation_step(self, batch, batch_idx):
         self.log("loss", self.loss(batch))
 
 
-def test_all_that_is_outside_of_the_state_is_restored_for_each_visit(tmp_path):
-    fresh = Messy().train().values()
+def test_what_is_in_no_state_begins_each_visit_and_evaluation_as_at_the_start_of_the_run(tmp_path):
+    visit, evaluation = Messy().train().values(), Messy().eval().values()
     fit(tmp_path, Messy())
-    values, draws = noted[::2], noted[1::2]
-    assert values == 6 * [fresh]
+    values, draws = ([part for part in noted if isinstance(part, kind)] for kind in (str, tuple))
+    assert values == 2 * [*(3 * [visit]), evaluation]
     assert len(draws) == 6 and len(set(draws)) == 1
 
 

@@ -1,0 +1,237 @@
+"""Rows that a user adds to a suite, and their place among its finished rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fl_lightning.bench.cell import Cell, file_part
+from fl_lightning.bench.comparison import suite_comparison
+from fl_lightning.bench.config_fragments import Fragment, fragments_of, write_text
+from fl_lightning.bench.results import CellResult
+from fl_lightning.bench.shows import Fair, Show
+from fl_lightning.bench.statistics import Difference, holm, p_value, paired_difference, summarize
+from fl_lightning.bench.suite import Suite, Table
+from fl_lightning.bench.table_rendering import PACKAGES, TextTable, latex_tables, markdown, plain_table
+from fl_lightning.utilities.errors import count, require
+from fl_lightning.utilities.yaml_files import read_yaml
+
+AXIS = "method"
+# what is shown beside the accuracy: tag of the last round, and name
+BESIDE = {"rank/representation/effective": "effective rank", "bytes/up": "MB up", "bytes/down": "MB down"}
+
+
+def with_rows(suite: Suite, parts: Sequence[str]) -> tuple[Suite, list[str]]:
+    """Add a row for each part, a config's file or the class of a method; return the suite and the new labels.
+
+    Raises:
+        UsageError: the suite has no axis ``method``, a file cannot be read, or a label exists.
+    """
+    require(AXIS in suite.axes, "--add", [*parts], f"{suite.path} has no axis {AXIS} for further rows")
+    rows: dict[str, tuple[Fragment, ...]] = {}
+    for part in parts:
+        path, label = Path(part), part.rpartition(".")[2]
+        fragments: tuple[Fragment, ...] = ({"method": [{"class_path": part}]},)
+        if path.suffix in (".yaml", ".yml"):
+            label, fragments = path.stem, tuple(fragments_of(read_yaml(path), path))
+        taken = {file_part(other) for other in (*suite.axes[AXIS], *rows)}
+        hint = "is a row already; give the file, or the class, another name"
+        require(file_part(label) not in taken, "--add", label, hint)
+        rows[label] = fragments
+    return replace(suite, axes={**suite.axes, AXIS: {**suite.axes[AXIS], **rows}}), [*rows]
+
+
+def with_tuning(suite: Suite, labels: Sequence[str], values: Mapping[str, list[Any]]) -> Suite:
+    """Return a suite that tunes only these rows, by the values of each key."""
+    return replace(suite, tune={**suite.tune, "search": {label: dict(values) for label in labels}})
+
+
+def endpoints(suite: Suite) -> list[tuple[str, Table]]:
+    """The numbers by which rows are ranked: the first table's, and the clients' accuracies if the suite has them."""
+    return [("global model", suite.tables[0])] + [
+        ("clients' models", table) for table in suite.tables[1:] if isinstance(table.show, Fair)
+    ]
+
+
+def numbers_of(suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> pd.DataFrame:
+    """Return a line for each finished run, with its setting, method, seed, number, partition and costs."""
+    show: Show = table.show
+    lines = []
+    for number in suite_comparison(suite, table, cells, results).numbers:
+        labels, result = dict(number.run.labels), number.run.result
+        if number.value is None or labels.pop(show.added_axis, "accuracy") != "accuracy":
+            continue
+        method = labels.pop(AXIS)
+        line: dict[str, Any] = {"setting": ", ".join(labels.values()), "method": method, "seed": number.run.seed}
+        line |= {"value": number.value, "plan": result.plan, "machine": result.machine, "seconds": result.seconds}
+        for tag, name in BESIDE.items():
+            scale = 1e-6 if tag.startswith("bytes/") else 1.0
+            line[name] = scale * result.metrics[tag] if tag in result.metrics else None
+        lines.append(line)
+    return pd.DataFrame(lines)
+
+
+class Standing:
+    """The rows of one setting in the order of an endpoint.
+
+    Args:
+        suite: the suite.
+        show: the endpoint.
+        numbers: the lines of :func:`numbers_of` of one setting.
+
+    Attributes:
+        frame: a line for each method from best to worst: its rank, the mean and deviation over the seeds, the paired
+            difference to the baseline with its interval and p-value by Holm, and the costs. A method with other
+            partitions than the baseline's, such as IID clients, has no rank and no difference.
+    """
+
+    def __init__(self, suite: Suite, show: Show, numbers: pd.DataFrame) -> None:
+        self.baseline, self._confidence = suite.baseline.get(AXIS, ""), suite.confidence
+        self._values = numbers.pivot(index="seed", columns="method", values="value")
+        plans = numbers.pivot(index="seed", columns="method", values="plan")
+        self.lower_is_better = show.lower_is_better(suite)
+        lines = []
+        for method, runs in numbers.groupby("method", sort=False):
+            of_seeds = summarize([*runs["value"]])
+            assert of_seeds is not None
+            both = plans[[method, self.baseline]].dropna() if self.baseline in plans else plans[[method]].dropna()
+            line: dict[str, Any] = {
+                "method": method,
+                "mean": of_seeds.mean,
+                "deviation": of_seeds.deviation,
+                "seeds": of_seeds.n,
+            }
+            line["comparable"] = bool(both.nunique(axis=1).eq(1).all())
+            difference = self.difference(method, self.baseline) if line["comparable"] else None
+            if difference is not None and method != self.baseline:
+                low, high = difference.interval or (None, None)
+                p = p_value(difference, "t") if difference.deviation else None
+                line |= {"difference": difference.mean, "low": low, "high": high, "p": p}
+            lines.append(line | runs[[*BESIDE.values(), "seconds"]].mean().to_dict())
+        columns = [
+            "method",
+            "mean",
+            "deviation",
+            "difference",
+            "low",
+            "high",
+            "p",
+            *BESIDE.values(),
+            "seconds",
+            "seeds",
+        ]
+        frame = pd.DataFrame(lines, columns=[*columns, "comparable"]).set_index("method")
+        frame = frame.sort_values(["comparable", "mean"], ascending=[False, self.lower_is_better], kind="stable")
+        ranks = frame["mean"].where(frame.pop("comparable")).rank(ascending=self.lower_is_better, method="min")
+        frame.insert(0, "rank", ranks.astype("Int64"))
+        tested = frame["p"].dropna()
+        frame.loc[tested.index, "p"] = holm([*tested])
+        self.frame = frame
+
+    def difference(self, method: str, other: str) -> Difference | None:
+        """The paired difference of two methods over their common seeds; None without a common seed."""
+        if other not in self._values:
+            return None
+        pairs = self._values[[method, other]].dropna() if method != other else self._values[[method]].dropna()
+        return paired_difference([(row[0], row[-1]) for row in pairs.to_numpy()], "t", self._confidence)
+
+    def sentence(self, label: str) -> str:
+        """Where a row stands: rank, mean, and the differences to the baseline, the best other row and the nearest."""
+        row, ranked = self.frame.loc[label], self.frame[self.frame["rank"].notna()]
+        text = f"{label}: {row['mean']:.2f} over {count(int(row['seeds']), 'seed')}"
+        if label not in ranked.index:
+            return f"{text}, without a rank, since its partitions are not those of {self.baseline}"
+        others = ranked.drop(label)
+        distances = (others["mean"] - row["mean"]).abs()
+        reasons = {self.baseline: "the baseline"}
+        if len(others):
+            reasons = {**reasons, distances.idxmin(): "the nearest row", others.index[0]: "the best other row"}
+        parts = [f"{text}, rank {int(row['rank'])} of {len(ranked)}"]
+        for other, reason in reasons.items():
+            difference = self.difference(label, other) if other in others.index else None
+            if difference is not None:
+                parts.append(f"{difference_text(difference.mean, difference.interval)} against {other}, {reason}")
+        return "; ".join(parts)
+
+    def table(self, caption: str) -> TextTable:
+        """The frame as text."""
+        lines = []
+        for method, row in self.frame.iterrows():
+            interval = (row["low"], row["high"]) if pd.notna(row["low"]) else None
+            difference = difference_text(row["difference"], interval) if pd.notna(row["difference"]) else "-"
+            mean = f"{row['mean']:.2f}" + (f" ± {row['deviation']:.2f}" if pd.notna(row["deviation"]) else "")
+            beside = [f"{row[name]:.3g}" if pd.notna(row[name]) else "-" for name in (*BESIDE.values(), "seconds")]
+            p = f"{row['p']:.3f}" if pd.notna(row["p"]) else "-"
+            rank = row["rank"] if pd.notna(row["rank"]) else "-"
+            lines.append([rank, method, mean, difference, p, *beside, int(row["seeds"])])
+        heads = [
+            "mean ± deviation",
+            f"minus {self.baseline}",
+            "p by Holm",
+            *BESIDE.values(),
+            "seconds a round",
+            "seeds",
+        ]
+        return plain_table(caption, ["rank", AXIS], heads, lines)
+
+
+def standings(
+    suite: Suite, cells: Sequence[Cell], results: Mapping[str, CellResult]
+) -> dict[tuple[str, str], Standing]:
+    """Return the standing of each setting by each endpoint with a finished run."""
+    board = {}
+    for endpoint, table in endpoints(suite):
+        numbers = numbers_of(suite, table, cells, results)
+        for setting, of_setting in numbers.groupby("setting", sort=False) if len(numbers) else ():
+            board[str(setting), endpoint] = Standing(suite, table.show, of_setting)
+    return board
+
+
+def write_leaderboard(
+    suite: Suite, board: Mapping[tuple[str, str], Standing], labels: Sequence[str], folder: Path
+) -> list[Path]:
+    """Write the standings as Markdown, LaTeX and CSV, and the differences to the baseline as SVG and PNG.
+
+    Args:
+        suite: the suite.
+        board: its standings.
+        labels: the rows with a filled mark in the figure.
+        folder: an existing folder.
+
+    Returns:
+        The files.
+    """
+    from fl_lightning.plotting.drawing import forest, in_style
+    from fl_lightning.plotting.figures import laid_out
+
+    tables, frames, drawings, rows = [], [], [], 0
+    for part, standing in board.items():
+        title = ", ".join(filter(None, part))
+        tables.append(standing.table(title))
+        frames.append(standing.frame.reset_index().assign(setting=part[0], endpoint=part[1]))
+        compared = standing.frame.dropna(subset="low")
+        estimates = [*compared[["difference", "low", "high"]].itertuples(index=False, name=None)]
+        drawings.append(forest([*compared.index], estimates, labels, title=title, xlabel=f"minus {standing.baseline}"))
+        rows = max(rows, len(compared))
+    texts = {
+        "md": "\n".join(line for table in tables for line in markdown(table)),
+        "tex": "\n".join([PACKAGES, *latex_tables(tables)]),
+        "csv": pd.concat(frames).to_csv(index=False),
+    }
+    stem = f"{suite.name}.leaderboard"
+    files = [write_text(folder / f"{stem}.{form}", text) for form, text in texts.items()]
+    figure = laid_out(drawings, columns=2, size=(3.6, 1 + 0.17 * rows))
+    for form in ("svg", "png"):
+        files.append(folder / f"{stem}.{form}")
+        with in_style():
+            figure.savefig(files[-1])
+    return files
+
+
+def difference_text(mean: float, interval: tuple[float, float] | None) -> str:
+    """A difference with its interval."""
+    return f"{mean:+.2f}" + (f" ({interval[0]:+.2f} to {interval[1]:+.2f})" if interval else "")

@@ -1,0 +1,38 @@
+"""What methods with an aggregation of their own have in common."""
+
+from __future__ import annotations
+
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from torch.optim import Optimizer
+
+from fl_lightning.core.client_context import ClientContext
+from fl_lightning.core.method import Method, overrides
+from fl_lightning.methods.fedbuff import FedBuff
+from fl_lightning.utilities.errors import require
+
+# methods whose sums over the clients move the model, and pass by the rule
+MOVED_BY_SUMS = ("SCAFFOLD", "FedDyn", "FedNova", "FedExP", "LoRAProduct", "FedExLoRA")
+
+
+class AggregationRule(Method):
+    """A rule that aggregates the updates of a cohort.
+
+    Attributes:
+        reads_weights: whether the clients' weights count; otherwise methods that give weights are refused.
+    """
+
+    needs_exchange = True
+    reads_weights = False
+
+    def setup(self, client: ClientContext, optimizer: Optimizer) -> None:
+        kind = type(self).__name__
+        for method in client.methods.methods:
+            name, key = type(method).__name__, f"{kind} with method"
+            hint = "its sums would pass by the rule; take one of them out"
+            require(name not in MOVED_BY_SUMS, key, name, hint)
+            hint = "the rule ignores the clients' weights; take one of them out"
+            weighs = overrides(method, "client_weight") and not isinstance(method, FedBuff)  # whose weights are equal
+            require(self.reads_weights or not weighs, key, name, hint)
+            reads_sums = overrides(method, "transform_update") or overrides(method, "on_round_end")
+            if reads_sums and overrides(method, "on_client_end"):
+                rank_zero_warn(f"method={[name]}: the sums of what its clients send pass by {kind}")
