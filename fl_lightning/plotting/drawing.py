@@ -6,7 +6,7 @@ Importing this module imports matplotlib, which takes a while.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -256,6 +256,35 @@ def points(groups: Sequence[tuple[str, np.ndarray]], bare: bool, log: str = "", 
             axes.set(xticks=[], yticks=[])
             axes.spines[:].set_visible(False)
         logarithmic(axes, log)
+        axes.set(**labels)
+
+    return draw
+
+
+def forest(
+    names: Sequence[str], estimates: Sequence[tuple[float, float, float] | None], shown: Collection[str], **labels: Any
+) -> Draw:
+    """Draw estimates with their intervals, one row for each name, from top to bottom, and a line at 0.
+
+    Args:
+        names: names of the rows.
+        estimates: mean, lower and upper end of each row; None leaves a row empty.
+        shown: names of the rows whose mark is filled, such as significant ones.
+        labels: ``xlabel``, ``ylabel``, ``title``, and ``xlim`` for equal axes of several panels.
+    """
+
+    def draw(axes: Axes) -> None:
+        axes.axvline(0, color=LIGHT["quiet"], linewidth=0.8)
+        for place, estimate in enumerate(estimates):
+            if estimate is not None:
+                mean, low, high = estimate
+                fill = LINE_COLOURS[0] if names[place] in shown else LIGHT["card"]
+                axes.plot((low, high), (place, place), color=LINE_COLOURS[0], linewidth=1.4)
+                axes.plot(mean, place, "o", color=LINE_COLOURS[0], markerfacecolor=fill, markersize=4.5)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        name_ticks(axes.yaxis, names)
+        few_numbers(axes)
+        axes.grid(axis="y", visible=False)
         axes.set(**labels)
 
     return draw

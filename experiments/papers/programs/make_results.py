@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jinja2 import TemplateError
 from matplotlib import rc_context
-from matplotlib.axes import Axes
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT))
@@ -35,9 +33,9 @@ from fl_lightning.bench.cells_csv import stored_cells  # noqa: E402
 from fl_lightning.bench.config_fragments import leaves, of_result, write_text  # noqa: E402
 from fl_lightning.bench.table import render  # noqa: E402
 from fl_lightning.bench.table_rendering import in_markdown, markdown  # noqa: E402
-from fl_lightning.plotting.drawing import Curve, Draw, curves, few_numbers, in_style, name_ticks  # noqa: E402
+from fl_lightning.plotting.drawing import Curve, Draw, curves, forest, in_style  # noqa: E402
 from fl_lightning.plotting.figures import laid_out  # noqa: E402
-from fl_lightning.plotting.style import LIGHT, LINE_COLOURS  # noqa: E402
+from fl_lightning.plotting.style import LIGHT  # noqa: E402
 from fl_lightning.utilities.errors import UsageError, require  # noqa: E402
 
 PAPERS = ROOT / "experiments" / "papers"
@@ -119,35 +117,6 @@ def forests(panels: Mapping[str, Mapping[str, Quote]]) -> list[Draw]:
         shown = [name for name, quote in quotes.items() if quote.holm is not None and quote.holm < 0.05]
         drawings.append(forest(names, estimates, shown, title=title, **axes))
     return drawings
-
-
-def forest(
-    names: Sequence[str], estimates: Sequence[tuple[float, float, float] | None], shown: Collection[str], **labels: Any
-) -> Draw:
-    """Draw estimates with their intervals, one row for each name, from top to bottom, and a line at 0.
-
-    Args:
-        names: names of the rows.
-        estimates: mean, lower and upper end of each row; None leaves a row empty.
-        shown: names of the rows whose mark is filled, such as significant ones.
-        labels: ``xlabel``, ``ylabel``, ``title``, and ``xlim`` for equal axes of several panels.
-    """
-
-    def draw(axes: Axes) -> None:
-        axes.axvline(0, color=LIGHT["quiet"], linewidth=0.8)
-        for place, estimate in enumerate(estimates):
-            if estimate is not None:
-                mean, low, high = estimate
-                fill = LINE_COLOURS[0] if names[place] in shown else LIGHT["card"]
-                axes.plot((low, high), (place, place), color=LINE_COLOURS[0], linewidth=1.4)
-                axes.plot(mean, place, "o", color=LINE_COLOURS[0], markerfacecolor=fill, markersize=4.5)
-        axes.set_ylim(len(names) - 0.4, -0.6)
-        name_ticks(axes.yaxis, names)
-        few_numbers(axes)
-        axes.grid(axis="y", visible=False)
-        axes.set(**labels)
-
-    return draw
 
 
 def draw(folder: Path) -> None:
