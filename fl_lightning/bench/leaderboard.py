@@ -38,9 +38,9 @@ def with_rows(suite: Suite, parts: Sequence[str]) -> tuple[Suite, list[str]]:
         fragments: tuple[Fragment, ...] = ({"method": [{"class_path": part}]},)
         if path.suffix in (".yaml", ".yml"):
             label, fragments = path.stem, tuple(fragments_of(read_yaml(path), path))
-        taken = {file_part(other) for other in (*suite.axes[AXIS], *rows)}
+        rows_so_far = set(map(file_part, (*suite.axes[AXIS], *rows)))
         hint = "is a row already; give the file, or the class, another name"
-        require(file_part(label) not in taken, "--add", label, hint)
+        require(file_part(label) not in rows_so_far, "--add", label, hint)
         rows[label] = fragments
     return replace(suite, axes={**suite.axes, AXIS: {**suite.axes[AXIS], **rows}}), [*rows]
 
@@ -98,14 +98,14 @@ class Standing:
         for method, runs in numbers.groupby("method", sort=False):
             of_seeds = summarize([*runs["value"]])
             assert of_seeds is not None
-            both = plans[[method, self.baseline]].dropna() if self.baseline in plans else plans[[method]].dropna()
+            pairs = plans[[method, self.baseline]].dropna() if self.baseline in plans else plans[[method]].dropna()
             line: dict[str, Any] = {
                 "method": method,
                 "mean": of_seeds.mean,
                 "deviation": of_seeds.deviation,
                 "seeds": of_seeds.n,
             }
-            line["comparable"] = bool(both.nunique(axis=1).eq(1).all())
+            line["comparable"] = bool(pairs.nunique(axis=1).eq(1).all())
             difference = self.difference(method, self.baseline) if line["comparable"] else None
             if difference is not None and method != self.baseline:
                 low, high = difference.interval or (None, None)
@@ -145,16 +145,16 @@ class Standing:
         text = f"{label}: {row['mean']:.2f} over {count(int(row['seeds']), 'seed')}"
         if label not in ranked.index:
             return f"{text}, without a rank, since its partitions are not those of {self.baseline}"
-        others = ranked.drop(label)
-        distances = (others["mean"] - row["mean"]).abs()
+        rivals = ranked.drop(label)
+        distances = (rivals["mean"] - row["mean"]).abs()
         reasons = {self.baseline: "the baseline"}
-        if len(others):
-            reasons = {**reasons, distances.idxmin(): "the nearest row", others.index[0]: "the best other row"}
+        if len(rivals):
+            reasons = {**reasons, distances.idxmin(): "the nearest row", rivals.index[0]: "the best other row"}
         parts = [f"{text}, rank {int(row['rank'])} of {len(ranked)}"]
-        for other, reason in reasons.items():
-            difference = self.difference(label, other) if other in others.index else None
+        for rival, reason in reasons.items():
+            difference = self.difference(label, rival) if rival in rivals.index else None
             if difference is not None:
-                parts.append(f"{difference_text(difference.mean, difference.interval)} against {other}, {reason}")
+                parts.append(f"{difference_text(difference.mean, difference.interval)} against {rival}, {reason}")
         return "; ".join(parts)
 
     def table(self, caption: str) -> TextTable:
