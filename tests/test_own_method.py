@@ -134,7 +134,7 @@ def test_the_guides_gradient_norm_is_that_of_the_whole_loss_and_changes_nothing(
     assert_same_bits(state, run([], model=Curved(lr=0.1), data=data, max_rounds=1)[0])
 
 
-@pytest.mark.parametrize(("place", "name"), [(3, "LastModel"), (4, "Auxiliary")])
+@pytest.mark.parametrize(("place", "name"), [(3, "LearningRates"), (4, "LastModel"), (5, "Auxiliary")])
 def test_the_guides_methods_with_models_and_modules_train(run, place, name):
     state, trainer = run([example(place)[name]()], max_rounds=2)
     assert differs(state, small_model().state_dict()) and trainer.metrics["train/loss"] > 0

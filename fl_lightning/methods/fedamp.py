@@ -85,45 +85,44 @@ class FedAMP(AggregationRule):
         check_pull("FedAMP with the client optimizer's lr", rate, self.proximal, "weight / a")
 
     def on_fit_start(self, server: Server) -> None:
-        others = server.num_clients - 1
-        fits = self.heuristic or self.a * others <= self.sigma
-        hint = f"a client's weight of its own model may be negative; use at most sigma / {others}, or heuristic=True"
+        neighbours = server.num_clients - 1
+        fits = self.heuristic or self.a * neighbours <= self.sigma
+        hint = (
+            f"a client's weight of its own model may be negative; use at most sigma / {neighbours}, or heuristic=True"
+        )
         require(fits, f"FedAMP with {server.num_clients} clients: a", self.a, hint)
 
     def sent_state(self, server: Server, k: int) -> State | None:
         if str(k) not in self.models:
             return None
-        models, own = [*self.models.values()], [*self.models].index(str(k))
-        weights = self.weights(models, own)
-        sent = {}
-        for name in models[own]:
-            rows = torch.stack([model[name] for model in models]).double()
-            sent[name] = torch.tensordot(weights, rows, 1)
-        return sent
+        models, place = [*self.models.values()], [*self.models].index(str(k))
+        weights, mixture = self.weights(models, place), {}
+        for name in models[place]:
+            mixture[name] = torch.tensordot(weights, torch.stack([model[name] for model in models]).double(), 1)
+        return mixture
 
-    def weights(self, models: list[State], own: int) -> Tensor:
-        r"""Return the weights :math:`\xi` ``(m,)`` of all models for the client whose model has the index ``own``."""
+    def weights(self, models: list[State], place: int) -> Tensor:
+        r"""Return the weights :math:`\xi` ``(m,)`` of all models for the client whose model has this place."""
         squares = products = norms = torch.zeros((), dtype=torch.float64)
-        for name in models[own]:
+        for name in models[place]:
             rows = torch.stack([model[name] for model in models]).double().flatten(1)
-            squares = squares.to(rows) + (rows - rows[own]).square().sum(1)
-            products, norms = products.to(rows) + rows @ rows[own], norms.to(rows) + rows.square().sum(1)
-        others = torch.arange(len(models), device=squares.device) != own
+            squares = squares.to(rows) + (rows - rows[place]).square().sum(1)
+            products, norms = products.to(rows) + rows @ rows[place], norms.to(rows) + rows.square().sum(1)
+        is_other = torch.arange(len(models), device=squares.device) != place
         if self.heuristic:
             share = 1 / len(models) if self.own is None else self.own
-            lengths = (norms * norms[own]).sqrt()
+            lengths = (norms * norms[place]).sqrt()
             cosines = products / lengths.where(lengths > 0, 1.0)
-            weights = cosines.mul(self.sigma).where(others, -torch.inf).softmax(0) * (1 - share)
-            weights = weights.where(others, share)
+            weights = cosines.mul(self.sigma).where(is_other, -torch.inf).softmax(0) * (1 - share)
+            weights = weights.where(is_other, share)
         else:
-            weights = torch.exp(-squares / self.sigma) * (self.a / self.sigma) * others
-            weights[own] = 1 - weights.sum()
+            weights = torch.exp(-squares / self.sigma) * (self.a / self.sigma) * is_other
+            weights[place] = 1 - weights.sum()
         return weights if len(models) > 1 else torch.ones_like(weights)
 
     def on_client_start(self, client: ClientContext) -> None:
-        own = client.memory(self).get("model")
-        if self.start == "own" and own is not None:
-            client.add_to_parameters({name: value - client.received[name] for name, value in own.items()})
+        model = client.memory(self).get("model", {})
+        client.add_to_parameters({name: value - client.received[name] for name, value in model.items()})
 
     def on_before_optimizer_step(self, client: ClientContext, optimizer: Optimizer) -> None:
         if self.weight:

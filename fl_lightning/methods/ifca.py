@@ -122,9 +122,9 @@ class IFCA(AggregationRule):
         if not self.clustered:
             return updates.combined(updates.weights, mean=True)
         choices = torch.tensor([int(update.payload["choice"].mean()) for update in updates.values()])
-        chosen = choices == torch.arange(self.clusters)[:, None]
+        is_chosen = choices == torch.arange(self.clusters)[:, None]
         # the last row is of all clients, for shared entries
-        weights = torch.cat([chosen * updates.weights, updates.weights[None]])
+        weights = torch.cat([is_chosen * updates.weights, updates.weights[None]])
         moves = weights.any(1).tolist()
         models = {str(c): dict(model) for c, model in self.models.items()}
         models["0"] = {name: server.state[name] for name in self.clustered}
@@ -139,7 +139,7 @@ class IFCA(AggregationRule):
                     value = before.double() + means[c] if name in updates.names else means[c]
                     models[str(c)][name] = value.to(before.dtype)
             result[name] = models["0"][name].double()
-        for c, number in enumerate(chosen.sum(1).tolist()):
+        for c, number in enumerate(is_chosen.sum(1).tolist()):
             server.metrics[f"ifca/clients/{c}"] = number
         server.assign(models.pop("0"))
         self.models = models

@@ -372,7 +372,7 @@ def refused_by_torch(name):
     return refused("trainer.clients_per_step=4", word) if word and torch.__version__ < "2.7" else nullcontext()
 
 
-@pytest.mark.filterwarnings("ignore:A batch has parts of several lengths")  # of many things
+@pytest.mark.filterwarnings("ignore:Trying to infer")  # of many things
 @pytest.mark.parametrize("name", sample([*MODELS], *DEFAULT_MODELS))
 def test_a_model_gives_side_by_side_what_it_gives_one_by_one(tmp_path, name):
     with refused_by_torch(name):
