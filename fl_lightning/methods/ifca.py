@@ -25,7 +25,7 @@ from fl_lightning.core.state import State
 from fl_lightning.core.updates import Updates
 from fl_lightning.core.weighted import Weighted
 from fl_lightning.data.client_loaders import leaves_of
-from fl_lightning.methods.aggregation_rule import AggregationRule
+from fl_lightning.methods.aggregation_rule import AggregationRule, move_models
 from fl_lightning.methods.fedas import evaluating
 from fl_lightning.utilities.errors import ClientError, require
 
@@ -122,27 +122,9 @@ class IFCA(AggregationRule):
         if not self.clustered:
             return updates.combined(updates.weights, mean=True)
         choices = torch.tensor([int(update.payload["choice"].mean()) for update in updates.values()])
-        is_chosen = choices == torch.arange(self.clusters)[:, None]
-        # the last row is of all clients, for shared entries
-        weights = torch.cat([is_chosen * updates.weights, updates.weights[None]])
-        moves = weights.any(1).tolist()
-        models = {str(c): dict(model) for c, model in self.models.items()}
-        models["0"] = {name: server.state[name] for name in self.clustered}
-        result: State = {}
-        for name, means in updates.combined(weights, mean=True).items():
-            if name not in models["0"]:
-                result[name] = means[-1]
-                continue
-            for c in range(self.clusters):
-                if moves[c]:
-                    before = models[str(c)][name]
-                    value = before.double() + means[c] if name in updates.names else means[c]
-                    models[str(c)][name] = value.to(before.dtype)
-            result[name] = models["0"][name].double()
-        for c, number in enumerate(is_chosen.sum(1).tolist()):
-            server.metrics[f"ifca/clients/{c}"] = number
-        server.assign(models.pop("0"))
-        self.models = models
-        # no change is left for the server optimizer
-        zeros = {name: torch.zeros_like(result[name]) for name in self.clustered if name in updates.names}
-        return result | zeros
+        weights = {}
+        for c in range(self.clusters):
+            server.metrics[f"ifca/clients/{c}"] = float((choices == c).sum())
+            weights[str(c)] = (choices == c) * updates.weights
+        result, self.models = move_models(server, updates, self.models, weights, self.clustered)
+        return result

@@ -19,7 +19,7 @@ from helpers.tiers import sample
 
 from fl_lightning import Method, ServerValue, Weighted
 from fl_lightning.callbacks import Callback, PersonalAccuracy
-from fl_lightning.methods import IFCA, MOON, SCAFFOLD, DPFedAvg, FedAMP, FedBN, FedProx, HetLoRA
+from fl_lightning.methods import CFL, IFCA, MOON, SCAFFOLD, DPFedAvg, FedAMP, FedBN, FedProx, HetLoRA
 from fl_lightning.utilities.errors import ClientError, SharedStateError
 
 NAMES = ("classifier.weight", "classifier.bias")
@@ -143,6 +143,7 @@ LISTS = {
     "Chosen, FedProx": lambda: [Chosen(), FedProx(0.1)],
     "FedBN, Shifted": lambda: [FedBN(), Shifted()],
     "IFCA": lambda: [IFCA(2, 0.5)],
+    "CFL": lambda: [CFL(0.5, 0.5, start=0)],
     "FedAMP, FedProx": lambda: [FedAMP(weight=0), FedProx(0.1)],
     "HetLoRA": lambda: [HetLoRA([1, 4, 2])],
 }
