@@ -75,10 +75,10 @@ class CFL(AggregationRule):
         for c, halves in parts.items():
             del members[c]
             for half in halves:
-                new = 1 + max([0, *clusters.values(), *members])
-                members[new] = half
-                models[str(new)] = models.get(str(c)) or {name: server.state[name] for name in updates.entries}
-                clusters |= {str(k): new for place, k in enumerate(updates) if place in half}
+                number = 1 + max([0, *clusters.values(), *members])
+                members[number] = half
+                models[str(number)] = models.get(str(c)) or {name: server.state[name] for name in updates.entries}
+                clusters |= {str(k): number for place, k in enumerate(updates) if place in half}
         weights = {}
         for c, places in members.items():
             weights[str(c)] = torch.tensor([float(place in places) for place in range(len(updates))]).double()
