@@ -4,7 +4,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-CONFIGS = ("smoke", "data", "models", "methods", "protocols", "overview", "papers")
+CONFIGS = ("smoke", "data", "models", "methods", "protocols", "leaderboard", "overview", "papers")
 
 source = Path(__file__).parent / "experiments"
 files = [path.relative_to(source) for part in CONFIGS for path in (source / part).rglob("*.yaml")]
@@ -16,6 +16,6 @@ setup(
     package_dir=folders,
     package_data={
         "fl_lightning": ["py.typed", "report/*.j2", "report/*.css", "report/*.js"],
-        **{name: ["*.yaml"] for name in folders},
+        **{name: ["*.yaml", "*.csv.gz"] for name in folders},
     },
 )

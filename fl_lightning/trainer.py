@@ -70,6 +70,8 @@ class FederatedTrainer(RunArguments):
             a page on normalisation.
         eval_every_n_rounds: rounds from one evaluation of the global model to the next; the last round is always
             evaluated.
+        eval_every_seconds: simulated seconds, above 0, that replace these rounds, with a ``clock``: the first round
+            that ends at or after each multiple is evaluated.
         taps: names for submodules whose outputs methods and callbacks read, in addition to the module's own:
             ``{representation: encoder, logits: head}``. If the output is not a tensor, append a colon and a field or an
             index: ``bert:pooler_output``, ``layer:0``. If a submodule is called several times, the tap is its last

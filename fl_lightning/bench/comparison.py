@@ -14,7 +14,7 @@ from fl_lightning.bench.cell import Cell, Labels
 from fl_lightning.bench.config_fragments import is_of_method, leaves, look_up, merged_config, of_result
 from fl_lightning.bench.criteria import Criteria
 from fl_lightning.bench.results import CellResult, waiting
-from fl_lightning.bench.shows import ComparedRun, Published, RunNumber
+from fl_lightning.bench.shows import ComparedRun, Published
 from fl_lightning.bench.statistics import (
     Difference,
     SeedSummary,
@@ -114,17 +114,15 @@ class Comparison:
             table, axes, runs = with_added_axis(table, axes, runs)
         self.criteria, self.table, self.axes = criteria, table, axes
         self.settings = unequal_settings(criteria, axes, runs)
-        by_place: dict[tuple[Part, int], RunNumber] = {}
+        by_place: dict[tuple[Part, int], ComparedRun] = {}
         for run in runs:
-            by_place[tuple(run.labels.values()), run.seed] = RunNumber(run, run.result.state)
+            # other tables have other numbers
+            by_place[tuple(run.labels.values()), run.seed] = replace(run, state=run.result.state, notes=[])
         self.numbers = list(by_place.values())
-        of_local = {
-            (without_method(number.run.labels), number.run.seed): number
-            for number in self.numbers
-            if number.run.is_local
-        }
+        local_runs = [run for run in self.numbers if run.is_local]
+        of_local = {(without_method(run.labels), run.seed): run for run in local_runs}
         for number in self.numbers:
-            labels, seed = number.run.labels, number.run.seed
+            labels, seed = number.labels, number.seed
             number.local = of_local.get((without_method(labels), seed))
             number.value = self._value_of(number)
             partner = by_place.get((tuple({**labels, **criteria.baseline}.values()), seed))
@@ -134,7 +132,7 @@ class Comparison:
             number.pair = self._pair_of(number)
         show.compare_pairs(self.numbers, criteria)
 
-        places: dict[Place, list[RunNumber]] = defaultdict(list)
+        places: dict[Place, list[ComparedRun]] = defaultdict(list)
         for number in self.numbers:
             places[self._part(number, table.rows), self._part(number, table.columns)].append(number)
         self.rows = self._in_order(table.rows, {row for row, _ in places})
@@ -154,9 +152,9 @@ class Comparison:
         return self.table.show.title(self.criteria)
 
     @staticmethod
-    def _part(number: RunNumber, axes: Sequence[str]) -> Part:
+    def _part(number: ComparedRun, axes: Sequence[str]) -> Part:
         """Return the labels of a number on some axes."""
-        return tuple(number.run.labels[axis] for axis in axes)
+        return tuple(number.labels[axis] for axis in axes)
 
     def _in_order(self, axes: Sequence[str], parts: set[Part]) -> list[Part]:
         """Return labels on some axes in the order of the axes."""
@@ -185,9 +183,9 @@ class Comparison:
         p = None if self.criteria.decide else entry.holm
         return p is not None and p >= 1 - self.criteria.confidence
 
-    def _value_of(self, number: RunNumber) -> float | None:
+    def _value_of(self, number: ComparedRun) -> float | None:
         """Return the number of a run; None for a run that failed or diverged."""
-        result, metric = number.run.result, self.criteria.metric
+        result, metric = number.result, self.criteria.metric
         if result.state == "failed":
             number.notes.append(f"failed: {printable(result.reason) or 'unknown reason'}")
         if result.state != "done":
@@ -204,12 +202,12 @@ class Comparison:
             return None
         return self.table.show.value(number, self.criteria)
 
-    def _pair_of(self, number: RunNumber) -> tuple[float, float] | None:
+    def _pair_of(self, number: ComparedRun) -> tuple[float, float] | None:
         """Return the numbers of a run and its partner if they share the partition and, for seconds, the machine."""
         partner = number.partner
         if partner is None or number.value is None or partner.value is None or (number.missed and partner.missed):
             return None
-        result, of_partner = number.run.result, partner.run.result
+        result, of_partner = number.result, partner.result
         if result.plan != of_partner.plan:
             hashes = f"{result.plan[:8] or 'none'}, {of_partner.plan[:8] or 'none'}"
             why = f"the hashes of the partitions differ ({hashes})"
@@ -223,15 +221,15 @@ class Comparison:
         number.unequal = True
         return None
 
-    def _entry(self, numbers: Sequence[RunNumber]) -> TableEntry:
+    def _entry(self, numbers: Sequence[ComparedRun]) -> TableEntry:
         """Return the entry of runs that differ only in the seed."""
-        criteria, decide, labels = self.criteria, self.criteria.decide, numbers[0].run.labels
+        criteria, decide, labels = self.criteria, self.criteria.decide, numbers[0].labels
         if decide:
             # in the order of the seeds, up to the first seed without a pair: skipping slow or failed runs would make
             # the order of the looks depend on the results
             seeds = first_seeds(criteria.seeds, decide.max_seeds)
             order = {seed: index for index, seed in enumerate(seeds)}
-            numbers = sorted(numbers, key=lambda number: (order.get(number.run.seed, len(order)), number.run.seed))
+            numbers = sorted(numbers, key=lambda number: (order.get(number.seed, len(order)), number.seed))
             pairs = list(itertools.takewhile(bool, (number.pair for number in numbers)))
         else:
             pairs = [number.pair for number in numbers]
@@ -257,7 +255,7 @@ class Comparison:
         notes = notes_by_seed(numbers)
         if settings := self.settings.get(tuple(labels.values())):
             notes.append(settings)
-        scales = [number.run.result.scale for number in numbers if number.run.result.scale != 1]
+        scales = [number.result.scale for number in numbers if number.result.scale != 1]
         return TableEntry(
             labels,
             states=Counter(number.state for number in numbers),
@@ -282,7 +280,7 @@ class Comparison:
         of_baseline = self.table.published.get(tuple(with_baseline[axis] for axis in axes))
         return None if number is None else self.table.show.published(number, of_baseline, self.criteria)
 
-    def _best(self, entries: Mapping[Part, TableEntry], numbers: Mapping[Part, Sequence[RunNumber]]) -> set[Part]:
+    def _best(self, entries: Mapping[Part, TableEntry], numbers: Mapping[Part, Sequence[ComparedRun]]) -> set[Part]:
         """Return the rows whose shown number is the best of a column.
 
         The result is empty for a single number, and where partitions differ or rows have different seeds by ``decide``.
@@ -290,8 +288,8 @@ class Comparison:
         plans, seeds = set[tuple[int, str]](), set[frozenset[int]]()
         for row_numbers in numbers.values():
             valued = [number for number in row_numbers if number.value is not None]
-            plans |= {(number.run.seed, number.run.result.plan) for number in valued}
-            seeds |= {frozenset(number.run.seed for number in valued)} if valued else set()
+            plans |= {(number.seed, number.result.plan) for number in valued}
+            seeds |= {frozenset(number.seed for number in valued)} if valued else set()
         single = sum(entry.ours is not None for entry in entries.values()) < 2
         unequal_seeds = self.criteria.decide is not None and len(seeds) > 1
         unequal_plans = len(plans) > len({seed for seed, _ in plans})
@@ -311,19 +309,19 @@ def mean_of_baseline(pairs: Sequence[tuple[float, float]]) -> float | None:
     return math.fsum(number for _, number in pairs) / len(pairs) if pairs else None
 
 
-def bound_of(number: RunNumber) -> str:
+def bound_of(number: ComparedRun) -> str:
     """Return the side on which a pair is a bound; empty if both runs have reached the target."""
     if number.missed:
         return ">"
     return "<" if number.partner and number.partner.missed else ""
 
 
-def notes_by_seed(numbers: Sequence[RunNumber]) -> list[str]:
+def notes_by_seed(numbers: Sequence[ComparedRun]) -> list[str]:
     """Return the notes of numbers, each with the seeds that have it."""
     seeds: dict[str, list[str]] = defaultdict(list)
     for number in numbers:
         for note in number.notes:
-            seeds[note].append(str(number.run.seed))
+            seeds[note].append(str(number.seed))
     texts = []
     for note, with_note in seeds.items():
         word = "seeds" if len(with_note) > 1 else "seed"

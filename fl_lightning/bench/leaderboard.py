@@ -62,11 +62,11 @@ def numbers_of(suite: Suite, table: Table, cells: Sequence[Cell], results: Mappi
     show: Show = table.show
     lines = []
     for number in suite_comparison(suite, table, cells, results).numbers:
-        labels, result = dict(number.run.labels), number.run.result
+        labels, result = dict(number.labels), number.result
         if number.value is None or labels.pop(show.added_axis, "accuracy") != "accuracy":
             continue
         method = labels.pop(AXIS)
-        line: dict[str, Any] = {"setting": ", ".join(labels.values()), "method": method, "seed": number.run.seed}
+        line: dict[str, Any] = {"setting": ", ".join(labels.values()), "method": method, "seed": number.seed}
         line |= {"value": number.value, "plan": result.plan, "machine": result.machine, "seconds": result.seconds}
         for tag, name in BESIDE.items():
             scale = 1e-6 if tag.startswith("bytes/") else 1.0

@@ -25,9 +25,9 @@ FAIR_COLUMNS = ("accuracy", "worst_tenth", "spread", "variance", "noise", "gain"
 Published = tuple[float, float | None]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class ComparedRun:
-    """A run in a comparison.
+    """A run in a comparison, with its number in a table, which the table sets.
 
     Args:
         labels: label on each axis.
@@ -35,21 +35,6 @@ class ComparedRun:
         result: its result.
         config: its config, nested or by dotted key; empty if it is unknown.
         is_local: whether its method is ``Local`` alone.
-    """
-
-    labels: Labels
-    seed: int
-    result: CellResult
-    config: Fragment
-    is_local: bool = False
-
-
-@dataclass(eq=False)
-class RunNumber:
-    """The number of one run in a table.
-
-    Args:
-        run: the run.
         state: ``done``, ``nan``, ``failed``, ``running`` or ``waiting``.
         value: its number; None without a number.
         partner: the baseline's run of the same setting and seed; None for the baseline and without such a run.
@@ -60,11 +45,15 @@ class RunNumber:
         notes: remarks for footnotes.
     """
 
-    run: ComparedRun
-    state: str
+    labels: Labels
+    seed: int
+    result: CellResult
+    config: Fragment
+    is_local: bool = False
+    state: str = ""
     value: float | None = None
-    partner: RunNumber | None = None
-    local: RunNumber | None = None
+    partner: ComparedRun | None = None
+    local: ComparedRun | None = None
     pair: tuple[float, float] | None = None
     missed: bool = False
     unequal: bool = False
@@ -94,19 +83,19 @@ class Show:
         """Return the name of the numbers."""
         raise NotImplementedError
 
-    def value(self, number: RunNumber, criteria: Criteria) -> float | None:
+    def value(self, number: ComparedRun, criteria: Criteria) -> float | None:
         """Return the number of a finished run with values of the metric; adds notes, such as why it is None."""
         values = self.shown_values(number, criteria)
         return criteria.unit * math.fsum(values) / len(values) if values else None
 
-    def shown_values(self, number: RunNumber, criteria: Criteria) -> list[float]:
+    def shown_values(self, number: ComparedRun, criteria: Criteria) -> list[float]:
         """Return the values of the metric whose mean is shown."""
         raise NotImplementedError
 
-    def compare_rows(self, numbers: Sequence[RunNumber], columns: Sequence[str], criteria: Criteria) -> None:
+    def compare_rows(self, numbers: Sequence[ComparedRun], columns: Sequence[str], criteria: Criteria) -> None:
         """Change numbers by the other numbers of the same column."""
 
-    def compare_pairs(self, numbers: Sequence[RunNumber], criteria: Criteria) -> None:
+    def compare_pairs(self, numbers: Sequence[ComparedRun], criteria: Criteria) -> None:
         """Change numbers by the baseline's."""
 
     def decimals(self, criteria: Criteria) -> int:
@@ -150,8 +139,8 @@ class Final(Show):
     def title(self, criteria: Criteria) -> str:
         return f"final {criteria.metric_name}"
 
-    def shown_values(self, number: RunNumber, criteria: Criteria) -> list[float]:
-        return in_order(number.run.result.values)[-1:]
+    def shown_values(self, number: ComparedRun, criteria: Criteria) -> list[float]:
+        return in_order(number.result.values)[-1:]
 
 
 @dataclass(frozen=True)
@@ -164,8 +153,8 @@ class Best(Show):
     def title(self, criteria: Criteria) -> str:
         return f"best {criteria.metric_name} of all rounds"
 
-    def shown_values(self, number: RunNumber, criteria: Criteria) -> list[float]:
-        return [(min if criteria.minimize else max)(in_order(number.run.result.values))]
+    def shown_values(self, number: ComparedRun, criteria: Criteria) -> list[float]:
+        return [(min if criteria.minimize else max)(in_order(number.result.values))]
 
 
 @dataclass(frozen=True)
@@ -179,8 +168,8 @@ class Last(Show):
     def title(self, criteria: Criteria) -> str:
         return f"mean {criteria.metric_name} of the last {self.k} rounds"
 
-    def shown_values(self, number: RunNumber, criteria: Criteria) -> list[float]:
-        return in_order(number.run.result.values)[-self.k :]
+    def shown_values(self, number: ComparedRun, criteria: Criteria) -> list[float]:
+        return in_order(number.result.values)[-self.k :]
 
 
 @dataclass(frozen=True)
@@ -194,8 +183,8 @@ class Mean(Show):
     def title(self, criteria: Criteria) -> str:
         return f"mean {criteria.metric_name} of rounds {' to '.join(map(str, self.rounds))}"
 
-    def shown_values(self, number: RunNumber, criteria: Criteria) -> list[float]:
-        (start, end), values = self.rounds, number.run.result.values
+    def shown_values(self, number: ComparedRun, criteria: Criteria) -> list[float]:
+        (start, end), values = self.rounds, number.result.values
         between = [value for round_, value in values.items() if start <= round_ <= end]
         if between and max(values) >= end:
             return between
@@ -216,8 +205,8 @@ class RoundsTo(Show):
         target = f"{100 * self.target:g} %" if criteria.percent else f"{self.target:g}"
         return f"rounds until {criteria.metric} is {'at most' if criteria.minimize else 'at least'} {target}"
 
-    def value(self, number: RunNumber, criteria: Criteria) -> float | None:
-        values, sign = number.run.result.values, -1 if criteria.minimize else 1
+    def value(self, number: ComparedRun, criteria: Criteria) -> float | None:
+        values, sign = number.result.values, -1 if criteria.minimize else 1
         reached = [round_ for round_, value in values.items() if sign * value >= sign * self.target]
         if reached:
             return float(min(reached) + 1)
@@ -242,16 +231,16 @@ class Seconds(Show):
         ratio = f", divided by the seconds of {criteria.baseline_name}" if criteria.baseline else ""
         return f"seconds a round{ratio}"
 
-    def value(self, number: RunNumber, criteria: Criteria) -> float | None:
-        if not number.run.result.seconds:
+    def value(self, number: ComparedRun, criteria: Criteria) -> float | None:
+        if not number.result.seconds:
             number.notes.append("too few rounds to measure seconds")
-        return number.run.result.seconds or None
+        return number.result.seconds or None
 
-    def compare_pairs(self, numbers: Sequence[RunNumber], criteria: Criteria) -> None:
+    def compare_pairs(self, numbers: Sequence[ComparedRun], criteria: Criteria) -> None:
         for number in numbers if criteria.baseline else ():
             if number.pair:
                 number.pair = (number.pair[0] / number.pair[1], 1.0)
-            if criteria.is_baseline(number.run.labels):
+            if criteria.is_baseline(number.labels):
                 number.value = None if number.value is None else 1.0
             else:
                 number.value = number.pair[0] if number.pair else None
@@ -277,15 +266,15 @@ class Rank(Final):
     def title(self, criteria: Criteria) -> str:
         return f"rank by final {criteria.metric} among the rows of a column"
 
-    def compare_rows(self, numbers: Sequence[RunNumber], columns: Sequence[str], criteria: Criteria) -> None:
-        groups: dict[tuple[object, ...], list[RunNumber]] = defaultdict(list)
+    def compare_rows(self, numbers: Sequence[ComparedRun], columns: Sequence[str], criteria: Criteria) -> None:
+        groups: dict[tuple[object, ...], list[ComparedRun]] = defaultdict(list)
         for number in numbers:
-            labels = tuple(number.run.labels[axis] for axis in columns)
-            groups[labels, number.run.seed].append(number)
+            labels = tuple(number.labels[axis] for axis in columns)
+            groups[labels, number.seed].append(number)
         for group in groups.values():
             ranked = [(number, number.value) for number in group if number.value is not None]
             pending = any(number.state in ("running", "waiting") for number in group)
-            differ = not pending and len({number.run.result.plan for number, _ in ranked}) > 1
+            differ = not pending and len({number.result.plan for number, _ in ranked}) > 1
             places = ranks([value for _, value in ranked], criteria.minimize)
             for (number, _), place in zip(ranked, places, strict=True):
                 number.value = None if pending or differ else place
@@ -307,8 +296,8 @@ class ByScore(Show):
     def title(self, criteria: Criteria) -> str:
         return f"final accuracy by score{' in %' if criteria.percent else ''}"
 
-    def value(self, number: RunNumber, criteria: Criteria) -> float | None:
-        value = number.run.result.metrics.get(f"scores/{number.run.labels[self.added_axis]}")
+    def value(self, number: ComparedRun, criteria: Criteria) -> float | None:
+        value = number.result.metrics.get(f"scores/{number.labels[self.added_axis]}")
         if value is None:
             number.notes.append("does not log this score; add the callback Scores")
             return None
@@ -333,10 +322,10 @@ class Fair(Show):
     def title(self, criteria: Criteria) -> str:
         return "accuracies of the clients on their own test data, in %, variance and noise in squared %"
 
-    def value(self, number: RunNumber, criteria: Criteria) -> float | None:
-        result, local, column = number.run.result, number.local, number.run.labels[self.added_axis]
-        comparable = local is not None and local.state == "done" and local.run.result.plan == result.plan != ""
-        of_local = local.run.result.metrics if local is not None and comparable else {}
+    def value(self, number: ComparedRun, criteria: Criteria) -> float | None:
+        result, local, column = number.result, number.local, number.labels[self.added_axis]
+        comparable = local is not None and local.state == "done" and local.result.plan == result.plan != ""
+        of_local = local.result.metrics if local is not None and comparable else {}
         value, point = fairness(result.metrics, of_local).get(column), POINTS[point_of(result.metrics)]
         if value is not None and point:
             number.notes.append(point)

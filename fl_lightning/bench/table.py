@@ -396,9 +396,8 @@ def remarks(comparison: Comparison) -> Iterator[str]:
 def seconds_of_baseline(comparison: Comparison) -> Iterator[str]:
     """Yield a sentence with the mean seconds of the baseline in each column, if there are any."""
     seconds: dict[str, list[float]] = {}
-    for number in comparison.numbers:
-        run = number.run
-        if comparison.criteria.is_baseline(run.labels) and number.value is not None and run.result.seconds:
+    for run in comparison.numbers:
+        if comparison.criteria.is_baseline(run.labels) and run.value is not None and run.result.seconds:
             column = tuple(run.labels[axis] for axis in comparison.table.columns)
             seconds.setdefault(column_name(comparison, column), []).append(run.result.seconds)
     means = []

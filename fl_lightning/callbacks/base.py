@@ -136,8 +136,7 @@ def named(objects: Sequence[AnyObject]) -> dict[str, AnyObject]:
 
 def logged_instead(trainer: RunContext) -> str | None:
     """Return a text about the metrics of a round that lacks one; None after a round without evaluation."""
-    rounds_done = trainer.server.round + 1
-    if rounds_done % trainer.eval_every_n_rounds != 0 and rounds_done != trainer.max_rounds:
+    if not trainer.evaluation_is_due and trainer.server.round + 1 != trainer.max_rounds:
         return None
     pattern = re.compile("(train|val|test|rank|drift)[/_]")
     tags = sorted(filter(pattern.match, trainer.metrics))

@@ -7,8 +7,6 @@ et al., PNAS 2021, https://arxiv.org/abs/2101.12699: the rows of classes with fe
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
@@ -58,10 +56,6 @@ class NeuralCollapse(EvaluationMeasurement):
 
     Args:
         every_n_rounds: rounds from one measurement to the next, at least 1; the last round has one too.
-        center: centre of the class means: their mean (``classes``), as in the authors' code, or the mean of the
-            ``samples``. Both are the same for balanced test data.
-        balanced: whether the covariance within classes weighs each class equally, rather than each example.
-        center_weights: whether to subtract the mean row of the K classes, which changes no prediction among them.
 
     If entries of the state stay with the clients (FedBN, FedProto), each value is the mean over personalized models.
 
@@ -73,16 +67,8 @@ class NeuralCollapse(EvaluationMeasurement):
     file = "neural_collapse.npz"
     requires = ("representation", "logits")
 
-    def __init__(
-        self,
-        every_n_rounds: int = 1,
-        center: Literal["classes", "samples"] = "classes",
-        balanced: bool = False,
-        center_weights: bool = False,
-    ) -> None:
+    def __init__(self, every_n_rounds: int = 1) -> None:
         super().__init__(every_n_rounds)
-        require(center in ("classes", "samples"), "NeuralCollapse.center", center, "use classes or samples")
-        self.center, self.balanced, self.center_weights = center, balanced, center_weights
 
     def setup(self, trainer: RunContext) -> None:
         require_test_data(trainer, self)
@@ -125,26 +111,20 @@ class NeuralCollapse(EvaluationMeasurement):
         occurs, second_sums = numbers[:, 0] > 0, Sums()
         for z, logits, targets in batches:
             gaps = z.double() - means.to(z.device)[targets]
-            scale = 1 / numbers.to(z.device)[targets] if self.balanced else 1.0
             choices = logits.masked_fill(~occurs.to(z.device), -torch.inf).argmax(1)
             differ = (choices != nearest(z, means, occurs)).sum()
-            second_sums.add(
-                {"within": Weighted.summed(gaps.T @ (gaps * scale), 1), "differ": Weighted.summed(differ, len(z))}
-            )
+            second_sums.add({"within": Weighted.summed(gaps.T @ gaps, 1), "differ": Weighted.summed(differ, len(z))})
         trainer.all_reduce(second_sums)
-        number = numbers.sum()
-        within = second_sums.totals["within"].total / (occurs.sum() if self.balanced else number)
-        origin = first_sums.totals["z"].total.sum(0) / number if self.center == "samples" else means[occurs].mean(0)
-        rows = weight - weight[occurs].mean(0) if self.center_weights else weight
-        centred = torch.where(occurs[:, None], means - origin, torch.nan)
+        within = second_sums.totals["within"].total / numbers.sum()
+        centred = torch.where(occurs[:, None], means - means[occurs].mean(0), torch.nan)
         measures = {
-            **neural_collapse(means[occurs], within, rows[occurs], origin),
+            **neural_collapse(means[occurs], within, weight[occurs]),
             **{"4": second_sums.means()["differ"], "classes": occurs.sum().double()},
             "dead_units": (first_sums.totals["active"].total == 0).double().mean(),
         }
-        measures |= of_absent(rows, occurs)
+        measures |= of_absent(weight, occurs)
         values = {f"nc/{name}": value for name, value in measures.items()}
-        for name, vectors in {"means": centred, "weights": rows}.items():
+        for name, vectors in {"means": centred, "weights": weight}.items():
             norms = vectors.norm(dim=1)
             values |= {f"cosines_{name}": cosines(vectors), f"norms_{name}": norms / norms[occurs].mean()}
         return values

@@ -60,8 +60,7 @@ class ProgressBar(Callback):
         if self._clients is not None:
             self._clients.close()
             self._rounds.update()
-        due = (trainer.server.round + 1) % trainer.eval_every_n_rounds == 0
-        if self._speaks and (due or final_names(trainer.metrics)):
+        if self._speaks and (trainer.evaluation_is_due or final_names(trainer.metrics)):
             self._say_round(trainer)
 
     def on_last_round_end(self, trainer: RunContext) -> None:

@@ -42,9 +42,9 @@ def check_command(words: Sequence[str]) -> None:
             check_keys(entries, keys)
             values.update(entries)
         else:
-            item = ITEM_OF_LIST.match(option)
-            if item is not None:
-                hint = f"an option sets the last of a list: give it before the next --{item[1]}+=CLASS, or use --config"
+            key = ITEM_OF_LIST.match(option)
+            if key is not None:
+                hint = f"an option sets the last of a list: give it before the next --{key[1]}+=CLASS, or use --config"
                 raise UsageError(f"{option}={value!r}: {hint}")
             check_key(option, keys)
             values[option.removeprefix("--")] = value

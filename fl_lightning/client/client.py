@@ -510,7 +510,8 @@ class ClientLifecycle:
         logged = client.worker_module.begin_logging(info.num_examples)
         attributes = client.methods.attributes
         server = () if attributes is None else attributes.server
-        watched = [(f"client.extras: {path}", value) for path, value in tensors_by_path(sent.extras)]
+        extras = tensors_by_path(sent.extras) if sent.extras else ()
+        watched = [(f"client.extras: {path}", value) for path, value in extras]
         state = {**received, **sent.entries, **local_entries}
         client.visit = Visit(info, state, fit_progress, logged, [*server, *watched], sent.extras, sent.owners)
         return client.visit
@@ -533,9 +534,10 @@ class ClientLifecycle:
         with self.attributes_restored():
             client.worker_module.trainer_shim.fit_progress = fit_progress
             visit = self.begin(info, received, fit_progress, self.sent_to(info.id))
-            client.references.start(repeats=len(fit_progress.passes_now) > 1)
+            client.references.clear(repeats=len(fit_progress.passes_now) > 1)
             client.worker_module.load_and_reset(visit.received)
-            self.choose_start(visit)
+            if client.methods.overriding("start_state"):
+                self.choose_start(visit)
             client.methods.call("on_client_start", client)
             yield visit
 
@@ -570,7 +572,7 @@ class ClientLifecycle:
                 yield
         finally:
             client.methods, client.visit, client.references.num_runs = before, visit, runs
-            client.references.end()
+            client.references.clear()
 
     def personal_entries(self, info: ClientInfo, state: State) -> State:
         """The entries in which the model of a client differs from the evaluated global ``state``, from its memory.
@@ -608,7 +610,7 @@ class ClientLifecycle:
         client, visit, worker_module = self.client, self.client.visit, self.client.worker_module
         worker_module.taps.clear()
         visit.outputs, visit.present = {}, None
-        client.references.end()
+        client.references.clear()
         worker_module.clear_gradients()
         worker_module.commit_buffers()
 

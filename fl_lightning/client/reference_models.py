@@ -43,14 +43,10 @@ class ReferenceModels:
         self._versions: list[tuple[int, int]] = []
         self._rows: ExampleIndices | None = None
 
-    def start(self, repeats: bool = True) -> None:
-        """Begin a visit; a cache saves nothing unless it ``repeats`` its data."""
+    def clear(self, repeats: bool = False) -> None:
+        """Release the last batch, observations and cache; a visit that ``repeats`` its data fills the cache again."""
         self.wanted, self._caches, self._room = {}, {}, self.limit if repeats else 0.0
         self._batch, self._seen, self._rows = (None, 0), {}, None
-
-    def end(self) -> None:
-        """End a visit: release the last batch, observations and cache."""
-        self.start(repeats=False)
 
     def begin_batch(self, batch: Any, index: int, rows: ExampleIndices | None) -> None:
         """Set the batch to observe from now on; ``rows`` says which of the client's examples it holds."""

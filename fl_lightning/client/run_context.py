@@ -40,6 +40,7 @@ class RunContext:
     Attributes:
         max_rounds: rounds of the run.
         eval_every_n_rounds: rounds from one evaluation to the next.
+        eval_every_seconds: simulated seconds from one evaluation to the next, in place of rounds; None counts rounds.
         callbacks: callbacks of the run.
         taps: paths of submodules by name, from the argument ``taps``.
         weights: file of the initial weights; None if the module's own weights are used.
@@ -49,6 +50,7 @@ class RunContext:
 
     max_rounds: int
     eval_every_n_rounds: int
+    eval_every_seconds: float | None
     callbacks: list[Any]
     taps: dict[str, str]
     weights: Path | None
@@ -124,6 +126,14 @@ class RunContext:
     def history(self) -> list[dict[str, float]]:
         """Metrics of all finished rounds."""
         return [] if self._run is None else self._run.metrics.history
+
+    @property
+    def evaluation_is_due(self) -> bool:
+        """Whether the arguments ask for an evaluation after this round, unless it is the last, which always has one."""
+        if self.eval_every_seconds is None:
+            return (self.server.round + 1) % self.eval_every_n_rounds == 0
+        before = self.history[-1]["clock/seconds"] if self.history else 0.0
+        return self.server.time // self.eval_every_seconds > before // self.eval_every_seconds
 
     @property
     def resumed(self) -> bool:
@@ -227,9 +237,9 @@ class RunContext:
         fits = phase == "test" or (phase == "val" and client is None)
         require(fits, "trainer.evaluate: phase", phase, "use val or test; with client, use test")
         complete = self._complete(state, client, domain, phase if client is None else "")
-        before, evaluate = self.client.state(), self.run.evaluator.evaluate_global_model
+        before = self.client.state()
         try:
-            return evaluate(phase, complete, observed=False, data_of=client, domain=domain)
+            return self.run.evaluator.evaluate(phase, complete, observed=False, data_of=client, domain=domain)
         finally:
             self.client.worker_module.load(before)
 

@@ -96,14 +96,15 @@ class Taps:
             self._handles.append(part.register_forward_hook(self._hook(name)))
 
     def _hook(self, name: str) -> Callable[[nn.Module, tuple, Any], Any]:
-        output_of = FieldSelector(name, self.paths[name])
-        is_whole = not output_of.fields
+        binding = self.paths[name]
+        is_whole = ":" not in binding
 
         @torch.compiler.disable  # a compiler would keep the values of the forward pass that it traced
         def record(module: nn.Module, args: tuple, output: Any) -> Any:
             if not self.recording:
                 return None
-            value, values = output if is_whole and isinstance(output, Tensor) else output_of.get(output), self.values
+            is_tensor, values = is_whole and isinstance(output, Tensor), self.values
+            value = output if is_tensor else tensor_of(name, binding, output)
             call = values.calls[name] = values.calls.get(name, 0) + 1
             if (torch.is_grad_enabled() or not self.trains) and call <= self._until.get(name, call):
                 values[name], values.places[name], self.shapes[name] = value, call, value.shape[1:]
@@ -158,39 +159,25 @@ class Taps:
         self._handles = []
 
 
-class FieldSelector:
-    """Selects the tensor of a tap from the output of its submodule, by the fields after the colon of its binding."""
-
-    def __init__(self, tap: str, binding: str) -> None:
-        self.key = f"trainer.taps: {tap}"
-        self.binding = binding
-        self.fields = binding.split(":")[1:]
-
-    def get(self, output: Any) -> Tensor:
-        """Return the tensor of the tap from an output."""
-        value = output
-        for field in self.fields:
-            value = self._field(value, field)
-        if not isinstance(value, Tensor):
-            names = ", ".join(f"{self.binding}:{name}" for name in fields_of(value))
-            hint = f"it is a {type(value).__name__}, and a tap must be a tensor; " + (
-                f"bind the tap to one of {names}" if names else "bind the tap to another output"
-            )
-            raise UsageError(f"{self.key}={self.binding!r}: {hint}")
-        return value
-
-    def _field(self, value: Any, field: str) -> Any:
-        """Return an entry of a mapping, an element of a sequence, or an attribute of an object."""
+def tensor_of(tap: str, binding: str, output: Any) -> Tensor:
+    """The tensor of a tap: the output of its submodule, or the field that the binding has after the colon."""
+    key, value = f"trainer.taps: {tap}={binding!r}", output
+    for field in binding.split(":")[1:]:
         try:
             if isinstance(value, Mapping):
-                return value[key_of(value, field)]
-            if isinstance(value, Sequence) and field.lstrip("-").isdigit():
-                return value[int(field)]
-            return getattr(value, field)
+                value = value[key_of(value, field)]
+            elif isinstance(value, Sequence) and field.lstrip("-").isdigit():
+                value = value[int(field)]
+            else:
+                value = getattr(value, field)
         except (KeyError, IndexError, AttributeError, ValueError) as error:
             names = ", ".join(fields_of(value)) or "no fields"
-            hint = f"a {type(value).__name__} has no {field}; it has {names}"
-            raise UsageError(f"{self.key}={self.binding!r}: {hint}") from error
+            raise UsageError(f"{key}: a {type(value).__name__} has no {field}; it has {names}") from error
+    if not isinstance(value, Tensor):
+        names = ", ".join(f"{binding}:{name}" for name in fields_of(value))
+        others = f"one of {names}" if names else "another output"
+        raise UsageError(f"{key}: it is a {type(value).__name__}, and a tap must be a tensor; bind the tap to {others}")
+    return value
 
 
 def submodule(binding: str) -> str:

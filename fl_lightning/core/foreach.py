@@ -6,32 +6,20 @@ Only this module uses them. All functions accept empty lists.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fl_lightning.functional.rows import is_transformed
+
 Tensors = list[Tensor]
-_apart = False
-
-
-@contextmanager
-def tensor_by_tensor() -> Iterator[None]:
-    """Return a context that treats tensors one at a time, since vmap does not support operations on lists."""
-    global _apart
-    before, _apart = _apart, True
-    try:
-        yield
-    finally:
-        _apart = before
 
 
 def add_(tensors: Tensors, addends: Tensors, scale: Any = 1.0) -> None:
-    """Add ``scale`` times the addends, in place; a tensor as scale only within :func:`tensor_by_tensor`."""
-    if _apart:
-        differs = isinstance(scale, Tensor)
+    """Add ``scale`` times the addends, in place."""
+    differs = isinstance(scale, Tensor)
+    if differs or any(map(is_transformed, (*tensors, *addends))):  # torch.vmap does not support operations on lists
         for tensor, addend in zip(tensors, addends, strict=True):
             tensor.add_(addend * scale if differs else addend, alpha=1 if differs else scale)
     elif tensors:
@@ -46,7 +34,7 @@ def copy_(tensors: Tensors, values: Tensors) -> None:
 
 def subtract(tensors: Tensors, subtrahends: Tensors) -> list[Tensor]:
     """The differences."""
-    if _apart:
+    if any(map(is_transformed, (*tensors, *subtrahends))):
         pairs = zip(tensors, subtrahends, strict=True)
         return [tensor - subtrahend for tensor, subtrahend in pairs]
     return list(torch._foreach_sub(tensors, subtrahends)) if tensors else []

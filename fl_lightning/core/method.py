@@ -409,7 +409,10 @@ class MethodList:
         return users
 
     def _overriding(self, hook: str) -> list[Method]:
-        return [method for method in self._in_order(hook) if overrides(method, hook)]
+        methods = [method for method in self.methods if overrides(method, hook)]
+        if hook == "on_before_optimizer_step":
+            methods.sort(key=lambda method: not method.replaces_gradients)
+        return methods
 
     def add_modules(self, module: nn.Module, taps: Mapping[str, str]) -> dict[str, nn.Module]:
         """Add the methods' own modules to the user's module; return them by the names of the methods."""
@@ -497,7 +500,8 @@ class MethodList:
             if not (term.requires_grad or method.name in self._warned or needs_gradient(term)):
                 self._warned.add(method.name)
                 # of fixed taps, as of a frozen encoder, the sanity check has warned
-                if not method.requires or any(needs_gradient(step.taps[tap]) for tap in method.requires):
+                required_taps = [step.taps[tap] for tap in method.requires]
+                if not required_taps or any(map(needs_gradient, required_taps)):
                     rank_zero_warn(
                         f"method={type(method).__name__}: penalty returned a tensor without gradient, which has no "
                         "effect on training; return None for no term"
@@ -513,7 +517,7 @@ class MethodList:
             hint = "return a dictionary of Weighted by name, such as {'norm': Weighted.of(client.drift)}, or None"
             check_returned(payload is None or isinstance(payload, Mapping), method, "on_client_end", payload, hint)
             for name, value in (payload or {}).items():
-                check_returned(is_payload(name, value), method, "on_client_end", {name: value}, hint)
+                check_returned(is_nested({name: value}, can_be_added), method, "on_client_end", {name: value}, hint)
             sent[method.name] = dict(payload or {})
         return sent
 
@@ -541,9 +545,7 @@ class MethodList:
 
     def on_fit_start(self, server: Server) -> None:
         """Set the server values of each method to their initial ones, then call its hook, in list order."""
-        changing = [method for method in self.methods if overrides(method, "transform_logits")]
-        if changing:
-            names = [type(method).__name__ for method in changing]
+        if names := [type(method).__name__ for method in self.overriding("transform_logits")]:
             rank_zero_info(
                 f"method={names}: training metrics of the module, such as train/accuracy, use logits changed by the "
                 "method; evaluation uses raw logits"
@@ -571,7 +573,7 @@ class MethodList:
         for method in self.overriding("sent_extras"):
             values = method.sent_extras(server, k) or {}
             hint = "return a dictionary of tensors and numbers by name, which may be nested, or None"
-            check_returned(is_extras(values), method, "sent_extras", values, hint)
+            check_returned(is_nested(values, is_number), method, "sent_extras", values, hint)
             # the client gets dictionaries of its own
             extras[method.name] = apply_to_collection(values, Tensor, lambda tensor: tensor)
         return extras
@@ -674,13 +676,13 @@ class MethodList:
     @contextmanager
     def with_sent_values(self, values: Sequence[Any]) -> Iterator[None]:
         """In this block client hooks read these values, in the order of :meth:`sent_values`."""
-        present, self.attributes = self.sent_values(), None
+        values_before, self.attributes = self.sent_values(), None
         try:
             for (method, name), value in zip(self._sent_names(), values, strict=True):
                 setattr(method, name, value)
             yield
         finally:
-            for (method, name), value in zip(self._sent_names(), present, strict=True):
+            for (method, name), value in zip(self._sent_names(), values_before, strict=True):
                 setattr(method, name, value)
             self.attributes = None
 
@@ -696,12 +698,6 @@ class MethodList:
     def names(self) -> list[str]:
         """The methods' names, in list order."""
         return [method.name for method in self.methods]
-
-    def _in_order(self, hook: str) -> list[Method]:
-        """Return the methods in the order in which they are called."""
-        if hook != "on_before_optimizer_step":
-            return self.methods
-        return sorted(self.methods, key=lambda method: not method.replaces_gradients)
 
     def _with_new_attributes(self) -> list[Method]:
         """Return the methods for a server hook, after which the snapshot of their attributes is taken again."""
@@ -782,19 +778,19 @@ def replaced_entries(
     return entries
 
 
-def is_extras(value: object) -> bool:
-    """Whether a client may receive a value: a tensor, a number, or a dictionary of them."""
+def is_nested(value: object, fits: Callable[[Any], bool]) -> bool:
+    """Whether a value ``fits``, or is a dictionary of such values by name, which may be nested."""
     if isinstance(value, Mapping):
-        return all(isinstance(name, str) and is_extras(part) for name, part in value.items())
+        return all(isinstance(name, str) and is_nested(part, fits) for name, part in value.items())
+    return fits(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a client may receive a value: a tensor or a number."""
     return isinstance(value, (Tensor, Real))
 
 
-def is_payload(name: object, value: object) -> bool:
-    """Whether a method may send a value under this name: tensors as ``Weighted``, or a dictionary of them."""
-    if isinstance(value, Mapping):
-        return isinstance(name, str) and all(is_payload(*entry) for entry in value.items())
-    lazy = isinstance(value, LazyWeighted)
-    tensors = (
-        isinstance(value, Weighted) and (lazy or isinstance(value.total, Tensor)) and isinstance(value.weight, Tensor)
-    )
-    return isinstance(name, str) and tensors
+def can_be_added(value: Any) -> bool:
+    """Whether a method may send a value: a total and a weight in tensors."""
+    has_total = isinstance(value, LazyWeighted) or (isinstance(value, Weighted) and isinstance(value.total, Tensor))
+    return has_total and isinstance(value.weight, Tensor)

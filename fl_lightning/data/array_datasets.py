@@ -98,11 +98,11 @@ class FileDataModule(ImageDataModule):
         """Return the offline data set, whose domains follow each other."""
         labels = [cycled(self.num_classes, number) for number in self.numbers]
         train, test = (patterns(part, *self.shape, seed=len(part)) for part in labels)
-        images = Images(train, labels[0], test, labels[1])
         if not self.domain_names:
-            return images
-        domains = [np.arange(number) * len(self.domain_names) // number for number in self.numbers]
-        return images._replace(train_domains=domains[0], test_domains=domains[1], domain_names=self.domain_names)
+            return Images(train, labels[0], test, labels[1])
+        count = len(self.domain_names)
+        domain, test_domain = (np.arange(number) * count // number for number in self.numbers)
+        return Images(train, labels[0], test, labels[1], domain, test_domain, self.domain_names)
 
 
 class NpyImages(FileDataModule):

@@ -260,11 +260,8 @@ class _DomainFolders(FolderDataModule):
     """Images in ``DOMAIN/CLASS/*``; ``other_folders`` are further names of a domain's folder."""
 
     other_folders: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-
-    def __init__(self, root: str, image_size: int, test_per_class: int, **kwargs: Any) -> None:
-        super().__init__(root, image_size, **kwargs)
-        require(test_per_class >= 1, "data.test_per_class", test_per_class, "give 1 or more")
-        self.test_per_class = test_per_class
+    # test images of each class and domain
+    test_per_class: int
 
     def list_files(self, root: Path) -> list[ImageFile]:
         folders = {}
@@ -280,8 +277,8 @@ class _DomainFolders(FolderDataModule):
 
     def test_numbers(self, counts: np.ndarray) -> np.ndarray:
         fewest = counts.min()
-        hint = f"a class of a domain has only {fewest} images, give fewer"
-        require(self.test_per_class < fewest, "data.test_per_class", self.test_per_class, hint)
+        hint = f"a class of a domain has only {fewest} images, of which {self.test_per_class} are for test"
+        require(self.test_per_class < fewest, "data.root", self.root, f"{hint}; download the data set again")
         return np.full_like(counts, self.test_per_class)
 
 
@@ -290,18 +287,13 @@ class PACS(_DomainFolders):
 
     Args:
         root: folder of ``art_painting``, ``cartoon``, ``photo`` and ``sketch``.
-        image_size: height and width to which the images are resized; FedUV uses 96.
-        test_per_class: test images of each class and domain.
-        **kwargs: see :class:`FolderDataModule`.
+        **kwargs: see :class:`FolderDataModule`; FedUV resizes to ``image_size`` 96, too.
     """
 
     layout = "art_painting/dog/*.jpg, ..., sketch/person/*.jpg (Li et al., ICCV 2017)"
     domain_names = ("art_painting", "cartoon", "photo", "sketch")
     class_names = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
-    num_classes, numbers = 7, (84, 56)
-
-    def __init__(self, root: str = "data", image_size: int = 96, test_per_class: int = 40, **kwargs: Any) -> None:
-        super().__init__(root, image_size, test_per_class, **kwargs)
+    num_classes, numbers, test_per_class = 7, (84, 56), 40
 
 
 class OfficeHome(_DomainFolders):
@@ -309,18 +301,13 @@ class OfficeHome(_DomainFolders):
 
     Args:
         root: folder of ``Art``, ``Clipart``, ``Product`` and ``Real World`` (or ``Real``).
-        image_size: height and width to which the images are resized; FedUV uses 96.
-        test_per_class: test images of each class and domain.
-        **kwargs: see :class:`FolderDataModule`.
+        **kwargs: see :class:`FolderDataModule`; FedUV resizes to ``image_size`` 96, too.
     """
 
     layout = "Art/CLASS/*.jpg, Clipart, Product and Real World (hemanthdv.org/officeHomeDataset.html)"
     domain_names = ("Art", "Clipart", "Product", "Real World")
     other_folders: ClassVar = {"Real World": ("Real", "RealWorld")}
-    num_classes, numbers = 65, (780, 260)
-
-    def __init__(self, root: str = "data", image_size: int = 96, test_per_class: int = 7, **kwargs: Any) -> None:
-        super().__init__(root, image_size, test_per_class, **kwargs)
+    num_classes, numbers, test_per_class = 65, (780, 260), 7
 
 
 class HAM10000(FolderDataModule):
@@ -332,26 +319,13 @@ class HAM10000(FolderDataModule):
 
     Args:
         root: folder of ``HAM10000_metadata.csv`` (or another ``*metadata*.csv``) and of the images or their folders.
-        image_size: height and width to which the images are resized; FedUV uses 96.
-        test_fraction: share of each domain that is drawn for test, in (0, 1).
-        **kwargs: see :class:`FolderDataModule`.
+        **kwargs: see :class:`FolderDataModule`; FedUV resizes to ``image_size`` 96, too.
     """
 
     layout = "HAM10000_metadata.csv and the images, in one or several folders (doi.org/10.7910/DVN/DBW86T)"
     domain_names = ("vidir_modern", "rosendahl", "vienna_dias", "vidir_molemax")
     class_names = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
-    num_classes, numbers = 7, (112, 56)
-
-    def __init__(
-        self,
-        root: str = "data",
-        image_size: int = 96,
-        test_fraction: float = 0.2,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(root, image_size, **kwargs)
-        require(0 < test_fraction < 1, "data.test_fraction", test_fraction, "use a share in (0, 1)")
-        self.test_fraction = test_fraction
+    num_classes, numbers, test_fraction = 7, (112, 56), 0.2
 
     def list_files(self, root: Path) -> list[ImageFile]:
         table = next(iter(sorted(root.glob("*metadata*.csv"))), None)

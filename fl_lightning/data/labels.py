@@ -73,8 +73,9 @@ def _joined(dataset: Any, read: Callable[[Any], np.ndarray | None]) -> np.ndarra
     if isinstance(dataset, Subset):
         inner = read(dataset.dataset)
         return None if inner is None else inner[np.asarray(dataset.indices, np.int64)]
-    arrays = [read(part) for part in dataset.datasets] if isinstance(dataset, ConcatDataset) else [None]
-    return None if any(array is None for array in arrays) else np.concatenate(arrays)  # type: ignore[arg-type]
+    arrays = list(map(read, dataset.datasets)) if isinstance(dataset, ConcatDataset) else [None]
+    known_arrays = [array for array in arrays if array is not None]
+    return np.concatenate(known_arrays) if known_arrays and len(known_arrays) == len(arrays) else None
 
 
 def domains_of(dataset: Dataset, key: str | None = None) -> np.ndarray | None:

@@ -24,12 +24,13 @@ MOST = 1_000_000
 # condition on each argument of the trainer that has a range, and the hint if it is violated
 RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_rounds": (lambda n: 0 <= n <= MOST, "pass 0 or more rounds, up to a million"),
-    "max_seconds": (lambda seconds: seconds is None or seconds > 0, "pass simulated seconds above 0, or omit it"),
+    "max_seconds": (lambda seconds: seconds is None or seconds > 0, "pass seconds above 0, or omit it"),
     "local_epochs": (lambda n: 1 <= n <= MOST, "pass 1 or more local epochs, up to a million"),
     "local_steps": (lambda n: n is None or 1 <= n <= MOST, "pass 1 or more, up to a million, or omit it"),
     "participation": (lambda share: 0 < share <= 1, "pass a share in (0, 1]"),
     "cohort_size": (lambda n: n is None or n >= 1, "pass 1 or more, or omit it"),
     "eval_every_n_rounds": (lambda n: n >= 1, "pass 1 or more"),
+    "eval_every_seconds": (lambda seconds: seconds is None or seconds > 0, "pass seconds above 0, or omit it"),
     "checkpoint_every_n_rounds": (lambda n: n >= 1, "pass 1 or more"),
     "devices": (lambda devices: are_devices(devices), "pass a number from 1, a list of GPUs, or -1 or auto for all"),
     "workers_per_device": (lambda n: 1 <= n <= 1000, "pass 1 or more, up to a thousand"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -39,6 +38,8 @@ from fl_lightning.utilities.errors import (
 
 # phases of local training
 VISIT_PHASES = ("place", "load", "data", "forward_backward", "correct", "step", "collect", "wait")
+# server steps of an asynchronous run that are drawn before round 0
+CHECKED = 100
 # failures of a run whose visits are recorded: each file holds a model
 MOST_RECORDED = 10
 
@@ -107,8 +108,8 @@ def simulate_systems(run: Run, round_: int) -> dict[int, SystemOutcome]:
 
 def log_systems(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> None:
     """Log how many clients of a cohort drop out, do less work or miss the deadline, and how stale their states are."""
-    trainer, lost = run.trainer, Counter(system.lost for system in simulated.values())
-    dropped = lost["before"] + lost["after"]
+    trainer, numbers = run.trainer, Counter(system.lost for system in simulated.values())
+    dropped = numbers["before"] + numbers["after"]
     if trainer.asynchronous is not None:
         step = run.versions.step(round_)
         dropped, staleness = step.num_lost, [round_ - visit.version for visit in step.visits]
@@ -118,7 +119,7 @@ def log_systems(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> N
         stragglers = sum(system.work is not None for system in simulated.values())
         run.metrics.update({"clients/dropped": dropped, "clients/stragglers": stragglers})
     if trainer.clock is not None and trainer.clock.deadline is not None:
-        run.metrics.update({"clients/late": lost["late"]})
+        run.metrics.update({"clients/late": numbers["late"]})
 
 
 def visit_durations(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> dict[int, int]:
@@ -177,7 +178,7 @@ def follow_schedule(run: Run) -> None:
 
     run.versions.follow(asynchronous.schedule(run.seed, trainer.sampler, plan_visit, present))
     if trainer.max_rounds:
-        run.versions.step(trainer.max_rounds - 1 if systems is not None else 0)  # refuses too few clients
+        run.versions.step(min(trainer.max_rounds, CHECKED) - 1)  # refuses too few clients
 
 
 def train_cohort(run: Run, round_: int, simulated: dict[int, SystemOutcome]) -> tuple[CohortMeans, list[int]]:
@@ -258,12 +259,24 @@ def add_result(
     totals: Totals,
     outcome: Outcome,
 ) -> None:
-    """Add the update of a client, or note its failure."""
+    """Add the update of a client, or note its failure, before which neither the sums nor its memory have changed."""
     k, update = result
-    with isolate_failure(run, k, outcome), run.client.memories().committing(k):
-        if isinstance(update, Exception):
-            raise update
-        add_update(run, k, round_, simulated[k], update, totals, outcome)
+    try:
+        with run.client.memories().committing(k):
+            if isinstance(update, Exception):
+                raise update
+            add_update(run, k, round_, simulated[k], update, totals, outcome)
+    except LostWorkerError:
+        raise
+    except (ClientError, UsageError) as error:
+        outcome.errors[k] = error
+        record_failure(run, k, error)
+        # it may have changed the state of later clients, and a full memory is not the client's fault
+        cause = error.__cause__
+        full = isinstance(cause, (MemoryError, torch.OutOfMemoryError))
+        full = full or (isinstance(cause, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(cause))
+        if (full or isinstance(error, SharedStateError)) and run.trainer.on_client_error != "raise":
+            raise
 
 
 def add_update(
@@ -332,24 +345,6 @@ def show_client(run: Run, k: int, round_: int) -> None:
         if run.trainer.on_client_error == "raise":
             raise
         raise ClientError(f"client {k}, round {round_}: a callback's on_client_end: {with_location(error)}") from error
-
-
-@contextmanager
-def isolate_failure(run: Run, k: int, outcome: Outcome) -> Iterator[None]:
-    """In this block a failure is one of client ``k``; neither the sums nor its memory may have changed before it."""
-    try:
-        yield
-    except LostWorkerError:
-        raise
-    except (ClientError, UsageError) as error:
-        outcome.errors[k] = error
-        record_failure(run, k, error)
-        # it may have changed the state of later clients, and a full memory is not the client's fault
-        cause = error.__cause__
-        full = isinstance(cause, (MemoryError, torch.OutOfMemoryError))
-        full = full or (isinstance(cause, RuntimeError) and "DefaultCPUAllocator: can't allocate memory" in str(cause))
-        if (full or isinstance(error, SharedStateError)) and run.trainer.on_client_error != "raise":
-            raise
 
 
 def record_path(run: Run, k: int) -> Path | None:

@@ -43,9 +43,10 @@ from fl_lightning.utilities.numerics import tf32_settings
 Change = tuple[Any, Any]
 # arguments of the trainer that do not affect the model, or that another key describes
 FREE_OF_TRAINER = (
-    *("max_rounds", "max_seconds", "eval_every_n_rounds", "checkpoint_every_n_rounds", "devices"),
-    *("workers_per_device", "num_nodes", "timeout", "strategy", "client_memory", "cache_references", "callbacks"),
-    *("logger", "default_root_dir", "name", "on_client_error", "min_clients", "fast_dev_run", "enable_progress_bar"),
+    *("max_rounds", "max_seconds", "eval_every_n_rounds", "eval_every_seconds", "checkpoint_every_n_rounds"),
+    *("devices", "workers_per_device", "num_nodes", "timeout", "strategy", "client_memory", "cache_references"),
+    *("callbacks", "logger", "default_root_dir", "name", "on_client_error", "min_clients", "fast_dev_run"),
+    "enable_progress_bar",
 )
 # arguments of the data that do not affect the model, or that the plan's hash describes; Hugging Face's fingerprint may
 # differ in each process
@@ -114,7 +115,7 @@ def describe_trainer(run: Run) -> dict[str, Any]:
     }
     stops_early = any(isinstance(callback, EarlyStopping) for callback in run.callbacks)
     if local.monitored.config is not None or stops_early:  # the result depends on the evaluated rounds
-        description["eval_every_n_rounds"] = trainer.eval_every_n_rounds
+        description |= {name: getattr(trainer, name) for name in ("eval_every_n_rounds", "eval_every_seconds")}
         asking = [part for part in run.callbacks if type(part).requires_evaluation is not Callback.requires_evaluation]
         description["callbacks"] = [*map(describe_callback, asking)]
     return description

@@ -10,7 +10,6 @@ from typing import Any
 import lightning.pytorch
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from fl_lightning.client import Client
 from fl_lightning.core.state import State, clone, copy_into, select, tensors, uncompiled_name, uncompiled_names
 from fl_lightning.data.partition_adapter import own_module_of
 from fl_lightning.engine.run import Run
@@ -30,7 +29,9 @@ def save_model(run: Run, path: Path) -> None:
     """Write the global model, on worker 0, as a checkpoint for Lightning's ``load_from_checkpoint`` and ``Trainer``."""
     if run.workers.rank == 0:
         warn_of_arguments(run, path.name)
-        save(storable(after_save_hook(run.client, lightning_checkpoint(run))), path)
+        checkpoint = lightning_checkpoint(run)
+        run.worker_module.call("on_save_checkpoint", checkpoint)
+        save(storable(checkpoint), path)
 
 
 def warn_of_arguments(run: Run, name: str) -> None:
@@ -82,22 +83,15 @@ def constructor_arguments(run: Run) -> dict[str, Any]:
 
 def entries_of_module(run: Run) -> dict[str, Any]:
     """Load the global model, and return the keys that the module's hook adds to its checkpoint."""
-    return (
-        added_on_save(run.client, lightning_checkpoint(run)) if "on_save_checkpoint" in run.worker_module.hooks else {}
-    )
+    has_hook = "on_save_checkpoint" in run.worker_module.hooks
+    return added_on_save(run, lightning_checkpoint(run)) if has_hook else {}
 
 
-def added_on_save(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
+def added_on_save(run: Run, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the keys that the module's ``on_save_checkpoint`` adds to ``checkpoint``."""
     own_keys = set(checkpoint)
-    extended_checkpoint = after_save_hook(client, checkpoint)
-    return {key: extended_checkpoint[key] for key in extended_checkpoint if key not in own_keys}
-
-
-def after_save_hook(client: Client, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Call the module's ``on_save_checkpoint``; return the checkpoint without entries that are empty in a run."""
-    client.worker_module.call("on_save_checkpoint", checkpoint)
-    return {key: value for key, value in checkpoint.items() if key not in EMPTY or value}
+    run.worker_module.call("on_save_checkpoint", checkpoint)
+    return {key: value for key, value in checkpoint.items() if key not in own_keys}
 
 
 def objects_of_module(run: Run) -> dict[str, Any]:
@@ -108,7 +102,7 @@ def objects_of_module(run: Run) -> dict[str, Any]:
     if "on_save_checkpoint" not in run.worker_module.hooks:
         return {}
     try:
-        added = added_on_save(run.client, checkpoint_of(run, run.client.module.state_dict(), 0))
+        added = added_on_save(run, checkpoint_of(run, run.client.module.state_dict(), 0))
     except Exception:  # the hook may rely on a training step
         return {}
     return {key: value for key, value in added.items() if not is_storable(value)}
@@ -128,8 +122,9 @@ def check_storable(run: Run) -> None:
 
 
 def storable(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a checkpoint that can be stored, on the CPU."""
-    entries_to_store = {key: value for key, value in entries.items() if is_storable(value)}
+    """Return the entries of a checkpoint that can be stored, on the CPU, without those that are empty in a run."""
+    filled = {key: value for key, value in entries.items() if key not in EMPTY or value}
+    entries_to_store = {key: value for key, value in filled.items() if is_storable(value)}
     hparams = dict(entries.get("hyper_parameters", {}))
     if storable_hparams := {name: value for name, value in hparams.items() if is_storable(value)}:
         entries_to_store["hyper_parameters"] = storable_hparams

@@ -43,7 +43,7 @@ def run_round(run: Run, round_: int) -> bool:
     if arrived and run.trainer.buffers in RECALIBRATES:
         with run.metrics.timed("recalibrate"):
             recalibrate(run, arrived)
-    due = (round_ + 1) % run.trainer.eval_every_n_rounds == 0 or round_ + 1 == run.trainer.max_rounds
+    due = run.trainer.evaluation_is_due or round_ + 1 == run.trainer.max_rounds
     evaluated = due or any(callback.requires_evaluation(round_) for callback in run.callbacks)
     if evaluated:
         run.backend.evaluate(run)
@@ -121,7 +121,7 @@ def evaluate(run: Run) -> None:
                 if personal:
                     run.metrics.update(run.evaluator.means(run.runner.evaluate_models(run, phase, state, parts)))
                 else:
-                    run.metrics.update(run.evaluator.evaluate_global_model(phase, state))
+                    run.metrics.update(run.evaluator.evaluate(phase, state))
             except Exception as error:
                 add_note(error, f"in the evaluation on the {phase} data, round {run.server.round}")
                 raise

@@ -118,7 +118,7 @@ class VisitRunner:
         for part in parts:  # those on disk need not fit into memory together
             for k in part:
                 entries = run.client.lifecycle.personal_entries(run.data.info(k), state)
-                yield run.evaluator.evaluate_local_model(phase, state, k, entries, observed)
+                yield run.evaluator.evaluate(phase, {**state, **entries}, observed, k)
 
 
 def update_or_failure(visit: Callable[[], Update]) -> Update | Exception:

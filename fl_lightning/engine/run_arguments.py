@@ -44,6 +44,7 @@ class RunArguments(RunContext):
         weighting: Weighting = "examples",
         buffers: Buffers = "average",
         eval_every_n_rounds: int = 1,
+        eval_every_seconds: float | None = None,
         taps: dict[str, str] | None = None,
         client_lr_scheduler: LRSchedulerCallable | None = None,
         client_schedulers: Literal["continue", "restart"] = "continue",
@@ -93,7 +94,8 @@ class RunArguments(RunContext):
         self.gradient_clip_val, self.gradient_clip_algorithm = gradient_clip_val, gradient_clip_algorithm
         self.accumulate_grad_batches, self.clients_per_step = accumulate_grad_batches, clients_per_step
         self.weighting, self.buffers, self.taps = weighting, buffers, taps or {}
-        self.eval_every_n_rounds, self.checkpoint_every_n_rounds = eval_every_n_rounds, checkpoint_every_n_rounds
+        self.eval_every_n_rounds, self.eval_every_seconds = eval_every_n_rounds, eval_every_seconds
+        self.checkpoint_every_n_rounds = checkpoint_every_n_rounds
         self.accelerator, self.devices, self.num_nodes, self.precision = accelerator, devices, num_nodes, precision
         self.workers_per_device, self.threads_per_worker = workers_per_device, threads_per_worker
         self.timeout, self.client_memory, self.cache_references = timeout, client_memory, cache_references

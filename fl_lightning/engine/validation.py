@@ -64,8 +64,9 @@ def check_data_fits(trainer: RunArguments, model: LightningModule, data: Any, me
     require(trainer.min_clients <= largest, "trainer.min_clients", trainer.min_clients, hint)
     if trainer.systems is not None:
         trainer.systems.check(number, trainer.max_rounds, trainer.local_steps or trainer.local_epochs)
-    hint = "simulated seconds need a clock; set trainer.clock"
-    require(trainer.clock is not None or trainer.max_seconds is None, "trainer.max_seconds", trainer.max_seconds, hint)
+    for name in ("max_seconds", "eval_every_seconds") if trainer.clock is None else ():
+        seconds = getattr(trainer, name)
+        require(seconds is None, f"trainer.{name}", seconds, "simulated seconds need a clock; set trainer.clock")
     if trainer.clock is not None:
         trainer.clock.check(number)
     if trainer.asynchronous is not None:

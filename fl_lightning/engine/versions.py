@@ -74,13 +74,13 @@ class Versions:
         """
         if self._schedule is None:
             return
-        step, needed = self.step(round_), self.needed(round_)
-        older = needed - {round_}
+        step, required_versions = self.step(round_), self.needed(round_)
+        older = required_versions - {round_}
         self._received = {visit.client: visit.version for visit in step.visits}
         missing, hint = sorted(older - self.kept.keys()), "the checkpoint has another schedule; begin a new run"
         require(not missing, "trainer.asynchronous: versions", missing, hint)
         self.kept = {version: self.kept[version] for version in sorted(older)}
-        if round_ in needed:
+        if round_ in required_versions:
             values = copy.deepcopy(self.methods.sent_values())
             self.kept[round_] = Version(clone(select(self.server.state, names)), values)
 

@@ -20,7 +20,7 @@ from typing import Any
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from fl_lightning.core.lazy_copies import lazy_copy
-from fl_lightning.core.method import SentToClient, is_extras
+from fl_lightning.core.method import SentToClient, is_nested, is_number
 from fl_lightning.core.state import num_bytes, tensors_by_path
 from fl_lightning.engine.commands.fit import begin_fit, prepare_fit
 from fl_lightning.engine.evaluation.evaluator import PHASES, step_name
@@ -151,7 +151,7 @@ class Site:
         if not isinstance(methods, dict) or {*methods} != {*run.methods.names}:
             raise BadMessageError("the message has states of other methods")
         extras = client_message.get("extras", {})
-        if not isinstance(extras, dict) or not {*extras} <= {*methods} or not is_extras(extras):
+        if not isinstance(extras, dict) or not {*extras} <= {*methods} or not is_nested(extras, is_number):
             raise BadMessageError("the message has extras of another form")
         check_numbers("a method's values", dict(tensors_by_path({"server": methods, "client": extras})), self.largest)
         self.extras = move_data_to_device(extras, run.fabric.device)
@@ -209,9 +209,9 @@ class Site:
         phases = client_message.get("phases", [])
         for phase in (phase for phase in phases if phase in self.evaluation):
             if run.client.has_global_model:
-                metrics[phase] = run.evaluator.evaluate_global_model(phase, run.server.state)
+                metrics[phase] = run.evaluator.evaluate(phase, run.server.state)
             elif entries:
-                evaluated = run.evaluator.evaluate_local_model(phase, run.server.state, k, entries)
+                evaluated = run.evaluator.evaluate(phase, {**run.server.state, **entries}, client=k)
                 metrics[phase] = run.evaluator.means([evaluated])
         self.tell(f"round {shared['round']}/{run.trainer.max_rounds - 1}: evaluated")
         return {"metrics": metrics}

@@ -32,11 +32,11 @@ def cosines(rows: Tensor) -> Tensor:
     return units @ units.T
 
 
-def neural_collapse(means: Tensor, within: Tensor, weight: Tensor, center: Tensor | None = None) -> dict[str, Tensor]:
+def neural_collapse(means: Tensor, within: Tensor, weight: Tensor) -> dict[str, Tensor]:
     r"""Return the measures NC1 to NC3 of the K classes that occur; all are 0 for a complete collapse.
 
-    With the rows :math:`m_c = \mu_c - \mu_G` of M, the rows :math:`w_c` of W, the covariance within classes
-    :math:`\Sigma_W` and between classes :math:`\Sigma_B = M^T M / K`:
+    With the rows :math:`m_c` of M, the means :math:`\mu_c` without their own mean, the rows :math:`w_c` of W, the
+    covariance within classes :math:`\Sigma_W` and between classes :math:`\Sigma_B = M^T M / K`:
 
     - ``1``: :math:`\mathrm{tr}(\Sigma_W \Sigma_B^+) / K`, with a pseudo-inverse of rank K - 1 at most.
     - ``1_quotient``: :math:`\mathrm{tr}\, \Sigma_W / \mathrm{tr}\, \Sigma_B`.
@@ -51,7 +51,6 @@ def neural_collapse(means: Tensor, within: Tensor, weight: Tensor, center: Tenso
         means: mean representation :math:`\mu_c` of each class, ``(K, d)``.
         within: :math:`\Sigma_W`, ``(d, d)``.
         weight: the classifier's rows of these classes, ``(K, d)``.
-        center: :math:`\mu_G`, ``(d,)``; None is the mean of the class means.
 
     Returns:
         A scalar by name, in float64, without gradient; nan where a measure is undefined, as all are for K < 2.
@@ -71,7 +70,7 @@ def neural_collapse(means: Tensor, within: Tensor, weight: Tensor, center: Tenso
     classes = len(means)
     if classes < 2 or not all(value.isfinite().all() for value in (means, within, weight)):
         return dict.fromkeys(MEASURES, means.new_tensor(torch.nan))
-    rows = means - (means.mean(0) if center is None else center.double())
+    rows = means - means.mean(0)
     frame, products = (torch.eye(classes).to(means) - 1 / classes) / (classes - 1) ** 0.5, weight @ weight.T
     _, s, directions = torch.linalg.svd(rows, full_matrices=False)
     # K S_B^+ has the eigenvalues 1 / s^2; in directions without a difference of means, s is a rounding error

@@ -100,6 +100,11 @@ def _widen(value: Any) -> Any:
 # on values, and ``requires_grad`` is always False, as gradients are taken outside. Only these functions use a private
 # part of PyTorch. The public ways are a ``vmap`` method of an ``autograd.Function``, which costs time at each call, and
 # ``torch.func.debug_unwrap``, which 2.6 does not have.
+def is_transformed(x: Tensor) -> bool:
+    """Whether ``x`` belongs to a function transform, such as ``torch.vmap`` or ``torch.func.grad``."""
+    return _functorch.is_functorch_wrapped_tensor(x)
+
+
 def is_mapped(x: Tensor) -> bool:
     """Whether ``x`` is mapped by ``torch.vmap``."""
     return _functorch.is_batchedtensor(x)

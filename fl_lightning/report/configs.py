@@ -194,7 +194,8 @@ def name_configs(runs: Sequence[FitResult]) -> pd.DataFrame:
     settings = pd.Series("", lines.index)
     names = short_keys(keys)
     for key in telling(configs, keys) if keys else ():
-        settings[configs.index] += [f", {names[key]}={value or 'not set'}" for value in configs[key]]
+        texts = [value or "not set" for value in configs[key]]
+        settings[configs.index] += [f", {names[key]}={text}" for text in texts]
     settings = settings.str.removeprefix(", ")
     if one_line and not axes:  # the settings are compared
         settings, lines = pd.Series("", lines.index), settings.where(settings != "", lines)

@@ -110,7 +110,8 @@ class Report:
             return
         for title, of_part, below in suite_tables(study.suite, study.comparisons):
             verdicts = [with_names(line.removeprefix("- "), self.names) for line in below if line]
-            yield with_names(title, self.names), [renamed(table, self.names) for table in of_part], verdicts
+            renamed_tables = [renamed(table, self.names) for table in of_part]
+            yield with_names(title, self.names), renamed_tables, verdicts
 
     def all_tables(self) -> Iterator[tuple[str, TextTable]]:
         """Yield all tables, each with its heading."""

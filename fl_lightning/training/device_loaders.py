@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.precision import DoublePrecision, HalfPrecision
+from lightning.fabric.utilities.apply_func import apply_to_collection
 from lightning.fabric.utilities.data import sized_len
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Subset
@@ -207,7 +208,7 @@ class Loaders:
             if pins(self.fabric.device):
                 batch = with_tensors(batch, partial(pinned, device=self.fabric.device))
             batch = self._precision.convert_input(self.fabric.to_device(batch))
-        return channels_last(batch) if self.channels_last else batch
+        return apply_to_collection(batch, Tensor, channels_last) if self.channels_last else batch
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
@@ -267,12 +268,6 @@ def transfer_hook(name: str, module: LightningModule | None, data: Any) -> Calla
     return getattr(module, name) if overridden else None
 
 
-def channels_last(batch: Any) -> Any:
-    """Images ``(B, C, H, W)`` at the top level of a batch, in the channels_last memory format."""
-    if isinstance(batch, Tensor):
-        return batch.contiguous(memory_format=torch.channels_last) if batch.ndim == 4 else batch
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(channels_last(part) for part in batch)
-    if isinstance(batch, dict):
-        return {name: channels_last(part) for name, part in batch.items()}
-    return batch
+def channels_last(part: Tensor) -> Tensor:
+    """Images ``(B, C, H, W)`` in the channels_last memory format; other tensors as they are."""
+    return part.contiguous(memory_format=torch.channels_last) if part.ndim == 4 else part

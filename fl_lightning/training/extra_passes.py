@@ -29,19 +29,11 @@ NO_METHODS = MethodList([])
 SCALE = 2.0**16
 
 
-Compute = Callable[[MutableMapping[str, Tensor], Callable[[], Tensor | None]], Gradients]
-
-
 class ExtraPasses:
-    """Computes what :meth:`.Client.gradients` and :meth:`.Client.batches` return.
-
-    Attributes:
-        compute: computes the gradient at the given values, from a function that gives the loss.
-    """
+    """Computes what :meth:`.Client.gradients` and :meth:`.Client.batches` return."""
 
     def __init__(self, fabric: Fabric, client: Client, loaders: Loaders) -> None:
         self.fabric, self.client, self.loaders = fabric, client, loaders
-        self.compute: Compute = self._alone
 
     def batches(self, stream: str, passes: float, fraction: float) -> Iterator[Any]:
         """The batches of a stream, which is known by the present visit."""
@@ -112,8 +104,11 @@ class ExtraPasses:
                 if present is not None and client.references.wanted:
                     client.references.begin_batch(present.batch, present.index, present.rows)
 
-    def _alone(self, at: MutableMapping[str, Tensor], value: Callable[[], Tensor | None]) -> Gradients:
-        """The gradient for the client in the module, whose tensors get other memory during the pass."""
+    def compute(self, at: MutableMapping[str, Tensor], value: Callable[[], Tensor | None]) -> Gradients:
+        """The gradient at these values from a function that gives the loss: the module's tensors get other memory.
+
+        Clients side by side put a function of their own in its place.
+        """
         client, binding = self.client, self.client.worker_module.binding
         live, snapshot = binding.held(), ModuleSnapshot(client.module)
         memory = {name: tensor.data for name, tensor in live.items()}

@@ -232,11 +232,13 @@ class LocalTraining:
         if not passes:  # a client without batches has no fit, and calls no hook
             return
         optimizer, schedulers = self.begin_optimizer(lr_factor, loader)
-        call("on_train_start")
+        if "on_train_start" in hooks:
+            call("on_train_start")
         watch.lap("load")
         for epoch, length in enumerate(passes):
             fit_progress.epoch = epoch
-            call("on_train_epoch_start")
+            if "on_train_epoch_start" in hooks:
+                call("on_train_epoch_start")
             for batch in self._pass(loader, length, fit_progress):
                 self.workers.check()
                 logged.begin_batch(batch.batch)
@@ -257,14 +259,16 @@ class LocalTraining:
                 if "on_train_batch_end" in hooks:
                     call("on_train_batch_end", visit.outputs, batch.batch, index)
                 watch.lap("step")
-            call("on_train_epoch_end")
+            if "on_train_epoch_end" in hooks:
+                call("on_train_epoch_end")
             visit.epochs.append(logged.end_epoch())
             if schedulers and schedules.mode == "restart":
                 schedules.after_epoch(schedulers)
         visit.scalings = scalings_of(self._scaler)
         fit_progress.epoch += 1  # Lightning counts the last epoch before this hook, too
         set_mode(optimizer, "eval")
-        call("on_train_end")
+        if "on_train_end" in hooks:
+            call("on_train_end")
         if fit_progress.rounds > 1:
             self.optimizers.check(optimizer)
         self._warn_of_reverted(fit_progress.round)

@@ -7,15 +7,17 @@ from pathlib import Path
 
 # files of an installed package, which setup.py copies from the folder next to the package
 FOLDERS = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "experiments")
-PARTS = ("smoke", "data", "models", "methods", "protocols", "overview", "papers")
+PARTS = ("smoke", "data", "models", "methods", "protocols", "leaderboard", "overview", "papers")
 
 
 def packaged_config(name: str | Path) -> Path | None:
     """The file of a config or suite by its name, with or without ``.yaml``; None if the package has none of that name.
 
-    Paths in a copy of the repository, such as ``experiments/smoke/feduv.yaml``, are names as well.
+    Paths in a copy of the repository, such as ``experiments/smoke/feduv.yaml``, are names as well, and the name of a
+    folder is that of its ``suite.yaml``.
     """
-    return named_configs().get(short_name(name))
+    configs, short = named_configs(), short_name(name)
+    return configs.get(short) or configs.get(f"{short}/suite")
 
 
 def short_name(path: str | Path) -> str:

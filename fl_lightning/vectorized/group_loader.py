@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fl_lightning.data.client_loaders import ClientLoader, DataLoaderAdapter, IndexedLoader
+from fl_lightning.data.client_loaders import ClientLoader, IndexedLoader
 from fl_lightning.training.device_loaders import Loaders
 from fl_lightning.utilities.errors import ClientError
 from fl_lightning.vectorized.batched_tree import BatchedTree, Column, RowIndex, kind_of, table_of, take_apart
@@ -19,24 +19,19 @@ MOST_BYTES = 2**20
 
 
 class GroupBatch(NamedTuple):
-    """Batches of several clients, with their indices in the pass; ``full`` ones have the usual number of examples."""
+    """Batches of several clients, with their indices in the pass."""
 
     rows: RowIndex
     indices: Sequence[int]
     table: BatchedTree
-    full: bool
 
     def part(self, places: Sequence[int], of: Sequence[int]) -> GroupBatch:
         """The batches at these places, of clients whose rows are ``of``."""
         selection = list(places)
         columns = [column.part(selection) for column in self.table.columns]
         indices = [self.indices[place] for place in selection] if len(self.indices) > 1 else self.indices
-        return GroupBatch(
-            range_or_list([of[place] for place in selection]),
-            indices,
-            BatchedTree(self.table.shape, columns),
-            self.full,
-        )
+        rows = range_or_list([of[place] for place in selection])
+        return GroupBatch(rows, indices, BatchedTree(self.table.shape, columns))
 
 
 def range_or_list(rows: list[int]) -> RowIndex:
@@ -110,9 +105,8 @@ class GroupLoader:
         columns = [leaf.split([places.numel() for *_, places in block]) for leaf in leaves]
         for (rows, indices, places), *parts in zip(block, *columns, strict=True):
             values = [part.view(*places.shape, *part.shape[1:]) for part in parts]
-            full = places.shape[1] == self.of_clients[0].batch_size  # type: ignore[attr-defined]
             tree = BatchedTree(shape, [Column(value, self.device) for value in values])
-            yield GroupBatch(rows, indices, tree, full)
+            yield GroupBatch(rows, indices, tree)
 
     def _loaded(self, lengths: Sequence[int]) -> Iterator[GroupBatch]:
         """Yield batches from the clients' loaders."""
@@ -153,8 +147,4 @@ class GroupLoader:
             columns = {place: leaves for place, (*_, leaves) in enumerate(alike)}
             table = table_of(alike[0][2], columns, len(alike), self.device)
             rows = [row for row, *_ in alike]
-            loader = self.of_clients[rows[0]]
-            size = getattr(loader.loader if isinstance(loader, DataLoaderAdapter) else loader, "batch_size", None)
-            tensors = [leaf for leaf in alike[0][3] if isinstance(leaf, Tensor)]
-            full = any(tensor.shape[:1] == (size,) for tensor in tensors)
-            yield GroupBatch(range_or_list(rows), [index for _, index, *_ in alike], table, full)
+            yield GroupBatch(range_or_list(rows), [index for _, index, *_ in alike], table)

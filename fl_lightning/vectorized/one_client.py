@@ -15,7 +15,6 @@ from fl_lightning.client.lightning.fit_progress import FitProgress
 from fl_lightning.client.lightning.module_snapshot import StateBinding
 from fl_lightning.client.reference_models import ReferenceModels
 from fl_lightning.client.visit import Visit
-from fl_lightning.core import foreach
 from fl_lightning.core.client_info import ClientInfo
 from fl_lightning.core.state import State, clone, tensors
 from fl_lightning.functional.rows import linked_zero
@@ -59,7 +58,7 @@ def one_client(client: Client, live: State, visit: Any, references: Mapping[str,
         trainer_shim.fit_progress = visit.fit_progress
         worker_module.log_into(visit.logged)
         models = holding(client.references, references) if references else nullcontext()
-        with models, foreach.tensor_by_tensor():
+        with models:
             yield
     finally:
         attributes.update(before[0])
@@ -84,7 +83,7 @@ def collected(models: ReferenceModels) -> Iterator[dict[str, dict[str, Any]]]:
 @contextmanager
 def holding(models: ReferenceModels, loads: Mapping[str, Mapping[str, Any]]) -> Iterator[None]:
     """In this block the reference models have these states, and no value is cached."""
-    models.start(repeats=False)
+    models.clear()
     models.wanted = {name: set(part["taps"]) for name, part in loads.items()}
     with ExitStack() as stack:
         for name, part in loads.items():
@@ -92,7 +91,7 @@ def holding(models: ReferenceModels, loads: Mapping[str, Mapping[str, Any]]) -> 
             live = tensors(model)
             stack.enter_context(StateBinding(model, live).swapped({**live, **part["state"]}))
         yield
-    models.start(repeats=False)
+    models.clear()
 
 
 def mapped_gradient(

@@ -79,7 +79,7 @@ def test_values_of_other_hooks_and_of_dictionaries():
     assert_logged(conform(Model, epochs=1), "start", "end", "largest", "batch")
 
 
-@pytest.mark.filterwarnings("ignore:A batch has parts of several lengths")  # a text is one, and it warns once a process
+@pytest.mark.filterwarnings("ignore:Trying to infer")  # a text is one, and it warns once a process
 def test_the_size_of_a_batch_is_its_weight_by_lightnings_rule():
     """Of nested batches, and of those that the module tells."""
 

@@ -242,9 +242,15 @@ def pacs(shared_pacs, tmp_path):
     return shutil.copytree(shared_pacs, tmp_path / "pacs")
 
 
+class SmallPACS(PACS):
+    """PACS with five images of each class and domain, instead of about 357."""
+
+    test_per_class = 2
+
+
 def of_pacs(root, **kwargs):
-    given = {"image_size": 8, "test_per_class": 2, "num_clients": 4, "partitioner": ByDomain(), **kwargs}
-    return ready(PACS(str(root), **given))
+    given = {"image_size": 8, "num_clients": 4, "partitioner": ByDomain(), **kwargs}
+    return ready(SmallPACS(str(root), **given))
 
 
 def test_pacs_is_split_by_class_and_domain_whatever_the_seed(shared_pacs, monkeypatch):
@@ -260,10 +266,9 @@ def test_pacs_is_split_by_class_and_domain_whatever_the_seed(shared_pacs, monkey
     assert not torch.equal(of_pacs(shared_pacs, split_seed=1).test_dataloader().rows, rows)
 
 
-@pytest.mark.parametrize("number", [0, 5])
-def test_a_number_of_test_images_out_of_range_is_refused(shared_pacs, number):
-    with refused(f"data.test_per_class={number}"):
-        of_pacs(shared_pacs, test_per_class=number)
+def test_an_incomplete_copy_without_enough_images_for_test_is_refused(shared_pacs):
+    with refused("a class of a domain has only 5 images, of which 40 are for test"):
+        PACS(str(shared_pacs)).setup()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """An asynchronous run: its server steps after each few updates, of clients that began with older states."""
 
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -214,8 +215,26 @@ def test_the_run_ends_before_the_first_step_that_is_too_late(tmp_path):
         _, rows = run(tmp_path / name, max_seconds=limit)
         assert [row["clock/seconds"] for row in rows] == [time for time in times if time <= limit]
         assert "test/accuracy" in rows[-1]
+    with warned("trainer.max_seconds", "round 5"):
+        _, rows = run(tmp_path / "at", max_seconds=limit, ckpt_path="last")
+    assert len(rows) == 5
+    with warned("trainer.max_seconds=0.001", "round 0"):
+        assert not run(tmp_path / "none", max_seconds=0.001)[1]
     _, rounds = run(tmp_path / "rounds", asynchronous=None, clock=Clock(step_seconds=0.0, latency=2.0), max_seconds=5.0)
     assert [row["clock/seconds"] for row in rounds] == [2.0, 4.0]
+
+
+def test_the_first_step_after_each_multiple_of_seconds_is_evaluated(tmp_path):
+    every = 3.0
+    _, history = run(tmp_path, eval_every_seconds=every)
+    times = [row["clock/seconds"] for row in history]
+    multiples = [int(time // every) for time in times]
+    first = [multiple > before for before, multiple in pairwise([0, *multiples])]
+    assert 2 < sum(first) < len(first)
+    assert ["test/accuracy" in row for row in history] == [*first[:-1], True]
+    run(tmp_path / "resumed", eval_every_seconds=every, max_rounds=4)
+    _, rows = run(tmp_path / "resumed", eval_every_seconds=every, ckpt_path="last")
+    assert ["test/accuracy" in row for row in rows[4:]] == ["test/accuracy" in row for row in history[4:]]
 
 
 def test_doctor_counts_the_versions(tmp_path):
@@ -239,6 +258,8 @@ class SendsState(Method):
         ({"clock": None}, ["trainer.clock=None", "trainer.asynchronous"]),
         ({"clock": None, "asynchronous": None, "max_seconds": 9.0}, ["trainer.max_seconds=9.0", "trainer.clock"]),
         ({"max_seconds": 0.0}, ["trainer.max_seconds=0.0"]),
+        ({"eval_every_seconds": 0.0}, ["trainer.eval_every_seconds=0.0"]),
+        ({"clock": None, "asynchronous": None, "eval_every_seconds": 9.0}, ["trainer.eval_every_seconds", "clock"]),
         ({"clock": Clock(deadline=9.0)}, ["trainer.clock.deadline=9.0"]),
         ({"asynchronous": Buffered(9, 7)}, ["trainer.asynchronous.size=7", "6"]),
         ({"cohort_size": 3}, ["trainer.cohort_size=3"]),
@@ -262,3 +283,7 @@ def test_another_schedule_cannot_continue_a_run(tmp_path):
     run(tmp_path, max_rounds=4)
     with refused("ckpt_path", "trainer.asynchronous"):
         run(tmp_path, asynchronous=Buffered(5, 2), ckpt_path="last")
+    trainer = small_trainer(tmp_path, max_rounds=8, clock=Clock(spread=2.0), asynchronous=Buffered(6, 1))
+    data = small_data(num_clients=6, partitioner=IID())
+    with refused("trainer.asynchronous: versions"):
+        trainer.fit(small_model(), data, [], ckpt_path="last", allow_changes=True)

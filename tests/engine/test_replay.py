@@ -7,6 +7,7 @@ import torch
 from helpers import runs
 from helpers.checkpoints import bytes_of
 from helpers.errors import refused, warned
+from helpers.lora import lora_model
 from helpers.methods import METHODS
 from helpers.quadratics import Quadratic, quadratic_data
 from helpers.runs import assert_same_bits, plain_sgd_model, small_model, small_trainer
@@ -20,6 +21,8 @@ from fl_lightning.methods import SCAFFOLD, FedProx
 from fl_lightning.utilities.errors import ClientError
 
 ROUND, K = 1, 3
+RECORDED = ["SCAFFOLD", "MOON", "FedDyn", "FedBN", "Chosen, FedProx"]
+RECEIVED = ["SCAFFOLD", "Chosen, FedProx", "FedBN, Shifted", "IFCA", "CFL", "FedAMP, FedProx", "HetLoRA"]
 small_data = partial(runs.small_data, train_size=120, test_size=30)
 # threads of each visit, and the round of each step, recorded outside of restored state
 _threads, _steps = [], []
@@ -58,10 +61,10 @@ class Keeps(Callback):
             raise ClientError("stopped")
 
 
-def fit(tmp_path, methods, **kwargs):
+def fit(tmp_path, methods, model=None, **kwargs):
     trainer = small_trainer(tmp_path, **{"max_rounds": 2, "threads_per_worker": 1, "name": "run", **kwargs})
     try:
-        trainer.fit(plain_sgd_model(), small_data(), methods)
+        trainer.fit(model or plain_sgd_model(), small_data(), methods)
     except ClientError as error:
         return error
     return None
@@ -79,7 +82,7 @@ def record(tmp_path):
     return tmp_path / "run" / "version_0" / "failures" / f"round-{ROUND}-client-{K}.pt"
 
 
-@pytest.mark.parametrize("name", sample(["SCAFFOLD", "MOON", "FedDyn", "FedBN"], "SCAFFOLD", "FedBN"))
+@pytest.mark.parametrize("name", sample(RECORDED, "SCAFFOLD", "FedBN"))
 def test_the_record_of_a_failure_has_all_that_the_visit_depends_on(tmp_path, monkeypatch, name):
     fit(tmp_path, [*METHODS[name](), Breaks()], devices=2)
     monkeypatch.setattr(Breaks, "corrected", True)
@@ -120,19 +123,20 @@ def test_a_schedule_is_where_it_was_in_the_run(tmp_path, monkeypatch):
     assert_same_bits(model.state_dict(), torch.load(tmp_path / f"2-{K}.pt"))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_checkpoint_repeats_each_visit_of_its_round(tmp_path, workers):
-    how = {"devices": workers, "participation": 0.5}
-    fit(tmp_path, [SCAFFOLD()], callbacks=[Keeps(tmp_path, ROUND)], **how)
+@pytest.mark.parametrize("name", sample(RECEIVED, "SCAFFOLD", "Chosen, FedProx"))
+def test_a_checkpoint_repeats_each_visit_of_its_round(tmp_path, name):
+    how = {"devices": 1 if name == "SCAFFOLD" else 2, "participation": 0.5}
+    make = lora_model if name == "HetLoRA" else plain_sgd_model
+    fit(tmp_path, METHODS[name](), make(), callbacks=[Keeps(tmp_path, ROUND)], **how)
     cohort = sorted(int(path.stem[2:]) for path in tmp_path.glob(f"{ROUND}-*.pt"))
     assert cohort
     for k in cohort:
-        state, logged = again(tmp_path, [SCAFFOLD()], "last", client=k, **how)
+        state, logged = again(tmp_path, METHODS[name](), "last", client=k, model=make(), **how)
         assert_same_bits(state, torch.load(tmp_path / f"{ROUND}-{k}.pt"))
         assert logged["train/loss"] > 0
     others = sorted({*range(4)} - {*cohort})
     with refused(f"client={others[0]}", "round 1", str(cohort[0])):
-        again(tmp_path, [SCAFFOLD()], "last", client=others[0], **how)
+        again(tmp_path, METHODS[name](), "last", client=others[0], model=make(), **how)
 
 
 def test_a_straggler_does_as_much_as_in_the_run_and_one_that_dropped_out_nothing(tmp_path):

@@ -17,19 +17,16 @@ from fl_lightning import callbacks
 from fl_lightning.callbacks import Callback, Measurement
 from fl_lightning.data import Dirichlet
 from fl_lightning.methods import (
-    IFCA,
     IPM,
     MOON,
     NNM,
     SCAFFOLD,
     CenteredClipping,
-    FedAMP,
     FedDecorr,
     FedExLoRA,
     FedExP,
     FedProx,
     GeometricMedian,
-    HetLoRA,
     LoRAProduct,
     MultiKrum,
     TrimmedMean,
@@ -46,13 +43,10 @@ METHODS = {
     "IPM, NNM, CenteredClipping": lambda: [IPM(share=0.5, epsilon=2.0), NNM(1), CenteredClipping(1.0, 2)],
     "NNM, MultiKrum, FedProx": lambda: [NNM(1), MultiKrum(0, chosen=2), FedProx(0.1)],
     "GeometricMedian": lambda: [GeometricMedian()],
-    "IFCA": lambda: [IFCA(2, 0.5)],
-    "FedAMP, FedProx": lambda: [FedAMP(weight=0), FedProx(0.1)],
-    "HetLoRA": lambda: [HetLoRA([1, 4, 2])],
     "IPM, TrimmedMean, FedProx": lambda: [IPM(share=0.5, epsilon=2.0), TrimmedMean(1), FedProx(0.1)],
     **METHODS,
 }
-KEEP_ENTRIES = ("FedAS", "FedBN", "FedPer", "FedProto", "LGFedAvg", "Local")
+KEEP_ENTRIES = ("FedAS", "FedBN", "FedBN, Shifted", "FedPer", "FedProto", "LGFedAvg", "Local")
 ARGUMENTS = {
     "BatchNormGap": {"every_n_rounds": 2},
     "BestCheckpoint": {"monitor": "test/loss", "mode": "max"},
@@ -183,7 +177,7 @@ def alone(tmp_path_factory):
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("workers", [(2,), (1, 2)])
 @pytest.mark.parametrize("precision", sample(["32-true", "bf16-mixed"], "32-true"))
-@pytest.mark.parametrize("name", sample([*METHODS], "SCAFFOLD, MOON and FedDecorr", "FedBN"))
+@pytest.mark.parametrize("name", sample([*METHODS], "SCAFFOLD, MOON and FedDecorr", "FedBN", "Chosen, FedProx"))
 def test_workers_and_a_resume_change_no_output(tmp_path, alone, name, precision, workers):
     one = alone(name, precision)
     if len(workers) == 2:

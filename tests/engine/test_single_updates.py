@@ -3,14 +3,12 @@
 import pytest
 import torch
 from helpers.errors import refused
-from helpers.runs import Stops, assert_same_bits, differs, plain_sgd_model, small_data, small_trainer
-from helpers.tiers import sample
+from helpers.runs import Stops, assert_same_bits, differs
+from helpers.runs import train_in_turn as fit
 
 from fl_lightning import Method, Weighted
-from fl_lightning.callbacks import Callback
 from fl_lightning.core.systems import SystemsHeterogeneity
 from fl_lightning.methods import DPFedAvg, FedProx
-from fl_lightning.utilities.errors import ClientError
 
 
 class Same(Method):
@@ -59,13 +57,6 @@ class Norms(Method):
         return updates.replaced(updates.combined(torch.diag(1 / norms)))
 
 
-def fit(folder, methods, **kwargs):
-    trainer = small_trainer(folder, **{"max_rounds": 3, "clients_per_step": 1, "threads_per_worker": 1, **kwargs})
-    data = small_data(train_size=120, test_size=50, num_clients=4)
-    trainer.fit(plain_sgd_model(), data, methods)
-    return {name: value.clone() for name, value in trainer.server.state.items()}, trainer
-
-
 @pytest.mark.parametrize("methods", [[Same()], [Rewritten(), Same()]], ids=["untouched", "rewritten"])
 def test_updates_that_stay_as_they_are_give_fedavgs_bits(tmp_path, methods):
     for others in ([], [Doubles()]):
@@ -83,30 +74,9 @@ def test_an_aggregate_of_equal_weights_is_uniform_fedavg_wherever_other_transfor
         assert_same_bits(fit(tmp_path, methods)[0], doubled)
 
 
-LISTS = {
-    "median, FedProx": lambda: [Median(), FedProx(0.1)],
-    "norms": lambda: [Norms()],
-    "norms of a changed update, uniform": lambda: [Norms(), Uniform()],
-}
-
-
-class Fails(Callback):
-    """Client 2 fails in the second round."""
-
-    def on_client_end(self, trainer, client):
-        if client.info.id == 2 and trainer.server.round == 1:
-            raise ClientError("failed")
-
-
-@pytest.mark.parametrize("name", sample([*LISTS], "norms"))
-def test_workers_a_resume_and_a_failed_client_change_no_bit(tmp_path, name):
-    plain, _ = fit(tmp_path / "plain", LISTS[name]())
-    assert_same_bits(fit(tmp_path / "two", LISTS[name](), devices=2)[0], plain)
-    with pytest.raises(ClientError, match="stopped"):
-        fit(tmp_path / "resumed", LISTS[name](), callbacks=[Stops(1)])
-    trainer = small_trainer(tmp_path / "resumed", max_rounds=3, clients_per_step=1, threads_per_worker=1, devices=2)
-    trainer.fit(plain_sgd_model(), small_data(train_size=120, test_size=50, num_clients=4), LISTS[name](), "last")
-    assert_same_bits(trainer.server.state, plain)
+def test_an_update_has_what_its_client_sent_on_any_number_of_workers(tmp_path):
+    one, two = (fit(tmp_path, [Norms(), Uniform()], devices=n)[0] for n in (1, 2))
+    assert_same_bits(one, two)
 
 
 @pytest.mark.filterwarnings("ignore:skipped")
@@ -119,11 +89,11 @@ def test_a_skipped_client_is_not_among_the_updates(tmp_path):
             return updates
 
     for devices, method in ((1, Ids()), (2, Same())):
-        how = {"callbacks": [Fails()], "on_client_error": "skip", "devices": devices}
+        how = {"callbacks": [Stops(1, client=2)], "on_client_error": "skip", "devices": devices}
         states.append(fit(tmp_path, [method], **how)[0])
     assert seen == [[0, 1, 2, 3], [0, 1, 3], [0, 1, 2, 3]]
     assert_same_bits(*states)
-    assert_same_bits(states[0], fit(tmp_path, [], callbacks=[Fails()], on_client_error="skip")[0])
+    assert_same_bits(states[0], fit(tmp_path, [], callbacks=[Stops(1, client=2)], on_client_error="skip")[0])
 
 
 @pytest.mark.vectorized

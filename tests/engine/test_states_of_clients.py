@@ -1,28 +1,18 @@
 """Methods that give each client a state of its own: what clients receive, and the same bits however they train."""
 
-from typing import ClassVar
-
 import pytest
 import torch
 from helpers.errors import refused
 from helpers.lora import lora_model
-from helpers.runs import (
-    Stops,
-    assert_same_bits,
-    differs,
-    history,
-    plain_sgd_model,
-    small_data,
-    small_trainer,
-)
+from helpers.methods import METHODS, NAMES, Chosen, Shifted
+from helpers.runs import Stops, assert_same_bits, differs, history
+from helpers.runs import train_in_turn as fit
 from helpers.tiers import sample
 
-from fl_lightning import Method, ServerValue, Weighted
-from fl_lightning.callbacks import Callback, PersonalAccuracy
-from fl_lightning.methods import CFL, IFCA, MOON, SCAFFOLD, DPFedAvg, FedAMP, FedBN, FedProx, HetLoRA
-from fl_lightning.utilities.errors import ClientError, SharedStateError
-
-NAMES = ("classifier.weight", "classifier.bias")
+from fl_lightning import Method
+from fl_lightning.callbacks import Callback
+from fl_lightning.methods import DPFedAvg, FedBN, FedProx
+from fl_lightning.utilities.errors import SharedStateError
 
 
 class Global(Method):
@@ -35,43 +25,6 @@ class Global(Method):
 
     def start_state(self, client):
         return {name: value.double() for name, value in client.received.items() if name in NAMES}
-
-
-class Shifted(Method):
-    """Client k starts from the global head plus k hundredths, and learns by which number."""
-
-    def sent_state(self, server, k):
-        return {name: server.state[name].double() + k / 100 for name in NAMES}
-
-    def sent_extras(self, server, k):
-        return {"shift": {"number": k / 100, "tensor": torch.tensor(k / 100)}}
-
-
-class Chosen(Shifted):
-    """Client k adds the number itself, where its loss is lower than with the number subtracted."""
-
-    name = "chosen"
-    memory_keys: ClassVar = {"sign": "what it chose"}
-    signs = ServerValue[dict](lambda server: {})
-
-    def sent_state(self, server, k):
-        return None
-
-    def start_state(self, client):
-        shift, losses = client.extras(self)["shift"]["number"], {}
-        (batch,) = client.batches("chosen", passes=1, fraction=0.01)
-        for sign in (-1, 1):
-            moved = {name: client.received[name] + sign * shift for name in NAMES}
-            losses[sign] = float(client.gradients(at=dict(moved), batch=batch, loss="own").loss)
-        client.scratch(self).sign = sign = min(losses, key=losses.get)
-        return {name: client.received[name] + sign * shift for name in NAMES}
-
-    def on_client_end(self, client):
-        client.memory(self)["sign"] = client.scratch(self).sign
-        return {"sign": {str(client.info.id): Weighted.of(float(client.scratch(self).sign))}}
-
-    def on_round_end(self, server, payload):
-        self.signs = {**self.signs, **{k: float(sign.mean()) for k, sign in payload["sign"].items()}}
 
 
 class Received(Callback):
@@ -87,17 +40,6 @@ class Received(Callback):
         after = client.state()
         for name, change in self.changes[k].items():
             assert torch.equal(after[name].double() - self.states[k][name].double(), change)
-
-
-def names_of(methods):
-    return [method.name for method in methods]
-
-
-def fit(folder, methods, ckpt_path=None, model=plain_sgd_model, **kwargs):
-    trainer = small_trainer(folder, **{"max_rounds": 3, "clients_per_step": 1, "threads_per_worker": 1, **kwargs})
-    data = small_data(train_size=120, test_size=50, num_clients=4)
-    trainer.fit(lora_model() if "hetlora" in names_of(methods) else model(), data, methods, ckpt_path)
-    return {name: value.clone() for name, value in trainer.server.state.items()}, trainer
 
 
 def test_the_global_entries_give_fedavgs_bits_and_bytes(tmp_path):
@@ -137,72 +79,16 @@ def test_the_first_step_has_no_pull_of_fedprox_beside_it(tmp_path, method):
     assert differs(fit(tmp_path, [method()], **two)[0], fit(tmp_path, [method(), FedProx(1.0)], **two)[0])
 
 
-LISTS = {
-    "Shifted, FedProx": lambda: [Shifted(), FedProx(0.1)],
-    "Shifted, SCAFFOLD, MOON": lambda: [SCAFFOLD(), Shifted(), MOON()],
-    "Chosen, FedProx": lambda: [Chosen(), FedProx(0.1)],
-    "FedBN, Shifted": lambda: [FedBN(), Shifted()],
-    "IFCA": lambda: [IFCA(2, 0.5)],
-    "CFL": lambda: [CFL(0.5, 0.5, start=0)],
-    "FedAMP, FedProx": lambda: [FedAMP(weight=0), FedProx(0.1)],
-    "HetLoRA": lambda: [HetLoRA([1, 4, 2])],
-}
-BOTH = sample([*LISTS], "Chosen, FedProx")
-
-
-@pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("name", BOTH)
-def test_workers_and_a_resume_change_no_bit(tmp_path, name):
-    how = {"callbacks": [PersonalAccuracy(every_n_rounds=1, fine_tune_steps=1)]}
-    plain, trainer = fit(tmp_path / "plain", LISTS[name](), **how)
-    two, other = fit(tmp_path / "two", LISTS[name](), devices=2, **how)
-    assert_same_bits(two, plain)
-    assert comparable(other) == comparable(trainer)
-    with pytest.raises(ClientError, match="stopped"):
-        fit(tmp_path / "two", LISTS[name](), callbacks=[*how["callbacks"], Stops(1)])
-    resumed, other = fit(tmp_path / "two", LISTS[name](), "last", **how)
-    assert_same_bits(resumed, plain)
-    assert comparable(other) == comparable(trainer)
-
-
-def comparable(trainer):
-    return [{tag: value for tag, value in row.items() if "memory" not in tag} for row in history(trainer)]
-
-
-class Fails(Callback):
-    def on_client_end(self, trainer, client):
-        if client.info.id == 2 and trainer.server.round == 1:
-            raise ClientError("failed")
+LISTS = "Shifted, FedProx", "Shifted, SCAFFOLD, MOON", "FedBN, Shifted", "IFCA", "CFL", "FedAMP, FedProx", "HetLoRA"
 
 
 @pytest.mark.filterwarnings("ignore:skipped")
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", sample(["Chosen, FedProx", *LISTS], "Chosen, FedProx"))
 def test_a_failed_client_is_skipped_on_any_number_of_workers(tmp_path, name):
-    how = {"callbacks": [Fails()], "on_client_error": "skip"}
-    one, two = (fit(tmp_path, LISTS[name](), devices=n, **how)[0] for n in (1, 2))
+    how = {"callbacks": [Stops(1, client=2)], "on_client_error": "skip"}
+    how |= {"model": lora_model} if name == "HetLoRA" else {}
+    one, two = (fit(tmp_path, METHODS[name](), devices=n, **how)[0] for n in (1, 2))
     assert_same_bits(one, two)
-
-
-@pytest.mark.parametrize("name", BOTH)
-def test_a_visit_is_repeated_to_its_bits(tmp_path, name):
-    _, trainer = fit(tmp_path, LISTS[name](), max_rounds=2)
-    received = Received()
-    fit(tmp_path / "three", LISTS[name](), max_rounds=3, callbacks=[received])
-    again = small_trainer(tmp_path, max_rounds=3, clients_per_step=1, threads_per_worker=1)
-    data = small_data(train_size=120, test_size=50, num_clients=4)
-    path = trainer.run_dir / "checkpoints" / "last.ckpt"
-    model = lora_model() if name == "HetLoRA" else plain_sgd_model()
-    again.replay(model, data, 2, 3, path, LISTS[name]())
-    assert_same_bits(dict(again.client.change), received.changes[3])
-
-
-@pytest.mark.vectorized
-@pytest.mark.parametrize("name", BOTH)
-def test_clients_train_side_by_side_as_one_by_one(tmp_path, name):
-    how = {"precision": "64-true", "max_rounds": 2}
-    alone, beside = (fit(tmp_path, LISTS[name](), clients_per_step=n, **how)[0] for n in (1, 4))
-    for entry, value in alone.items():
-        torch.testing.assert_close(beside[entry], value, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.vectorized

@@ -137,6 +137,14 @@ def test_attacks_are_refused(tmp_path):
         run_here(tmp_path, {**copy.deepcopy(SMALL), "method": ["SignFlip"]})
 
 
+def test_simulated_seconds_and_an_asynchronous_server_are_refused(tmp_path):
+    config = copy.deepcopy(SMALL)
+    config["trainer"]["clock"] = {"class_path": "Clock"}
+    config["trainer"]["asynchronous"] = {"class_path": "Buffered", "init_args": {"concurrency": 2}}
+    with refused("trainer.clock"):
+        run_here(tmp_path, config)
+
+
 def test_the_end_of_a_run_has_a_row_for_each_site(tmp_path, capsys):
     config = copy.deepcopy(SMALL)
     config["data"]["init_args"]["partitioner"] = {"class_path": "IID"}

@@ -216,7 +216,7 @@ OUT_OF_RANGE: dict[str, list[dict[str, object]]] = {
     "LogitAdjustment": [{"tau": -1}, {"floor": -0.1}, {"when": "post_hoc", "prior": "local"}],
     "MultiKrum": [{"f": -1}, {"chosen": 0}],
     "NNM": [{"f": -1}],
-    "NeuralCollapse": [{"every_n_rounds": 0}, {"center": "mean"}],
+    "NeuralCollapse": [{"every_n_rounds": 0}],
     "PFedMe": [{"lambda_": -1}, {"inner_steps": 0}, {"beta": -1}, {"outer_lr": 0}],
     "PerClassAccuracy": [{"every_n_rounds": 0}, {"max_clients": 0}, {"examples": 0}, {"majority": 0}],
     "PerFedAvg": [{"inner_lr": -1}, {"delta": 0}],

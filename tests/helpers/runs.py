@@ -21,13 +21,13 @@ def draw(*shape, seed=0):
 
 
 class Stops(Callback):
-    """Ends the run in a round, after its rows are written and before its checkpoint is."""
+    """Ends the run in a round, after its rows are written and before its checkpoint is, or fails one client of it."""
 
-    def __init__(self, round_):
-        self.round = round_
+    def __init__(self, round_, client=None):
+        self.round, self.client = round_, client
 
     def on_client_end(self, trainer, client):
-        if trainer.server.round == self.round:
+        if trainer.server.round == self.round and self.client in (None, client.info.id):
             raise ClientError("stopped")
 
 
@@ -94,6 +94,14 @@ def train(folder, methods=(), kind="mlp", data=None, model=None, **kwargs):
     """Train a small run; return the final global state and the trainer."""
     trainer = small_trainer(folder, **kwargs)
     trainer.fit(model or small_model(kind), data or small_data(kind), list(methods))
+    return {name: value.clone() for name, value in trainer.server.state.items()}, trainer
+
+
+def train_in_turn(folder, methods=(), ckpt_path=None, model=plain_sgd_model, data=None, **kwargs):
+    """Train clients one after another; return the final global state and the trainer."""
+    trainer = small_trainer(folder, **{"max_rounds": 3, "clients_per_step": 1, "threads_per_worker": 1, **kwargs})
+    data = data() if data else small_data(train_size=120, test_size=50)
+    trainer.fit(model(), data, list(methods), ckpt_path)
     return {name: value.clone() for name, value in trainer.server.state.items()}, trainer
 
 

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from helpers.errors import warned
-from helpers.runs import assert_same_bits, differs, plain_sgd_model, small_data, small_trainer
+from helpers.runs import assert_same_bits, differs, small_data, train_in_turn
 from helpers.softmax_regression import W, X, Y, fit
 from helpers.tiers import sample
 from torch.nn.functional import cross_entropy
@@ -70,11 +70,8 @@ def test_turned_steps_are_the_turned_update_of_one_step_but_not_of_two(tmp_path,
 
 # ---------------------------------------------------------------- laws
 def run(folder, methods, num_clients=6, **kwargs):
-    how = {"max_rounds": 2, "threads_per_worker": 1, "clients_per_step": 1, "weighting": "uniform", **kwargs}
-    trainer = small_trainer(folder, **how)
-    data = small_data(train_size=180, test_size=50, num_clients=num_clients, batch_size=16)
-    trainer.fit(plain_sgd_model(), data, methods)
-    return {name: value.clone() for name, value in trainer.server.state.items()}, trainer
+    data = partial(small_data, train_size=180, test_size=50, num_clients=num_clients, batch_size=16)
+    return train_in_turn(folder, methods, data=data, **{"max_rounds": 2, "weighting": "uniform", **kwargs})
 
 
 @pytest.mark.parametrize("name", sample([*ATTACKS], "SignFlip", "ALIE"))

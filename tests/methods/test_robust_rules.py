@@ -1,11 +1,12 @@
 """Rules for clients that may lie: the values of their papers' formulas, and laws that hold for any updates."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from helpers.errors import warned
-from helpers.runs import assert_same_bits, differs, draw, plain_sgd_model, small_data, small_trainer
+from helpers.runs import assert_same_bits, differs, draw, small_data, train_in_turn
 from helpers.tiers import sample
 from helpers.workers import together
 
@@ -214,11 +215,8 @@ def test_mixing_all_gives_any_rule_the_mean():
 
 
 # ---------------------------------------------------------------- runs
-def fit(folder, methods, **kwargs):
-    trainer = small_trainer(folder, **{"max_rounds": 3, "threads_per_worker": 1, "clients_per_step": 1, **kwargs})
-    data = small_data(train_size=200, test_size=50, num_clients=7, batch_size=16)
-    trainer.fit(plain_sgd_model(), data, methods)
-    return {name: value.clone() for name, value in trainer.server.state.items()}, trainer
+SEVEN = partial(small_data, train_size=200, test_size=50, num_clients=7, batch_size=16)
+fit = partial(train_in_turn, data=SEVEN)
 
 
 NEUTRAL = {

@@ -8,6 +8,7 @@ import torch
 from helpers.beside import SIZES, Normed, assert_near, assert_same_alone, digits, etf, mlp, normed, rows, sgd, trained
 from helpers.errors import assert_names, refused, warned
 from helpers.lora import lora_model
+from helpers.methods import METHODS as LISTS
 from helpers.runs import Stops, assert_same_bits, small_trainer
 from helpers.tiers import sample
 from helpers.tiny import TinyData, TinyModule
@@ -55,6 +56,7 @@ from fl_lightning.methods import (
     FFALoRA,
     FixBN,
     Freeze,
+    HetLoRA,
     LGFedAvg,
     Local,
     LogitAdjustment,
@@ -119,17 +121,23 @@ DEFAULT_METHODS = {
     "IFCA, FedBN": (lambda: [IFCA(2, 0.5), FedBN()], NORMED | SOME),
     "FedAMP, FedProx": (lambda: [FedAMP(start="own"), FedProx(0.1)], MOMENTUM | SOME),
     "LGFedAvg": (lambda: [LGFedAvg(), FedBN()], NORMED | ONE),
+    "Chosen, FedProx": (LISTS["Chosen, FedProx"], SOME),
 }
+ADAPTERS = FedIT, FFALoRA, LoRAProduct, FedExLoRA
 METHODS = DEFAULT_METHODS | {
     "SCAFFOLD by gradients": (lambda: [SCAFFOLD("gradients", weighting="examples")], MOMENTUM),
     "FedUV spectral": (lambda: [FedUV(hinge="square", detach_bandwidth=True, spectral=0.1)], {}),
     "MOON from a random model": (lambda: [MOON(pool_size=2, first="random")], {"max_rounds": 3, **ONE}),
     "Freeze that resets": (lambda: [Freeze(mode="reset_each_round", orthogonal=True)], MOMENTUM),
+    "Shifted, SCAFFOLD, MOON": (LISTS["Shifted, SCAFFOLD, MOON"], SOME),
+    "FedBN, Shifted": (LISTS["FedBN, Shifted"], NORMED | SOME),
+    "HetLoRA": (lambda: [HetLoRA([1, 4, 2])], {"model": lora_model}),
+    **{kind.__name__: (lambda kind=kind: [kind()], {"model": lora_model}) for kind in ADAPTERS},
     "FedBN, SCAFFOLD": (lambda: [FedBN(), SCAFFOLD()], NORMED | SOME),
 }
 
 
-@pytest.mark.parametrize("name", sample([*METHODS], *DEFAULT_METHODS))
+@pytest.mark.parametrize("name", sample([*METHODS], *DEFAULT_METHODS, *(kind.__name__ for kind in ADAPTERS)))
 def test_a_method_gives_side_by_side_what_it_gives_one_by_one(tmp_path, name):
     methods, how = METHODS[name]
     assert_same_alone(tmp_path, methods=methods, **how)
@@ -364,7 +372,7 @@ def refused_by_torch(name):
     return refused("trainer.clients_per_step=4", word) if word and torch.__version__ < "2.7" else nullcontext()
 
 
-@pytest.mark.filterwarnings("ignore:A batch has parts of several lengths")  # of many things
+@pytest.mark.filterwarnings("ignore:Trying to infer")  # of many things
 @pytest.mark.parametrize("name", sample([*MODELS], *DEFAULT_MODELS))
 def test_a_model_gives_side_by_side_what_it_gives_one_by_one(tmp_path, name):
     with refused_by_torch(name):
@@ -787,9 +795,3 @@ class NoisyRows(TensorDataset):
 @pytest.mark.parametrize("how", [{"model": Dropped}, {"data": partial(rows, kind=Noisy)}], ids=["layer", "data"])
 def test_auto_trains_clients_that_draw_random_numbers_one_by_one(tmp_path, how):
     assert_one_by_one(tmp_path, "random numbers", **how)
-
-
-@pytest.mark.parametrize("method", [FedIT, FFALoRA, LoRAProduct, FedExLoRA])
-def test_adapters_train_side_by_side_as_one_by_one(tmp_path, undrawn, monkeypatch, method):
-    monkeypatch.setattr(group_size, "LEAST_CLIENTS", 2)
-    assert_same_alone(tmp_path, methods=lambda: [method()], model=lora_model)

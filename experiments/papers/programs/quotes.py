@@ -29,7 +29,7 @@ from scipy.stats import spearmanr
 from fl_lightning.bench import Cell, Suite
 from fl_lightning.bench.comparison import Comparison, suite_comparison
 from fl_lightning.bench.results import CellResult
-from fl_lightning.bench.shows import SHOWS, Last, RunNumber
+from fl_lightning.bench.shows import SHOWS, ComparedRun, Last
 from fl_lightning.bench.statistics import Difference, decision, paired_difference, verdict
 from fl_lightning.storage.metric_format import fixed
 from fl_lightning.utilities.errors import require
@@ -216,10 +216,10 @@ class Stored:
     def _quotes(self, show: str | None, k: int | None, labels: Mapping[str, object]) -> list[Quote]:
         comparison = self._comparison(show or self.suite.tables[0].show.name, k)
         wanted = {axis: str(label) for axis, label in labels.items()}
-        alike: dict[tuple[str, ...], list[RunNumber]] = {}
+        alike: dict[tuple[str, ...], list[ComparedRun]] = {}
         for number in comparison.numbers:
-            if wanted.items() <= number.run.labels.items():
-                alike.setdefault(tuple(number.run.labels.values()), []).append(number)
+            if wanted.items() <= number.labels.items():
+                alike.setdefault(tuple(number.labels.values()), []).append(number)
         return [self._quote(numbers, comparison) for numbers in alike.values()]
 
     def _compare(self, show: str, k: int | None) -> Comparison:
@@ -230,8 +230,8 @@ class Stored:
         return suite_comparison(self.suite, table, self.cells, self.results)
 
     @staticmethod
-    def _quote(numbers: list[RunNumber], comparison: Comparison) -> Quote:
-        labels, table = numbers[0].run.labels, comparison.table
+    def _quote(numbers: list[ComparedRun], comparison: Comparison) -> Quote:
+        labels, table = numbers[0].labels, comparison.table
         row, column = (tuple(labels[axis] for axis in axes) for axes in (table.rows, table.columns))
         entry = comparison.entries[row, column]
         verdict = entry.verdict or (decision(entry.difference) if entry.difference else "")
@@ -239,14 +239,14 @@ class Stored:
             verdict = verdict and "undecided"
         return Quote(
             labels,
-            {number.run.seed: number.value for number in numbers if number.value is not None},
-            {number.run.seed: number.pair[0] - number.pair[1] for number in numbers if number.pair},
+            {number.seed: number.value for number in numbers if number.value is not None},
+            {number.seed: number.pair[0] - number.pair[1] for number in numbers if number.pair},
             entry.difference,
             verdict,
             entry.seeds,
             entry.published[0] if entry.published else None,
             entry.published_difference,
-            {number.run.seed: number.run.result for number in numbers if number.state == "done"},
+            {number.seed: number.result for number in numbers if number.state == "done"},
             entry.baseline,
             entry.student.interval if entry.student else None,
             entry.holm,

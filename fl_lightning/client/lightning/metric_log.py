@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from copy import copy
-from functools import cache
 from numbers import Number
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
@@ -417,23 +417,11 @@ class LoggedValue:
 
 
 def size_of_batch(batch: Any) -> int | None:
-    """The size of a batch by Lightning's rule: the length of the first tensor in it; None without one.
-
-    It warns, once in a process, where there are several lengths.
-    """
-    sizes = list(extract_batch_sizes(batch))
-    size = next((length for length in sizes if length is not None), None)
-    if size is not None and any(length != size for length in sizes[sizes.index(size) :]):
-        _warn_of_ambiguous_size()
-    return size
-
-
-@cache
-def _warn_of_ambiguous_size() -> None:
-    rank_zero_warn(
-        "A batch has parts of several lengths, or without a length: logged values are weighted by the length of its "
-        "first tensor; pass batch_size to self.log"
-    )
+    """The size of a batch by Lightning's rule: the length of the first tensor in it; None without one."""
+    try:
+        return extract_batch_size(batch)
+    except MisconfigurationException:
+        return None
 
 
 def count_examples(batch: Any, size: int | None = None) -> int:

@@ -35,6 +35,8 @@ from fl_lightning.storage.hyperparameters import plain_arguments
 from fl_lightning.training.patching import patched
 from fl_lightning.utilities.errors import UsageError, count, text_of, truncate
 
+# steps of an asynchronous server whose versions are counted, at most
+MOST_STEPS = 1000
 # batches to which the measured visit is cut
 BATCHES = 4
 SPECTRA = "add --trainer.callbacks+=SpectrumMonitor, which reads the taps representation and logits"
@@ -197,7 +199,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
     client_memory = min(number * state / run.workers.size, client.memories().limit)
     up = update.num_bytes + sum(entry.num_bytes for entry in sums)
     in_round = visit * cohort_size / run.workers.size
-    kept = run.versions.most_kept(range(done, run.trainer.max_rounds))
+    num_versions = run.versions.most_kept(range(done, min(run.trainer.max_rounds, done + MOST_STEPS)))
     return {
         "bytes": {"down": cohort_size * broadcast_bytes(run, [k])[k], "up": cohort_size * up},
         # tensors of an update, without weight and logged values
@@ -205,7 +207,7 @@ def costs(run: Run, done: int, cohort_size: int, batches: list[int]) -> Outline:
         # of the cohort on a worker, where a method's server hooks see them one by one
         "updates": bytes_of_updates(run, cohort_size),
         # of an asynchronous run: versions of what travels that are kept at a time, at most
-        "versions": {"number": kept, "bytes": kept * broadcast_bytes(run, [k])[k]},
+        "versions": {"number": num_versions, "bytes": num_versions * broadcast_bytes(run, [k])[k]},
         "client_state": {"each": state, "all": number * state},
         "memory": {"worker": int(peak + client_memory) if peak else None, "clients": int(client_memory)},
         "seconds": {"visit": visit, "round": in_round, "run": in_round * rounds},

@@ -59,10 +59,11 @@ def sends_states(run: Run) -> bool:
     return bool(run.methods.overriding("sent_state") or run.methods.overriding("start_state"))
 
 
-def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None = None) -> dict[str, float]:
+def evaluate_and_observe(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None) -> dict[str, float]:
     """Return the metrics of the module or of a checkpoint: its global model, or means over the clients' own models.
 
-    Of a run with both, the means begin with ``personal/``.
+    Of a run with both, the means begin with ``personal/``. The metrics include the values of callbacks, which see the
+    model as the global one.
     """
     hint = "train with data.val_fraction=0.1" if hasattr(run.data, "val_fraction") else f"define {phase}_dataloader"
     require(run.evaluator.has_data(phase), "data", type(run.data).__name__, f"it has no {phase} data; {hint}")
@@ -70,7 +71,7 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: P
     require(step_name(module, phase) is not None, "model", type(module).__name__, f"it has no {name}; define one")
     personal = load_to_evaluate(run, ckpt_path, weights)
     state = run.client.state()
-    metrics = {} if personal else run.evaluator.evaluate_global_model(phase, state, observed=False, keeps=True)
+    metrics = {} if personal else run.evaluator.evaluate(phase, state, observed=False, keeps=True)
     if personal or (run.methods.personalizes and run.client.memories().owners):
         parts = run.runner.place_models(run)
         means = run.evaluator.means(run.runner.evaluate_models(run, phase, state, parts, observed=False))
@@ -83,7 +84,14 @@ def evaluate_once(run: Run, phase: str, ckpt_path: str | Path | None, weights: P
             f"method={run.methods.names}: the file has entries of {count(len(personal), 'client')}; {hint}"
         )
     check_metrics(run, metrics, phase)
-    return metrics
+    run.metrics.update(metrics)
+    hook = "on_evaluation_command_end"
+    overrides = [getattr(type(callback), hook, None) for callback in run.callbacks]
+    if any(override not in (None, getattr(Callback, hook)) for override in overrides):
+        run.server.assign(run.client.state())
+        run.methods.on_fit_start(run.server)  # sets the methods' server values to their initial ones
+        run.call(hook, phase=phase)
+    return run.metrics.current
 
 
 def predict_once(
@@ -158,16 +166,3 @@ def predicted(run: Run, loader: ClientLoader, index: int, number: int) -> list[A
                 run.worker_module.call("on_predict_batch_end", output, batch, batch_idx, *loader_index)
             outputs.append(on_cpu(output))
     return outputs
-
-
-def evaluate_and_observe(run: Run, phase: str, ckpt_path: str | Path | None, weights: Path | None) -> dict[str, float]:
-    """Return the metrics of a model and the values of callbacks, which see it as the global model."""
-    run.metrics.update(evaluate_once(run, phase, ckpt_path, weights))
-    hook = "on_evaluation_command_end"
-    overrides = [getattr(type(callback), hook, None) for callback in run.callbacks]
-    if any(override not in (None, getattr(Callback, hook)) for override in overrides):
-        if not sends_states(run):
-            run.server.assign(run.client.state())
-            run.methods.on_fit_start(run.server)  # sets the methods' server values to their initial ones
-        run.call(hook, phase=phase)
-    return run.metrics.current

@@ -38,29 +38,52 @@ class Evaluator:
         self.client, self.loaders, self.workers, self.call = client, loaders, workers, call
         self.worker_module = client.worker_module
 
-    def evaluate_global_model(
+    @torch.no_grad()
+    def evaluate(
         self,
         phase: str,
         state: State,
         observed: bool = True,
+        client: int | None = None,
         data_of: int | None = None,
         domain: str | None = None,
         keeps: bool = False,
     ) -> dict[str, float]:
-        """Return the metrics of ``state`` by tag, on the data of client ``data_of`` or of a domain, or on all data.
+        """Return the metrics of a state by tag, in eval mode; empty without data.
 
-        If ``observed``, callbacks see each batch. If it ``keeps`` attributes, the user's module has them after the run.
-        Without data, the result is empty.
+        Args:
+            phase: ``val`` or ``test``.
+            state: the global model, or that of a ``client``.
+            observed: whether callbacks see each batch.
+            client: id of the client whose own model it is; None for the global model.
+            data_of: id of the client on whose data it is evaluated; None for all.
+            domain: the domain on whose data it is evaluated; None for all.
+            keeps: whether the user's module has the attributes set meanwhile after the run.
         """
         self.worker_module.load(state)
-        return self._evaluate(phase, self.loaders.evaluation(phase, data_of, domain), observed, keeps=keeps)
+        loaders, step = self.loaders.evaluation(phase, data_of, domain), step_name(self.client.module, phase)
+        if not loaders or step is None:
+            return {}
 
-    def evaluate_local_model(
-        self, phase: str, state: State, k: int, entries: State, observed: bool = True
-    ) -> dict[str, float]:
-        """Return the metrics of client ``k``'s personalized model, ``state`` updated by its ``entries``."""
-        self.worker_module.load({**state, **entries})
-        return self._evaluate(phase, self.loaders.evaluation(phase), observed, k)
+        def observe(batch: Any) -> None:
+            taps = self.worker_module.taps.values
+            self.call("on_evaluation_batch_end", phase=phase, batch=batch, targets=targets_of(batch), taps=taps)
+
+        loop = EvaluationLoop(self.client, self.loaders, self.workers, phase, step, observe if observed else None)
+        self.worker_module.trainer_shim.evaluated_batches = [*map(self.loaders.length, loaders)]
+        if observed and phase == "val":
+            # Lightning calls this hook within a fit only
+            self.worker_module.call("on_validation_model_zero_grad")
+        # without sharing, every worker runs all batches
+        with self.worker_module.evaluating(STAGES[phase]), self.workers.local_only(not loop.shared):
+            values = loop.run(loaders)
+            if observed and client is None:
+                self.worker_module.evaluated = self.worker_module.logged.callback_metrics()
+            if observed:
+                self.call("on_evaluation_end", phase=phase, client=client)
+            if keeps:
+                self.worker_module.keep_attributes(self.workers.size)
+        return {tagged(phase, name): value for name, value in values.items()}
 
     def means(self, metrics: Iterable[dict[str, float]]) -> dict[str, float]:
         """Return the mean metrics over the clients of all workers; each worker passes its clients' metrics.
@@ -100,35 +123,6 @@ class Evaluator:
     def has_data(self, phase: str) -> bool:
         """Return whether this phase has data."""
         return bool(self.loaders.evaluation(phase))
-
-    @torch.no_grad()
-    def _evaluate(
-        self, phase: str, loaders: list[ClientLoader], observed: bool, client: int | None = None, keeps: bool = False
-    ) -> dict[str, float]:
-        """Return the metrics of the loaded state by tag, in eval mode."""
-        step = step_name(self.client.module, phase)
-        if not loaders or step is None:
-            return {}
-
-        def observe(batch: Any) -> None:
-            taps = self.worker_module.taps.values
-            self.call("on_evaluation_batch_end", phase=phase, batch=batch, targets=targets_of(batch), taps=taps)
-
-        loop = EvaluationLoop(self.client, self.loaders, self.workers, phase, step, observe if observed else None)
-        self.worker_module.trainer_shim.evaluated_batches = [*map(self.loaders.length, loaders)]
-        if observed and phase == "val":
-            # Lightning calls this hook within a fit only
-            self.worker_module.call("on_validation_model_zero_grad")
-        # without sharing, every worker runs all batches
-        with self.worker_module.evaluating(STAGES[phase]), self.workers.local_only(not loop.shared):
-            values = loop.run(loaders)
-            if observed and client is None:
-                self.worker_module.evaluated = self.worker_module.logged.callback_metrics()
-            if observed:
-                self.call("on_evaluation_end", phase=phase, client=client)
-            if keeps:
-                self.worker_module.keep_attributes(self.workers.size)
-        return {tagged(phase, name): value for name, value in values.items()}
 
 
 def check_loader_index(module: LightningModule, hooks: Iterable[Any], number: int) -> None:
