@@ -47,7 +47,7 @@ def test_a_config_is_parsed(case):
 def test_every_folder_of_configs_is_known():
     """Suites, and the fragments of which they are made, are parsed by tests/bench/test_suites.py."""
     folders = {path.relative_to(CONFIGS).parts[0] for path in CONFIGS.rglob("*.yaml") if path.name != "suite.yaml"}
-    assert folders == {*BASE, "smoke", "papers"}
+    assert folders == {*BASE, "smoke", "papers", "leaderboard"}
 
 
 @pytest.mark.parametrize("folder", ["smoke", "methods"])

@@ -16,8 +16,8 @@ def packaged_config(name: str | Path) -> Path | None:
     Paths in a copy of the repository, such as ``experiments/smoke/feduv.yaml``, are names as well, and the name of a
     folder is that of its ``suite.yaml``.
     """
-    configs, short = named_configs(), short_name(name)
-    return configs.get(short) or configs.get(f"{short}/suite")
+    configs, target = named_configs(), short_name(name)
+    return configs.get(target) or configs.get(f"{target}/suite")
 
 
 def short_name(path: str | Path) -> str:

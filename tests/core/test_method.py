@@ -13,10 +13,12 @@ from torch.optim import SGD
 from fl_lightning import Method, Server, ServerValue, Weighted, methods
 from fl_lightning.core.method import MethodList
 from fl_lightning.methods import (
+    IFCA,
     SCAFFOLD,
     CenteredClipping,
     DeCov,
     DPFedAvg,
+    FedAMP,
     FedDyn,
     FedExP,
     FedNova,
@@ -101,6 +103,9 @@ NUMBERS = {
     # and whether each class has a prototype, in a byte
     "FedProto": ([FedProto()], CLASSES * WIDTH + CLASSES / 4, CLASSES * WIDTH),
     "CenteredClipping": ([CenteredClipping()], P, P),
+    "FedAMP": ([FedAMP()], P, P),
+    # the second model, and the choice
+    "IFCA": ([IFCA(2)], 2 * P, P + 1),
     "a number": ([Drifts()], P + 1, P + 1),
 }
 
