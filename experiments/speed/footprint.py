@@ -63,9 +63,9 @@ WAITS = (0, 8, 16)
 SENT = ("FedBABU", "FedBN", "FedDisco", "FedExP", "FedNova", "FedPer", "FedRep", "FedRoD", "Freeze")
 COPIES = ("MOON", "FedCKA", "FedNTD", "FedVLS", "Ditto", "APFL", "PFedMe", *SENT)
 MEMORY = {"SCAFFOLD": 16, "FedDyn": 19, **dict.fromkeys(COPIES, 13)}
-MEMORY |= {"FedSAM": 10, "FedASAM": 10, "PerFedAvg": 10, "FedALA": 11, "FedAS": 14, "IFCA": 19, "CFL": 15, "FedAMP": 20}
+MEMORY |= {"FedSAM": 10, "FedASAM": 10, "PerFedAvg": 10, "FedALA": 11, "FedAS": 14, "IFCA": 19, "FedAMP": 20}
 # the round of a method whose server sums the clients of each cluster waits for each entry of the state
-WAITS_OF = {"IFCA": (0, 8, 80), "CFL": (0, 8, 32)}
+WAITS_OF = {"IFCA": (0, 8, 80)}
 # other devices do without the search for low bits, and FedUV's matrix products
 ONLY_ON_CPU = ("core/exact_sum.py _add_chunk", "functional/uniformity.py _squared_distances")
 

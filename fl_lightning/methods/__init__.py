@@ -4,7 +4,6 @@
 from fl_lightning.methods.alie import ALIE as ALIE
 from fl_lightning.methods.apfl import APFL
 from fl_lightning.methods.centered_clipping import CenteredClipping as CenteredClipping
-from fl_lightning.methods.cfl import CFL
 from fl_lightning.methods.coordinate_median import CoordinateMedian as CoordinateMedian
 from fl_lightning.methods.decov import DeCov
 from fl_lightning.methods.ditto import Ditto
@@ -67,7 +66,6 @@ from fl_lightning.methods.trimmed_mean import TrimmedMean as TrimmedMean
 
 __all__ = [
     "APFL",
-    "CFL",
     "IFCA",
     "MOON",
     "SCAFFOLD",

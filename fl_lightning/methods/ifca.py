@@ -21,11 +21,11 @@ from fl_lightning.core.client_context import ClientContext
 from fl_lightning.core.method import ServerValue
 from fl_lightning.core.seeding import torch_rng
 from fl_lightning.core.server import Server
-from fl_lightning.core.state import State
+from fl_lightning.core.state import State, select
 from fl_lightning.core.updates import Updates
 from fl_lightning.core.weighted import Weighted
 from fl_lightning.data.client_loaders import leaves_of
-from fl_lightning.methods.aggregation_rule import AggregationRule, move_models
+from fl_lightning.methods.aggregation_rule import AggregationRule
 from fl_lightning.methods.fedas import evaluating
 from fl_lightning.utilities.errors import ClientError, require
 
@@ -122,9 +122,25 @@ class IFCA(AggregationRule):
         if not self.clustered:
             return updates.combined(updates.weights, mean=True)
         choices = torch.tensor([int(update.payload["choice"].mean()) for update in updates.values()])
-        weights = {}
-        for c in range(self.clusters):
-            server.metrics[f"ifca/clients/{c}"] = float((choices == c).sum())
-            weights[str(c)] = (choices == c) * updates.weights
-        result, self.models = move_models(server, updates, self.models, weights, self.clustered)
+        is_chosen = choices == torch.arange(self.clusters)[:, None]
+        # the last row is of all clients, for shared entries
+        weights = torch.cat([is_chosen * updates.weights, updates.weights[None]])
+        moves, result = weights.any(1).tolist(), dict[str, Tensor]()
+        # without recomputed statistics of BatchNorm, which are the same for all models
+        names = [name for name in self.clustered if name in updates.entries]
+        models = {c: select(model, names) for c, model in self.models.items()} | {"0": select(server.state, names)}
+        for name, means in updates.combined(weights, mean=True).items():
+            result[name] = means[-1]
+            if name not in names:
+                continue
+            for c in range(self.clusters):
+                before = models[str(c)][name]
+                value = before.double() + means[c] if name in updates.names else means[c]
+                models[str(c)][name] = value.to(before.dtype) if moves[c] else before
+            # no change of a parameter is left for the server optimizer
+            result[name] = torch.zeros_like(means[-1]) if name in updates.names else models["0"][name].double()
+        for c, number in enumerate(is_chosen.sum(1).tolist()):
+            server.metrics[f"ifca/clients/{c}"] = number
+        server.assign(models.pop("0"))
+        self.models = models
         return result

@@ -22,7 +22,7 @@ from fl_lightning.utilities.errors import ClientError
 
 ROUND, K = 1, 3
 RECORDED = ["SCAFFOLD", "MOON", "FedDyn", "FedBN", "Chosen, FedProx"]
-RECEIVED = ["SCAFFOLD", "Chosen, FedProx", "FedBN, Shifted", "IFCA", "CFL", "FedAMP, FedProx", "HetLoRA"]
+RECEIVED = ["SCAFFOLD", "Chosen, FedProx", "FedBN, Shifted", "IFCA", "FedAMP, FedProx", "HetLoRA"]
 small_data = partial(runs.small_data, train_size=120, test_size=30)
 # threads of each visit, and the round of each step, recorded outside of restored state
 _threads, _steps = [], []

@@ -79,7 +79,7 @@ def test_the_first_step_has_no_pull_of_fedprox_beside_it(tmp_path, method):
     assert differs(fit(tmp_path, [method()], **two)[0], fit(tmp_path, [method(), FedProx(1.0)], **two)[0])
 
 
-LISTS = "Shifted, FedProx", "Shifted, SCAFFOLD, MOON", "FedBN, Shifted", "IFCA", "CFL", "FedAMP, FedProx", "HetLoRA"
+LISTS = "Shifted, FedProx", "Shifted, SCAFFOLD, MOON", "FedBN, Shifted", "IFCA", "FedAMP, FedProx", "HetLoRA"
 
 
 @pytest.mark.filterwarnings("ignore:skipped")

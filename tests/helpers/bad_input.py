@@ -187,7 +187,6 @@ OUT_OF_RANGE: dict[str, list[dict[str, object]]] = {
     "EarlyStopping": [{"monitor": "loss", **bad} for bad in ({"mode": "up"}, {"patience": -1}, {"min_delta": -0.1})],
     "Embedding": [{"every_n_rounds": 0}, {"examples": 7}, {"classes": []}, {"perplexity": 0}],
     "FedALA": [{"layers": -1}, {"rate": -1}, {"sample": 0}, {"window": 1}, {"threshold": -1}],
-    "CFL": [{"eps1": 2}, {"eps1": -1}, {"least": 1}, {"start": -1}],
     "FedAMP": [
         *({"a": 0}, {"sigma": 0}, {"weight": -1}, {"heuristic": True, "sigma": -1}),
         *({"heuristic": True, "own": 2}, {"own": 0.5}),

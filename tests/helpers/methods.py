@@ -63,7 +63,6 @@ METHODS = {
     "Shifted, FedProx": lambda: [Shifted(), methods.FedProx(0.1)],
     "Shifted, SCAFFOLD, MOON": lambda: [methods.SCAFFOLD(), Shifted(), methods.MOON()],
     "Chosen, FedProx": lambda: [Chosen(), methods.FedProx(0.1)],
-    "CFL": lambda: [methods.CFL(0.5, 0.5, start=0)],
     "FedBN, Shifted": lambda: [methods.FedBN(), Shifted()],
     "IFCA": lambda: [methods.IFCA(2, 0.5)],
     "FedAMP, FedProx": lambda: [methods.FedAMP(weight=0), methods.FedProx(0.1)],

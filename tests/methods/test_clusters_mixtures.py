@@ -1,4 +1,4 @@
-"""Clusters of IFCA and CFL, and FedAMP's mixtures: laws, then the values of the papers' formulas."""
+"""IFCA's clusters and FedAMP's mixtures: laws, then the values of the papers' formulas."""
 
 import math
 from functools import partial
@@ -16,7 +16,6 @@ from fl_lightning import Method
 from fl_lightning.callbacks import Callback, PersonalAccuracy
 from fl_lightning.core.server import Server
 from fl_lightning.methods import (
-    CFL,
     IFCA,
     MOON,
     SCAFFOLD,
@@ -35,7 +34,6 @@ from fl_lightning.methods import (
     Local,
     TrimmedMean,
 )
-from fl_lightning.methods.cfl import two_groups
 from fl_lightning.models import MLP, ImageClassifier
 from fl_lightning.optim import FedAdam
 
@@ -158,56 +156,6 @@ def test_a_loss_that_is_nan_is_a_failure_of_the_client(tmp_path):
     values = [1.0, math.nan, 3.0]
     _, trainer = numbers(tmp_path, [Begins(0.0, 2.0)], values, on_client_error="skip")
     assert trainer.metrics["clients/failed"] == 1 and trainer.metrics["clients"] == 2
-
-
-# ---------------------------------------------------------------- laws of CFL
-def test_without_a_split_cfl_is_fedavg_of_equal_weights_bit_for_bit(tmp_path):
-    plain = fit(tmp_path, [], weighting="uniform")[0]
-    for method in (CFL(0), CFL(start=3)):
-        assert_same_bits(fit(tmp_path, [method])[0], plain)
-
-
-def test_the_best_split_has_the_least_similarity_between_its_parts_of_all():
-    for seed in range(5):
-        rows = torch.randn(7, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        similarity = torch.nn.functional.normalize(rows) @ torch.nn.functional.normalize(rows).T
-        largest = {}
-        for half in range(1, 2**6):
-            members = [row for row in range(7) if half >> row & 1]
-            rest = [row for row in range(7) if row not in members]
-            largest[tuple(members)] = similarity[members][:, rest].max().item()
-        split = two_groups(similarity)
-        assert sorted([*split[0], *split[1]]) == [*range(7)]
-        assert similarity[split[0]][:, split[1]].max().item() == min(largest.values())
-
-
-def test_opposite_clients_split_exactly_and_equal_ones_never(tmp_path):
-    values = [-5.0, 5.0, -5.0, 5.0]
-    _, trainer = numbers(tmp_path, [CFL(0.1, 0.2, start=1)], values, max_rounds=300)
-    method = trainer.methods.methods[0]
-    assert method.clusters["0"] == method.clusters["2"] != method.clusters["1"] == method.clusters["3"]
-    assert trainer.metrics["cfl/clusters"] == 3
-    for k, value in enumerate(values):
-        assert method.models[str(method.clusters[str(k)])]["y"].item() == pytest.approx(value)
-    # in round 1 the global model had not moved
-    assert trainer.server.state["y"].item() == 0
-    _, trainer = numbers(tmp_path, [CFL(1e-9, 1e-9, start=0)], [3.0] * 4, max_rounds=5)
-    assert trainer.metrics["cfl/clusters"] == 1
-
-
-def test_clients_that_were_not_drawn_stay_in_the_first_cluster_with_the_global_model(tmp_path):
-    class Looks(Callback):
-        def on_last_round_end(self, trainer):
-            self.models = [trainer.personal_state(k)["y"].item() for k in range(4)]
-
-    looks, drawn = Looks(), [[0, 1, 2], [0, 2, 3]]
-    how = {"sampler": lambda seed, round_, number, size: drawn[round_], "cohort_size": 3, "callbacks": [looks]}
-    method = CFL(0.5, 1.0, start=0)
-    numbers(tmp_path, [method], [-20.0, 11.0, 9.0, 4.0], max_rounds=2, **how)
-    clusters = method.clusters
-    assert clusters["1"] == clusters["2"] != clusters["0"] and "3" not in clusters
-    # from 0, by a tenth of the way to the mean of the clients of each round
-    assert looks.models == pytest.approx([-3.8, 1.8, 1.8, 0.4])
 
 
 # ---------------------------------------------------------------- laws of FedAMP
@@ -394,23 +342,10 @@ def test_the_worked_example_of_the_clusters(tmp_path):
     assert_near(trainer.methods.methods[0].models["1"]["head.weight"], one)
 
 
-@pytest.mark.parametrize(("split", "clusters"), [("optimal", ["013", "2"]), ("complete", ["03", "12"])])
-def test_the_worked_example_of_a_split(tmp_path, split, clusters):
-    """The mean change has the norm .0296, and the largest change .0661."""
-    for arguments, splits in {(0.03, 0.066): True, (0.029, 0.066): False, (0.03, 0.067): False}.items():
-        method = CFL(*arguments, start=0, split=split)
-        fit_softmax(tmp_path, [method], "ABC", added=D, local_steps=1, clients_per_step=1)
-        halves = {}
-        for k, c in method.clusters.items():
-            halves[c] = halves.get(c, "") + k
-        assert sorted(halves.values()) == (clusters if splits else [])
-
-
 # ---------------------------------------------------------------- together
 TOGETHER = {
     "IFCA": lambda: [IFCA(2, 0.5), FedProx(0.1), MOON(), FedBN()],
     "IFCA, FedDisco": lambda: [IFCA(2, 0.5), FedDisco(), FedLC()],
-    "CFL": lambda: [CFL(0.5, 0.5, start=0), FedBN(), FedProx(0.1), FedLC()],
     "FedAMP": lambda: [FedAMP(), FedBN(), FedSAM(), FedDecorr()],
 }
 
@@ -435,7 +370,7 @@ CONFLICTS = {
 
 @pytest.mark.filterwarnings("ignore:.*the sums of what its clients send pass by")
 @pytest.mark.parametrize("other", CONFLICTS)
-@pytest.mark.parametrize("kind", [IFCA, FedAMP, CFL])
+@pytest.mark.parametrize("kind", [IFCA, FedAMP])
 def test_what_does_not_fit_together_is_refused_before_round_0(tmp_path, kind, other):
     with refused(kind.__name__) as caught:
         fit(tmp_path, CONFLICTS[other](kind), model=small)
