@@ -59,7 +59,7 @@ GROUPS = {
 }
 
 INDEX = """\
-# Methods: computations, and differences from the papers
+# Methods
 
 The methods combine [as a list](composing.md#methods), and a coefficient of 0 gives FedAvg, bit for bit, unless stated
 otherwise. [Another table](libraries.md) shows which libraries have them. Each name leads to the method's equation,
@@ -101,10 +101,17 @@ compare. *Worst tenth*: the mean over the worst tenth of the clients, here one o
 variability within classes relative to the variability between them; 0 is collapse. The seconds are medians over the
 seeds, without evaluation, on a machine that did other work at the same time, so that a factor of two may be noise:
 [speed](speed.md#what-a-method-costs) has quiet ones.
+
+```{toctree}
+:hidden:
+{% for group in groups %}
+methods_{{ group }}
+{%- endfor %}
+```
 """
 
 PAGE = """\
-# {{ title }}: methods and their differences from the papers
+# {{ title }}
 
 {{ content }}
 [All methods](methods.md) stand in one table, with their costs and accuracies.

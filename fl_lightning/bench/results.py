@@ -63,12 +63,12 @@ def waiting(cell: Cell) -> CellResult:
 
 def changed_code(results: Mapping[str, CellResult]) -> dict[str, list[str]]:
     """Return the modules that have changed or disappeared since finished cells ran, by digest of the cell."""
-    present, changed = dict[str, str | None](), dict[str, list[str]]()
+    digests, changed = dict[str, str | None](), dict[str, list[str]]()
     for digest, result in results.items():
         for module, of_run in (result.code or {}).items() if result.state == "done" else ():
-            if module not in present:
-                present[module] = digest_now(module)
-            if present[module] != of_run:
+            if module not in digests:
+                digests[module] = digest_now(module)
+            if digests[module] != of_run:
                 changed.setdefault(digest, []).append(module)
     return changed
 

@@ -290,12 +290,12 @@ def load_results(study: Study, cells: Sequence[Cell], results: Mapping[str, Cell
             continue
         result = results[digest]
         final = result.values[max(result.values)]
-        stored = {key: getattr(result, key) for key in KEPT_OF_RESULT}
+        kept_attributes = {key: getattr(result, key) for key in KEPT_OF_RESULT}
         study.add_trial(
             create_trial(
                 value=worst if math.isnan(final) else final,  # Optuna takes no nan
                 intermediate_values=dict(result.values),
-                user_attrs={**attributes_of(loadable[digest]), "result": stored},
+                user_attrs={**attributes_of(loadable[digest]), "result": kept_attributes},
             )
         )
         num_new += 1
@@ -330,13 +330,13 @@ def result_of_trial(cell: Cell, trial: FrozenTrial | None) -> CellResult:
         return waiting(cell)
     states: Mapping[TrialState, CellState]
     states = {TrialState.COMPLETE: "done", TrialState.FAIL: "failed", TrialState.RUNNING: "running"}
-    stored: Mapping[str, Any] = trial.user_attrs.get("result", {})
-    values = stored.get("values") or trial.intermediate_values
+    kept_attributes: Mapping[str, Any] = trial.user_attrs.get("result", {})
+    values = kept_attributes.get("values") or trial.intermediate_values
     return replace(
         waiting(cell),
         state=states.get(trial.state, "waiting"),
         reason=trial.user_attrs.get("reason", ""),
         scale=trial.user_attrs.get("scale", cell.scale),
-        **{key: stored[key] for key in KEPT_OF_RESULT[1:] if key in stored},
+        **{key: kept_attributes[key] for key in KEPT_OF_RESULT[1:] if key in kept_attributes},
         values={int(round_): float(value) for round_, value in values.items()},
     )

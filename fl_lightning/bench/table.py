@@ -185,8 +185,8 @@ def ours(entry: TableEntry, comparison: Comparison, marks: tuple[str, ...]) -> S
     if entry.ours.deviation is not None and not entry.bound:
         text += f" ± {number_text(entry.ours.deviation, comparison)}"
     if comparison.criteria.decide is not None:
-        begun = [text_of_state for text_of_state in pending if "waiting" not in text_of_state]
-        text += f" ({', '.join([count(entry.ours.n, 'seed'), *begun])})"
+        states_of_begun = [text_of_state for text_of_state in pending if "waiting" not in text_of_state]
+        text += f" ({', '.join([count(entry.ours.n, 'seed'), *states_of_begun])})"
     elif entry.ours.n < entry.cells:
         text += f" ({', '.join([f'{entry.ours.n} of {entry.cells} seeds', *pending])})"
     signs = [DAGGER] if entry.scale != 1 else []

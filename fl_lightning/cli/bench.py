@@ -22,7 +22,7 @@ from fl_lightning.bench.cell import file_part
 from fl_lightning.bench.cells_csv import read_cells
 from fl_lightning.bench.comparison import compared_runs, unequal_settings
 from fl_lightning.bench.config_fragments import Fragment, config_digest, fragments_of, look_up
-from fl_lightning.bench.leaderboard import standings, with_rows, with_tuning, write_leaderboard
+from fl_lightning.bench.leaderboard import standings, with_rows, write_leaderboard
 from fl_lightning.bench.results import CellResult, changed_code
 from fl_lightning.bench.scheduler import Scheduler, SuiteStudy
 from fl_lightning.bench.sequential_stopping import paired_cells, pending_cells, shown_cells
@@ -144,7 +144,7 @@ def tuned_rows(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragme
         space = yaml.safe_load(f"[{numbers}]") if equals else []
         require(bool(space), "--tune", text, "give a key and its values, such as mu=0.1,1,10")
         values[key] = space
-    searching = with_tuning(suite, options.add, values)
+    searching = replace(suite, tune={**suite.tune, "search": dict.fromkeys(options.add, values)})
     status = tune(argparse.Namespace(**{**vars(options), "only": [], "seeds": None, "trials": None}), searching, extra)
     require(status == 0, "--tune", options.tune, "no trial of a row has succeeded; the lines above say why")
     overrides = tuned_overrides(options.output / "tuned", suite.axes)
@@ -158,9 +158,9 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     number = max(len(suite.seeds), options.seeds or 0, suite.decide.max_seeds if suite.decide else 0)
     all_cells = suite.cells(options.scale, extra, first_seeds(suite.seeds, number))
     select = partial(paired_cells, suite) if options.until_decided else selected_cells
-    shown = select([cell for cell in all_cells if cell.seed in seeds], options.only)
-    stored = stored_with(suite)
-    cells = [cell for cell in shown if cell.digest not in stored or cell.labels.get(AXIS) in options.rerun]
+    selected = select([cell for cell in all_cells if cell.seed in seeds], options.only)
+    finished_before = stored_with(suite)
+    cells = [cell for cell in selected if cell.digest not in finished_before or cell.labels.get(AXIS) in options.rerun]
     check_jobs(options.jobs, cells)
     loaded: dict[Path, dict[str, CellResult]] = {}
     for path in options.load:
@@ -175,17 +175,17 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     database = open_database(options.storage) if exists(options.storage) else None
     before = find_study(suite, database, options.output if options.own_output else None) if database else None
     # results of the study take precedence over files
-    done: dict[str, CellResult] = {}
+    results_done: dict[str, CellResult] = {}
     for results in (*loaded.values(), results_of(before, cells)):
-        done |= finished(results)
-    changed = changed_code(done)
+        results_done |= finished(results)
+    changed = changed_code(results_done)
     dropped = set(changed) if options.stale == "run" else set()
     if not only_look and options.stale is None:
         refuse_changed([cell for cell in cells if cell.digest in changed], changed)
     if not options.status:
         check_settings(suite, cells)
         # of each kind of cell, so that a config that is not valid is refused before any cell runs
-        to_run = [cell for cell in cells if cell.digest not in done.keys() - dropped]
+        to_run = [cell for cell in cells if cell.digest not in results_done.keys() - dropped]
         first_cells = [cells_of_kind[0] for cells_of_kind in kinds_of(to_run)]
         check_cells(suite.metric, {cell.name.rpartition(",")[0]: cell for cell in first_cells})
     if loaded or not only_look:
@@ -193,7 +193,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     if options.save is not None:
         make_folder(options.save, "--save")
     if only_look and not loaded:
-        return look(suite, shown, all_cells, options, before, dropped)
+        return look(suite, selected, all_cells, options, before, dropped)
     database = database or open_database(options.storage)
     study = SuiteStudy(suite, database, cells, partial(pending_cells, suite, cells) if options.until_decided else None)
     for path, results in loaded.items():
@@ -204,7 +204,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
             text += f"; {foreign} others are not cells of this suite, or have another config or scale"
         say(f"{path}: {text}")
     if only_look:
-        return look(suite, shown, all_cells, options, study, dropped)
+        return look(suite, selected, all_cells, options, study, dropped)
     if options.retry:
         study.retry()
     study.free(dropped & finished(study.results()).keys(), anew=True)
@@ -219,7 +219,7 @@ def bench(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragment]) 
     if options.add:
         files.append(print_standings(suite, all_cells, options, study))
     else:
-        print(in_words(suite, shown, results_of(study, shown, stored)))
+        print(in_words(suite, selected, results_of(study, selected, finished_before)))
     results = study.results()
     for table, *beside in files:
         say(f"Tables: {table}, {', '.join(path.name for path in beside)}")

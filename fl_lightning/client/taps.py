@@ -175,8 +175,10 @@ def tensor_of(tap: str, binding: str, output: Any) -> Tensor:
             raise UsageError(f"{key}: a {type(value).__name__} has no {field}; it has {names}") from error
     if not isinstance(value, Tensor):
         names = ", ".join(f"{binding}:{name}" for name in fields_of(value))
-        others = f"one of {names}" if names else "another output"
-        raise UsageError(f"{key}: it is a {type(value).__name__}, and a tap must be a tensor; bind the tap to {others}")
+        alternatives = f"one of {names}" if names else "another output"
+        raise UsageError(
+            f"{key}: it is a {type(value).__name__}, and a tap must be a tensor; bind the tap to {alternatives}"
+        )
     return value
 
 

@@ -53,18 +53,22 @@ class Encoder(nn.Module):
         if torch.compiler.is_compiling():
             return
         channels, *size = shape = x.shape[1:]
-        images = self.in_channels is not None
-        sized = images and self.image_size is not None
-        for key, wrong, fitting in (
-            ("in_features", self.in_features not in (None, shape.numel()), shape.numel()),
-            ("in_channels", images and x.ndim != 4, "images of channels x height x width"),
-            ("in_channels", images and channels != self.in_channels, channels),
-            ("image_size", sized and set(size) != {self.image_size}, "their height and width, which must be equal"),
-            ("smallest", images and min(size, default=0) < self.smallest, "larger ones"),
-        ):
-            if wrong:
-                hint = f"inputs are {' x '.join(map(str, shape))}, give {fitting}"
-                require(False, f"{type(self).__name__}.{key}", getattr(self, key), hint)
+        key = fitting = ""
+        if self.in_features not in (None, shape.numel()):
+            key, fitting = "in_features", str(shape.numel())
+        elif self.in_channels is None:
+            return
+        elif x.ndim != 4:
+            key, fitting = "in_channels", "images of channels x height x width"
+        elif channels != self.in_channels:
+            key, fitting = "in_channels", str(channels)
+        elif self.image_size is not None and set(size) != {self.image_size}:
+            key, fitting = "image_size", "their height and width, which must be equal"
+        elif min(size) < self.smallest:
+            key, fitting = "smallest", "larger ones"
+        if key:
+            hint = f"inputs are {' x '.join(map(str, shape))}, give {fitting}"
+            require(False, f"{type(self).__name__}.{key}", getattr(self, key), hint)
 
 
 class FedUVCNN(Encoder):

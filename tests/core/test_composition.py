@@ -17,6 +17,7 @@ from fl_lightning import Method, methods
 from fl_lightning.callbacks import SpectrumMonitor
 from fl_lightning.methods import (
     APFL,
+    IFCA,
     IPM,
     MOON,
     NNM,
@@ -27,10 +28,13 @@ from fl_lightning.methods import (
     Ditto,
     DPFedAvg,
     FedALA,
+    FedAMP,
     FedAS,
     FedASAM,
+    FedAsync,
     FedBABU,
     FedBN,
+    FedBuff,
     FedCKA,
     FedDecorr,
     FedDisco,
@@ -54,6 +58,7 @@ from fl_lightning.methods import (
     FixBN,
     Freeze,
     GeometricMedian,
+    HetLoRA,
     LabelFlip,
     LGFedAvg,
     Local,
@@ -97,6 +102,9 @@ TOGETHER = {
     "post hoc adjustment with FedLC and FedBN": lambda: [FedLC(), LogitAdjustment(when="post_hoc"), FedBN()],
     "SCAFFOLD by examples with FedDisco": lambda: [SCAFFOLD(weighting="examples"), FedDisco()],
     "FedAS by examples with a user's weights": lambda: [FedAS(weighting="examples"), Weighs(1.0, "even")],
+    "IFCA with FedProx, MOON and FedBN": lambda: [IFCA(2, 0.5), FedProx(0.1), MOON(), FedBN()],
+    "IFCA with FedDisco and FedLC": lambda: [IFCA(2, 0.5), FedDisco(), FedLC()],
+    "FedAMP with FedBN, FedSAM and FedDecorr": lambda: [FedAMP(), FedBN(), FedSAM(), FedDecorr()],
     "all penalties": lambda: [MOON(), FedCKA(), FedUV(), FedDecorr(), DeCov(), StructuredDeCov()],
 }
 
@@ -249,6 +257,10 @@ REFUSED = [
     ([FedIT()], adapted(train_a=False), ("FedIT", "model='ImageClassifier'")),
     ([LoRAProduct(5)], adapted(), ("LoRAProduct.rank=5", "4")),
     ([LoRAProduct(), Local()], adapted(), ("LoRAProduct", "Local")),
+    ([HetLoRA([2, 8])], adapted(), ("HetLoRA.ranks=[2, 8]", "rank 4")),
+    ([HetLoRA([2])], adapted(sgd={"weight_decay": 0.1}), ("HetLoRA", "weight_decay=0.1")),
+    ([HetLoRA([2]), FedDisco()], adapted(), ("HetLoRA with method='FedDisco'",)),
+    ([HetLoRA([2]), FedIT()], adapted(), ("method=['HetLoRA', 'FedIT']",)),
     ([FedExLoRA()], {**adapted(), "buffers": "local"}, ("FedExLoRA", "trainer.buffers=average")),
     ([], {"callbacks": [SpectrumMonitor(lora=True)]}, ("SpectrumMonitor.lora=True", "ImageClassifier")),
     # clients that may lie, of which there are four
@@ -280,6 +292,26 @@ REFUSED = [
     ([FedALA(), FedPer()], {}, ("method", "FedALA", "FedPer")),
     ([FedIT(), FFALoRA()], adapted(), ("method=['FedIT', 'FFALoRA']",)),
     ([CoordinateMedian(), MultiKrum()], {}, ("method=['CoordinateMedian', 'MultiKrum']",)),
+    ([IFCA(), FedAMP()], {}, ("method=['IFCA', 'FedAMP']",)),
+    # each client receives a model of its own
+    *(
+        ([kind(), other], {}, (kind.__name__, type(other).__name__))
+        for kind in (IFCA, FedAMP)
+        for other in (SCAFFOLD(), FedDyn(0.1), FedNova(), FedExP(), FedPer(), Local(), TrimmedMean(1))
+    ),
+    *(([kind(), DPFedAvg(noise=0)], {"buffers": "keep"}, ("DPFedAvg", kind.__name__)) for kind in (IFCA, FedAMP)),
+    ([IFCA(shared=["nothing"])], {}, ("IFCA.shared='nothing'",)),
+    ([FedAMP(0.5)], {}, ("FedAMP", "a=0.5")),
+    ([FedAMP(), FedDisco()], {}, ("FedAMP with method='FedDisco'",)),
+    ([FedAMP(weight=3.0)], {}, ("FedAMP with the client optimizer's lr=0.1", "weight / a=30")),
+    # the server weighs by age
+    ([FedAsync()], {}, ("FedAsync", "4", "trainer.asynchronous.size=1")),
+    ([FedBuff(), FedAsync()], {"cohort_size": 1}, ("FedAsync", "FedBuff")),
+    ([FedAsync(), TrimmedMean(0)], {"cohort_size": 1}, ("FedAsync", "TrimmedMean")),
+    *(
+        ([kind(), DPFedAvg(noise=0)], {"cohort_size": 1, "buffers": "keep"}, ("DPFedAvg", kind.__name__))
+        for kind in (FedBuff, FedAsync)
+    ),
     # changes, gradients or weights that the other needs as they are
     *(([PFedMe(), other], {}, ("method", "PFedMe", type(other).__name__)) for other in (FedProx(), SCAFFOLD())),
     ([FedALA(), SCAFFOLD()], {}, ("FedALA", "SCAFFOLD")),
@@ -328,6 +360,7 @@ def name_of(case):
     return " ".join([*(type(method).__name__ for method in methods), *options, *words[-1:]])
 
 
+@pytest.mark.filterwarnings("ignore:.*the sums of what its clients send pass by")
 @pytest.mark.parametrize("case", REFUSED, ids=name_of)
 def test_what_cannot_go_together_is_refused_before_round_0(run, tmp_path, case):
     methods, options, words = case

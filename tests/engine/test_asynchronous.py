@@ -280,10 +280,11 @@ def test_what_cannot_be_asynchronous_is_refused_before_round_0(tmp_path, how, ke
 
 
 def test_another_schedule_cannot_continue_a_run(tmp_path):
-    run(tmp_path, max_rounds=4)
+    run(tmp_path / "other", max_rounds=4)
     with refused("ckpt_path", "trainer.asynchronous"):
-        run(tmp_path, asynchronous=Buffered(5, 2), ckpt_path="last")
-    trainer = small_trainer(tmp_path, max_rounds=8, clock=Clock(spread=2.0), asynchronous=Buffered(6, 1))
+        run(tmp_path / "other", asynchronous=Buffered(5, 2), ckpt_path="last")
+    run(tmp_path / "none", asynchronous=None, max_rounds=4)
+    trainer = small_trainer(tmp_path / "none", max_rounds=8, clock=CLOCK, asynchronous=BY_TWO)
     data = small_data(num_clients=6, partitioner=IID())
     with refused("trainer.asynchronous: versions"):
         trainer.fit(small_model(), data, [], ckpt_path="last", allow_changes=True)

@@ -17,7 +17,6 @@ from fl_lightning.client.lora import lora_adapters
 from fl_lightning.functional import effective_rank, low_rank_factors, singular_values
 from fl_lightning.methods import (
     SCAFFOLD,
-    FedDisco,
     FedExLoRA,
     FedIT,
     FedPer,
@@ -513,14 +512,3 @@ def test_a_client_trains_and_is_evaluated_with_its_first_components_and_sends_no
             unsent += 4 * (a[rank:].numel() + b[:, rank:].numel())
     for tag in ("bytes/down", "bytes/up"):
         assert trainer.metrics[tag] == plain.metrics[tag] - unsent
-
-
-def test_ranks_that_do_not_fit_are_refused(run):
-    with refused("HetLoRA.ranks=[2, 8]", "rank 4"):
-        run([HetLoRA([2, 8])], model=lora_model())
-    with refused("HetLoRA", "weight_decay=0.1"):
-        run([HetLoRA([2])], model=lora_model({"weight_decay": 0.1}))
-    with refused("HetLoRA with method='FedDisco'"):
-        run([HetLoRA([2]), FedDisco()], model=lora_model())
-    with refused("method=['HetLoRA', 'FedIT']"):
-        run([HetLoRA([2]), FedIT()], model=lora_model())

@@ -1,38 +1,26 @@
-"""IFCA's clusters and FedAMP's mixtures: laws, then the values of the papers' formulas."""
+"""IFCA's clusters and FedAMP's mixtures: laws of both, then the values of the papers' formulas."""
 
 import math
 from functools import partial
 
 import pytest
 import torch
-from helpers.errors import refused, warned
-from helpers.quadratics import Quadratic, repeated_rows
-from helpers.runs import assert_same_bits, differs, plain_sgd_model, small_data, small_trainer
+from helpers.errors import warned
+from helpers.quadratics import Quadratic, quadratic_data
+from helpers.runs import assert_same_bits, differs, small_trainer
+from helpers.runs import train_in_turn as fit
 from helpers.softmax_regression import V
 from helpers.softmax_regression import fit as fit_softmax
 from torch.optim import SGD
 
 from fl_lightning import Method
-from fl_lightning.callbacks import Callback, PersonalAccuracy
+from fl_lightning.callbacks import Callback
 from fl_lightning.core.server import Server
 from fl_lightning.methods import (
     IFCA,
-    MOON,
-    SCAFFOLD,
-    DPFedAvg,
     FedAMP,
-    FedBN,
-    FedDecorr,
-    FedDisco,
-    FedDyn,
-    FedExP,
-    FedLC,
-    FedNova,
-    FedPer,
     FedProx,
-    FedSAM,
     Local,
-    TrimmedMean,
 )
 from fl_lightning.models import MLP, ImageClassifier
 from fl_lightning.optim import FedAdam
@@ -55,18 +43,12 @@ def small():
     return ImageClassifier(MLP(64, [16]), optimizer=partial(SGD, lr=0.1))
 
 
-def fit(folder, methods, model=plain_sgd_model, **kwargs):
-    trainer = small_trainer(folder, **{"max_rounds": 3, "clients_per_step": 1, "threads_per_worker": 1, **kwargs})
-    trainer.fit(model(), small_data(train_size=120, test_size=50, num_clients=4), methods)
-    return {name: value.clone() for name, value in trainer.server.state.items()}, trainer
-
-
 def numbers(folder, methods, values, start=0.0, lr=0.1, **kwargs):
     """A run on a quadratic loss around a number for each client; return what each client ends with, and the trainer."""
     models = Models()
     options = {"max_rounds": 1, "local_steps": 1, "precision": "64-true", "callbacks": [models], "clients_per_step": 1}
     trainer = small_trainer(folder, **options | kwargs)
-    trainer.fit(Quadratic(start=start, lr=lr), repeated_rows([float(value) for value in values]), methods)
+    trainer.fit(Quadratic(start=start, lr=lr), quadratic_data([float(value) for value in values]), methods)
     return {k: state["y"].item() for k, state in models.ends.items()}, trainer
 
 
@@ -342,52 +324,6 @@ def test_the_worked_example_of_the_clusters(tmp_path):
     assert_near(trainer.methods.methods[0].models["1"]["head.weight"], one)
 
 
-# ---------------------------------------------------------------- together
-TOGETHER = {
-    "IFCA": lambda: [IFCA(2, 0.5), FedProx(0.1), MOON(), FedBN()],
-    "IFCA, FedDisco": lambda: [IFCA(2, 0.5), FedDisco(), FedLC()],
-    "FedAMP": lambda: [FedAMP(), FedBN(), FedSAM(), FedDecorr()],
-}
-
-
-@pytest.mark.parametrize("name", TOGETHER)
-def test_they_train_together_with_other_methods(tmp_path, name):
-    _, trainer = fit(tmp_path, TOGETHER[name](), callbacks=[PersonalAccuracy(fine_tune_steps=0)])
-    assert trainer.metrics["personal/accuracy"] > 0
-
-
-CONFLICTS = {
-    "SCAFFOLD": lambda kind: [kind(), SCAFFOLD()],
-    "FedDyn": lambda kind: [FedDyn(0.1), kind()],
-    "FedNova": lambda kind: [kind(), FedNova()],
-    "FedExP": lambda kind: [kind(), FedExP()],
-    "FedPer": lambda kind: [kind(), FedPer()],
-    "Local": lambda kind: [Local(), kind()],
-    "TrimmedMean": lambda kind: [kind(), TrimmedMean(1)],
-    "DPFedAvg": lambda kind: [kind(), DPFedAvg(noise=0)],
-}
-
-
-@pytest.mark.filterwarnings("ignore:.*the sums of what its clients send pass by")
-@pytest.mark.parametrize("other", CONFLICTS)
-@pytest.mark.parametrize("kind", [IFCA, FedAMP])
-def test_what_does_not_fit_together_is_refused_before_round_0(tmp_path, kind, other):
-    with refused(kind.__name__) as caught:
-        fit(tmp_path, CONFLICTS[other](kind), model=small)
-    assert other in str(caught.value)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_run_that_does_not_fit_is_refused(tmp_path):
-    with refused("method=['IFCA', 'FedAMP']"):
-        fit(tmp_path, [IFCA(), FedAMP()])
-    with refused("IFCA.shared='nothing'"):
-        fit(tmp_path, [IFCA(shared=["nothing"])])
-    with refused("FedAMP", "a=0.5"):
-        fit(tmp_path, [FedAMP(0.5)])
-    with refused("FedAMP with method='FedDisco'"):
-        fit(tmp_path, [FedAMP(), FedDisco()])
-    with refused("FedAMP with the client optimizer's lr=0.1", "weight / a=30"):
-        fit(tmp_path, [FedAMP(weight=3.0)])
+def test_a_large_pull_is_warned_of(tmp_path):
     with warned("FedAMP with the client optimizer's lr=0.1", "weight / a=15"):
         fit(tmp_path, [FedAMP(weight=1.5)], max_rounds=1)
