@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +15,20 @@ from fl_lightning.bench.comparison import suite_comparison
 from fl_lightning.bench.config_fragments import Fragment, fragments_of, write_text
 from fl_lightning.bench.results import CellResult
 from fl_lightning.bench.shows import Fair, Show
-from fl_lightning.bench.statistics import Difference, holm, p_value, paired_difference, summarize
+from fl_lightning.bench.statistics import Difference, holm, p_value, paired_difference
 from fl_lightning.bench.suite import Suite, Table
 from fl_lightning.bench.table_rendering import PACKAGES, TextTable, latex_tables, markdown, plain_table
 from fl_lightning.utilities.errors import count, require
 from fl_lightning.utilities.yaml_files import read_yaml
 
 AXIS = "method"
-# what is shown beside the accuracy: tag of the last round, and name
-BESIDE = {"rank/representation/effective": "effective rank", "bytes/up": "MB up", "bytes/down": "MB down"}
+# metrics of the last round that are shown beside the accuracy: name and unit
+BESIDE = {
+    "rank/representation/effective": ("effective rank", 1.0),
+    "bytes/up": ("MB up", 1e-6),
+    "bytes/down": ("MB down", 1e-6),
+}
+COSTS = [*(name for name, _ in BESIDE.values()), "seconds a round"]
 
 
 def with_rows(suite: Suite, parts: Sequence[str]) -> tuple[Suite, list[str]]:
@@ -45,32 +51,24 @@ def with_rows(suite: Suite, parts: Sequence[str]) -> tuple[Suite, list[str]]:
     return replace(suite, axes={**suite.axes, AXIS: {**suite.axes[AXIS], **rows}}), [*rows]
 
 
-def with_tuning(suite: Suite, labels: Sequence[str], values: Mapping[str, list[Any]]) -> Suite:
-    """Return a suite that tunes only these rows, by the values of each key."""
-    return replace(suite, tune={**suite.tune, "search": {label: dict(values) for label in labels}})
-
-
 def endpoints(suite: Suite) -> list[tuple[str, Table]]:
     """The numbers by which rows are ranked: the first table's, and the clients' accuracies if the suite has them."""
-    return [("global model", suite.tables[0])] + [
-        ("clients' models", table) for table in suite.tables[1:] if isinstance(table.show, Fair)
-    ]
+    of_clients = [("clients' models", table) for table in suite.tables[1:] if isinstance(table.show, Fair)]
+    return [("global model", suite.tables[0]), *of_clients]
 
 
 def numbers_of(suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> pd.DataFrame:
     """Return a line for each finished run, with its setting, method, seed, number, partition and costs."""
-    show: Show = table.show
     lines = []
     for number in suite_comparison(suite, table, cells, results).numbers:
         labels, result = dict(number.labels), number.result
-        if number.value is None or labels.pop(show.added_axis, "accuracy") != "accuracy":
+        if number.value is None or labels.pop(table.show.added_axis, "accuracy") != "accuracy":
             continue
         method = labels.pop(AXIS)
         line: dict[str, Any] = {"setting": ", ".join(labels.values()), "method": method, "seed": number.seed}
-        line |= {"value": number.value, "plan": result.plan, "machine": result.machine, "seconds": result.seconds}
-        for tag, name in BESIDE.items():
-            scale = 1e-6 if tag.startswith("bytes/") else 1.0
-            line[name] = scale * result.metrics[tag] if tag in result.metrics else None
+        line |= {"value": number.value, "plan": result.plan, "seconds a round": result.seconds}
+        for tag, (name, scale) in BESIDE.items():
+            line[name] = scale * result.metrics.get(tag, math.nan)
         lines.append(line)
     return pd.DataFrame(lines)
 
@@ -93,44 +91,25 @@ class Standing:
         self.baseline, self._confidence = suite.baseline.get(AXIS, ""), suite.confidence
         self._values = numbers.pivot(index="seed", columns="method", values="value")
         plans = numbers.pivot(index="seed", columns="method", values="plan")
-        self.lower_is_better = show.lower_is_better(suite)
-        lines = []
-        for method, runs in numbers.groupby("method", sort=False):
-            of_seeds = summarize([*runs["value"]])
-            assert of_seeds is not None
-            pairs = plans[[method, self.baseline]].dropna() if self.baseline in plans else plans[[method]].dropna()
-            line: dict[str, Any] = {
-                "method": method,
-                "mean": of_seeds.mean,
-                "deviation": of_seeds.deviation,
-                "seeds": of_seeds.n,
-            }
-            line["comparable"] = bool(pairs.nunique(axis=1).eq(1).all())
-            difference = self.difference(method, self.baseline) if line["comparable"] else None
-            if difference is not None and method != self.baseline:
-                low, high = difference.interval or (None, None)
-                p = p_value(difference, "t") if difference.deviation else None
-                line |= {"difference": difference.mean, "low": low, "high": high, "p": p}
-            lines.append(line | runs[[*BESIDE.values(), "seconds"]].mean().to_dict())
-        columns = [
-            "method",
-            "mean",
-            "deviation",
-            "difference",
-            "low",
-            "high",
-            "p",
-            *BESIDE.values(),
-            "seconds",
-            "seeds",
-        ]
-        frame = pd.DataFrame(lines, columns=[*columns, "comparable"]).set_index("method")
-        frame = frame.sort_values(["comparable", "mean"], ascending=[False, self.lower_is_better], kind="stable")
-        ranks = frame["mean"].where(frame.pop("comparable")).rank(ascending=self.lower_is_better, method="min")
-        frame.insert(0, "rank", ranks.astype("Int64"))
+        of_baseline = plans.get(self.baseline, pd.Series(index=plans.index, dtype=object))
+        either_lacks = plans.isna().to_numpy() | of_baseline.isna().to_numpy()[:, None]
+        comparable = (plans.eq(of_baseline, axis=0) | either_lacks).all()
+        runs = numbers.groupby("method", sort=False)
+        frame = runs["value"].agg(["mean", "std"]).set_axis(["mean", "deviation"], axis=1)
+        frame[["difference", "low", "high", "p"]] = math.nan
+        for method in frame.index:
+            difference = self.difference(method, self.baseline)
+            if difference is not None and comparable[method] and method != self.baseline:
+                p = p_value(difference, "t") if difference.deviation else math.nan
+                interval = difference.interval or (math.nan, math.nan)
+                frame.loc[method, ["difference", "low", "high", "p"]] = [difference.mean, *interval, p]
         tested = frame["p"].dropna()
         frame.loc[tested.index, "p"] = holm([*tested])
-        self.frame = frame
+        lower_is_better = show.lower_is_better(suite)
+        ranks = frame["mean"].where(comparable).rank(ascending=lower_is_better, method="min")
+        frame.insert(0, "rank", ranks.astype("Int64"))
+        frame = frame.join(runs[COSTS].mean()).join(runs.size().rename("seeds"))
+        self.frame = frame.sort_values(["rank", "mean"], ascending=[True, lower_is_better], kind="stable")
 
     def difference(self, method: str, other: str) -> Difference | None:
         """The paired difference of two methods over their common seeds; None without a common seed."""
@@ -164,18 +143,11 @@ class Standing:
             interval = (row["low"], row["high"]) if pd.notna(row["low"]) else None
             difference = difference_text(row["difference"], interval) if pd.notna(row["difference"]) else "-"
             mean = f"{row['mean']:.2f}" + (f" ± {row['deviation']:.2f}" if pd.notna(row["deviation"]) else "")
-            beside = [f"{row[name]:.3g}" if pd.notna(row[name]) else "-" for name in (*BESIDE.values(), "seconds")]
+            costs = [f"{row[name]:.3g}" if pd.notna(row[name]) else "-" for name in COSTS]
             p = f"{row['p']:.3f}" if pd.notna(row["p"]) else "-"
             rank = row["rank"] if pd.notna(row["rank"]) else "-"
-            lines.append([rank, method, mean, difference, p, *beside, int(row["seeds"])])
-        heads = [
-            "mean ± deviation",
-            f"minus {self.baseline}",
-            "p by Holm",
-            *BESIDE.values(),
-            "seconds a round",
-            "seeds",
-        ]
+            lines.append([rank, method, mean, difference, p, *costs, int(row["seeds"])])
+        heads = ["mean ± deviation", f"minus {self.baseline}", "p by Holm", *COSTS, "seeds"]
         return plain_table(caption, ["rank", AXIS], heads, lines)
 
 

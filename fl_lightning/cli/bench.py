@@ -22,7 +22,7 @@ from fl_lightning.bench.cell import file_part
 from fl_lightning.bench.cells_csv import read_cells
 from fl_lightning.bench.comparison import compared_runs, unequal_settings
 from fl_lightning.bench.config_fragments import Fragment, config_digest, fragments_of, look_up
-from fl_lightning.bench.leaderboard import standings, with_rows, with_tuning, write_leaderboard
+from fl_lightning.bench.leaderboard import standings, with_rows, write_leaderboard
 from fl_lightning.bench.results import CellResult, changed_code
 from fl_lightning.bench.scheduler import Scheduler, SuiteStudy
 from fl_lightning.bench.sequential_stopping import paired_cells, pending_cells, shown_cells
@@ -144,7 +144,7 @@ def tuned_rows(options: argparse.Namespace, suite: Suite, extra: Sequence[Fragme
         space = yaml.safe_load(f"[{numbers}]") if equals else []
         require(bool(space), "--tune", text, "give a key and its values, such as mu=0.1,1,10")
         values[key] = space
-    searching = with_tuning(suite, options.add, values)
+    searching = replace(suite, tune={**suite.tune, "search": dict.fromkeys(options.add, values)})
     status = tune(argparse.Namespace(**{**vars(options), "only": [], "seeds": None, "trials": None}), searching, extra)
     require(status == 0, "--tune", options.tune, "no trial of a row has succeeded; the lines above say why")
     overrides = tuned_overrides(options.output / "tuned", suite.axes)
