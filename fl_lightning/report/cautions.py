@@ -61,7 +61,8 @@ def of_run(tag: str, run: FitResult) -> Iterator[str]:
                 yield f"{run.name}: {name} was {value} in round {round_}."
                 break
     # a callback such as EarlyStopping, or simulated seconds, may have ended it
-    may_end = any(key.startswith(("trainer.callbacks.", "trainer.max_seconds")) for key in run.settings)
+    ending = ("trainer.callbacks.", "trainer.max_seconds")
+    may_end = any(key.startswith(ending) for key in run.settings)
     is_short = run.state == "finished" and 0 < run.rounds < (max_rounds(run.config) or 0)
     if is_short and run.run_dir is not None and not may_end:
         yield f"{run.name} is finished after {rounds_done(run)}: it stopped early, or its metrics.csv is cut."
