@@ -117,7 +117,8 @@ def describe_trainer(run: Run) -> dict[str, Any]:
     }
     stops_early = any(isinstance(callback, EarlyStopping) for callback in run.callbacks)
     if local.monitored.config is not None or stops_early:  # the result depends on the evaluated rounds
-        description |= {name: getattr(trainer, name) for name in ("eval_every_n_rounds", "eval_every_seconds")}
+        for name in ("eval_every_n_rounds", "eval_every_seconds"):
+            description[name] = getattr(trainer, name)
         usual = Callback.requires_evaluation
         asking = [part for part in run.callbacks if type(part).requires_evaluation is not usual]
         description["callbacks"] = [*map(describe_callback, asking)]

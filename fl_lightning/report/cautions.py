@@ -81,7 +81,9 @@ def of_setting(part: Section) -> Iterator[str]:
     where = f" ({part.setting})" if part.setting else ""
     seeds = part.runs.groupby("line", sort=False)["seed"].agg(tuple)
     if seeds.nunique() > 1:
-        ranges = [f"{line}: {len(of_line)} ({of_line[0]} to {of_line[-1]})" for line, of_line in seeds.items()]
+        ranges = []
+        for line, of_line in seeds.items():
+            ranges.append(f"{line}: {len(of_line)} ({of_line[0]} to {of_line[-1]})")
         text = "; ".join(ranges)
         yield f"The seeds are not the same for all{where}: {text}. Differences are of the seeds that both have."
     tags = sorted(tag for tag in part.rounds if tag.startswith("scores/"))
