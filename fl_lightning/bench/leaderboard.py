@@ -53,9 +53,8 @@ def with_rows(suite: Suite, parts: Sequence[str]) -> tuple[Suite, list[str]]:
 
 def endpoints(suite: Suite) -> list[tuple[str, Table]]:
     """The numbers by which rows are ranked: the first table's, and the clients' accuracies if the suite has them."""
-    first, *further = suite.tables
-    fair_tables = [table for table in further if isinstance(table.show, Fair)]
-    return [("global model", first), *(("clients' models", table) for table in fair_tables)]
+    fair_tables = [table for table in suite.tables[1:] if isinstance(table.show, Fair)]
+    return [("global model", suite.tables[0]), *(("clients' models", table) for table in fair_tables)]
 
 
 def numbers_of(suite: Suite, table: Table, cells: Sequence[Cell], results: Mapping[str, CellResult]) -> pd.DataFrame:

@@ -233,18 +233,18 @@ def to_plain(value: Any, depth: int = 0, in_data: bool = False) -> Any:
             return {"class": path_of(value.func), "args": inner(value.args), "keywords": inner(value.keywords)}
         case FunctionType():
             enclosed = getclosurevars(value).nonlocals
-            plain = {name: enclosed[name] for name in enclosed if type(enclosed[name]) in PLAIN}
-            return {"class": path_of(value), **plain}
+            plain_values = {name: enclosed[name] for name in enclosed if type(enclosed[name]) in PLAIN}
+            return {"class": path_of(value), **plain_values}
         case _ if isinstance(value, FUNCTIONS):
             return path_of(value)
         case _ if isinstance(value, CONTAINERS) and (len(value) > MOST_ITEMS or depth >= DEPTH):
             return f"{len(value)} items"
         case Mapping():
-            plain, dropped = {}, (nn.Module, torch.Generator, *((os.PathLike,) if in_data else ()))
+            entries, dropped = {}, (nn.Module, torch.Generator, *((os.PathLike,) if in_data else ()))
             for name, part in value.items():
                 if not (isinstance(part, dropped) or (in_data and name in FREE_OF_DATA)):
-                    plain[str(name)] = inner(part)
-            return plain
+                    entries[str(name)] = inner(part)
+            return entries
         case list() | tuple():
             return [inner(part) for part in value]
         case set() | frozenset():
